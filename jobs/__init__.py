@@ -1,0 +1,1 @@
+"""Job files ready to submit, one for each workflow."""

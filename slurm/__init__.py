@@ -1,0 +1,1 @@
+"""Cluster profiles, and the configuration templates of the sandbox cluster."""

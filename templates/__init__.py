@@ -1,0 +1,1 @@
+"""Every line of bash and pbtxt that is generated: Jinja2 templates."""

@@ -1,0 +1,93 @@
+"""The command line: one module a command, imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from trtllm_hpc import __version__
+from trtllm_hpc.errors import ExitCode, TrtllmHpcError
+
+COMMANDS: dict[str, str] = {
+    "init": "Write a commented job file or cluster profile to start from.",
+    "render": "Write a run folder with its scripts; submit nothing.",
+    "submit": "Render a job file and submit its jobs.",
+    "status": "Tell how the jobs and ranks of a run are.",
+    "logs": "List or read the logs of a run, by rank.",
+    "client": "Ask the served model a question.",
+    "bench": "Measure the served model with an open-loop load.",
+    "cancel": "Cancel every job of a run.",
+    "sandbox": "A real Slurm cluster on this one machine.",
+}
+"""Every command and its line in ``--help``, so that help imports none of them."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in ``trtllm_hpc.cli.<name>`` as ``command``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of use, not of the alphabet."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module, now that it is wanted."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"trtllm_hpc.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; a wrong name gets the nearest right one."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{guess}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="trtllm-hpc")
+def command() -> None:
+    """Serve a model with TensorRT-LLM and Triton on a Slurm cluster, and know how fast it is.
+
+    \b
+    One job file, one command:
+      trtllm-hpc init job job.yaml
+      trtllm-hpc submit job.yaml --cluster sandbox --wait
+      trtllm-hpc logs latest --rank 1
+
+    A RUN is named by its folder, its id, its job name, or 'latest'.
+    """
+
+
+def main(args: Sequence[str] | None = None) -> Any:
+    """Run the command line and leave the process with the code of what failed."""
+    try:
+        code = command.main(args=args, prog_name="trtllm-hpc", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("Interrupted.", err=True)
+        sys.exit(ExitCode.INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except TrtllmHpcError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # `trtllm-hpc logs | head`: the reader has what it wanted.
+        sys.stderr.close()
+        sys.exit(ExitCode.OK)
+    sys.exit(code if isinstance(code, int) else ExitCode.OK)

@@ -1,0 +1,60 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs import default_runs_folder, find_run, list_runs
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class RunType(click.ParamType):
+    """A run named by its folder, its id, its job name, or ``latest``."""
+
+    name = "run"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> RunPaths:
+        """Find the run; raises RunNotFound with the newest runs in its message."""
+        if isinstance(value, RunPaths):
+            return value
+        return find_run(str(value), _runs_folder(ctx))
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Offer the ids of known runs."""
+        from click.shell_completion import CompletionItem
+
+        names = ["latest", *(run.run_id for run in list_runs(_runs_folder(ctx)))]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _runs_folder(ctx: click.Context | None) -> Path:
+    chosen = ctx.params.get("runs") if ctx is not None else None
+    return Path(chosen) if chosen else default_runs_folder()
+
+
+def runs_option(command: Command) -> Command:
+    """``--runs FOLDER``: where runs are kept; passed on as ``runs: Path | None``."""
+    return click.option(
+        "--runs",
+        type=click.Path(file_okay=False, path_type=Path),
+        is_eager=True,
+        help="Folder of the runs.  [default: $TRTLLM_HPC_RUNS, else ./runs]",
+    )(command)
+
+
+def run_argument(command: Command) -> Command:
+    """``RUN`` and ``--runs``; the command gets ``run: RunPaths`` and ``runs``."""
+    return runs_option(click.argument("run", type=RunType(), default="latest", metavar="[RUN]")(command))
+
+
+def json_option(command: Command) -> Command:
+    """``--json``: machine-readable output; passed on as ``as_json: bool``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)

@@ -1,0 +1,182 @@
+"""The family of errors that a user may meet, and the exit code of each.
+
+Every error carries a sentence that a person can act on and, where there is
+one, the next command to type. Nothing of this family is ever shown with a
+traceback.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+class ExitCode(enum.IntEnum):
+    """What failed, as a process exit code, so that scripts can branch on it."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    """Click's own code for a wrong command line."""
+    CONFIG = 3
+    """The job file or the cluster profile is wrong."""
+    RENDER = 4
+    SUBMISSION = 5
+    BUILD = 6
+    START = 7
+    """The server, or the preflight before it, did not start or died."""
+    READINESS = 8
+    """The server started but was not ready in time."""
+    REQUEST = 9
+    MEASUREMENT = 10
+    """The benchmark ran but its figures may not be used."""
+    CANCELLED = 11
+    LOST = 12
+    """Slurm knows nothing of a job that was submitted."""
+    SANDBOX = 13
+    RUN = 14
+    """No such run, or its folder cannot be read."""
+    INTERRUPTED = 130
+
+
+class TrtllmHpcError(Exception):
+    """Root of the family.
+
+    Args:
+        message: one or more sentences for the user.
+        hint: the next command to type, or what to do instead.
+    """
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n  next: {self.hint}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a job file or a cluster profile.
+
+    Tests and scripts compare ``code``; people read the sentence.
+    """
+
+    code: str
+    """Short and stable, e.g. ``unknown-key``."""
+    message: str
+    file: str
+    """Where the value came from: a path, ``--set`` or ``built-in defaults``."""
+    field: str
+    """Dotted path, e.g. ``engine.tensor_parallel``; empty for the whole file."""
+    line: int | None = None
+    value: Any = None
+    choices: tuple[str, ...] = ()
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        parts = [f"{where}: {self.field + ': ' if self.field else ''}{self.message}"]
+        if self.choices:
+            parts.append(f"    choices: {', '.join(self.choices)}")
+        if self.hint:
+            parts.append(f"    next: {self.hint}")
+        return "\n".join(parts)
+
+    def as_json(self) -> dict[str, Any]:
+        """The finding as plain JSON types; the value as ``repr`` if it is none of them."""
+        record = asdict(self)
+        if not isinstance(self.value, (str, int, float, bool, type(None))):
+            record["value"] = repr(self.value)
+        return record
+
+
+class ConfigError(TrtllmHpcError):
+    """Everything that is wrong with the job file and the profile, at once."""
+
+    exit_code = ExitCode.CONFIG
+
+    def __init__(self, findings: Sequence[Finding], *, hint: str | None = None) -> None:
+        self.findings = tuple(findings)
+        count = len(self.findings)
+        lines = [f"{count} problem{'s' if count != 1 else ''} found; nothing was submitted."]
+        lines += [str(finding) for finding in self.findings]
+        super().__init__("\n".join(lines), hint=hint)
+
+
+class RenderError(TrtllmHpcError):
+    """A value cannot be written into a script, or the run folder cannot be made."""
+
+    exit_code = ExitCode.RENDER
+
+
+class SubmissionError(TrtllmHpcError):
+    """Slurm refused a script, or its commands cannot be run.
+
+    ``transient`` says whether the same command may succeed a moment later.
+    """
+
+    exit_code = ExitCode.SUBMISSION
+
+    def __init__(self, message: str, *, hint: str | None = None, transient: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.transient = transient
+
+
+class BuildFailed(TrtllmHpcError):
+    """The build stage ended without an engine."""
+
+    exit_code = ExitCode.BUILD
+
+
+class StartFailed(TrtllmHpcError):
+    """The preflight refused the world, or a rank of the server died."""
+
+    exit_code = ExitCode.START
+
+
+class NotReady(TrtllmHpcError):
+    """The endpoint was not published, or did not answer, within its bound."""
+
+    exit_code = ExitCode.READINESS
+
+
+class RequestFailed(TrtllmHpcError):
+    """A request was refused or answered wrongly."""
+
+    exit_code = ExitCode.REQUEST
+
+
+class InvalidMeasurement(TrtllmHpcError):
+    """The benchmark ran, but its figures may not be used."""
+
+    exit_code = ExitCode.MEASUREMENT
+
+
+class RunCancelled(TrtllmHpcError):
+    """Somebody cancelled a job of the run."""
+
+    exit_code = ExitCode.CANCELLED
+
+
+class JobLost(TrtllmHpcError):
+    """A submitted job is in neither squeue nor sacct nor scontrol."""
+
+    exit_code = ExitCode.LOST
+
+
+class SandboxError(TrtllmHpcError):
+    """The one-machine Slurm cannot start here, or is not up."""
+
+    exit_code = ExitCode.SANDBOX
+
+
+class RunNotFound(TrtllmHpcError):
+    """No run folder goes by that name."""
+
+    exit_code = ExitCode.RUN

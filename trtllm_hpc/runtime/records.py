@@ -1,0 +1,157 @@
+"""What the job writes for others to read: endpoint, rank records, events.
+
+The writers run inside the job, the readers in the command line and in the
+companion; both use these types, so that the two sides cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trtllm_hpc.paths import RunPaths, read_json, write_json
+
+Record = TypeVar("Record", bound="_JsonRecord")
+
+
+class _JsonRecord:
+    """Reading and writing that the records below share."""
+
+    def write(self, path: Path) -> None:
+        """Publish the record: readers see all of it or nothing."""
+        write_json(path, asdict(self))  # type: ignore[call-overload]
+
+    @classmethod
+    def read(cls: type[Record], path: Path) -> Record | None:
+        """The record at ``path``, or ``None`` if it is not there or not whole.
+
+        Keys that this version does not know are passed over: the writer may
+        be newer.
+        """
+        try:
+            raw = read_json(path)
+        except (ValueError, OSError):
+            return None
+        if not isinstance(raw, dict):
+            return None
+        known = {item.name for item in fields(cls)}  # type: ignore[arg-type]
+        try:
+            return cls(**{key: value for key, value in raw.items() if key in known})
+        except TypeError:
+            return None
+
+
+@dataclass(frozen=True)
+class Endpoint(_JsonRecord):
+    """Where a ready leader answers."""
+
+    job_id: str
+    host: str
+    """Host name of rank 0, as the node calls itself."""
+    address: str
+    """IP address of that host, for readers that cannot resolve its name."""
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    models: list[str]
+    """Models that were READY when this was published."""
+    ready_at: float
+    """Seconds since the epoch."""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that each phase from the job's first line to ready took."""
+
+    @property
+    def http(self) -> str:
+        """``address:port`` of the HTTP endpoint."""
+        return f"{self.address}:{self.http_port}"
+
+    @property
+    def grpc(self) -> str:
+        """``address:port`` of the gRPC endpoint."""
+        return f"{self.address}:{self.grpc_port}"
+
+    @property
+    def metrics(self) -> str:
+        """URL of the metrics page."""
+        return f"http://{self.address}:{self.metrics_port}/metrics"
+
+
+@dataclass(frozen=True)
+class RankRecord(_JsonRecord):
+    """One rank of a step: where it ran and how it ended.
+
+    A rank whose record has no ``ended_at`` after the job's end was killed
+    before it could write: nothing else explains the silence.
+    """
+
+    step: str
+    rank: int
+    world_size: int
+    job_id: str
+    host: str
+    pid: int
+    started_at: float
+    ended_at: float | None = None
+    exit_code: int | None = None
+    """Exit code of the server process; negative for a signal, as in ``subprocess``."""
+    stopped_by: str | None = None
+    """Who asked this rank to end (``companion``, ``SIGTERM``...); ``None`` if nobody did."""
+    reason: str | None = None
+    """One sentence, when the rank knows why it ended."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What the preflight found: GPU ids, /dev/shm, MPI library..."""
+
+
+@dataclass(frozen=True)
+class StopRequest(_JsonRecord):
+    """Somebody asks the server to stop."""
+
+    by: str
+    reason: str
+    requested_at: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a stage's event file."""
+
+    time: float
+    stage: str
+    name: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def add_event(paths: RunPaths, stage: str, name: str, **data: Any) -> None:
+    """Append one event to the stage's file, in a single write."""
+    line = json.dumps({"time": time.time(), "stage": stage, "name": name, "data": data}, ensure_ascii=False)
+    paths.events.mkdir(exist_ok=True)
+    handle = os.open(paths.stage_events(stage), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(handle, line.encode() + b"\n")
+    finally:
+        os.close(handle)
+
+
+def read_events(paths: RunPaths, *stages: str) -> list[Event]:
+    """Events of the named stages (all if none is named) in the order of time.
+
+    A last line that is not whole yet is left out.
+    """
+    files = [paths.stage_events(stage) for stage in stages] or sorted(paths.events.glob("*.jsonl"))
+    events = []
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            continue
+        for line in text.splitlines():
+            try:
+                raw = json.loads(line)
+                events.append(Event(raw["time"], raw["stage"], raw["name"], raw.get("data", {})))
+            except (ValueError, KeyError, TypeError):
+                continue
+    return sorted(events, key=lambda event: event.time)
