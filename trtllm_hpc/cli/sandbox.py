@@ -1,0 +1,138 @@
+"""``trtllm-hpc sandbox up|down|status``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.errors import ExitCode
+
+if TYPE_CHECKING:
+    from trtllm_hpc.sandbox import Status
+
+name_option = click.option(
+    "--name", default="default", show_default=True, help="Which sandbox; several may be up at once."
+)
+
+
+@click.group()
+def command() -> None:
+    """A real Slurm cluster on this one machine.
+
+    \b
+    Two nodes with four GPUs each, in name, ready to take jobs:
+      trtllm-hpc sandbox up
+      export SLURM_CONF=/run/trtllm-hpc/default/etc/slurm.conf
+      sinfo
+      trtllm-hpc sandbox down
+
+    It has its own munge key, database, network and configuration under
+    /run/trtllm-hpc, and touches no Slurm that this machine already runs.
+    """
+
+
+@command.command()
+@name_option
+@click.option("--nodes", default=2, show_default=True, type=click.IntRange(1, 32), help="How many nodes.")
+@click.option(
+    "--gpus-per-node",
+    default=4,
+    show_default=True,
+    type=click.IntRange(0, 16),
+    help="How many GPUs each node claims to have.",
+)
+@click.option("--install", is_flag=True, help="Install missing Debian packages, but start no service.")
+@json_option
+def up(name: str, nodes: int, gpus_per_node: int, install: bool, as_json: bool) -> None:
+    """Start a sandbox and wait until its nodes are idle."""
+    from trtllm_hpc.sandbox import Sandbox
+
+    sandbox = Sandbox(name)
+    started = time.monotonic()
+    with _terminating_as_interrupt():
+        if install:
+            from trtllm_hpc.sandbox.install import install_missing
+
+            install_missing(tell=_tell)
+        fresh = sandbox.up(nodes, gpus_per_node, tell=_tell)
+    if fresh:
+        click.echo(f"sandbox {name}: up after {time.monotonic() - started:.1f} s", err=True)
+    else:
+        click.echo(f"sandbox {name}: is already up, nothing to do", err=True)
+    _show(sandbox.status(), as_json)
+
+
+@command.command()
+@name_option
+@json_option
+def down(name: str, as_json: bool) -> None:
+    """Remove every trace of a sandbox, whatever state it is in; its jobs are killed."""
+    from trtllm_hpc.sandbox import Sandbox
+
+    sandbox = Sandbox(name)
+    was_there = sandbox.down(tell=_tell)
+    said = "down, nothing is left" if was_there else "is not there, nothing to do"
+    click.echo(f"sandbox {name}: {said}", err=True)
+    if as_json:
+        _show(sandbox.status(), as_json)
+
+
+@command.command()
+@name_option
+@json_option
+def status(name: str, as_json: bool) -> int:
+    """Tell whether a sandbox is up, with each daemon and node.
+
+    Exits with 0 if it is up, and with 13 if it is not, or not whole.
+    """
+    from trtllm_hpc.sandbox import Sandbox
+
+    found = Sandbox(name).status()
+    _show(found, as_json)
+    return ExitCode.OK if found.state == "up" else ExitCode.SANDBOX
+
+
+def _tell(what: str) -> None:
+    click.echo(f"  {what} ...", err=True)
+
+
+def _show(status: Status, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(status.as_json(), indent=2))
+        return
+    click.echo(f"sandbox {status.name}: {status.state}")
+    for problem in status.problems:
+        click.echo(f"  problem: {problem}")
+    if status.state == "down":
+        click.echo(f"  next: trtllm-hpc sandbox up --name {status.name}")
+        return
+    words = {True: "answers", False: "does not answer", None: "only root can tell"}
+    for daemon, answers in status.daemons.items():
+        click.echo(f"  {daemon:<12} {words[answers]}")
+    for node in status.nodes:
+        click.echo(f"  {node.name:<24} {node.address:<15} {status.gpus_per_node} GPUs  {node.state}")
+    click.echo(f"  partitions   {', '.join(status.partitions)}")
+    click.echo(f"  logs         {status.logs}")
+    click.echo(f"  to use it    export SLURM_CONF={status.slurm_conf}")
+
+
+@contextmanager
+def _terminating_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end this as Ctrl-C does: with everything taken down again."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

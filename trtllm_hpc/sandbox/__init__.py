@@ -1,0 +1,20 @@
+"""A real Slurm cluster on one machine, for tests and for trying a job file.
+
+``Sandbox(name)`` is the whole interface::
+
+    sandbox = Sandbox("try")
+    sandbox.up(nodes=2, gpus_per_node=4)
+    subprocess.run(["sinfo"], env={**os.environ, **sandbox.environment()})
+    sandbox.nodes[0].run(["ls", "/dev/shm"])
+    sandbox.down()
+"""
+
+from __future__ import annotations
+
+from trtllm_hpc.sandbox.cluster import Sandbox
+from trtllm_hpc.sandbox.layout import Shape
+from trtllm_hpc.sandbox.machines import Machine
+from trtllm_hpc.sandbox.processes import Process
+from trtllm_hpc.sandbox.status import NodeStatus, Status
+
+__all__ = ["Machine", "NodeStatus", "Process", "Sandbox", "Shape", "Status"]

@@ -1,0 +1,132 @@
+"""The files of a sandbox: rendered configuration, key, devices, folders."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import resources
+from pathlib import Path
+
+from trtllm_hpc.errors import SandboxError
+from trtllm_hpc.paths import write_text
+from trtllm_hpc.sandbox import processes
+from trtllm_hpc.sandbox.layout import Folder, Layout
+
+CPUS_PER_NODE = 16
+"""What each node claims to have: enough for several jobs side by side. The
+nodes share the machine's own processors."""
+
+SHM_SIZE = "4g"
+"""Size of /dev/shm on a node."""
+
+
+def write_files(folder: Folder, layout: Layout) -> None:
+    """Write everything that the daemons read.
+
+    All is world-readable but the key and slurmdbd.conf (which insists).
+    """
+    for made in (folder.etc, folder.logs, folder.private, folder.munge, folder.devices):
+        made.mkdir(mode=0o755)
+    folder.controller.mkdir(mode=0o700)
+    _write_key(folder.munge_key)
+    for index in range(layout.shape.gpus_per_node):
+        # The numbers of /dev/null: if anything did open it, nothing would happen.
+        os.mknod(folder.device(index), 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    values = _values(folder, layout)
+    for path, mode in {
+        folder.slurm_conf: 0o644,
+        folder.etc / "gres.conf": 0o644,
+        folder.etc / "cgroup.conf": 0o644,
+        folder.etc / "slurmdbd.conf": 0o600,
+        folder.database_conf: 0o644,
+        folder.hosts: 0o644,
+        folder.init: 0o644,
+        folder.stepd_source: 0o644,
+        folder.epilog_source: 0o644,
+    }.items():
+        write_text(path, rendered(path.name, values), mode=mode)
+
+
+def empty(folder: Folder) -> None:
+    """Remove everything in the state folder."""
+    for each in folder.path.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
+
+
+def remove_if_empty(folder: Folder) -> None:
+    """Remove the state folder if nothing is in it, and the folder of all sandboxes likewise."""
+    with suppress(OSError):
+        folder.path.rmdir()
+        folder.path.parent.rmdir()
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    """Make files with this umask: root's own may hide from users what they need."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def slurm_version() -> tuple[int, int]:
+    """Slurm's release as ``(year, month)``, e.g. (22, 5).
+
+    Raises:
+        SandboxError: slurmd does not say.
+    """
+    said = processes.run(["slurmd", "-V"])
+    found = re.search(r"(\d+)\.(\d+)", said)
+    if found is None:
+        raise SandboxError(f"`slurmd -V` names no version: {said.strip()!r}.")
+    return int(found[1]), int(found[2])
+
+
+def _values(folder: Folder, layout: Layout) -> dict[str, object]:
+    return {
+        "folder": folder,
+        "cluster": layout.cluster,
+        "head": layout.head,
+        "nodes": layout.nodes,
+        "gpus_per_node": layout.shape.gpus_per_node,
+        "cpus": CPUS_PER_NODE,
+        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        "shm_size": SHM_SIZE,
+        "machine_hosts": _machine_hosts(),
+        "version": slurm_version(),
+        # The interpreter itself, not a virtual environment that may lie in
+        # the machine's /tmp, which nodes do not see.
+        "python": os.path.realpath(sys.executable),
+        "slurmstepd": shutil.which("slurmstepd", path=processes.search_path()),
+    }
+
+
+def _machine_hosts() -> str:
+    try:
+        return Path("/etc/hosts").read_text(errors="replace").rstrip("\n")
+    except FileNotFoundError:
+        return f"127.0.0.1 localhost {platform.node()}"
+
+
+def rendered(name: str, values: dict[str, object]) -> str:
+    """One of the packaged sandbox templates, rendered."""
+    from trtllm_hpc.render.environment import environment
+
+    source = resources.files("trtllm_hpc.slurm").joinpath(f"sandbox/{name}.j2")
+    return environment().from_string(source.read_text(encoding="utf-8")).render(values)
+
+
+def _write_key(path: Path) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+    with os.fdopen(handle, "wb") as key:
+        key.write(os.urandom(128))

@@ -1,0 +1,115 @@
+"""What /proc knows, and commands with a bound on their time."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_hpc.errors import SandboxError
+
+PROC = Path("/proc")
+ADMIN_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process as this machine sees it."""
+
+    pid: int
+    arguments: tuple[str, ...]
+
+
+def search_path() -> str:
+    """PATH with the administrators' folders, which `su` and some cron jobs leave out."""
+    given = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join([*given, *(folder for folder in ADMIN_FOLDERS if folder not in given)])
+
+
+def all_processes() -> Iterator[Process]:
+    """Every process that has a command line, kernel threads left out."""
+    for folder in PROC.iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            raw = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile
+        if raw:
+            arguments = raw.rstrip(b"\0").decode(errors="replace").split("\0")
+            yield Process(int(folder.name), tuple(arguments))
+
+
+def owner(pid: int) -> int | None:
+    """User id of a process, ``None`` once it is gone."""
+    try:
+        return (PROC / str(pid)).stat().st_uid
+    except OSError:
+        return None
+
+
+def pid_namespace(pid: int) -> str | None:
+    """Identity of a process's PID namespace, ``None`` if it is gone or not ours to read."""
+    try:
+        return str((PROC / str(pid) / "ns" / "pid").readlink())
+    except OSError:
+        return None
+
+
+def is_first_process(pid: int) -> bool:
+    """Whether the process is number 1 of a PID namespace below this one."""
+    try:
+        status = (PROC / str(pid) / "status").read_text()
+    except OSError:
+        return False
+    numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+    return len(numbers) > 1 and numbers[-1] == "1"
+
+
+def run(
+    arguments: Sequence[str],
+    *,
+    timeout_s: float = 30,
+    environment: Mapping[str, str] | None = None,
+    text_in: str | None = None,
+) -> str:
+    """Run a command and give its output.
+
+    Raises:
+        SandboxError: it cannot be run, fails, or takes too long.
+    """
+    command = shlex.join(arguments)
+    try:
+        done = subprocess.run(
+            arguments,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            input=text_in,
+            stdin=subprocess.DEVNULL if text_in is None else None,
+            env=None if environment is None else dict(environment),
+        )
+    except OSError as error:
+        raise SandboxError(f"`{command}` cannot be run: {error.strerror}.") from error
+    except subprocess.TimeoutExpired as error:
+        raise SandboxError(f"`{command}` did not end within {timeout_s:g} s.") from error
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip() or "it said nothing"
+        raise SandboxError(f"`{command}` failed with {done.returncode}: {said}")
+    return done.stdout
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float) -> bool:
+    """Ask again and again until ``true()``; whether that came within the bound."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
