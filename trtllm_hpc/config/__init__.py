@@ -1,0 +1,1 @@
+"""The job file and the cluster profile: models, loading, layers and findings."""

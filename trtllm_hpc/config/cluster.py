@@ -1,0 +1,76 @@
+"""The cluster profile: *where* to run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from trtllm_hpc.config.types import AbsolutePath, AnyText, JobName, OneLine, Section, VariableName
+
+
+class Container(Section):
+    """How ranks enter NVIDIA's container, or that they do not."""
+
+    runtime: Literal["none", "pyxis", "apptainer"] = "none"
+    image: OneLine | None = None
+    """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file."""
+    mounts: list[Annotated[OneLine, Field(pattern=r"^[^,]*$")]] = []
+    """``source:target[:flags]``. The run folder is mounted in any case."""
+    python: OneLine = "python3"
+    """The Python (3.10 or later) inside the image."""
+    options: list[OneLine] = []
+    """Further options for ``srun`` (pyxis) or ``apptainer exec``, one word each."""
+
+
+class Triton(Section):
+    """Where ``tritonserver`` is."""
+
+    server: OneLine = "tritonserver"
+    """A path, a name on ``PATH``, or ``pytriton``: the server that the nvidia-pytriton wheel carries."""
+    options: list[OneLine] = []
+    """Further options for every rank's ``tritonserver``, one word each."""
+
+
+class ClusterProfile(Section):
+    """A whole cluster profile."""
+
+    name: JobName
+    scheduler: Literal["slurm", "local"] = "slurm"
+    """``local`` runs the same scripts on this machine, without Slurm."""
+    slurm_conf: AbsolutePath | None = None
+    """``SLURM_CONF`` for Slurm's commands, if it is not the machine's own."""
+    partition: OneLine | None = None
+    account: OneLine | None = None
+    qos: OneLine | None = None
+    reservation: OneLine | None = None
+    constraint: OneLine | None = None
+    exclusive: bool = False
+    gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
+    """GPUs of one node; 0 for a cluster (or a trial) without."""
+    gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
+    """How this site's Slurm wants GPUs asked for."""
+    mpi: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = "pmix"
+    """MPI plugin, one of ``srun --mpi=list``."""
+    network_interface: OneLine | None = None
+    """Interface between the nodes (NCCL, gloo); ``None`` takes the one that reaches rank 0."""
+    python: AbsolutePath | None = None
+    """A Python (3.10 or later) on the nodes with this package; ``None`` takes the one that submits."""
+    container: Container = Container()
+    triton: Triton = Triton()
+    environment: dict[VariableName, AnyText] = {}
+    """Variables set in every script. No secrets: scripts are files."""
+    setup: list[OneLine] = []
+    """Lines of bash at the start of every script, e.g. ``module load ...``."""
+    sbatch_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = []
+    """Further ``#SBATCH`` options for every job, e.g. ``--mail-type=FAIL``."""
+    srun_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = []
+    """Further options for the preflight's and the server's ``srun``."""
+    companion: Literal["job", "overlap"] = "job"
+    """A Slurm job of its own, or a step inside the server's allocation."""
+    companion_partition: OneLine | None = None
+    """Partition of the companion job, e.g. one without GPUs."""
+    runs_folder: AbsolutePath | None = None
+    """Where run folders are made, on a file system that the nodes share; ``None`` is ``./runs``."""
+    job_defaults: dict[str, Any] = {}
+    """Values for job files that are submitted here: above the built-in defaults, below the job file."""

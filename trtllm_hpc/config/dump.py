@@ -1,0 +1,66 @@
+"""Resolved files as YAML text with every default written out; valid input again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.tree import resolve
+
+# Nothing but words that no YAML reader takes for something else than text;
+# versions 1.1 and 1.2 differ about 'on', '08:00', '1_000' and the like.
+_BARE = re.compile(r"[A-Za-z/][A-Za-z0-9/_.-]*")
+_NOT_BARE = re.compile(r"(?i:y|n|yes|no|on|off|true|false|null)")
+# Printable to JSON, not to YAML, or a line break to older readers.
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+def job_yaml(job: JobFile) -> str:
+    """A job file that says everything; ``load`` gives an equal value back."""
+    return _document("Job file", job.model_dump())
+
+
+def cluster_yaml(cluster: ClusterProfile) -> str:
+    """A cluster profile that says everything; ``load`` gives an equal value back."""
+    return _document("Cluster profile", cluster.model_dump())
+
+
+def _document(what: str, record: Mapping[str, Any]) -> str:
+    lines = [f"# {what} as trtllm-hpc resolved it: every default is written out.", *_mapping(record, "")]
+    return "\n".join(lines) + "\n"
+
+
+def _mapping(record: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in record.items():
+        head = f"{indent}{scalar(key)}:"
+        if isinstance(value, Mapping) and value:
+            yield head
+            yield from _mapping(value, indent + "  ")
+        elif isinstance(value, list) and value:
+            yield head
+            yield from (f"{indent}  - {flow(item)}" for item in value)
+        else:
+            yield f"{head} {flow(value)}"
+
+
+def flow(value: Any) -> str:
+    """Any value on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{scalar(key)}: {flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(flow(item) for item in value) + "]"
+    return scalar(value)
+
+
+def scalar(value: str | int | float | bool | None) -> str:
+    """One scalar on one line: bare words bare, other text as a double-quoted YAML string."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _BARE.fullmatch(value) and not _NOT_BARE.fullmatch(value) and resolve(value) == value:
+        return value
+    # A JSON string is a YAML one, but for characters that YAML calls unprintable.
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,189 @@
+"""Pydantic's errors as findings: the place, the choices, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from trtllm_hpc.config.findings import Path, nearest, shown
+from trtllm_hpc.config.tree import Node
+from trtllm_hpc.config.types import PATTERNS, Section
+from trtllm_hpc.errors import Finding
+
+Model = TypeVar("Model", bound=Section)
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "model_type": "a section of keys",
+    "dict_type": "a section of keys",
+    "list_type": "a list",
+}
+_RANGE = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+_SYNONYMS = {
+    "tp": "tensor_parallel",
+    "tp_size": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "pp_size": "pipeline_parallel",
+    "cp": "context_parallel",
+    "cp_size": "context_parallel",
+    "engine_dir": "directory",
+    "time": "time_limit_minutes",
+    "gpus": "gpus_per_node",
+    "env": "environment",
+}
+"""Names from other tools that no spelling distance leads to ours."""
+
+
+def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Finding]]:
+    """Build ``model`` from a tree, or say everything that keeps it from being built."""
+    try:
+        return model.model_validate(tree.plain()), []
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+        return None, [_finding(model, tree, dict(detail)) for detail in details]
+
+
+def _finding(model: type[Section], tree: Node, detail: dict[str, Any]) -> Finding:
+    path: Path = tuple(part for part in detail["loc"] if part != "[key]")
+    kind, context = detail["type"], detail.get("ctx", {})
+    node = tree.nearest(path)
+    value = node.plain()
+    if kind == "extra_forbidden":
+        return _unknown_key(model, tree, path)
+    if kind == "missing":
+        hint = f"add the line '{path[-1]}: ...'"
+        return tree.finding("missing", path, "is missing and has no default", hint=hint)
+    if kind in _EXPECTED:
+        message = f"must be {_EXPECTED[kind]}, not {_described(value)}"
+        return tree.finding("wrong-type", path, message, value=value, hint=_retyped(kind, value))
+    if kind == "literal_error":
+        choices = _choices(model, path)
+        near = nearest(str(value), choices)
+        hint = f"write {near}" if near else None
+        return tree.finding("not-a-choice", path, f"{shown(value)} is not one of the choices", value=value,
+                            choices=choices, hint=hint)  # fmt: skip
+    if kind in _RANGE or kind == "finite_number":
+        bound, words = _RANGE.get(kind, ("", "a finite number"))
+        limit = f"{words} {context[bound]}" if bound else words
+        return tree.finding("out-of-range", path, f"must be {limit}, not {shown(value)}", value=value)
+    return _bad_text(tree, path, kind, context, detail["msg"], value)
+
+
+def _bad_text(tree: Node, path: Path, kind: str, context: dict[str, Any], words: str, value: Any) -> Finding:
+    code, hint = "bad-value", None
+    if kind == "string_too_long":
+        code, message = "too-large", f"must be at most {context['max_length']} characters long"
+    elif kind == "string_too_short":
+        message, hint = "must not be empty", "write null, or leave the key out, for the default"
+    elif kind == "string_pattern_mismatch":
+        message, hint = PATTERNS.get(context["pattern"], (f"must match {context['pattern']}", None))
+        message += f", not {shown(value)}"
+    else:
+        message = words.removeprefix("Value error, ")
+    return tree.finding(code, path, message, value=value, hint=hint)
+
+
+def _unknown_key(model: type[Section], tree: Node, path: Path) -> Finding:
+    section, key = section_at(model, path[:-1]), str(path[-1])
+    known = tuple(section.model_fields) if section is not None else ()
+    guess = _guess(model, section, key)
+    value = tree.nearest(path).plain()
+    hint = f"did you mean '{guess}'?" if guess else "remove it, or take one of the keys of this section"
+    return tree.finding("unknown-key", path, "is not a known key", value=value, choices=known, hint=hint)
+
+
+def _guess(model: type[Section], section: type[Section] | None, key: str) -> str | None:
+    """The key that was most likely meant: of this section, else with its full path of another one."""
+    known = tuple(section.model_fields) if section is not None else ()
+    wanted = _SYNONYMS.get(key, key)
+    here = wanted if wanted in known else nearest(key, known)
+    if here is not None:
+        return here
+    elsewhere = {path.rpartition(".")[2]: path for path in all_keys(model)}
+    word = wanted if wanted in elsewhere else nearest(key, elsewhere, cutoff=0.85)
+    return elsewhere[word] if word is not None else None
+
+
+def section_at(model: type[Section], path: Path) -> type[Section] | None:
+    """The model of the section at ``path``; ``None`` where there is no section of ours."""
+    for part in path:
+        field = model.model_fields.get(part) if isinstance(part, str) else None
+        inner = next(_sections(field.annotation), None) if field is not None else None
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def all_keys(model: type[Section], prefix: str = "") -> Iterator[str]:
+    """Every key of the model and of the sections in it, dotted."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for inner in _sections(field.annotation):
+            yield from all_keys(inner, f"{prefix}{name}.")
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    if get_origin(annotation) in (Union, types.UnionType, Annotated):
+        for part in get_args(annotation):
+            yield from _sections(part)
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        assert issubclass(annotation, Section)
+        yield annotation
+
+
+def _choices(model: type[Section], path: Path) -> tuple[str, ...]:
+    section = section_at(model, path[:-1])
+    assert section is not None and isinstance(path[-1], str)
+    return tuple(_literals(section.model_fields[path[-1]].annotation))
+
+
+def _literals(annotation: Any) -> Iterator[str]:
+    if get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    else:
+        for part in get_args(annotation):
+            yield from _literals(part)
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "null (nothing)"
+    if isinstance(value, dict):
+        return "a section of keys"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        return f"the text {shown(value)}"
+    return f"{str(value).lower() if isinstance(value, bool) else shown(value)}"
+
+
+def _retyped(kind: str, value: Any) -> str | None:
+    """How the same value is written in the type that is wanted, if there is a way."""
+    if value is None:
+        return "give a value, or remove the key for the default"
+    if kind == "string_type" and isinstance(value, (bool, int, float)):
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        return f"write it in quotes: '{text}'"
+    if not isinstance(value, str):
+        return None
+    if kind in ("int_type", "float_type") and re.fullmatch(r"\s*[-+]?[0-9]+(\.[0-9]+)?\s*", value):
+        return f"write it without quotes: {value.strip()}"
+    if kind == "bool_type" and value.lower() in ("yes", "on", "y", "no", "off", "n"):
+        return f"write {'true' if value.lower() in ('yes', 'on', 'y') else 'false'}"
+    if kind == "list_type" and "\n" not in value:
+        return f"write it as a list of one: [{shown(value)}]"
+    return None

@@ -1,0 +1,155 @@
+"""Layers: built-in defaults < ``job_defaults`` of the profile < job file < ``--set``.
+
+Mappings are merged key by key; anything else, lists included, is replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trtllm_hpc.config.findings import shown
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.tree import Node, Source, parse
+from trtllm_hpc.errors import Finding
+
+CLUSTER_PREFIX = "cluster"
+"""``--set cluster.partition=gpu`` goes to the profile, everything else to the job file."""
+
+RELATIVE_PATHS = (("model", "path"), ("engine", "directory"))
+"""Where a job file may give a path that starts at its own folder."""
+
+
+def merge(lower: Node, upper: Node) -> Node:
+    """``upper`` over ``lower``; every value keeps its place.
+
+    A section is where the upper file has it; a setting has no line, so there
+    the file below it is the more useful place.
+    """
+    if not isinstance(lower.value, dict) or not isinstance(upper.value, dict):
+        return upper
+    merged = dict(lower.value)
+    for key, node in upper.value.items():
+        merged[key] = merge(merged[key], node) if key in merged else node
+    place = lower if upper.line is None else upper
+    return replace(place, value=merged)
+
+
+def merge_jobs(lower: Node, upper: Node) -> Node:
+    """``merge``, but naming one kind of model sets the other kind aside.
+
+    Without this, a profile with ``model.synthetic`` could not be used with a
+    job file that names ``model.path``, nor the other way about.
+    """
+    for mine, other in (("path", "synthetic"), ("synthetic", "path")):
+        if _given(upper, mine) and not _given(upper, other):
+            lower = _without(lower, other)
+    return merge(lower, upper)
+
+
+def with_built_in_model(tree: Node) -> Node:
+    """Fill in the built-in synthetic model where a ``model`` section names neither kind."""
+    model = tree.child("model")
+    if model is None or not isinstance(model.value, dict) or {"path", "synthetic"} & set(model.value):
+        return tree
+    assert isinstance(tree.value, dict)
+    built_in = Node(JobFile.model_fields["model"].default.synthetic, Source("built-in defaults"))
+    section = replace(model, value={**model.value, "synthetic": built_in})
+    return replace(tree, value={**tree.value, "model": section})
+
+
+def with_absolute_paths(tree: Node) -> Node:
+    """Resolve relative paths against the folder of the file that they stand in; ``~`` is the home folder."""
+    for section_name, key in RELATIVE_PATHS:
+        section = tree.child(section_name)
+        node = section.child(key) if section is not None else None
+        if section is None or node is None or not isinstance(node.value, str) or not node.value:
+            continue
+        # os.path and not pathlib: ".." is to vanish, and nothing is to be looked up on this machine.
+        path = os.path.join(node.source.folder, os.path.expanduser(node.value))  # noqa: PTH111, PTH118
+        absolute = replace(node, value=os.path.normpath(path))
+        assert isinstance(section.value, dict) and isinstance(tree.value, dict)
+        changed = replace(section, value={**section.value, key: absolute})
+        tree = replace(tree, value={**tree.value, section_name: changed})
+    return tree
+
+
+def job_defaults(profile: Node) -> Node | None:
+    """The profile's ``job_defaults`` as a job tree; ``None`` if there are none (or no mapping)."""
+    node = profile.child("job_defaults")
+    if node is None or not isinstance(node.value, dict):
+        return None
+    return _prefixed(node, "job_defaults.")
+
+
+def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Finding]]:
+    """Read ``a.b=c`` settings, values in YAML; later ones win.
+
+    Returns:
+        The tree for the job file, the tree for the profile, and what is wrong.
+    """
+    here = Source("--set", folder=os.getcwd())  # noqa: PTH109
+    job, cluster = Node({}, here), Node({}, replace(here, prefix=f"{CLUSTER_PREFIX}."))
+    findings: list[Finding] = []
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        parts = name.split(".")
+        if not equals or not all(part.strip() == part and part for part in parts):
+            findings.append(
+                Finding("bad-setting", f"{shown(setting)} is not KEY=VALUE", "--set", "", value=setting,
+                        hint="write it like --set engine.tensor_parallel=2 or --set cluster.partition=gpu")
+            )  # fmt: skip
+            continue
+        for_cluster = parts[0] == CLUSTER_PREFIX and len(parts) > 1
+        source = cluster.source if for_cluster else here
+        value, found = parse(text, replace(source, prefix=f"{name}."))
+        findings += [replace(finding, line=None, value=text) for finding in found]
+        if value is None:
+            continue
+        tree = _nested(parts[for_cluster:], _at_set(value, source), source)
+        if for_cluster:
+            cluster = merge(cluster, tree)
+        else:
+            job = merge_jobs(job, tree)
+    return job, cluster, findings
+
+
+def _nested(parts: Sequence[str], value: Node, source: Source) -> Node:
+    for part in reversed(parts):
+        value = Node({part: value}, source)
+    return value
+
+
+def _at_set(node: Node, source: Source) -> Node:
+    """The same values, with ``--set`` itself as their place."""
+    value = node.value
+    if isinstance(value, dict):
+        value = {key: _at_set(child, source) for key, child in value.items()}
+    elif isinstance(value, list):
+        value = [_at_set(child, source) for child in value]
+    return Node(value, source)
+
+
+def _prefixed(node: Node, prefix: str) -> Node:
+    """The same values; findings about them say that they stand under ``prefix``."""
+    value = node.value
+    if isinstance(value, dict):
+        value = {key: _prefixed(child, prefix) for key, child in value.items()}
+    elif isinstance(value, list):
+        value = [_prefixed(child, prefix) for child in value]
+    return Node(value, replace(node.source, prefix=node.source.prefix + prefix), node.line)
+
+
+def _given(tree: Node, key: str) -> bool:
+    model = tree.child("model")
+    node = model.child(key) if model is not None else None
+    return node is not None and node.value is not None
+
+
+def _without(tree: Node, key: str) -> Node:
+    model = tree.child("model")
+    if model is None or not isinstance(model.value, dict) or not isinstance(tree.value, dict):
+        return tree
+    kept = {name: node for name, node in model.value.items() if name != key}
+    return replace(tree, value={**tree.value, "model": replace(model, value=kept)})

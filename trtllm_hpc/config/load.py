@@ -1,0 +1,116 @@
+"""Both files, every layer, and everything that is wrong with them at once."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_hpc.config.checks import Problem, problems
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.explain import validate
+from trtllm_hpc.config.files import find_job, find_profile, read_tree
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.layers import (
+    job_defaults,
+    merge,
+    merge_jobs,
+    read_settings,
+    with_absolute_paths,
+    with_built_in_model,
+)
+from trtllm_hpc.config.tree import Node
+from trtllm_hpc.errors import ConfigError, Finding
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A job file and a profile, valid each and together."""
+
+    job: JobFile
+    cluster: ClusterProfile
+    job_file: str
+    cluster_file: str
+
+
+def load(job_file: Path, cluster: str, overrides: Sequence[str] = ()) -> Resolved:
+    """Read a job file and a profile, with ``--set`` settings on top.
+
+    Args:
+        job_file: path of the job file, or the bare name of a shipped one.
+        cluster: path of a profile, or the name of a shipped one or of one in
+            ``~/.config/trtllm-hpc/clusters``.
+        overrides: ``a.b=c`` settings; ``cluster.`` begins those of the profile.
+
+    Raises:
+        ConfigError: with every finding about both files and about how they go together.
+    """
+    trees = _Trees.read(find_job(job_file), cluster, overrides)
+    job, cluster_profile = trees.models()
+    if job is None or cluster_profile is None or trees.findings:
+        raise trees.error()
+    return Resolved(job, cluster_profile, str(trees.job_file), str(trees.cluster_file))
+
+
+@dataclass
+class _Trees:
+    """What both files and the settings say, and what is wrong so far."""
+
+    job_file: Path
+    cluster_name: str
+    cluster_file: Path | None
+    job: Node | None
+    cluster: Node | None
+    findings: list[Finding]
+
+    @classmethod
+    def read(cls, job_file: Path, cluster: str, settings: Sequence[str]) -> _Trees:
+        job_settings, cluster_settings, findings = read_settings(settings)
+        job_tree, found = read_tree(job_file, "job file")
+        findings += found
+        profile = find_profile(cluster)
+        cluster_tree = None
+        if isinstance(profile, Finding):
+            findings.append(profile)
+        else:
+            cluster_tree, found = read_tree(profile, "cluster profile")
+            findings += found
+        if cluster_tree is not None:
+            cluster_tree = merge(cluster_tree, cluster_settings)
+        defaults = job_defaults(cluster_tree) if cluster_tree is not None else None
+        if job_tree is not None:
+            job_tree = _layered(defaults, job_tree, job_settings)
+        path = None if isinstance(profile, Finding) else profile
+        return cls(job_file, cluster, path, job_tree, cluster_tree, findings)
+
+    def models(self) -> tuple[JobFile | None, ClusterProfile | None]:
+        """Both models; ``None`` for one that cannot be built, with the findings that say why."""
+        job = cluster = None
+        if self.job is not None:
+            job, found = validate(JobFile, self.job)
+            self.findings += found
+        if self.cluster is not None:
+            cluster, found = validate(ClusterProfile, self.cluster)
+            self.findings += found
+        if job is not None and cluster is not None:
+            self.findings += [self._placed(problem) for problem in problems(job, cluster)]
+        return job, cluster
+
+    def _placed(self, problem: Problem) -> Finding:
+        tree = self.job if problem.file == "job" else self.cluster
+        assert tree is not None
+        return tree.finding(
+            problem.code, problem.path, problem.message, value=problem.value, hint=problem.hint
+        )
+
+    def error(self) -> ConfigError:
+        """Everything found, and the command that shows whether it is mended."""
+        job_file, cluster = shlex.quote(str(self.job_file)), shlex.quote(self.cluster_name)
+        command = f"trtllm-hpc render {job_file} --cluster {cluster}"
+        return ConfigError(self.findings, hint=f"mend them and type: {command}")
+
+
+def _layered(defaults: Node | None, job: Node, settings: Node) -> Node:
+    tree = merge_jobs(defaults, job) if defaults is not None else job
+    return with_absolute_paths(with_built_in_model(merge_jobs(tree, settings)))

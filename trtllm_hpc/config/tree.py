@@ -1,0 +1,290 @@
+"""YAML as a tree that remembers where every value came from.
+
+A parsed file is plain YAML 1.2 (core schema): mappings with text keys, lists
+and scalars. Everything that could surprise a reader is refused by name: tags,
+aliases, directives, several documents, duplicate keys. So nothing in a file
+can run code or grow beyond its own size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentEndEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+    StreamStartEvent,
+)
+from ruamel.yaml.reader import ReaderError
+
+from trtllm_hpc.config.findings import Path, dotted, shown
+from trtllm_hpc.errors import Finding
+
+MAX_DEPTH = 16
+MAX_VALUES = 20_000
+MAX_DIGITS = 40
+"""Far beyond every field's range, and short enough to turn into a number at no cost."""
+
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+_NULLS = {"", "~", "null", "Null", "NULL"}
+_TRUE = {"true", "True", "TRUE"}
+_FALSE = {"false", "False", "FALSE"}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which file (or ``--set``) a value stands in."""
+
+    file: str
+    prefix: str = ""
+    """What stands before the field there, e.g. ``job_defaults.``."""
+    folder: str = "."
+    """Where relative paths of this source start."""
+
+
+Value = Union[dict[str, "Node"], list["Node"], str, int, float, bool, None]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value and its place."""
+
+    value: Value
+    source: Source
+    line: int | None = None
+
+    def child(self, part: str | int) -> Node | None:
+        """The value under a key or an index; ``None`` if there is none."""
+        if isinstance(self.value, dict) and isinstance(part, str):
+            return self.value.get(part)
+        if isinstance(self.value, list) and isinstance(part, int) and part < len(self.value):
+            return self.value[part]
+        return None
+
+    def plain(self) -> Any:
+        """The value without places, as Python's own types."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def nearest(self, path: Path) -> Node:
+        """The value at ``path``, or the innermost section that should hold it."""
+        node = self
+        for part in path:
+            child = node.child(part)
+            if child is None:
+                break
+            node = child
+        return node
+
+    def finding(
+        self, code: str, path: Path, message: str, *, depth: int | None = None, **more: Any
+    ) -> Finding:
+        """A finding about the value at ``path`` below this node, with its place."""
+        node = self.nearest(path[:depth])
+        return Finding(
+            code=code,
+            message=message,
+            file=node.source.file,
+            field=node.source.prefix + dotted(path),
+            line=node.line,
+            **more,
+        )
+
+
+class _Unusable(Exception):
+    """What stands at a line makes the whole text unusable."""
+
+    def __init__(self, code: str, message: str, line: int, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.line, self.hint = code, message, line, hint
+
+
+def parse(text: str, source: Source) -> tuple[Node | None, list[Finding]]:
+    """Parse one YAML document.
+
+    Returns:
+        The tree and what is wrong. Without a tree there is at least one
+        finding; with one there may still be findings (duplicate keys).
+    """
+    reader = _Reader(text, source)
+    try:
+        return reader.document(), reader.findings
+    except _Unusable as error:
+        finding = Finding(error.code, error.message, source.file, source.prefix.rstrip("."), error.line)
+        finding = Finding(**{**finding.__dict__, "hint": error.hint})
+        return None, [*reader.findings, finding]
+
+
+def _events(text: str) -> Iterator[Event]:
+    """ruamel's events; its errors as ``_Unusable``."""
+    try:
+        yield from YAML(typ="safe", pure=True).parse(text)
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        message = f"is not YAML: the character {chr(error.character)!r} may only stand there as an escape"
+        raise _Unusable(
+            "bad-yaml", message, line, "remove it, or write it as an escape in double quotes"
+        ) from None
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark is not None else 1
+        problem = " ".join(str(part) for part in (error.context, error.problem) if part)
+        hint = "indent with spaces, not with tabs" if r"\t" in problem else "see https://yaml.org/spec/1.2.2"
+        raise _Unusable("bad-yaml", f"is not YAML: {problem}", line, hint) from None
+    except (YAMLError, ValueError, OverflowError) as error:
+        # chr() and int() inside ruamel refuse "\UFFFFFFFF" and "%YAML 1.<5000 digits>" on their own.
+        raise _Unusable("bad-yaml", f"is not YAML: {error}", 1) from None
+
+
+class _Reader:
+    """Builds the tree from events, within bounds."""
+
+    def __init__(self, text: str, source: Source) -> None:
+        self.source = source
+        self.findings: list[Finding] = []
+        self._stream = _events(text)
+        self._values = 0
+
+    def document(self) -> Node | None:
+        root: Node | None = None
+        documents = 0
+        for event in self._stream:
+            if isinstance(event, (StreamStartEvent, StreamEndEvent, DocumentEndEvent)):
+                continue
+            if isinstance(event, DocumentStartEvent):
+                documents += 1
+                self._check_start(event, documents)
+            else:
+                root = self._node(event, ())
+        return root if root is not None else Node(None, self.source, 1)
+
+    def _check_start(self, event: DocumentStartEvent, documents: int) -> None:
+        line = event.start_mark.line + 1
+        if documents > 1:
+            raise _Unusable(
+                "bad-yaml", "holds several documents ('---')", line, "keep one document in a file"
+            )
+        if event.version or event.tags:
+            raise _Unusable(
+                "bad-yaml", "holds a directive ('%...')", line, "remove the line; YAML 1.2 is read"
+            )
+
+    def _node(self, event: Event, path: Path, line: int | None = None) -> Node:
+        here: int = event.start_mark.line + 1
+        line = here if line is None else line
+        self._check_event(event, path, here)
+        if isinstance(event, MappingStartEvent):
+            return Node(self._mapping(path), self.source, line)
+        if isinstance(event, SequenceStartEvent):
+            return Node(self._sequence(path), self.source, line)
+        assert isinstance(event, ScalarEvent)
+        return Node(self._scalar(event, here), self.source, line)
+
+    def _check_event(self, event: Event, path: Path, line: int) -> None:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise _Unusable("too-large", f"holds more than {MAX_VALUES} values", line)
+        if len(path) > MAX_DEPTH:
+            raise _Unusable("too-large", f"is nested more than {MAX_DEPTH} levels deep", line)
+        if isinstance(event, AliasEvent):
+            raise _Unusable("bad-yaml", "holds an alias ('*name')", line, "write the value out")
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            raise _Unusable(
+                "bad-yaml", f"holds the tag {shown(str(tag))}", line, "remove it; plain values are read"
+            )
+
+    def _mapping(self, path: Path) -> dict[str, Node]:
+        found: dict[str, Node] = {}
+        for event in self._stream:
+            if isinstance(event, MappingEndEvent):
+                break
+            line = event.start_mark.line + 1
+            self._check_event(event, path, line)
+            key = self._key(event, line)
+            child = self._node(next(self._stream), (*path, key), line)
+            if key in found:
+                self._duplicate((*path, key), found[key].line, line)
+            else:
+                found[key] = child
+        return found
+
+    def _key(self, event: Event, line: int) -> str:
+        if not isinstance(event, ScalarEvent):
+            raise _Unusable("wrong-type", "a key must be text, not a list or a mapping", line)
+        key = self._scalar(event, line)
+        if not isinstance(key, str):
+            raise _Unusable("wrong-type", f"the key {event.value!r} must be text", line, "write it in quotes")
+        return key
+
+    def _duplicate(self, path: Path, first: int | None, line: int) -> None:
+        self.findings.append(
+            Finding(
+                "duplicate-key",
+                f"stands twice, first in line {first}",
+                self.source.file,
+                self.source.prefix + dotted(path),
+                line,
+                hint="keep one of the two",
+            )
+        )
+
+    def _sequence(self, path: Path) -> list[Node]:
+        found: list[Node] = []
+        for event in self._stream:
+            if isinstance(event, SequenceEndEvent):
+                break
+            found.append(self._node(event, (*path, len(found))))
+        return found
+
+    def _scalar(self, event: ScalarEvent, line: int) -> str | int | float | bool | None:
+        text: str = event.value
+        if _SURROGATE.search(text):
+            raise _Unusable("bad-yaml", "holds a lone surrogate, which UTF-8 cannot write", line)
+        return resolve(text, line) if event.style is None else text
+
+
+def resolve(text: str, line: int = 1) -> str | int | float | bool | None:
+    """An unquoted scalar as YAML 1.2's core schema reads it: ``on`` and ``08:00`` stay text."""
+    if text in _NULLS:
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if _INT.fullmatch(text):
+        if len(text) > MAX_DIGITS:
+            raise _Unusable("out-of-range", f"a number of {len(text)} digits is beyond every field", line)
+        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    if _FLOAT.fullmatch(text):
+        return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
+    return text
+
+
+def node_of(value: Mapping[str, Any], source: Source) -> Node:
+    """A tree of plain values that all have one source and no line."""
+    return Node({key: _wrap(child, source) for key, child in value.items()}, source)
+
+
+def _wrap(value: Any, source: Source) -> Node:
+    if isinstance(value, Node):
+        return value
+    return node_of(value, source) if isinstance(value, Mapping) else Node(value, source)

@@ -1,0 +1,76 @@
+"""Field types that both files share."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A part of a job file or a profile: unknown keys refused, no silent conversion, immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def _no_control_characters(text: str) -> str:
+    bad = sorted({character for character in text if ord(character) < 32 or ord(character) == 127})
+    if bad:
+        raise ValueError(f"must be one line without control characters; found {', '.join(map(repr, bad))}")
+    return _encodable(text)
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("holds a lone surrogate, which UTF-8 cannot write") from None
+    return text
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds a NUL byte, which no command line can carry")
+    return _encodable(text)
+
+
+def _variable_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
+        raise ValueError(f"{text!r} cannot name an environment variable (letters, digits and _ only)")
+    return text
+
+
+OneLine = Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_no_control_characters)]
+"""Text for a script line: not empty, one line. Quotes, ``$( )``, spaces and any letter are fine."""
+
+AnyText = Annotated[str, Field(max_length=100_000), AfterValidator(_no_nul)]
+"""Text of any length and shape but for NUL, such as a prompt."""
+
+AbsolutePath = Annotated[OneLine, Field(pattern=r"^/")]
+"""A path as the compute nodes see it; absolute, since jobs start elsewhere."""
+
+VariableName = Annotated[str, AfterValidator(_variable_name)]
+
+# \Z and not $: the latter lets a last newline through in some engines.
+JobName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
+"""Names the run folder and the Slurm jobs: a letter or digit, then letters, digits, ``.``, ``_``, ``-``."""
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Minutes = Annotated[int, Field(ge=1, le=525_600)]
+Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
+
+PATTERNS: dict[str, tuple[str, str | None]] = {
+    r"^/": ("must be an absolute path (it begins with '/')", "write the path as the compute nodes see it"),
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z": (
+        "must be a letter or a digit and then letters, digits, '.', '_' or '-', 64 at most",
+        None,
+    ),
+    r"^-": ("must begin with '-', as options do", "write one option in each item, e.g. --mail-type=FAIL"),
+    r"^[^,]*$": ("must hold no comma, which separates mounts", "write one mount in each item"),
+    r"^[a-z0-9_]+$": (
+        "must be the name of an MPI plugin",
+        "'srun --mpi=list' prints them; pmix is the usual one",
+    ),
+}
+"""The patterns of both files in words, and a hint where there is one."""
