@@ -1,0 +1,60 @@
+"""A text model that does as its prompt says. Runs in Triton's Python stub.
+
+``sleep S: text`` answers after S seconds, ``fail: text`` with the error
+``text``, ``escape`` with a terminal's escape sequence; anything else comes
+back in upper case.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        self._outputs = [output["name"] for output in json.loads(args["model_config"])["output"]]
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        if "QUERY" in inputs:
+            return _preprocessed(inputs)
+        if "input_ids" in inputs:
+            return _generated(inputs)
+        prompt = inputs["text_input"].reshape(-1)[0].decode()
+        command, _, rest = prompt.partition(": ")
+        if command == "fail":
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(rest))
+        if command.startswith("sleep "):
+            time.sleep(float(command.split()[1]))
+        text = "\x1b[31mred" if prompt == "escape" else prompt.upper()
+        tensors = [pb_utils.Tensor("text_output", np.array([[text.encode()]], dtype=np.object_))]
+        if "sequence_length" in self._outputs:
+            tensors.append(pb_utils.Tensor("sequence_length", inputs["max_tokens"].astype(np.int32) - 1))
+        return pb_utils.InferenceResponse(tensors)
+
+
+def _preprocessed(inputs: dict[str, Any]) -> Any:
+    """One id for each byte."""
+    ids = np.frombuffer(inputs["QUERY"].reshape(-1)[0], dtype=np.uint8).astype(np.int32)[None]
+    length = np.array([[ids.size]], dtype=np.int32)
+    return pb_utils.InferenceResponse(
+        [pb_utils.Tensor("INPUT_ID", ids), pb_utils.Tensor("REQUEST_INPUT_LEN", length)]
+    )
+
+
+def _generated(inputs: dict[str, Any]) -> Any:
+    """The input, then two tokens fewer than were asked for: this model stops early."""
+    new = np.full((1, inputs["request_output_len"].item() - 2), 7, dtype=np.int32)
+    ids = np.concatenate([inputs["input_ids"], new], axis=1)
+    length = np.array([[ids.size]], dtype=np.int32)
+    return pb_utils.InferenceResponse(
+        [pb_utils.Tensor("output_ids", ids[None]), pb_utils.Tensor("sequence_length", length)]
+    )

@@ -1,0 +1,1 @@
+"""A small open-loop benchmark: absolute schedule, one record a request, honest figures."""

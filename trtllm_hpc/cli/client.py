@@ -1,0 +1,104 @@
+"""``trtllm-hpc client``: ask the served model a question."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.paths import RunPaths, write_json
+
+if TYPE_CHECKING:
+    from trtllm_hpc.client.ask import Answer
+    from trtllm_hpc.runtime.records import Endpoint
+
+_REQUEST_TIMEOUT_S = 120.0
+
+
+def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse text that the shell passed on in another encoding than UTF-8."""
+    for text in (value,) if isinstance(value, str) else value:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise click.BadParameter(f"{text!r} is not valid UTF-8.") from None
+    return value
+
+
+@click.command("client")
+@run_argument
+@click.option("--prompt", required=True, callback=valid_text, help="The question, as text.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option(
+    "--protocol",
+    type=click.Choice(["grpc", "http", "both"]),
+    default="both",
+    show_default=True,
+    help="With 'both', the two answers must be the same.",
+)
+@click.option("--model", default="ensemble", show_default=True)
+@click.option(
+    "--wait-seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="How long to wait for the server; 0: it must be ready now.",
+)
+@click.option("--save", is_flag=True, help="Also write the answer into the run folder.")
+@json_option
+def command(
+    run: RunPaths,
+    runs: Any,
+    prompt: str,
+    max_tokens: int,
+    protocol: str,
+    model: str,
+    wait_seconds: float,
+    save: bool,
+    as_json: bool,
+) -> None:
+    """Ask the served model of RUN a question and print its answer."""
+    from trtllm_hpc.client.wait import wait_for_endpoint
+
+    endpoint = wait_for_endpoint(run, wait_seconds)
+    answers = _ask(endpoint, protocol, prompt, max_tokens, model)
+    record = {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "model": model,
+        "host": endpoint.host,
+        "answers": [asdict(answer) for answer in answers],
+    }
+    if save:
+        run.results.mkdir(exist_ok=True)
+        write_json(run.answer, record)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(record, indent=2, ensure_ascii=False))
+    else:
+        from trtllm_hpc.logs.text import for_reader
+
+        for answer in answers:
+            click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_reader(answer.text)}")
+    _must_agree(answers)
+
+
+def _ask(endpoint: Endpoint, protocol: str, prompt: str, max_tokens: int, model: str) -> list[Answer]:
+    from trtllm_hpc.client.ask import ask_grpc, ask_http_generate
+
+    askers = {"grpc": ask_grpc, "http": ask_http_generate}
+    chosen = askers.values() if protocol == "both" else [askers[protocol]]
+    return [ask(endpoint, prompt, max_tokens, _REQUEST_TIMEOUT_S, model) for ask in chosen]
+
+
+def _must_agree(answers: list[Answer]) -> None:
+    if len({answer.text for answer in answers}) > 1:
+        told = "; ".join(f"{answer.protocol}: {answer.text!r}" for answer in answers)
+        raise RequestFailed(
+            f"The protocols gave different answers to the same question. {told}",
+            hint="ask again with --protocol grpc and --protocol http; sampling makes answers differ",
+        )

@@ -1,0 +1,126 @@
+"""``trtllm-hpc logs``: list or read the logs of a run, by rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.paths import STEPS, RunPaths
+
+if TYPE_CHECKING:
+    from trtllm_hpc.logs.files import LogFile
+
+
+def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if value is None else re.compile(value)
+    except re.error as error:
+        raise click.BadParameter(f"{value!r} is no regular expression: {error}.") from None
+
+
+@click.command("logs")
+@run_argument
+@click.option("--stage", "step", type=click.Choice(STEPS), help="Only the logs of this stage or step.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), help="Only this rank's log; of 'serve' if no --stage is given."
+)
+@click.option("--follow", "-f", is_flag=True, help="Print new lines until the writers have ended.")
+@click.option(
+    "--grep",
+    "pattern",
+    callback=_pattern,
+    metavar="REGEX",
+    help="Only lines that match; exit code 1 if none does.",
+)
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    run: RunPaths,
+    runs: Any,
+    step: str | None,
+    rank: int | None,
+    follow: bool,
+    pattern: re.Pattern[str] | None,
+    tail: int | None,
+    as_json: bool,
+) -> None:
+    """List the logs of RUN, or print those that the options choose.
+
+    \b
+    trtllm-hpc logs RUN                     the list: state, size, first error
+    trtllm-hpc logs RUN --rank 1            the log of rank 1 of the server
+    trtllm-hpc logs RUN --follow            everything, as it is written
+    trtllm-hpc logs RUN --grep 'error|warn' matching lines of all logs
+    """
+    content = follow or pattern is not None or tail is not None or step is not None or rank is not None
+    if as_json and content:
+        raise click.UsageError("--json prints the list of logs; it goes with no other option.")
+    if not content:
+        _print_list(run, as_json)
+        return
+    if not _print_content(run, step, rank, follow, pattern, tail) and pattern is not None:
+        ctx.exit(1)
+
+
+def _print_list(run: RunPaths, as_json: bool) -> None:
+    from trtllm_hpc.logs.files import list_logs
+    from trtllm_hpc.report.log_table import log_rows, log_table
+
+    rows = log_rows(list_logs(run))
+    if as_json:
+        import json
+
+        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    Console().print(log_table(rows))
+
+
+def _print_content(
+    run: RunPaths,
+    step: str | None,
+    rank: int | None,
+    follow: bool,
+    pattern: re.Pattern[str] | None,
+    tail: int | None,
+) -> int:
+    """Print the chosen logs; return the number of lines printed."""
+    from trtllm_hpc.logs.files import list_logs
+    from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
+
+    if step is None and rank is not None:
+        step = "serve"
+    wanted = Filter(pattern, tail)
+    if follow:
+        return _print_lines(followed_lines(lambda: list_logs(run, step, rank), wanted), rank is None)
+    logs = _there(run, list_logs(run, step, rank))
+    return _print_lines(((log, line) for log in logs for line in written_lines(log, wanted)), len(logs) > 1)
+
+
+def _there(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
+    """The logs that have been written; raises RunNotFound if none has."""
+    there = [log for log in logs if log.path.exists()]
+    if not there:
+        names = ", ".join(log.name for log in logs) or "a log"
+        raise RunNotFound(
+            f"Run {run.run_id} has not written {names} yet.", hint=f"trtllm-hpc logs {run.run_id}"
+        )
+    return there
+
+
+def _print_lines(lines: Iterable[tuple[LogFile, str]], prefixed: bool) -> int:
+    from trtllm_hpc.logs.text import for_reader
+
+    count = 0
+    for log, line in lines:
+        count += 1
+        click.echo(for_reader(f"{log.name} {line}" if prefixed else line))
+    return count

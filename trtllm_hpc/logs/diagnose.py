@@ -1,0 +1,106 @@
+"""Which rank broke first, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtllm_hpc.logs.errors import first_error_line
+from trtllm_hpc.logs.files import stage_of
+from trtllm_hpc.logs.state import signal_or_code, stage_end
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import RankRecord, StopRequest
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """The rank that died first, and what is known of its end."""
+
+    step: str
+    rank: int
+    host: str
+    world_size: int
+    exit_code: int | None
+    """``None``: it could not say; negative: a signal."""
+    ended_at: float | None
+    reason: str | None
+    """The rank's own sentence."""
+    error_line: str | None
+    """The first error in its log."""
+    others_ended: bool
+    """Whether every other rank has ended, too."""
+
+    @property
+    def sentence(self) -> str:
+        """One sentence for a person."""
+        first = "died" if self.world_size == 1 else "died first"
+        sentence = f"rank {self.rank} on {self.host} {first}: {self._how()}"
+        if self.others_ended and self.world_size > 1:
+            sentence += "; the others ended because of it"
+        return sentence
+
+    def _how(self) -> str:
+        if self.ended_at is None:
+            how = "it was killed before it could write a word"
+        elif self.exit_code is None:
+            how = "its exit code is not known"
+        else:
+            words = signal_or_code(self.exit_code)
+            how = f"killed by {words}" if words.startswith("signal") else words
+        if self.reason:
+            return f"{how}: {self.reason.rstrip('.')}"
+        return f"{how}; its log says {self.error_line!r}" if self.error_line else how
+
+
+def first_failure(paths: RunPaths, *, step: str = "serve", over: bool | None = None) -> RankFailure | None:
+    """The rank of a step that died first; ``None`` if none did, as far as the ranks say.
+
+    A rank failed if it ended with another code than 0 and nobody had asked it
+    to. A rank that wrote no end although the step is over was killed outright,
+    and so before all others: each of those still wrote how it ended.
+
+    Args:
+        over: whether the job has ended, if the caller knows (from Slurm); else
+            the stage's ``stage_end`` event tells, or that another rank was
+            ended by a signal.
+    """
+    records = _records(paths, step)
+    if over is None:
+        over = stage_end(paths, stage_of(step)) is not None
+    failed = [record for record in records if _failed(record)]
+    silent = [record for record in records if record.ended_at is None]
+    if silent and (over or _torn_down(paths, records)):
+        return _failure(paths, records, silent[0])
+    if failed:
+        return _failure(paths, records, min(failed, key=lambda record: record.ended_at or 0.0))
+    return None
+
+
+def _failed(record: RankRecord) -> bool:
+    return record.ended_at is not None and record.stopped_by is None and record.exit_code != 0
+
+
+def _torn_down(paths: RunPaths, records: list[RankRecord]) -> bool:
+    """Whether others were ended by a signal that nobody had asked for, and none failed by itself."""
+    if StopRequest.read(paths.stop_request) is not None or any(_failed(record) for record in records):
+        return False
+    return any((record.stopped_by or "").startswith("SIG") for record in records)
+
+
+def _records(paths: RunPaths, step: str) -> list[RankRecord]:
+    found = [RankRecord.read(path) for path in paths.ranks.glob(f"{step}_*.json")]
+    return sorted((record for record in found if record is not None), key=lambda record: record.rank)
+
+
+def _failure(paths: RunPaths, records: list[RankRecord], first: RankRecord) -> RankFailure:
+    others = [record for record in records if record.rank != first.rank]
+    return RankFailure(
+        step=first.step,
+        rank=first.rank,
+        host=first.host,
+        world_size=first.world_size,
+        exit_code=first.exit_code,
+        ended_at=first.ended_at,
+        reason=first.reason,
+        error_line=first_error_line(paths.rank_log(first.step, first.rank)),
+        others_ended=all(record.ended_at is not None for record in others),
+    )

@@ -1,0 +1,85 @@
+"""Which line of a log is its first error: it explains, it decides nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from trtllm_hpc.logs.reading import lines_of
+from trtllm_hpc.logs.text import decode
+
+ERRORS = re.compile(
+    rb"""
+      ^[EF]\d{4}\ \d\d:\d\d:          # Triton (glog): E0721 10:02:03.123 ...
+    | \[(?:ERROR|FATAL|E)\]           # TensorRT-LLM: [TensorRT-LLM][ERROR], [TRT-LLM] [E]
+    | \b(?:[Ee]rror|ERROR|[Ff]atal|FATAL)\s?:  # srun: error:, slurmstepd: error:, fatal: ...
+    | ^\s*(?:[\w.]+\.)?\w*(?:Error|Exception):\   # the end of a traceback whose start is elsewhere
+    | CUDA(?:\ error|_ERROR|\ out\ of\ memory) | cudaError[A-Z] | [Oo]ut\ of\ memory
+    | oom[-_ ]kill
+    | Segmentation\ fault | Bus\ error | core\ dumped | Signal\ \(\d+\)\ received
+    | terminate\ called\ (?:after|without)
+    | MPI_ABORT\ was\ invoked | has\ lost\ communication
+    | :\ (?:command\ not\ found|No\ such\ file\ or\ directory|Permission\ denied|cannot\ open)
+    """,
+    re.VERBOSE,
+)
+"""What a line with an error looks like, in the logs of Slurm, MPI, Triton, TensorRT-LLM and Python."""
+
+HARMLESS = re.compile(
+    rb"""
+      Terminating\ worker\ process\ since\ shutdown\ signal  # every rank above 0 at its normal end
+    | ^[IW]\d{4}\ \d\d:\d\d:  # Triton itself calls it information or a warning
+    | \[(?:INFO|WARNING|I|W)\]  # so does TensorRT-LLM
+    | CudaDriverHelper\ has\ not\ been\ initialized  # Triton on a machine without a GPU
+    | \b(?:no|0|without)\ errors?\b
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+"""Lines that look like errors and are none."""
+
+_TRACEBACK = b"Traceback (most recent call last):"
+_HEAD_BYTES = 32 << 20
+_TAIL_BYTES = 4 << 20
+_SHOWN = 300
+
+
+def first_error_line(path: Path) -> str | None:
+    """The first error in a log, ``None`` if there is none or no log.
+
+    Of a traceback it is the last line. A log of more than 36 MiB is searched
+    in its first 32 and its last 4 only.
+    """
+    try:
+        with path.open("rb") as log:
+            found = first_error(lines_of(log, _HEAD_BYTES))
+            size = path.stat().st_size
+            if found is None and log.tell() < size:
+                log.seek(max(log.tell(), size - _TAIL_BYTES))
+                found = first_error(lines_of(log, _TAIL_BYTES))
+    except OSError:
+        return None
+    return found
+
+
+def first_error(lines: Iterable[bytes]) -> str | None:
+    """The first error among ``lines``, cut to what fits a table."""
+    in_traceback = False
+    for line in lines:
+        if in_traceback:
+            if _ends_traceback(line):
+                return _shown(line)
+        elif _TRACEBACK in line:
+            in_traceback = True
+        elif ERRORS.search(line) and not HARMLESS.search(line):
+            return _shown(line)
+    return f"{_TRACEBACK.decode()} (cut short)" if in_traceback else None
+
+
+def _ends_traceback(line: bytes) -> bool:
+    return bool(line.strip()) and not line.startswith((b" ", b"\t"))
+
+
+def _shown(line: bytes) -> str:
+    text = decode(line).strip()
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

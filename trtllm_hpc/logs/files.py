@@ -1,0 +1,97 @@
+"""Which logs a run has: one of each batch script, one of each rank of each step."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_hpc.logs.state import rank_state, stage_over, stage_state
+from trtllm_hpc.paths import STAGES, STEPS, RunPaths
+from trtllm_hpc.runtime.records import RankRecord
+
+_STAGE_OF = {"preflight": "serve"}
+"""Steps that are no stage of their own."""
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """One log, there or not yet, and what the run says of its writer."""
+
+    step: str
+    rank: int | None
+    """``None``: the output of the batch script."""
+    path: Path
+    host: str | None
+    state: str
+    over: bool
+    """Whether nothing more will be written."""
+
+    @property
+    def name(self) -> str:
+        """``serve[1]``, or ``serve`` for a batch script."""
+        return self.step if self.rank is None else f"{self.step}[{self.rank}]"
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Size now; ``None`` if the log is not there."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return None
+
+
+def stage_of(step: str) -> str:
+    """The stage in whose job a step runs."""
+    return _STAGE_OF.get(step, step)
+
+
+def list_logs(paths: RunPaths, step: str | None = None, rank: int | None = None) -> list[LogFile]:
+    """The run's logs in the order of steps and ranks, those of one step or rank if asked.
+
+    A log that is still to come is listed too, if its batch script has been
+    rendered, a rank's record promises it, or ``rank`` asks for it.
+    """
+    logs = []
+    for name in STEPS if step is None else (step,):
+        if rank is None:
+            logs += _batch_log(paths, name)
+        ranks = _known_ranks(paths, name) if rank is None else {rank}
+        over = bool(ranks) and stage_over(paths, stage_of(name))
+        logs += [_rank_log(paths, name, number, over) for number in sorted(ranks)]
+    return logs
+
+
+def _batch_log(paths: RunPaths, stage: str) -> list[LogFile]:
+    traces = (paths.sbatch(stage), paths.batch_log(stage), paths.stage_events(stage))
+    if stage not in STAGES or not any(trace.exists() for trace in traces):
+        return []
+    state = stage_state(paths, stage)
+    over = stage_over(paths, stage)
+    return [LogFile(stage, None, paths.batch_log(stage), None, state, over)]
+
+
+def _rank_log(paths: RunPaths, step: str, rank: int, over: bool) -> LogFile:
+    record = RankRecord.read(paths.rank_record(step, rank))
+    ended = over or (record is not None and record.ended_at is not None)
+    host = None if record is None else record.host
+    return LogFile(step, rank, paths.rank_log(step, rank), host, rank_state(record, over), ended)
+
+
+def _known_ranks(paths: RunPaths, step: str) -> set[int]:
+    """Ranks with a log or a record, and those that a record's world size promises."""
+    ranks = _numbers(paths.logs, rf"{step}_(\d+)\.out")
+    recorded = _numbers(paths.ranks, rf"{step}_(\d+)\.json")
+    for rank in recorded:
+        record = RankRecord.read(paths.rank_record(step, rank))
+        if record is not None:
+            return ranks | recorded | set(range(record.world_size))
+    return ranks | recorded
+
+
+def _numbers(folder: Path, pattern: str) -> set[int]:
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return set()
+    return {int(match[1]) for name in names if (match := re.fullmatch(pattern, name))}

@@ -1,0 +1,102 @@
+"""Reading logs of any size line by line: from the start, the last lines, and as they grow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+LONGEST_LINE_BYTES = 65536
+"""A longer line is handed on in pieces: a log without line ends must not fill the memory."""
+
+_BLOCK_BYTES = 65536
+
+
+def lines_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:
+    """Lines from the file's position on, up to ``limit_bytes``, without reading ahead."""
+    read = 0
+    while limit_bytes is None or read < limit_bytes:
+        line = log.readline(LONGEST_LINE_BYTES)
+        if not line:
+            return
+        read += len(line)
+        yield line
+
+
+def seek_last_lines(log: BinaryIO, count: int) -> None:
+    """Put the file's position where its last ``count`` lines begin, reading from the end."""
+    end = log.seek(0, os.SEEK_END)
+    if count == 0:
+        return
+    wanted = count
+    position = end
+    while position > 0:
+        start = max(0, position - _BLOCK_BYTES)
+        log.seek(start)
+        block = log.read(position - start)
+        if position == end and block.endswith(b"\n"):
+            wanted += 1  # the end of the last line begins no other
+        ends = block.count(b"\n")
+        if ends >= wanted:
+            log.seek(start + _nth_last(block, wanted) + 1)
+            return
+        wanted -= ends
+        position = start
+    log.seek(0)
+
+
+def _nth_last(block: bytes, nth: int) -> int:
+    place = len(block)
+    for _ in range(nth):
+        place = block.rindex(b"\n", 0, place)
+    return place
+
+
+@dataclass
+class GrowingLog:
+    """A log that is still written to, or not even there yet."""
+
+    path: Path
+    last: int | None = None
+    """Start with that many lines; ``None``: with all."""
+    _log: BinaryIO | None = field(default=None, init=False)
+    _pending: bytes = field(default=b"", init=False)
+
+    def new_lines(self) -> Iterator[bytes]:
+        """Whole lines written since the last call; a half line waits for its end."""
+        self._log = log = self._log or self._opened()
+        if log is None:
+            return
+        if os.fstat(log.fileno()).st_size < log.tell():
+            log.seek(0)  # a requeued job starts its log anew
+            self._pending = b""
+        for line in lines_of(log):
+            line = self._pending + line
+            self._pending = b""
+            if not line.endswith(b"\n") and len(line) < LONGEST_LINE_BYTES:
+                self._pending = line
+            else:
+                yield line
+
+    def rest(self) -> Iterator[bytes]:
+        """What is left when nothing more will be written, a half line included."""
+        yield from self.new_lines()
+        if self._pending:
+            yield self._pending
+            self._pending = b""
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self._log is not None:
+            self._log.close()
+
+    def _opened(self) -> BinaryIO | None:
+        try:
+            log = self.path.open("rb")
+        except OSError:
+            return None
+        if self.last is not None:
+            seek_last_lines(log, self.last)
+        return log

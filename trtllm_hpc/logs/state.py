@@ -1,0 +1,67 @@
+"""How ranks and stages are, in words, from what they wrote themselves."""
+
+from __future__ import annotations
+
+import signal
+
+from trtllm_hpc.paths import STAGES, RunPaths
+from trtllm_hpc.runtime.records import Event, RankRecord, read_events
+
+RUNNING = "running"
+NO_RECORD = "no record"
+NEVER_STARTED = "never started"
+SILENT = "ended without a word"
+
+
+def stage_end(paths: RunPaths, stage: str) -> Event | None:
+    """The stage's last ``stage_end`` event, unless a requeued job has started it again."""
+    turns = [event for event in read_events(paths, stage) if event.name in ("stage_start", "stage_end")]
+    return turns[-1] if turns and turns[-1].name == "stage_end" else None
+
+
+def stage_over(paths: RunPaths, stage: str) -> bool:
+    """Whether a stage has ended, or can no longer start since an earlier one failed."""
+    if stage_end(paths, stage) is not None:
+        return True
+    earlier = [stage_end(paths, name) for name in STAGES[: STAGES.index(stage)]]
+    failed = any(end is not None and end.data.get("exit_code") != 0 for end in earlier)
+    return failed and not read_events(paths, stage)
+
+
+def stage_state(paths: RunPaths, stage: str) -> str:
+    """How a stage's batch script is."""
+    end = stage_end(paths, stage)
+    if end is not None:
+        return exit_words(end.data.get("exit_code"))
+    if read_events(paths, stage):
+        return RUNNING
+    return NEVER_STARTED if stage_over(paths, stage) else NO_RECORD
+
+
+def rank_state(record: RankRecord | None, stage_over: bool) -> str:
+    """How a rank is; ``stage_over``: the batch script around it has ended."""
+    if record is None:
+        return NO_RECORD
+    if record.ended_at is None:
+        return SILENT if stage_over else RUNNING
+    if record.stopped_by is not None:
+        return f"stopped by {record.stopped_by}"
+    return exit_words(record.exit_code)
+
+
+def exit_words(code: int | None) -> str:
+    """An exit code as the table shows it."""
+    if code == 0:
+        return "ended 0"
+    if code is None:
+        return "ended"
+    return f"failed ({signal_or_code(code)})"
+
+
+def signal_or_code(code: int) -> str:
+    """``signal 9 (SIGKILL)`` for -9 and, as the shell writes it, 137; else ``exit code N``."""
+    number = -code if code < 0 else code - 128
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"exit code {code}"

@@ -1,0 +1,1 @@
+"""What a person reads of a run: tables, as objects for a terminal and as plain text."""
