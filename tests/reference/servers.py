@@ -1,0 +1,206 @@
+"""Real Triton servers, one a rank, started straight as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.reference.repository import MODELS, model_source
+from trtllm_hpc.render.environment import render_template
+
+START_LIMIT_S = 60.0
+
+
+def write_repository(folder: Path, engine: Path, *, max_batch_size: int = 8, decoupled: bool = False) -> Path:
+    for model in MODELS:
+        version = folder / model / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(model_source(model), encoding="utf-8")
+        text = render_template(
+            f"repository/reference/{model}/config.pbtxt.j2",
+            engine_dir=str(engine),
+            tokenizer_dir=str(engine / "tokenizer"),
+            max_batch_size=max_batch_size,
+            decoupled=decoupled,
+            preprocessing_instance_count=1,
+            postprocessing_instance_count=1,
+        )
+        (version.parent / "config.pbtxt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def wheel() -> Path:
+    """The Triton server that the nvidia-pytriton wheel carries."""
+    spec = find_spec("pytriton")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "tritonserver"
+
+
+def link_backends(folder: Path) -> Path:
+    """A backend folder of symbolic links: a copied stub does not find its libraries."""
+    release = f"{sys.version_info.major}.{sys.version_info.minor}"
+    python = folder / "python"
+    python.mkdir(parents=True)
+    for source in (
+        wheel() / "backends" / "python" / "libtriton_python.so",
+        wheel() / "backends" / "python" / "triton_python_backend_utils.py",
+        wheel() / "python_backend_stubs" / release / "triton_python_backend_stub",
+    ):
+        (python / source.name).symlink_to(source)
+    return folder
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        return [item.getsockname()[1] for item in sockets]
+    finally:
+        for item in sockets:
+            item.close()
+
+
+@dataclass
+class World:
+    """The servers of all ranks of one model."""
+
+    folder: Path
+    prefix: str
+    http_port: int
+    grpc_port: int
+    ranks: list[subprocess.Popen[bytes]]
+
+    def log(self, rank: int) -> str:
+        return (self.folder / f"rank{rank}.log").read_text(encoding="utf-8", errors="replace")
+
+    def failure(self, rank: int) -> str:
+        file = self.folder / f"failure{rank}.txt"
+        return file.read_text(encoding="utf-8") if file.exists() else ""
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.http_port}/v2/{path}"
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url("health/ready"), timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_LIMIT_S
+        while not self.is_ready():
+            ended = [rank for rank, process in enumerate(self.ranks) if process.poll() is not None]
+            assert not ended, f"rank {ended[0]} ended while starting:\n{self.log(ended[0])}"
+            assert time.monotonic() < deadline, f"not ready in {START_LIMIT_S} s:\n{self.log(0)}"
+            time.sleep(0.1)
+
+    def wait_ended(self, rank: int, limit_s: float) -> int:
+        return self.ranks[rank].wait(timeout=limit_s)
+
+    def generate(self, body: Mapping[str, Any], model: str = "ensemble") -> tuple[int, Any]:
+        """Status and answer of Triton's generate endpoint."""
+        request = urllib.request.Request(self.url(f"models/{model}/generate"), json.dumps(body).encode())
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def children(self, rank: int) -> list[int]:
+        """Process ids of a server's stubs."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == self.ranks[rank].pid and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+        return found
+
+    def shared_memory(self) -> list[str]:
+        return sorted(path.name for path in Path("/dev/shm").glob(f"{self.prefix}*"))
+
+    def end(self) -> None:
+        """End what is left, and remove what killed ranks leave in shared memory, as the job does."""
+        for process in self.ranks:
+            for stub in [] if process.poll() is not None else self.children(self.ranks.index(process)):
+                os.kill(stub, signal.SIGKILL)
+            process.kill()
+            process.wait()
+        for name in self.shared_memory():
+            (Path("/dev/shm") / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def start(folder: Path, repository: Path, size: int) -> Iterator[World]:
+    """Start ``size`` ranks and wait until the leader is ready."""
+    folder.mkdir(parents=True)
+    http_port, grpc_port, metrics_port, master_port = free_ports(4)
+    backends = link_backends(folder / "backends")
+    prefix = f"tref{os.getpid()}x{http_port}"
+    world = World(folder, prefix, http_port, grpc_port, [])
+    try:
+        for rank in range(size):
+            arguments = [
+                str(wheel() / "bin" / "tritonserver"),
+                f"--model-repository={repository}",
+                f"--backend-directory={backends}",
+                "--disable-auto-complete-config",
+                f"--backend-config=python,shm-region-prefix-name={prefix}_{rank}_",
+                "--allow-gpu-metrics=false",
+            ]
+            if rank == 0:
+                arguments += [f"--http-port={http_port}", f"--grpc-port={grpc_port}"]
+                arguments += [f"--metrics-port={metrics_port}", "--http-address=127.0.0.1"]
+                arguments += ["--grpc-address=127.0.0.1"]
+            else:
+                arguments += ["--model-control-mode=explicit", "--load-model=tensorrt_llm"]
+                arguments += ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"]
+            with (folder / f"rank{rank}.log").open("wb") as log:
+                world.ranks.append(
+                    subprocess.Popen(
+                        arguments,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=_environment(folder, rank, size, master_port),
+                    )
+                )
+        world.wait_ready()
+        yield world
+    finally:
+        world.end()
+
+
+def _environment(folder: Path, rank: int, size: int, master_port: int) -> dict[str, str]:
+    libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
+    return {
+        **os.environ,
+        # The stub takes the first python3 on PATH.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(master_port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TRTLLM_HPC_RANK_FAILURE": str(folder / f"failure{rank}.txt"),
+    }

@@ -1,0 +1,278 @@
+"""The build stage: make the engine folder that the reference backend loads.
+
+Usage: ``python -m trtllm_hpc.reference.build --output DIR --tensor-parallel N …``
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from trtllm_hpc import __version__
+from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
+from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.reference.engine_folder import EngineFolder
+from trtllm_hpc.runtime.records import add_event
+
+DTYPES = ("float32", "float16", "bfloat16")
+SYNTHETIC = ("tiny-llama",)
+STEPS = 5
+
+Progress = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """What makes one engine differ from another. Lengths are in tokens."""
+
+    source: str
+    """Folder of a model in transformers' format, or ``synthetic:<name>``."""
+    source_fingerprint: str
+    tensor_parallel: int
+    gpus_per_node: int
+    seed: int
+    dtype: str
+    max_batch_size: int
+    max_input_len: int
+    max_seq_len: int
+
+
+def build(settings: BuildSettings, output: Path, progress: Progress) -> None:
+    """Make the engine at ``output``, or leave it alone if it is there with these settings.
+
+    The folder is made beside ``output`` and renamed when it is whole.
+
+    Raises:
+        BuildFailed: the model cannot be read or cannot be split over the ranks.
+    """
+    if _is_built(settings, output):
+        progress(STEPS, f"nothing to do: {output} is already built with these settings")
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
+        aside = Path(scratch) / "engine"
+        aside.mkdir()
+        _fill(settings, EngineFolder(aside), progress)
+        _put_in_place(aside, output, Path(scratch))
+    progress(STEPS, f"engine ready in {output}")
+
+
+def _is_built(settings: BuildSettings, output: Path) -> bool:
+    try:
+        record = read_json(EngineFolder(output).config)
+    except (ValueError, OSError):
+        return False
+    return isinstance(record, dict) and record.get("trtllm_hpc") == _stamp(settings)
+
+
+def _stamp(settings: BuildSettings) -> dict[str, Any]:
+    return {"backend": "reference", "settings": asdict(settings)}
+
+
+def _put_in_place(aside: Path, output: Path, scratch: Path) -> None:
+    """Give the whole engine its name; an older one is moved into ``scratch`` first."""
+    if output.exists():
+        output.rename(scratch / "replaced")
+    try:
+        aside.rename(output)
+    except OSError as error:
+        raise BuildFailed(
+            f"{output} could not be put in place: {error.strerror}.", hint="is another build writing there?"
+        ) from error
+
+
+def _fill(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> None:
+    progress(1, "importing torch and transformers")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    from trtllm_hpc.reference import synthetic
+
+    transformers_logging.disable_progress_bar()
+    is_synthetic = settings.source.startswith("synthetic:")
+    progress(2, f"{'initialising' if is_synthetic else 'loading'} weights")
+    if is_synthetic:
+        model = synthetic.make_model(
+            seed=settings.seed, dtype=settings.dtype, max_seq_len=settings.max_seq_len
+        )
+    else:
+        model = _readable(AutoModelForCausalLM, settings.source, dtype=settings.dtype)
+    _check_model(settings, model.config)
+    progress(3, "writing weights")
+    model.save_pretrained(engine.checkpoint)
+    progress(4, "writing the tokenizer")
+    if is_synthetic:
+        synthetic.make_tokenizer(engine.tokenizer)
+    else:
+        _readable(AutoTokenizer, settings.source).save_pretrained(engine.tokenizer)
+        _check_tokenizer(settings, engine)
+    write_json(engine.config, _engine_config(settings, model.config))
+
+
+def _readable(kind: Any, source: str, **arguments: Any) -> Any:
+    """What transformers reads from a local folder; its many exceptions become one sentence."""
+    try:
+        return kind.from_pretrained(source, local_files_only=True, **arguments)
+    except Exception as error:  # noqa: BLE001 - transformers raises every kind of error for a bad folder
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BuildFailed(f"transformers cannot read the model in {source}: {first}") from error
+
+
+def _check_tokenizer(settings: BuildSettings, engine: EngineFolder) -> None:
+    if not (engine.tokenizer / "tokenizer.json").is_file():
+        raise BuildFailed(
+            f"The tokenizer in {settings.source} cannot be written as tokenizer.json, which the server reads."
+        )
+
+
+def _check_model(settings: BuildSettings, config: Any) -> None:
+    """Refuse what cannot be served with these settings."""
+    ranks = settings.tensor_parallel
+    if ranks > 1 and not getattr(config, "base_model_tp_plan", None):
+        raise BuildFailed(f"transformers has no tensor-parallel plan for models of type {config.model_type}.")
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
+        value = getattr(config, name, None)
+        if value is not None and value % ranks:
+            raise BuildFailed(
+                f"The model's {name} is {value}, which cannot be split over --tensor-parallel {ranks} ranks."
+            )
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and settings.max_seq_len > longest:
+        raise BuildFailed(f"--max-seq-len {settings.max_seq_len} exceeds the model's own limit of {longest}.")
+
+
+def _engine_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
+    """``config.json`` with the keys and the nesting that ``trtllm-build`` writes."""
+    ranks = settings.tensor_parallel
+    mapping = {
+        "world_size": ranks,
+        "tp_size": ranks,
+        "pp_size": 1,
+        "cp_size": 1,
+        "gpus_per_node": settings.gpus_per_node,
+    }
+    return {
+        "version": __version__,
+        "pretrained_config": {
+            "architecture": model.architectures[0],
+            "dtype": settings.dtype,
+            "vocab_size": model.vocab_size,
+            "hidden_size": model.hidden_size,
+            "intermediate_size": model.intermediate_size,
+            "num_hidden_layers": model.num_hidden_layers,
+            "num_attention_heads": model.num_attention_heads,
+            "num_key_value_heads": model.num_key_value_heads,
+            "max_position_embeddings": model.max_position_embeddings,
+            "mapping": mapping,
+        },
+        "build_config": {
+            "max_batch_size": settings.max_batch_size,
+            "max_input_len": settings.max_input_len,
+            "max_seq_len": settings.max_seq_len,
+            "max_beam_width": 1,
+            "max_num_tokens": settings.max_batch_size * settings.max_input_len,
+        },
+        "trtllm_hpc": _stamp(settings),
+    }
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BuildFailed(f"{message[:1].upper()}{message[1:]}.", hint=f"{self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m trtllm_hpc.reference.build", description="Build an engine for the reference backend."
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the engine folder to make")
+    parser.add_argument("--tensor-parallel", type=_positive, required=True, metavar="N", help="ranks")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", type=Path, metavar="PATH", help="local folder in transformers' format")
+    source.add_argument("--synthetic", choices=SYNTHETIC, help="a model made on the spot")
+    parser.add_argument("--seed", type=int, default=0, help="of a synthetic model's weights (default 0)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--max-batch-size", type=_positive, required=True, metavar="B")
+    parser.add_argument(
+        "--max-input-len", type=_positive, required=True, metavar="I", help="prompt, in tokens"
+    )
+    parser.add_argument(
+        "--max-seq-len", type=_positive, required=True, metavar="S", help="prompt and new tokens together"
+    )
+    parser.add_argument(
+        "--gpus-per-node", type=_positive, metavar="G", help="written into config.json (default: all ranks)"
+    )
+    parser.add_argument("--run", type=Path, metavar="RUN_FOLDER", help="tell this run's events the progress")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+_positive.__name__ = "positive number"  # argparse names the type by this in its message
+
+
+def _settings(arguments: argparse.Namespace) -> BuildSettings:
+    if arguments.max_input_len >= arguments.max_seq_len:
+        raise BuildFailed(
+            f"--max-input-len {arguments.max_input_len} leaves no room for new tokens "
+            f"within --max-seq-len {arguments.max_seq_len}."
+        )
+    model: Path | None = arguments.model
+    return BuildSettings(
+        source=f"synthetic:{arguments.synthetic}" if model is None else str(model.absolute()),
+        source_fingerprint="" if model is None else _fingerprint(model),
+        tensor_parallel=arguments.tensor_parallel,
+        gpus_per_node=arguments.gpus_per_node or arguments.tensor_parallel,
+        seed=arguments.seed,
+        dtype=arguments.dtype,
+        max_batch_size=arguments.max_batch_size,
+        max_input_len=arguments.max_input_len,
+        max_seq_len=arguments.max_seq_len,
+    )
+
+
+def _fingerprint(model: Path) -> str:
+    """Names, sizes and times of a model's files: enough to see that they were changed, without reading them."""
+    if not (model / "config.json").is_file():
+        raise BuildFailed(f"There is no model in {model}: config.json is missing.", hint="check --model")
+    files = sorted(path for path in model.iterdir() if path.is_file())
+    return " ".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files)
+
+
+def _progress(run: Path | None) -> Progress:
+    def progress(step: int, message: str) -> None:
+        print(f"[{step}/{STEPS}] {message}", flush=True)
+        if run is not None:
+            add_event(RunPaths(run), "build", "progress", step=step, of=STEPS, message=message)
+
+    return progress
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        arguments = _parser().parse_args(argv)
+        build(_settings(arguments), arguments.output.absolute(), _progress(arguments.run))
+    except TrtllmHpcError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: the engine cannot be written: {error}", file=sys.stderr)
+        return ExitCode.BUILD
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

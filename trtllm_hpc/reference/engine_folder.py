@@ -1,0 +1,92 @@
+"""File names, limits and layout of an engine that the reference backend loads.
+
+Standard library only: the preflight and the tests read engines without torch.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.paths import read_json
+
+
+class EngineFolder:
+    """Names of everything in one engine folder."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder).absolute()
+
+    @property
+    def config(self) -> Path:
+        """Layout and limits, in the form that TensorRT-LLM writes."""
+        return self.folder / "config.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The model as transformers stores it: configuration and safetensors.
+
+        A folder of its own, because transformers' ``config.json`` and
+        TensorRT-LLM's share their name.
+        """
+        return self.folder / "checkpoint"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer; what ``tokenizer_dir`` points to unless another is wanted."""
+        return self.folder / "tokenizer"
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What a server needs to know of an engine before it loads the weights. Lengths are in tokens."""
+
+    dtype: str
+    vocab_size: int
+    tensor_parallel: int
+    world_size: int
+    max_batch_size: int
+    max_input_len: int
+    max_seq_len: int
+    """Prompt and new tokens together."""
+
+    @classmethod
+    def read(cls, engine: EngineFolder) -> EngineInfo:
+        """Read ``config.json``.
+
+        Raises:
+            StartFailed: it is not there, or is not the configuration of an engine.
+        """
+        try:
+            record = read_json(engine.config)
+        except (ValueError, OSError) as error:
+            raise StartFailed(f"{engine.config} cannot be read: {error}.", hint=_REBUILD) from error
+        if record is None:
+            raise StartFailed(
+                f"There is no engine in {engine.folder}: config.json is missing.", hint=_REBUILD
+            )
+        try:
+            return cls._from_record(record)
+        except (KeyError, TypeError) as error:
+            raise StartFailed(
+                f"{engine.config} is not the configuration of an engine: {error}.", hint=_REBUILD
+            ) from error
+
+    @classmethod
+    def _from_record(cls, record: Any) -> EngineInfo:
+        pretrained, build = record["pretrained_config"], record["build_config"]
+        return cls(
+            dtype=pretrained["dtype"],
+            vocab_size=pretrained["vocab_size"],
+            tensor_parallel=pretrained["mapping"]["tp_size"],
+            world_size=pretrained["mapping"]["world_size"],
+            max_batch_size=build["max_batch_size"],
+            max_input_len=build["max_input_len"],
+            max_seq_len=build["max_seq_len"],
+        )
+
+
+_REBUILD = "build the engine again"

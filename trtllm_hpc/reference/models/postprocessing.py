@@ -1,0 +1,36 @@
+"""Triton model ``postprocessing``: token ids in, text out. Runs in Triton's Python stub."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from trtllm_hpc.reference.text import TextTokenizer
+
+
+class TritonPythonModel:
+    """Turns each sequence of tokens into text."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read the tokenizer."""
+        parameters = json.loads(args["model_config"])["parameters"]
+        self._tokenizer = TextTokenizer(parameters["tokenizer_dir"]["string_value"])
+
+    def execute(self, triton_requests: list[Any]) -> list[Any]:
+        """Decode the sequences of each request: one row a prompt, one column a beam."""
+        return [self._respond(request) for request in triton_requests]
+
+    def _respond(self, request: Any) -> Any:
+        tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()
+        lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()
+        texts = [
+            [
+                self._tokenizer.decode(beam[:length].tolist()).encode()
+                for beam, length in zip(beams, row, strict=True)
+            ]
+            for beams, row in zip(tokens, lengths, strict=True)
+        ]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=np.object_))])

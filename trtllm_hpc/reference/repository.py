@@ -1,0 +1,22 @@
+"""What the reference backend puts into a model repository.
+
+Standard library only: rendering uses this on machines without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+MODELS: tuple[str, ...] = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing")
+"""Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
+
+
+def model_source(name: str) -> str:
+    """Text of the Python file that belongs at ``<repository>/<name>/1/model.py``.
+
+    Raises:
+        KeyError: the backend has no model of that name.
+    """
+    if name not in MODELS:
+        raise KeyError(name)
+    return (resources.files(__package__) / "models" / f"{name}.py").read_text(encoding="utf-8")

@@ -1,0 +1,82 @@
+"""A tiny Llama and its tokenizer, made on the spot: compute nodes can download nothing.
+
+The model has learnt nothing and talks nonsense, but the same nonsense for
+the same seed, and through the same code as a real Llama.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.paths import write_json
+
+SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
+"""In the order of their ids, as in Llama 2: 2 ends a text."""
+
+VOCAB_SIZE = 512
+
+TINY_LLAMA: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    # Wide enough that the greedy output does not fall into one repeated token.
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+"""About 3.5 million parameters; every dimension can be split over 1, 2, 4 or 8 ranks."""
+
+_CORPUS = """
+The scheduler holds a queue of jobs and gives each of them a set of nodes for a bounded time. A job that asks
+for two nodes waits until two nodes are free at once, and then its first script runs on the first of them.
+Machine learning is a part of computer science in which programs improve with the examples that they are shown.
+A language model reads a text as a row of tokens and says which token is likely to come next; taking the
+likeliest one again and again is called greedy decoding. When a model is too large for one device, its matrices
+are cut into slices: every rank multiplies with its own slice, and the ranks add up their results after each layer.
+What is the weather like today? The morning was cold and clear, but towards evening clouds came over the hills.
+Where does the river begin? It begins under the glacier, passes three villages, and reaches the sea after ten days.
+Who wrote the letter, and why was it never answered? How many questions can one person ask before lunch?
+The quick brown fox jumps over the lazy dog. Numbers: 0 1 2 3 4 5 6 7 8 9 10 12 16 24 32 48 64 100 128 256 512.
+Der Rechner steht im Keller und rechnet die ganze Nacht; am Morgen liegen die Ergebnisse für alle bereit.
+Le modèle répond à chaque question, même quand il n'a rien à dire; où est passé l'été?
+"""
+"""Text of our own for the tokenizer's merges; what it says does not matter."""
+
+
+def make_model(*, seed: int, dtype: str, max_seq_len: int) -> Any:
+    """The tiny Llama with weights drawn from ``seed``."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, max_position_embeddings=max_seq_len))
+    return model.to(getattr(torch, dtype))
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Write a byte-level BPE tokenizer of exactly ``VOCAB_SIZE`` tokens; any UTF-8 text can be encoded."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS.splitlines(), trainer)
+    unknown, begin, end = SPECIAL_TOKENS
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, SPECIAL_TOKENS.index(begin))]
+    )
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"unk_token": unknown, "bos_token": begin, "eos_token": end, "pad_token": end}
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
