@@ -119,7 +119,7 @@ def _readable(kind: Any, source: str, **arguments: Any) -> Any:
     """What transformers reads from a local folder; its many exceptions become one sentence."""
     try:
         return kind.from_pretrained(source, local_files_only=True, **arguments)
-    except Exception as error:  # noqa: BLE001 - transformers raises every kind of error for a bad folder
+    except Exception as error:  # transformers raises every kind of error for a bad folder
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BuildFailed(f"transformers cannot read the model in {source}: {first}") from error
 
@@ -243,7 +243,7 @@ def _settings(arguments: argparse.Namespace) -> BuildSettings:
 
 
 def _fingerprint(model: Path) -> str:
-    """Names, sizes and times of a model's files: enough to see that they were changed, without reading them."""
+    """Names, sizes and times of a model's files: enough to see a change without reading weights."""
     if not (model / "config.json").is_file():
         raise BuildFailed(f"There is no model in {model}: config.json is missing.", hint="check --model")
     files = sorted(path for path in model.iterdir() if path.is_file())

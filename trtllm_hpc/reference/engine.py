@@ -39,7 +39,8 @@ class Engine:
         info = EngineInfo.read(engine)
         if world.size != info.world_size:
             raise StartFailed(
-                f"The engine in {engine.folder} was built for {info.world_size} ranks; {world.size} were started.",
+                f"The engine in {engine.folder} was built for {info.world_size} ranks; "
+                f"{world.size} were started.",
                 hint=f"start {info.world_size} ranks or build with --tensor-parallel {world.size}",
             )
         started = time.perf_counter()

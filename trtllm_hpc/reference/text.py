@@ -31,7 +31,7 @@ class TextTokenizer:
         try:
             self._tokenizer = Tokenizer.from_file(str(file))
             config = read_json(file.with_name("tokenizer_config.json")) or {}
-        except Exception as error:  # noqa: BLE001 - the Rust library raises plain Exception
+        except Exception as error:  # the Rust library raises nothing narrower
             raise StartFailed(f"{file} cannot be read: {error}.", hint="check tokenizer_dir") from error
         self.end_id = self._special_id(config.get("eos_token"))
         """Id of the token that ends a text, or ``None`` if the tokenizer names none."""
