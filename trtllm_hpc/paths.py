@@ -208,7 +208,7 @@ def write_aside(path: Path) -> Iterator[Path]:
     aside = Path(name)
     try:
         yield aside
-        os.replace(aside, path)
+        aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
 

@@ -58,7 +58,10 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=LazyGroup, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="trtllm-hpc")
 def command() -> None:
     """Serve a model with TensorRT-LLM and Triton on a Slurm cluster, and know how fast it is.

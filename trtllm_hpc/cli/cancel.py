@@ -1,0 +1,33 @@
+"""``trtllm-hpc cancel``: end a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.paths import RunPaths
+
+
+@click.command("cancel")
+@run_argument
+@json_option
+def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
+    """Cancel every job of RUN and wait until they have ended.
+
+    A run that has ended already is left as it is.
+
+    \b
+    Example:
+      trtllm-hpc cancel latest
+    """
+    from trtllm_hpc.lifecycle.cancel import cancel_run
+
+    status = cancel_run(run)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
+        return
+    click.echo(f"{run.run_id}: {status.state.value}, {status.sentence}")

@@ -1,0 +1,64 @@
+"""``trtllm-hpc render``: the scripts, without submitting them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.cli.rendering import job_options, make_run
+
+if TYPE_CHECKING:
+    from trtllm_hpc.plan.model import Plan
+
+
+@click.command("render")
+@job_options
+@json_option
+def command(
+    job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None, as_json: bool
+) -> None:
+    """Write the run folder of JOB with all its scripts; submit nothing.
+
+    Works without Slurm on the machine. What is written is what `submit` would
+    submit, byte for byte.
+
+    \b
+    Examples:
+      trtllm-hpc render job.yaml --cluster pyxis
+      trtllm-hpc render job.yaml --set serve.nodes=2 --runs /scratch/$USER/runs
+    """
+    plan, paths = make_run(job_file, cluster, settings, runs)
+    scripts = [paths.sbatch(stage.name) for stage in plan.stages]
+    if as_json:
+        import json
+
+        record = {
+            "run": paths.run_id,
+            "folder": str(paths.folder),
+            "scripts": [str(file) for file in scripts],
+        }
+        click.echo(json.dumps(record, indent=2))
+        return
+    click.echo(f"rendered {paths.folder}")
+    for script in scripts:
+        click.echo(f"  {script.relative_to(paths.folder)}")
+    click.echo("\nTo submit by hand, in this order:")
+    click.echo(by_hand(plan, paths.folder))
+
+
+def by_hand(plan: Plan, folder: Path) -> str:
+    """The commands that do what ``submit`` does."""
+    lines = [f"  cd {shlex.quote(str(folder))}"]
+    for stage in plan.stages:
+        script = f"scripts/{stage.name}.sbatch"
+        if plan.cluster.scheduler == "local":
+            lines.append(f"  bash {script}{' &' * (stage.name == 'serve')}")
+            continue
+        conditions = ",".join(f"{item.kind}:${item.stage}" for item in stage.after)
+        option = f" --dependency={conditions}" if conditions else ""
+        lines.append(f"  {stage.name}=$(sbatch --parsable{option} {script})")
+    return "\n".join(lines)

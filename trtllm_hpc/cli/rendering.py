@@ -1,0 +1,69 @@
+"""Job file to written run: what ``render`` and ``submit`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from trtllm_hpc.cli.options import runs_option
+from trtllm_hpc.runs import default_runs_folder
+
+if TYPE_CHECKING:
+    from trtllm_hpc.paths import RunPaths
+    from trtllm_hpc.plan.model import Plan
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def job_options(command: Command) -> Command:
+    """``JOB``, ``--cluster``, ``--set`` and ``--runs``."""
+    command = runs_option(command)
+    command = click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="A.B=C",
+        help="Override one key, e.g. --set serve.nodes=2 or --set cluster.partition=gpu.  [repeatable]",
+    )(command)
+    command = click.option(
+        "--cluster",
+        default="sandbox",
+        show_default=True,
+        metavar="PROFILE",
+        envvar="TRTLLM_HPC_CLUSTER",
+        show_envvar=True,
+        help="Cluster profile: a file, or a name such as sandbox, local, pyxis.",
+    )(command)
+    return click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB")(command)
+
+
+def make_run(
+    job_file: Path,
+    cluster: str,
+    settings: tuple[str, ...],
+    runs: Path | None,
+    check: Callable[[Plan], None] = lambda plan: None,
+) -> tuple[Plan, RunPaths]:
+    """Load, plan and write; nothing is written when anything is wrong.
+
+    Args:
+        check: a last look at the plan before the folder is made.
+
+    Raises:
+        ConfigError, RenderError: see there.
+    """
+    from trtllm_hpc.config.load import load
+    from trtllm_hpc.plan.resolve import make_plan
+    from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
+
+    resolved = load(job_file, cluster, settings)
+    folder = runs or (
+        Path(resolved.cluster.runs_folder) if resolved.cluster.runs_folder else default_runs_folder()
+    )
+    paths = new_run_folder(folder, resolved.job.name)
+    plan = make_plan(resolved.job, resolved.cluster, paths, default_python())
+    check(plan)
+    return plan, write_run(plan)

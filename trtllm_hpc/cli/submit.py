@@ -1,0 +1,103 @@
+"""``trtllm-hpc submit``: the one command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.cli.rendering import job_options, make_run
+
+if TYPE_CHECKING:
+    from trtllm_hpc.lifecycle.status import RunStatus
+    from trtllm_hpc.paths import RunPaths
+
+
+@click.command("submit")
+@job_options
+@click.option("--wait", is_flag=True, help="Follow the run to its end; exit with the code of what failed.")
+@json_option
+def command(
+    job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None, wait: bool, as_json: bool
+) -> int:
+    """Render JOB and submit its jobs: build, serve, companion.
+
+    The scripts in the run folder are submitted as they are, chained by Slurm
+    dependencies. Without --wait the command returns at once.
+
+    \b
+    Examples:
+      trtllm-hpc submit job.yaml --cluster pyxis.yaml
+      trtllm-hpc submit job.yaml --cluster sandbox --wait
+      trtllm-hpc submit job.yaml --set serve.keep_running=true
+
+    \b
+    Exit codes: 3 job file or profile, 4 rendering, 5 submission, 6 build,
+    7 start, 8 not ready in time, 9 request, 10 measurement, 11 cancelled,
+    12 a job was lost.
+    """
+    from trtllm_hpc.lifecycle.chain import require_scheduler, submit_chain
+
+    plan, paths = make_run(job_file, cluster, settings, runs, check=require_scheduler)
+    say = (lambda text: None) if as_json else click.echo
+    say(f"run {paths.run_id}\n  folder {paths.folder}")
+    submit_chain(plan, paths, progress=lambda stage, job: say(f"  {stage}: job {job}"))
+    if not wait:
+        _print_next(paths, as_json)
+        return 0
+    status = _wait(paths, live=not as_json)
+    _print_end(status, paths, as_json)
+    return int(status.exit_code)
+
+
+def _print_next(paths: RunPaths, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        from trtllm_hpc.paths import read_json
+
+        stages = (read_json(paths.jobs) or {})["stages"]
+        jobs = {stage: job["job_id"] for stage, job in stages.items()}
+        click.echo(json.dumps({"run": paths.run_id, "folder": str(paths.folder), "jobs": jobs}, indent=2))
+        return
+    click.echo(f"next: trtllm-hpc status {paths.run_id}, or trtllm-hpc logs {paths.run_id} --follow")
+
+
+def _wait(paths: RunPaths, *, live: bool) -> RunStatus:
+    from trtllm_hpc.lifecycle.watch import follow
+    from trtllm_hpc.report.live import LivePrinter
+
+    status = None
+    try:
+        with LivePrinter(enabled=live) as printer:
+            for progress in follow(paths):
+                printer.show(progress)
+                status = progress.status
+    except KeyboardInterrupt:
+        click.echo(
+            f"\nStopped watching; the run goes on.\n  next: trtllm-hpc status {paths.run_id}, "
+            f"or trtllm-hpc cancel {paths.run_id}",
+            err=True,
+        )
+        raise click.exceptions.Abort from None
+    assert status is not None
+    return status
+
+
+def _print_end(status: RunStatus, paths: RunPaths, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        click.echo(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
+        return
+    from trtllm_hpc.report.summary import print_summary
+
+    print_summary(paths)
+    stream = sys.stderr if status.exit_code else sys.stdout
+    click.echo(f"{status.state.value}: {status.sentence}", file=stream)
+    if status.exit_code:
+        click.echo(f"  next: trtllm-hpc logs {paths.run_id}", file=stream)
+    click.echo(f"run folder: {paths.folder}")

@@ -1,0 +1,150 @@
+"""Submitting a run: build, serve and companion as one chain."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.lifecycle.journal import Journal
+from trtllm_hpc.lifecycle.script import StageScript
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.model import Plan, Stage
+from trtllm_hpc.runtime.stage import TOKEN_VARIABLE
+
+if TYPE_CHECKING:
+    from submitit.core.core import Executor, Job
+
+Progress = Callable[[str, str], None]
+"""Called with (stage, job id) after each submission."""
+
+
+def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage, job_id: None) -> Journal:
+    """Submit the scripts of a written run, in order; all of them or none.
+
+    If anything fails or interrupts, the jobs sent so far are cancelled. If this
+    process is killed outright, they end by themselves: each waits for the
+    journal to be complete before it does anything (``runtime.stage``).
+
+    Raises:
+        SubmissionError: Slurm refused a script.
+    """
+    journal = Journal(scheduler=plan.cluster.scheduler, slurm_conf=plan.cluster.slurm_conf)
+    journal.write(paths)
+    executor = _executor(plan, paths)
+    jobs: list[Job[Any]] = []
+    try:
+        with _Interruptions() as interruptions:
+            for stage in plan.stages:
+                with interruptions.hold():
+                    job = executor.submit(_script(stage, paths, journal.token))
+                    jobs.append(job)
+                    journal.add(paths, stage.name, job.job_id, _process_started(plan, job.job_id))
+                progress(stage.name, job.job_id)
+            journal.complete = True
+            journal.write(paths)
+    except BaseException:
+        for job in reversed(jobs):
+            job.cancel(check=False)
+        raise
+    return journal
+
+
+def _script(stage: Stage, paths: RunPaths, token: str) -> StageScript:
+    after = tuple((dependency.kind, dependency.stage) for dependency in stage.after)
+    return StageScript(str(paths.folder), stage.name, after, ((TOKEN_VARIABLE, token),))
+
+
+def _executor(plan: Plan, paths: RunPaths) -> Executor:
+    if plan.cluster.scheduler == "slurm":
+        from trtllm_hpc.lifecycle.executor import RenderedScriptExecutor
+
+        return RenderedScriptExecutor(paths.folder, plan.cluster.slurm_conf)
+    from submitit import LocalExecutor
+
+    executor = LocalExecutor(paths.submitit)
+    minutes = plan.job.build.time_limit_minutes + plan.job.serve.time_limit_minutes
+    executor.update_parameters(
+        timeout_min=minutes + plan.job.companion.time_limit_minutes,
+        gpus_per_node=plan.cluster.gpus_per_node,
+        stderr_to_stdout=True,
+    )
+    return executor
+
+
+def _process_started(plan: Plan, job_id: str) -> int | None:
+    return process_start_ticks(int(job_id)) if plan.cluster.scheduler == "local" else None
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot (proc(5)); ``None`` if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+class _Interruptions:
+    """Turns a signal that would end this process into KeyboardInterrupt, but never inside ``hold``.
+
+    The signals are not masked: a child would inherit the mask and could then
+    never be stopped.
+    """
+
+    _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self._held = False
+        self._pending: str | None = None
+
+    def __enter__(self) -> _Interruptions:
+        self._before = {number: signal.signal(number, self._arrive) for number in self._ENDING}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _arrive(self, number: int, _frame: FrameType | None) -> None:
+        self._pending = signal.Signals(number).name
+        if not self._held:
+            raise KeyboardInterrupt(self._pending)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Let what is inside be finished before an interruption counts."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._pending is not None:
+            raise KeyboardInterrupt(self._pending)
+
+
+def require_scheduler(plan: Plan) -> None:
+    """Refuse early what cannot be submitted from this machine.
+
+    Raises:
+        SubmissionError: the profile is a Slurm cluster's and there is no sbatch here.
+    """
+    from trtllm_hpc.lifecycle.slurm import is_installed
+
+    if plan.cluster.scheduler == "slurm" and not is_installed():
+        raise SubmissionError(
+            f"The profile {plan.cluster.name!r} is for a Slurm cluster, but this machine has no sbatch.",
+            hint="run this on a login node, or add --cluster local to run it here without Slurm",
+        )
+    conf = plan.cluster.slurm_conf
+    if conf is not None and not os.access(conf, os.R_OK):
+        raise SubmissionError(
+            f"The profile {plan.cluster.name!r} names {conf}, which cannot be read.",
+            hint="trtllm-hpc sandbox up, if this is the sandbox; else set slurm_conf in the profile",
+        )

@@ -1,0 +1,118 @@
+"""A rendered script as something that submitit can submit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import read_events
+
+_POLL_S = 0.2
+_STOP_GRACE_S = 20.0
+
+
+@dataclass(frozen=True)
+class StageScript:
+    """One stage's script.
+
+    Our own executor hands the file to ``sbatch`` and never calls this object;
+    submitit's local executor calls it in a process of its own, and the very
+    same file is run by bash.
+    """
+
+    run_folder: str
+    stage: str
+    after: tuple[tuple[str, str], ...]
+    """(kind, stage) of each dependency, as in the plan."""
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The script."""
+        return RunPaths(self.run_folder).sbatch(self.stage)
+
+    def __call__(self) -> int:
+        """Wait for the dependencies, then run the script with bash; returns its exit code."""
+        paths = RunPaths(self.run_folder)
+        for kind, stage in self.after:
+            if not _wait_for(paths, kind, stage):
+                raise RuntimeError(f"stage {stage} failed, so {self.stage} never starts")
+        return self._run(paths)
+
+    def _run(self, paths: RunPaths) -> int:
+        with paths.batch_log(self.stage).open("ab") as log:
+            process = subprocess.Popen(
+                ["bash", str(self.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **dict(self.environment)},
+                start_new_session=True,  # so that the whole stage can be signalled
+            )
+
+        def end(_signal: int, _frame: FrameType | None) -> None:
+            end_group(process.pid)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
+        code = process.wait()
+        if code:
+            raise RuntimeError(f"{self.path} ended with exit code {code}")
+        return code
+
+
+def end_group(leader: int) -> None:
+    """End a process group: SIGTERM, and after a grace SIGKILL."""
+    deadline = time.monotonic() + _STOP_GRACE_S
+    number = signal.SIGTERM
+    while True:
+        try:
+            os.killpg(leader, number)
+        except (ProcessLookupError, PermissionError):
+            return
+        if number == signal.SIGKILL:
+            return
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(leader, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            if _only_zombies(leader):
+                return
+            time.sleep(_POLL_S)
+        number = signal.SIGKILL
+
+
+def _only_zombies(group: int) -> bool:
+    """Whether nothing but unreaped dead processes is left in a group."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, pgrp = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+            except (OSError, ValueError):
+                continue
+            if int(pgrp) == group and state != "Z":
+                return False
+    return True
+
+
+def _wait_for(paths: RunPaths, kind: str, stage: str) -> bool:
+    """Wait until a stage has started (``after``) or ended well (``afterok``); False if it cannot.
+
+    The wait is bounded by submitit's own time limit for this job.
+    """
+    while True:
+        for event in read_events(paths, stage):
+            if kind == "after" and event.name == "stage_begin":
+                return True
+            if event.name == "stage_end":
+                return bool(event.data.get("exit_code") == 0)
+            if event.name in ("submission_interrupted", "stage_killed"):
+                return False
+        time.sleep(_POLL_S)

@@ -1,0 +1,260 @@
+"""How a run is: what Slurm says, what the job wrote, and one sentence for both."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.lifecycle.chain import process_start_ticks
+from trtllm_hpc.lifecycle.journal import Journal, read_journal
+from trtllm_hpc.lifecycle.slurm import JobInfo, Slurm
+from trtllm_hpc.logs.diagnose import first_failure
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.records import Endpoint, Event, StopRequest, read_events
+from trtllm_hpc.states import INTERRUPTED, LOST, STATES, JobState, explain_reason
+
+
+class RunState(str, enum.Enum):
+    """A run as a whole."""
+
+    RENDERED = "rendered"
+    """Written, not submitted."""
+    PENDING = "pending"
+    RUNNING = "running"
+    SERVING = "serving"
+    """The endpoint is published."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.LOST)
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """One stage."""
+
+    stage: str
+    state: str
+    """Slurm's name of the state; the same names with the local profile."""
+    final: bool
+    ok: bool
+    sentence: str
+    job_id: str | None = None
+    nodes: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The whole run."""
+
+    run_id: str
+    folder: str
+    state: RunState
+    sentence: str
+    stages: tuple[StageStatus, ...]
+    endpoint: Endpoint | None
+    exit_code: ExitCode
+    """What ``submit --wait`` leaves with when this is final."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The status as plain JSON types."""
+        return {**asdict(self), "state": self.state.value, "exit_code": int(self.exit_code)}
+
+
+def run_status(paths: RunPaths, slurm: Slurm | None = None) -> RunStatus:
+    """The state of a run now; one question to Slurm at most.
+
+    Args:
+        slurm: keep one over several calls, so that what was learned of the
+            site (no accounting) is not asked again.
+    """
+    journal = read_journal(paths)
+    events = read_events(paths)
+    jobs = _job_ids(paths, journal, events)
+    if journal is not None and journal.scheduler == "local":
+        stages = [_local_stage(name, journal, events) for name in jobs]
+    else:
+        conf = journal.slurm_conf if journal else _planned_conf(paths)
+        answers = (slurm or Slurm(conf)).query(job for job in jobs.values() if job)
+        stages = [_slurm_stage(name, job, answers, events) for name, job in jobs.items()]
+    return _whole(paths, stages, journal)
+
+
+def _planned_conf(paths: RunPaths) -> str | None:
+    """``SLURM_CONF`` of a run whose scripts were submitted by hand."""
+    plan = read_json(paths.plan) or {}
+    conf: str | None = plan.get("slurm_conf")
+    return conf
+
+
+def _job_ids(paths: RunPaths, journal: Journal | None, events: list[Event]) -> dict[str, str | None]:
+    """Stage to job id, by the journal or, for scripts run by hand, by what they wrote."""
+    plan = read_json(paths.plan) or {}
+    jobs: dict[str, str | None] = {stage["name"]: None for stage in plan.get("stages", [])}
+    for event in events:
+        if event.name == "stage_begin" and event.stage in jobs:
+            jobs[event.stage] = str(event.data.get("job_id") or "") or None
+    for name, job in (journal.stages if journal else {}).items():
+        # A stage that was run again by hand is followed under its newest id.
+        jobs[name] = jobs.get(name) or job.job_id
+    return jobs
+
+
+def _marks(events: list[Event], stage: str) -> list[Event]:
+    return [
+        event for event in events if event.stage == stage and event.name.startswith(("stage_", "submission_"))
+    ]
+
+
+def _slurm_stage(
+    name: str, job_id: str | None, answers: dict[str, JobInfo], events: list[Event]
+) -> StageStatus:
+    if job_id is None:
+        return StageStatus(name, "NOT SUBMITTED", False, False, "is not submitted")
+    info = answers.get(job_id)
+    if info is None:
+        return _forgotten(name, job_id, events)
+    sentence = info.state.sentence
+    if info.reason:
+        sentence += f": {explain_reason(info.reason)}"
+    if info.state.final and not info.state.ok:
+        sentence += _how(info)
+    return StageStatus(
+        name, info.state.name, info.state.final, info.state.ok, sentence, job_id, info.nodes, info.exit_code
+    )
+
+
+def _how(info: JobInfo) -> str:
+    if info.exit_signal:
+        return f" (its batch script was killed by signal {info.exit_signal})"
+    return f" (exit code {info.exit_code})" if info.exit_code else ""
+
+
+def _forgotten(name: str, job_id: str, events: list[Event]) -> StageStatus:
+    """A job that Slurm does not know any more: its own last words decide, else it is lost."""
+    marks = _marks(events, name)
+    if marks and marks[-1].name == "stage_end":
+        return _ended(name, job_id, int(marks[-1].data.get("exit_code", 1)))
+    return StageStatus(name, LOST.name, True, False, LOST.sentence, job_id)
+
+
+def _ended(name: str, job_id: str | None, code: int) -> StageStatus:
+    state = STATES["COMPLETED" if code == 0 else "FAILED"]
+    sentence = state.sentence + (f" (exit code {code})" if code else "")
+    return StageStatus(name, state.name, True, state.ok, sentence, job_id, exit_code=code)
+
+
+def _local_stage(name: str, journal: Journal, events: list[Event]) -> StageStatus:
+    job = journal.stages.get(name)
+    if job is None:
+        state = STATES["PENDING"] if journal.complete else INTERRUPTED
+        return StageStatus(name, state.name, state.final, False, state.sentence)
+    marks = _marks(events, name)
+    last = marks[-1].name if marks else ""
+    if last == "stage_end":
+        return _ended(name, job.job_id, int(marks[-1].data.get("exit_code", 1)))
+    if last == "stage_cancelled":
+        return _in_state(name, "CANCELLED", job.job_id)
+    alive = process_start_ticks(int(job.job_id)) == job.process_started and job.process_started is not None
+    if alive:
+        return _in_state(name, "RUNNING" if last == "stage_begin" else "PENDING", job.job_id)
+    if last == "stage_begin":
+        return StageStatus(name, "FAILED", True, False, "has failed (its script was killed)", job.job_id)
+    # Its controller ended before the script began: what it waited for failed.
+    return _in_state(name, "CANCELLED", job.job_id)
+
+
+def _in_state(name: str, state_name: str, job_id: str) -> StageStatus:
+    state: JobState = STATES[state_name]
+    return StageStatus(name, state.name, state.final, state.ok, state.sentence, job_id)
+
+
+def _whole(paths: RunPaths, stages: list[StageStatus], journal: Journal | None) -> RunStatus:
+    endpoint = Endpoint.read(paths.endpoint)
+    state = _run_state(stages, journal, endpoint)
+    broken = _culprit(stages) if state in (RunState.FAILED, RunState.CANCELLED, RunState.LOST) else None
+    if state.final:
+        endpoint = None  # a file that a killed leader left says nothing any more
+    sentence = _sentence(paths, state, stages, broken)
+    code = _exit_code(state, broken, paths)
+    return RunStatus(paths.run_id, str(paths.folder), state, sentence, tuple(stages), endpoint, code)
+
+
+def _run_state(stages: list[StageStatus], journal: Journal | None, endpoint: Endpoint | None) -> RunState:
+    names = {stage.state for stage in stages}
+    if journal is None and names == {"NOT SUBMITTED"}:
+        return RunState.RENDERED
+    if any(stage.state == LOST.name for stage in stages):
+        return RunState.LOST
+    if any(
+        stage.final and not stage.ok and stage.state not in ("CANCELLED", INTERRUPTED.name)
+        for stage in stages
+    ):
+        return RunState.FAILED
+    if names & {"CANCELLED", INTERRUPTED.name}:
+        return RunState.CANCELLED
+    if all(stage.ok for stage in stages):
+        return RunState.COMPLETED
+    if endpoint is not None and any(stage.state == "RUNNING" for stage in stages):
+        return RunState.SERVING
+    return RunState.RUNNING if names & {"RUNNING", "COMPLETING", "COMPLETED"} else RunState.PENDING
+
+
+def _culprit(stages: list[StageStatus]) -> StageStatus | None:
+    """The stage to blame: the first that failed by itself, else the first that is not well."""
+    bad = [stage for stage in stages if stage.final and not stage.ok]
+    return next((stage for stage in bad if stage.state != "CANCELLED"), bad[0] if bad else None)
+
+
+def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], broken: StageStatus | None) -> str:
+    if broken is None:
+        return _progress_sentence(state, stages)
+    parts = [f"stage {broken.stage} {broken.sentence}"]
+    refused = [event for event in read_events(paths, broken.stage) if "reason" in event.data]
+    failure = first_failure(paths) if broken.stage == "serve" else None
+    if refused:
+        parts.append(str(refused[-1].data["reason"]))
+    elif failure is not None:
+        parts.append(failure.sentence)
+    return "; ".join(parts)
+
+
+def _progress_sentence(state: RunState, stages: list[StageStatus]) -> str:
+    if state is RunState.RENDERED:
+        return "rendered, not submitted"
+    if state is RunState.COMPLETED:
+        return "every stage has ended well"
+    busy = next((stage for stage in stages if not stage.final), None)
+    return f"stage {busy.stage} {busy.sentence}" if busy else state.value
+
+
+def _exit_code(state: RunState, broken: StageStatus | None, paths: RunPaths) -> ExitCode:
+    """What failed, as an exit code."""
+    if state is RunState.LOST:
+        return ExitCode.LOST
+    if state is RunState.CANCELLED:
+        return ExitCode.CANCELLED
+    if broken is None:
+        return ExitCode.OK
+    if any(event.name == "submission_interrupted" for event in read_events(paths, broken.stage)):
+        return ExitCode.SUBMISSION
+    if broken.stage == "build":
+        return ExitCode.BUILD
+    if broken.stage == "serve":
+        return ExitCode.READINESS if broken.exit_code == ExitCode.READINESS else ExitCode.START
+    known = {ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
+    return next((code for code in known if code == broken.exit_code), ExitCode.REQUEST)
+
+
+def was_stopped_by(paths: RunPaths) -> str | None:
+    """Who asked the server to stop, if anybody did."""
+    request = StopRequest.read(paths.stop_request)
+    return request.by if request else None

@@ -1,0 +1,77 @@
+"""Following a run to its end, or to its endpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trtllm_hpc.lifecycle.journal import read_journal
+from trtllm_hpc.lifecycle.slurm import Slurm
+from trtllm_hpc.lifecycle.status import RunState, RunStatus, run_status
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.records import RankRecord, read_events
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 15.0
+_FILE_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: Slurm's view, and what the job itself wrote."""
+
+    status: RunStatus
+    build: tuple[int, int, str] | None
+    """Step, number of steps, and what is being done."""
+    ranks_up: int
+    world_size: int
+    benchmark: tuple[int, int, int] | None
+    """Requests done, requests in all, errors."""
+
+
+def follow(paths: RunPaths, *, until_serving: bool = False) -> Iterator[Progress]:
+    """Yield the progress until the run has ended, or (``until_serving``) its endpoint is there.
+
+    The run's own files are read twice a second. Slurm is asked at growing
+    pauses, at once when the files show that a stage began or ended: a watched
+    run must not be a burden on the controller.
+    """
+    journal = read_journal(paths)
+    slurm = Slurm(journal.slurm_conf if journal else None)
+    pause, asked_at, marks = _FIRST_PAUSE_S, float("-inf"), -1
+    status: RunStatus | None = None
+    while True:
+        seen = len(read_events(paths))
+        if status is None or seen != marks or time.monotonic() - asked_at > pause:
+            pause = _FIRST_PAUSE_S if seen != marks else min(pause * 1.5, _LONGEST_PAUSE_S)
+            status, asked_at, marks = run_status(paths, slurm), time.monotonic(), seen
+        yield _progress(paths, status)
+        if status.state.final or (until_serving and status.state is RunState.SERVING):
+            return
+        time.sleep(_FILE_PAUSE_S)
+
+
+def _progress(paths: RunPaths, status: RunStatus) -> Progress:
+    plan = read_json(paths.plan) or {}
+    world_size = int(plan.get("layout", {}).get("world_size", 0))
+    records = (RankRecord.read(paths.rank_record("serve", rank)) for rank in range(world_size))
+    up = sum(1 for record in records if record is not None and record.ended_at is None)
+    return Progress(status, _build_step(paths), up, world_size, _benchmark(paths))
+
+
+def _build_step(paths: RunPaths) -> tuple[int, int, str] | None:
+    steps = [event.data for event in read_events(paths, "build") if event.name == "progress"]
+    if not steps:
+        return None
+    return int(steps[-1]["step"]), int(steps[-1]["of"]), str(steps[-1]["message"])
+
+
+def _benchmark(paths: RunPaths) -> tuple[int, int, int] | None:
+    try:
+        progress = read_json(paths.benchmark_progress)
+    except ValueError:
+        return None
+    if not isinstance(progress, dict):
+        return None
+    return int(progress["done"]), int(progress["of"]), int(progress["errors"])

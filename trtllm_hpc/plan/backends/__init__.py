@@ -1,0 +1,1 @@
+"""What differs between the backends: build command, repository, server environment."""

@@ -1,0 +1,100 @@
+"""The plan: what will run, as one immutable value.
+
+The same job file, profile, run folder and Python give the same plan, and the
+plan alone decides every byte that is rendered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.plan.layout import Layout
+
+
+@dataclass(frozen=True)
+class Directive:
+    """One ``#SBATCH`` line."""
+
+    option: str
+    """With its dashes, e.g. ``--nodes``."""
+    value: str | int | None = None
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """What must have happened to another stage before this one starts."""
+
+    kind: str
+    """``afterok`` (ended well) or ``after`` (started), as in ``sbatch --dependency``."""
+    stage: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One batch script."""
+
+    name: str
+    directives: tuple[Directive, ...]
+    after: tuple[Dependency, ...]
+    """All of them must hold."""
+    cpus_per_task: int
+
+
+@dataclass(frozen=True)
+class RepositoryModel:
+    """One model of Triton's repository."""
+
+    name: str
+    config_template: str
+    """Template of its ``config.pbtxt``, relative to the templates folder."""
+    source: str
+    """Text of its ``1/model.py``; empty for an ensemble."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, resolved."""
+
+    name: str
+    run_folder: str
+    python: str
+    """Python with this package, outside any container."""
+    task_python: str
+    """Python that runs the runtime in a rank: inside the container, if there is one."""
+    layout: Layout
+    engine_folder: str
+    build_command: tuple[str, ...] | None
+    """``None`` when the job file names a finished engine."""
+    repository: tuple[RepositoryModel, ...]
+    repository_values: dict[str, str | int | bool]
+    """Values of the repository's templates."""
+    stages: tuple[Stage, ...]
+    """In the order of submission."""
+    job: JobFile
+    cluster: ClusterProfile
+
+    def stage(self, name: str) -> Stage | None:
+        """The stage of that name, or ``None`` if this run has none."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    @property
+    def stops_server(self) -> bool:
+        """Whether the companion stops the server when it is done."""
+        return self.job.companion.enabled and not self.job.serve.keep_running
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan as plain JSON types (job and profile have files of their own)."""
+        record = {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("job", "cluster", "repository")
+        }
+        record["layout"] = asdict(self.layout)
+        record["repository"] = [model.name for model in self.repository]
+        record["stages"] = [asdict(stage) for stage in self.stages]
+        record["scheduler"] = self.cluster.scheduler
+        record["slurm_conf"] = self.cluster.slurm_conf
+        return record

@@ -1,0 +1,1 @@
+"""Plan to files: the Jinja2 environment and the run folder."""

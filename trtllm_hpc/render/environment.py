@@ -1,0 +1,120 @@
+"""The Jinja2 environment: one quoting filter for each context.
+
+A template never writes quotes round a value. It names the context instead,
+and the filter makes the value safe in it or refuses it by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
+
+from trtllm_hpc.errors import RenderError
+
+
+class PackagedTemplates(BaseLoader):
+    """Finds templates in the packaged ``templates/`` folder, from a wheel or a checkout."""
+
+    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Any]:
+        """The text of one template."""
+        source = resources.files("trtllm_hpc.templates").joinpath(template)
+        try:
+            text = source.read_text(encoding="utf-8")
+        except (FileNotFoundError, IsADirectoryError):
+            raise TemplateNotFound(template) from None
+        return text, str(source), lambda: True
+
+
+def shell_word(value: str | int | float) -> str:
+    """One word of a shell command, whatever is in it.
+
+    Raises:
+        RenderError: the value holds NUL, which no argument can carry.
+    """
+    text = str(value)
+    if "\0" in text:
+        raise RenderError(f"{text!r} holds a NUL byte, which no command line can carry.")
+    return shlex.quote(text)
+
+
+def shell_words(values: Iterable[str | int | float]) -> str:
+    """Several words of a shell command, separated by spaces."""
+    return " ".join(shell_word(value) for value in values)
+
+
+def wrapped_words(values: Iterable[str]) -> str:
+    """Words of a shell command, a continued line for each option."""
+    first, *rest = values
+    lines = [f" \\\n  {shell_word(word)}" if word.startswith("--") else f" {shell_word(word)}" for word in rest]
+    return shell_word(first) + "".join(lines)
+
+
+def sbatch_value(value: str | int) -> str:
+    """The value of an ``#SBATCH`` option.
+
+    sbatch splits these lines itself: quotes group, a backslash escapes, and an
+    unescaped ``#`` starts a comment (``src/sbatch/opt.c``).
+
+    Raises:
+        RenderError: the value is empty or not one line.
+    """
+    text = str(value)
+    if not text or re.search(r"[\x00-\x1f\x7f]", text):
+        raise RenderError(f"{text!r} cannot stand in an #SBATCH line: it must be one line and not empty.")
+    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", text):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def comment_text(value: str) -> str:
+    """Text in a comment: one line, whatever is in it."""
+    return re.sub(r"[\x00-\x1f\x7f\u0085\u2028\u2029]+", " ", str(value))
+
+
+def pbtxt_value(value: str | int | bool | float) -> str:
+    """A value in protobuf's text format: numbers and booleans bare, text as a quoted string.
+
+    Text becomes a JSON string, whose escapes are a part of the text format's,
+    but for ``\\uXXXX``: letters beyond ASCII are written as they are.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return str(value)
+    escaped = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"\\u00([0-9a-f]{2})", lambda match: f"\\{int(match[1], 16):03o}", escaped)
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """The one environment; an undefined name in a template is an error."""
+    made = Environment(
+        loader=PackagedTemplates(),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        # Nothing here is HTML: the filters below quote for their contexts.
+        autoescape=False,
+    )
+    made.filters.update(
+        word=shell_word,
+        words=shell_words,
+        wrapped=wrapped_words,
+        sbatch=sbatch_value,
+        comment=comment_text,
+        pbtxt=pbtxt_value,
+    )
+    return made
+
+
+def render_template(name: str, **values: Any) -> str:
+    """Render one packaged template."""
+    return environment().get_template(name).render(**values)

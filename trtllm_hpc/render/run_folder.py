@@ -1,0 +1,84 @@
+"""Making a run folder: everything that a submission needs, written once."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+import zipfile
+from importlib import resources
+from io import BytesIO
+from pathlib import Path
+
+from trtllm_hpc.config.dump import cluster_yaml, job_yaml
+from trtllm_hpc.errors import RenderError
+from trtllm_hpc.paths import RunPaths, write_aside, write_text
+from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.render.scripts import render_repository, render_scripts
+
+_ZIPPED = ("__init__.py", "errors.py", "paths.py")
+"""Modules beside ``runtime/`` that travel with it; standard library only, like it."""
+
+
+def new_run_folder(runs_folder: Path, name: str) -> RunPaths:
+    """Paths of a run folder that does not exist yet: job name, time and four random digits."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return RunPaths(runs_folder / f"{name}-{stamp}-{secrets.token_hex(2)}")
+
+
+def write_run(plan: Plan) -> RunPaths:
+    """Write the run folder of a plan, whole or not at all.
+
+    Raises:
+        RenderError: a value fits no script, or the folder cannot be made.
+    """
+    paths = RunPaths(plan.run_folder)
+    # All text first: a value that fits nowhere must leave no half-made folder.
+    scripts = render_scripts(plan)
+    repository = render_repository(plan)
+    try:
+        paths.make_folders()
+        for name, text in scripts.items():
+            write_text(paths.scripts / name, text, mode=0o700)
+        for name, text in repository.items():
+            target = paths.repository / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_text(target, text)
+        write_text(paths.spec, job_yaml(plan.job))
+        write_text(paths.cluster, cluster_yaml(plan.cluster))
+        with write_aside(paths.runtime) as aside:
+            aside.write_bytes(runtime_zipapp())
+            aside.chmod(0o700)
+        # Last: a folder with a plan is a whole run.
+        write_text(paths.plan, json.dumps(plan.as_json(), indent=2, ensure_ascii=False) + "\n")
+    except FileExistsError:
+        raise RenderError(f"The run folder {paths.folder} is already there.") from None
+    except OSError as error:
+        raise RenderError(
+            f"The run folder {paths.folder} cannot be written: {error.strerror}.",
+            hint="choose a folder you may write to with --runs",
+        ) from None
+    return paths
+
+
+def runtime_zipapp() -> bytes:
+    """The runtime as one executable zip; the same bytes for the same code."""
+    package = resources.files("trtllm_hpc")
+    files = {f"trtllm_hpc/{name}": package.joinpath(name).read_bytes() for name in _ZIPPED}
+    for source in sorted(package.joinpath("runtime").iterdir(), key=lambda item: item.name):
+        if source.name.endswith(".py"):
+            files[f"trtllm_hpc/runtime/{source.name}"] = source.read_bytes()
+    files["__main__.py"] = b"import sys\n\nfrom trtllm_hpc.runtime.__main__ import main\n\nsys.exit(main())\n"
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            # A fixed date, so that the bytes depend on the code alone.
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
+    return b"#!/usr/bin/env python3\n" + buffer.getvalue()
+
+
+def default_python() -> str:
+    """The interpreter that runs this command; jobs use it unless the profile names another."""
+    # Not resolved: a virtual environment's python is a link, and its place is its meaning.
+    return str(Path(sys.executable).absolute())

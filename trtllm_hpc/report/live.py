@@ -1,0 +1,85 @@
+"""Live progress of a run: a line for each change, and a moving line on a terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from trtllm_hpc.lifecycle.watch import Progress
+
+
+class LivePrinter:
+    """Shows each progress as it comes.
+
+    On a terminal a small table is redrawn; elsewhere (a log, a pipe) each
+    sentence is printed once, when it changes.
+    """
+
+    def __init__(self, *, enabled: bool = True) -> None:
+        self._console = Console(stderr=True)
+        self._enabled = enabled
+        self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
+        self._said: dict[str, str] = {}
+
+    def __enter__(self) -> LivePrinter:
+        if self._enabled and self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, progress: Progress) -> None:
+        """Show where the run is."""
+        if not self._enabled:
+            return
+        if self._live is not None:
+            self._live.update(_table(progress))
+            return
+        for stage, sentence in _sentences(progress).items():
+            if self._said.get(stage) != sentence:
+                self._said[stage] = sentence
+                self._console.print(f"  {stage}: {sentence}", markup=False, highlight=False)
+
+
+def _sentences(progress: Progress) -> dict[str, str]:
+    """What to say of each stage."""
+    said = {}
+    for stage in progress.status.stages:
+        detail = _detail(stage.stage, progress) if stage.state == "RUNNING" else ""
+        said[stage.stage] = f"{stage.sentence}{', ' if detail else ''}{detail}"
+    return said
+
+
+def _detail(stage: str, progress: Progress) -> str:
+    if stage == "build" and progress.build is not None:
+        step, count, message = progress.build
+        return f"step {step} of {count}: {message}"
+    if stage == "serve":
+        if progress.status.endpoint is not None:
+            return f"ready at {progress.status.endpoint.http} ({progress.status.endpoint.host})"
+        return f"{progress.ranks_up} of {progress.world_size} ranks up"
+    if stage == "companion" and progress.benchmark is not None:
+        done, count, errors = progress.benchmark
+        return f"benchmark {done} of {count} requests" + (f", {errors} errors" if errors else "")
+    return ""
+
+
+def _table(progress: Progress) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for stage, sentence in _sentences(progress).items():
+        table.add_row(Text(stage, style="bold"), Text(sentence))
+    if progress.benchmark is not None:
+        done, count, _ = progress.benchmark
+        table.add_row("", ProgressBar(total=count, completed=done, width=40))
+    return table

@@ -1,0 +1,48 @@
+"""What a run has found, in a screenful: endpoint, answer, benchmark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.records import read_events
+
+
+def print_summary(paths: RunPaths) -> None:
+    """Print what there is: the endpoint with the time of each phase, the answer, the table."""
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    for event in read_events(paths, "serve"):
+        if event.name == "ready":
+            say(_endpoint(event.data))
+    for line in _answers(paths):
+        say(line)
+    try:
+        say(paths.benchmark_table.read_text(encoding="utf-8").rstrip())
+    except FileNotFoundError:
+        return
+
+
+def _endpoint(data: dict[str, Any]) -> str:
+    phases = ", ".join(
+        f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in data["phases_s"].items()
+    )
+    ports = f"http {data['address']}:{data['http_port']}, grpc {data['address']}:{data['grpc_port']}"
+    return f"endpoint: {ports} on {data['host']}\nphases: {phases}"
+
+
+def _answers(paths: RunPaths) -> list[str]:
+    try:
+        record = read_json(paths.answer)
+    except ValueError:
+        return []
+    if not isinstance(record, dict):
+        return []
+    lines = [f"prompt: {record.get('prompt')!r}"]
+    lines += [f"answer ({item['protocol']}): {item['text']!r}" for item in record.get("answers", [])]
+    return lines

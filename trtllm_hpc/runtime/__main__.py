@@ -1,0 +1,150 @@
+"""The zipapp's command line: what the rendered scripts call ``runtime``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import STAGES, RunPaths
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    # The zipapp lies in the run folder, and its path is the script's name.
+    paths = RunPaths(options.run or Path(sys.argv[0]).resolve().parent)
+    code: int = options.function(paths, options)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="runtime", description=__doc__)
+    parser.add_argument("--run", type=Path, help="run folder, if it is not where this file lies")
+    commands = parser.add_subparsers(required=True)
+
+    begin = commands.add_parser("begin", help="a stage starts")
+    begin.add_argument("stage", choices=STAGES)
+    begin.set_defaults(function=_begin)
+
+    end = commands.add_parser("end", help="a stage has ended")
+    end.add_argument("stage", choices=STAGES)
+    end.add_argument("exit_code", type=int)
+    end.set_defaults(function=_end)
+
+    leader = commands.add_parser("leader", help="print address, three server ports and the rendezvous port")
+    leader.add_argument("--interface")
+    leader.add_argument("--loopback", action="store_true")
+    leader.set_defaults(function=_leader)
+
+    preflight = commands.add_parser("preflight", help="check the world before a server starts")
+    preflight.add_argument("--world-size", type=int, required=True)
+    preflight.add_argument("--ranks-per-node", type=int, required=True)
+    preflight.add_argument("--gpus-per-node", type=int, required=True)
+    preflight.add_argument("--engine", type=Path, required=True)
+    preflight.add_argument("--without-mpi", action="store_true")
+    preflight.set_defaults(function=_preflight)
+
+    rank = commands.add_parser("rank", help="run one rank's server and watch it")
+    rank.add_argument("--rank", type=int, required=True)
+    rank.add_argument("--world-size", type=int, required=True)
+    rank.add_argument("--ranks-per-node", type=int, required=True)
+    rank.add_argument("--shm-prefix", required=True)
+    rank.add_argument("--ready-timeout-seconds", type=float, required=True)
+    rank.add_argument("--companion-silence-seconds", type=float)
+    rank.add_argument("--server", required=True)
+    rank.add_argument("server_arguments", nargs="*")
+    rank.set_defaults(function=_rank)
+
+    sweep = commands.add_parser("sweep", help="remove shared memory that killed ranks left on this node")
+    sweep.add_argument("prefix")
+    sweep.set_defaults(function=_sweep)
+
+    spawn = commands.add_parser("spawn", help="start tasks on this machine, as srun does on a cluster")
+    spawn.add_argument("--ntasks", type=int, required=True)
+    spawn.add_argument("--output", required=True)
+    spawn.add_argument("command", nargs=argparse.REMAINDER)
+    spawn.set_defaults(function=_spawn)
+
+    stop = commands.add_parser("stop", help="ask the server to stop")
+    stop.add_argument("--by", required=True)
+    stop.add_argument("--reason", required=True)
+    stop.set_defaults(function=_stop)
+
+    heartbeat = commands.add_parser("heartbeat", help="tell the server that the companion lives")
+    heartbeat.add_argument("--while-pid", type=int, required=True)
+    heartbeat.set_defaults(function=_heartbeat)
+    return parser
+
+
+# Each command imports its own module: `runtime leader` must not pay for the others.
+
+
+def _begin(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.stage import begin
+
+    return begin(paths, options.stage)
+
+
+def _end(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.stage import end
+
+    end(paths, options.stage, options.exit_code)
+    return ExitCode.OK
+
+
+def _leader(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.network import free_ports, own_address
+
+    address = "127.0.0.1" if options.loopback else own_address(options.interface)
+    print(address, *free_ports(4))
+    return ExitCode.OK
+
+
+def _preflight(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.preflight import Expected, run_preflight
+
+    expected = Expected(options.world_size, options.ranks_per_node, options.gpus_per_node, options.engine)
+    return run_preflight(paths, expected, with_mpi=not options.without_mpi)
+
+
+def _rank(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.rank import RankOptions, Supervisor
+
+    values = {name: value for name, value in vars(options).items() if name not in ("run", "function")}
+    values["server_arguments"] = tuple(options.server_arguments)
+    return Supervisor(paths, RankOptions(**values)).run()
+
+
+def _sweep(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.shm import sweep
+
+    for name in sweep(options.prefix):
+        print(f"removed shared memory that a killed rank left: {name}")
+    return ExitCode.OK
+
+
+def _spawn(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.spawn import spawn
+
+    return spawn(options.command, options.ntasks, options.output)
+
+
+def _stop(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.stop import request_stop
+
+    request_stop(paths, by=options.by, reason=options.reason)
+    return ExitCode.OK
+
+
+def _heartbeat(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.stop import beat_while
+
+    beat_while(paths, options.while_pid)
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""The preflight: is the world what the plan says?
+
+It runs as a step of its own, one task a rank, and is the only code that
+initialises MPI: a process that has done so must not start a server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import RankRecord, add_event
+from trtllm_hpc.runtime.shm import free_gib
+
+TIMEOUT_S = 120
+"""Bound on MPI's start and on the gather."""
+
+MIN_SHM_GIB_PER_RANK = 0.25
+"""The Python backend alone takes tens of MiB a model; Docker's default of 64 MiB is too little."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the plan says."""
+
+    world_size: int
+    ranks_per_node: int
+    gpus_per_node: int
+    engine: Path
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one rank sees."""
+
+    rank: int
+    world_size: int
+    task: int
+    """Number of the task in its step; the launcher's word, not MPI's."""
+    host: str
+    gpus: list[str]
+    shm_free_gib: float
+    memlock_kib: int | None
+    """Soft limit on locked memory; ``None`` is unlimited."""
+    mpi_library: str
+
+
+class _World:
+    """The ranks together, by MPI or by this machine's spawn."""
+
+    def __init__(self, communicator: Any | None, rank: int, size: int, library: str) -> None:
+        self._communicator = communicator
+        self.rank = rank
+        self.size = size
+        self.library = library
+
+    def gather(self, found: Found) -> list[Found] | None:
+        """All ranks' findings at rank 0; ``None`` elsewhere, and without MPI."""
+        if self._communicator is None:
+            return [found] if self.rank == 0 else None
+        gathered: list[Found] | None = self._communicator.gather(found, root=0)
+        return gathered
+
+    def share(self, verdict: str | None) -> str | None:
+        """Rank 0's verdict at every rank."""
+        if self._communicator is None:
+            return verdict
+        shared: str | None = self._communicator.bcast(verdict, root=0)
+        return shared
+
+
+def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int:
+    """Look, gather, judge; every rank returns the same exit code."""
+    _bound()
+    started_at = time.time()
+    task = int(os.environ.get("SLURM_PROCID") or os.environ.get("TRTLLM_HPC_PROCID") or 0)
+    try:
+        world = _mpi_world() if with_mpi else _spawned_world(task)
+    except _NoMpi as error:
+        return _refuse(paths, task, str(error))
+    found = _look(world, task)
+    _record(paths, found, started_at)
+    print(_describe(found), flush=True)
+    gathered = world.gather(found)
+    verdict = world.share(None if gathered is None else judge(gathered, expected, whole=with_mpi))
+    if verdict is not None:
+        return _refuse(paths, task, verdict)
+    if task == 0:
+        add_event(paths, "serve", "preflight_ok", world_size=world.size, mpi_library=world.library)
+    signal.alarm(0)
+    return ExitCode.OK
+
+
+def judge(gathered: list[Found], expected: Expected, *, whole: bool) -> str | None:
+    """The first thing that is wrong with the world, in one sentence; ``None`` if nothing is.
+
+    Args:
+        whole: whether ``gathered`` holds every rank (without MPI only rank 0 is known).
+    """
+    first = gathered[0]
+    if first.world_size != expected.world_size:
+        return (
+            f"the world has {first.world_size} rank{'s' * (first.world_size != 1)}, but the plan says "
+            f"{expected.world_size}: {first.mpi_library} was not joined by the launcher "
+            "(does `srun --mpi=list` show the profile's mpi plugin, and is this MPI built for it?)"
+        )
+    ranks = sorted(gathered, key=lambda found: found.rank)
+    checks = (_wrong_block(ranks, expected) if whole else None, _wrong_gpus(ranks, expected))
+    return next(filter(None, (*checks, _wrong_shm(ranks, expected), _wrong_engine(expected))), None)
+
+
+def _wrong_block(ranks: list[Found], expected: Expected) -> str | None:
+    for found in ranks:
+        first = ranks[found.rank - found.rank % expected.ranks_per_node]
+        if found.host != first.host:
+            return (
+                f"rank {found.rank} is on {found.host}, but the plan puts it beside rank {first.rank} on "
+                f"{first.host}: ranks must be distributed in blocks of {expected.ranks_per_node} a node"
+            )
+    return None
+
+
+def _wrong_gpus(ranks: list[Found], expected: Expected) -> str | None:
+    for found in ranks:
+        if len(found.gpus) < expected.gpus_per_node:
+            return (
+                f"rank {found.rank} on {found.host} sees {len(found.gpus)} GPU(s) "
+                f"({', '.join(found.gpus) or 'none'}), but every task must see all {expected.gpus_per_node} of its node"
+            )
+    return None
+
+
+def _wrong_shm(ranks: list[Found], expected: Expected) -> str | None:
+    needed = MIN_SHM_GIB_PER_RANK * expected.ranks_per_node
+    for found in ranks:
+        if found.shm_free_gib < needed:
+            return (
+                f"/dev/shm on {found.host} has {found.shm_free_gib:.2f} GiB free, "
+                f"but {expected.ranks_per_node} rank(s) need {needed:.2f} GiB"
+            )
+    return None
+
+
+def _wrong_engine(expected: Expected) -> str | None:
+    config = expected.engine / "config.json"
+    try:
+        mapping = json.loads(config.read_text(encoding="utf-8"))["pretrained_config"]["mapping"]
+        world_size = int(mapping["world_size"])
+    except FileNotFoundError:
+        return f"there is no engine in {expected.engine}: run the build stage first"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{config} does not describe an engine ({type(error).__name__}: {error})"
+    if world_size != expected.world_size:
+        return (
+            f"the engine in {expected.engine} is built for {world_size} rank(s), "
+            f"but the plan says {expected.world_size}"
+        )
+    return None
+
+
+class _NoMpi(Exception):
+    """mpi4py is not there, or finds no MPI library."""
+
+
+def _mpi_world() -> _World:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise _NoMpi(
+            f"{sys.executable} cannot use MPI ({error}): it needs mpi4py (pip install 'trtllm-hpc[mpi]') "
+            "and an MPI library built with PMIx"
+        ) from None
+    communicator = MPI.COMM_WORLD
+    library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
+    return _World(communicator, communicator.Get_rank(), communicator.Get_size(), library)
+
+
+def _spawned_world(task: int) -> _World:
+    return _World(None, task, int(os.environ.get("TRTLLM_HPC_NTASKS", "1")), "no MPI (local profile)")
+
+
+def _look(world: _World, task: int) -> Found:
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_STEP_GPUS") or ""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return Found(
+        rank=world.rank,
+        world_size=world.size,
+        task=task,
+        host=socket.gethostname(),
+        gpus=[gpu for gpu in gpus.split(",") if gpu],
+        shm_free_gib=round(free_gib(), 3),
+        memlock_kib=None if soft == resource.RLIM_INFINITY else soft // 1024,
+        mpi_library=world.library,
+    )
+
+
+def _describe(found: Found) -> str:
+    memlock = "unlimited" if found.memlock_kib is None else f"{found.memlock_kib} KiB"
+    return (
+        f"preflight: rank {found.rank} of {found.world_size} on {found.host}, "
+        f"GPUs {','.join(found.gpus) or 'none'}, /dev/shm {found.shm_free_gib:.1f} GiB free, "
+        f"memlock {memlock}, {found.mpi_library}"
+    )
+
+
+def _record(paths: RunPaths, found: Found, started_at: float) -> None:
+    RankRecord(
+        step="preflight",
+        rank=found.task,
+        world_size=found.world_size,
+        job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
+        host=found.host,
+        pid=os.getpid(),
+        started_at=started_at,
+        ended_at=time.time(),
+        exit_code=0,
+        details=asdict(found),
+    ).write(paths.rank_record("preflight", found.task))
+
+
+def _refuse(paths: RunPaths, task: int, sentence: str) -> int:
+    if task == 0:
+        add_event(paths, "serve", "preflight_failed", reason=sentence)
+        print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
+    signal.alarm(0)
+    return ExitCode.START
+
+
+def _bound() -> None:
+    def give_up(_signal: int, _frame: Any) -> None:
+        print(
+            f"error: preflight: MPI did not join the ranks within {TIMEOUT_S} s ({socket.gethostname()}).",
+            file=sys.stderr,
+            flush=True,
+        )
+        # MPI may hold this thread in C code: leave without its clean-up.
+        os._exit(ExitCode.START)
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(TIMEOUT_S)

@@ -1,0 +1,89 @@
+"""Processes that must not outlive their task."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# Loaded here and not in the child: between fork and exec nothing may allocate.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies (prctl(2))."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def start_bound(
+    command: Sequence[str], environment: Mapping[str, str], output: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process that the kernel kills if this one dies, however it dies.
+
+    Args:
+        output: file descriptor for its output and errors; ``None`` shares this process's.
+    """
+    return subprocess.Popen(
+        command, env=dict(environment), preexec_fn=_die_with_parent, stdout=output, stderr=output
+    )
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids below ``root``, from /proc; ``root`` itself is not among them."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                # The name in parentheses may hold spaces and parentheses of its own (proc(5)).
+                parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            except (OSError, IndexError, ValueError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, todo = [], [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def kill_descendants(timeout_s: float = 5.0) -> None:
+    """Kill all that is left below this process, and collect it."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        left = descendants(os.getpid())
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        _collect()
+        time.sleep(0.02)
+
+
+def _collect() -> None:
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+
+
+def on_signals(handler: Callable[[str], None]) -> None:
+    """Call ``handler`` with the signal's name when this process is asked to end."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: handler(signal.Signals(received).name))

@@ -1,0 +1,227 @@
+"""One rank of the server: start it, watch it, and leave nothing behind.
+
+The supervisor is the task that srun knows. It ends when the server ends, with
+the server's exit code; on rank 0 it also publishes the endpoint, obeys stop
+requests and notices a companion that fell silent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.leader import Leader
+from trtllm_hpc.runtime.network import interface_towards
+from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, start_bound
+from trtllm_hpc.runtime.records import RankRecord, StopRequest
+from trtllm_hpc.runtime.shm import sweep
+from trtllm_hpc.runtime.triton import Server, find_server
+
+_TICK_S = 0.2
+_SIGNAL_GRACE_S = 4.0
+"""From a signal to SIGKILL. Slurm itself kills after KillWait, 30 s unless the site says less."""
+_STOP_GRACE_S = 45.0
+"""From a stop request to SIGKILL: requests in flight may finish first (Triton's exit timeout is 30 s)."""
+_AFTER_LEADER_S = 10.0
+"""How long a worker may outlive the leader."""
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """What ``rank.sh`` says."""
+
+    rank: int
+    world_size: int
+    ranks_per_node: int
+    shm_prefix: str
+    ready_timeout_seconds: float
+    companion_silence_seconds: float | None
+    server: str
+    server_arguments: tuple[str, ...]
+
+
+class Supervisor:
+    """Runs one rank's ``tritonserver`` to its end."""
+
+    def __init__(self, paths: RunPaths, options: RankOptions) -> None:
+        self._paths = paths
+        self._options = options
+        self._record = RankRecord(
+            step="serve",
+            rank=options.rank,
+            world_size=options.world_size,
+            job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=time.time(),
+        )
+        self._failure_file = paths.ranks / f"serve_{options.rank}.reason"
+        self._wake = threading.Event()
+        self._signal: str | None = None
+        self._stopped_by: str | None = None
+        self._reason: str | None = None
+        self._kill_at: float | None = None
+        self._failed: ExitCode | None = None
+        self._leader = self._make_leader() if options.rank == 0 else None
+
+    def run(self) -> int:
+        """Start the server, watch it to its end; returns the rank's exit code."""
+        on_signals(self._note_signal)
+        adopt_orphans()
+        self._failure_file.unlink(missing_ok=True)
+        self._record.write(self._paths.rank_record("serve", self._options.rank))
+        server = find_server(self._options.server)
+        try:
+            child = self._start(server)
+            self._watch(child)
+            code = self._exit_code(child.returncode)
+        finally:
+            kill_descendants()
+            sweep(self._options.shm_prefix)
+            server.clean()
+        self._write_end(child.returncode)
+        self._report(child.returncode, code)
+        return code
+
+    # Starting -----------------------------------------------------------------------
+
+    def _make_leader(self) -> Leader:
+        return Leader(
+            self._paths,
+            job_id=self._record.job_id,
+            ready_timeout_s=self._options.ready_timeout_seconds,
+            companion_silence_s=self._options.companion_silence_seconds,
+        )
+
+    def _start(self, server: Server) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **server.environment, **self._world()}
+        environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
+        command = [server.program, *server.arguments, *self._options.server_arguments]
+        print(f"rank {self._options.rank} on {self._record.host}: {' '.join(command)}", flush=True)
+        return start_bound(command, environment)
+
+    def _world(self) -> dict[str, str]:
+        """What torch.distributed, gloo and NCCL read from the environment."""
+        options = self._options
+        world = {
+            "RANK": str(options.rank),
+            "WORLD_SIZE": str(options.world_size),
+            "LOCAL_RANK": str(options.rank % options.ranks_per_node),
+        }
+        interface = interface_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+        if interface is not None:
+            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                world[variable] = os.environ.get(variable, interface)
+        return world
+
+    # Watching -----------------------------------------------------------------------
+
+    def _note_signal(self, name: str) -> None:
+        self._signal = self._signal or name
+        self._wake.set()
+
+    def _watch(self, child: subprocess.Popen[bytes]) -> None:
+        while child.poll() is None:
+            self._look_for_signal(child)
+            self._look_for_stop(child)
+            if self._leader is not None:
+                self._lead(child)
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                child.kill()
+            self._wake.wait(_TICK_S)
+            self._wake.clear()
+
+    def _look_for_signal(self, child: subprocess.Popen[bytes]) -> None:
+        if self._signal is not None and self._stopped_by != self._signal:
+            self._stop(child, self._signal, f"got {self._signal}", _SIGNAL_GRACE_S)
+
+    def _look_for_stop(self, child: subprocess.Popen[bytes]) -> None:
+        if self._stopped_by is not None:
+            return
+        request = StopRequest.read(self._paths.stop_request)
+        if request is not None:
+            # A worker ends by itself when the leader does; it is only bounded here.
+            self._stop(child, request.by, request.reason, _STOP_GRACE_S)
+        elif self._leader is None and self._leader_has_ended():
+            self._stop(child, "leader", "rank 0 has ended", _AFTER_LEADER_S)
+
+    def _leader_has_ended(self) -> bool:
+        record = RankRecord.read(self._paths.rank_record("serve", 0))
+        return record is not None and record.ended_at is not None
+
+    def _lead(self, child: subprocess.Popen[bytes]) -> None:
+        assert self._leader is not None
+        if self._stopped_by is not None:
+            return
+        complaint = self._leader.tick()
+        if complaint is not None:
+            self._failed = complaint.exit_code
+            self._stop(child, complaint.by, complaint.sentence, _STOP_GRACE_S)
+
+    def _stop(self, child: subprocess.Popen[bytes], by: str, reason: str, grace_s: float) -> None:
+        self._stopped_by, self._reason = by, reason
+        self._kill_at = time.monotonic() + grace_s
+        print(f"rank {self._options.rank} stops: asked by {by}, {reason}", flush=True)
+        if self._leader is not None:
+            self._leader.withdraw()
+            child.terminate()
+
+    # Ending -------------------------------------------------------------------------
+
+    def _exit_code(self, returncode: int) -> int:
+        if self._failed is not None:
+            return self._failed
+        if self._signal is not None:
+            return 143
+        if self._stopped_by is not None:
+            # Asked to end: a worker that had to be killed at last has still done its work.
+            return ExitCode.OK if returncode == 0 or self._leader is None else ExitCode.START
+        if returncode < 0:
+            return 128 - returncode
+        if returncode == 0:
+            return self._unasked_end()
+        return returncode
+
+    def _unasked_end(self) -> int:
+        """A server that ends well though nobody asked it to.
+
+        TensorRT-LLM's workers exit with 0 whatever happened (they call ``exit(0)``
+        once the leader is gone, ``model_instance_state.cc``), so 0 proves nothing.
+        """
+        deadline = time.monotonic() + _AFTER_LEADER_S / 2
+        while self._leader is None and time.monotonic() < deadline and self._signal is None:
+            if StopRequest.read(self._paths.stop_request) is not None or self._leader_has_ended():
+                self._stopped_by, self._reason = "leader", "the leader is ending"
+                return ExitCode.OK
+            time.sleep(_TICK_S)
+        if self._signal is not None:
+            self._stopped_by = self._signal
+            return 143
+        self._reason = "the server ended by itself although nobody had asked it to"
+        return ExitCode.START
+
+    def _write_end(self, returncode: int) -> None:
+        with suppress(FileNotFoundError):
+            self._reason = self._failure_file.read_text(encoding="utf-8").strip() or self._reason
+        replace(
+            self._record,
+            ended_at=time.time(),
+            exit_code=returncode,
+            stopped_by=self._stopped_by,
+            reason=self._reason,
+        ).write(self._paths.rank_record("serve", self._options.rank))
+
+    def _report(self, returncode: int, code: int) -> None:
+        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+        because = f": {self._reason}" if self._reason else ""
+        stream = sys.stdout if code == ExitCode.OK else sys.stderr
+        word = "" if code == ExitCode.OK else "error: "
+        print(f"{word}rank {self._options.rank} ended ({how}){because}", file=stream, flush=True)

@@ -1,0 +1,69 @@
+"""Begin and end of a stage, and the gate that stops half-submitted runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.records import add_event
+
+TOKEN_VARIABLE = "TRTLLM_HPC_SUBMISSION"
+"""Names the submission that a job belongs to; unset in scripts submitted by hand."""
+
+GATE_TIMEOUT_S = 60.0
+"""How long a job waits for the rest of its chain to be submitted."""
+
+
+def begin(paths: RunPaths, stage: str) -> int:
+    """Note that a stage starts, once its whole chain is submitted.
+
+    A job that ``submit`` sent carries a token. If ``submit`` was killed before
+    it had sent the other stages, the journal is never completed: the job ends
+    here, and Slurm cancels what depends on it, so that nothing is orphaned.
+    """
+    if not _chain_is_complete(paths, os.environ.get(TOKEN_VARIABLE)):
+        add_event(paths, stage, "submission_interrupted")
+        print(
+            "error: this run was only half submitted (its submit command was killed): nothing is started.\n"
+            "  next: trtllm-hpc submit the job file again",
+            file=sys.stderr,
+        )
+        return ExitCode.SUBMISSION
+    if stage == "serve":
+        _forget_last_server(paths)
+    job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
+    add_event(paths, stage, "stage_begin", job_id=job_id, host=socket.gethostname(), pid=os.getppid())
+    return ExitCode.OK
+
+
+def end(paths: RunPaths, stage: str, exit_code: int) -> None:
+    """Note that a stage has ended."""
+    add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
+
+
+def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
+    if token is None:
+        return True
+    deadline = time.monotonic() + GATE_TIMEOUT_S
+    while True:
+        try:
+            journal = read_json(paths.jobs)
+        except ValueError:
+            journal = None
+        if isinstance(journal, dict) and journal.get("token") == token and journal.get("complete"):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.25)
+
+
+def _forget_last_server(paths: RunPaths) -> None:
+    """Remove what an earlier attempt at this stage published."""
+    for file in (paths.endpoint, paths.stop_request, paths.heartbeat):
+        file.unlink(missing_ok=True)
+    for record in paths.ranks.glob("*.json"):
+        record.unlink(missing_ok=True)
