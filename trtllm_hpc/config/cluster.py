@@ -15,11 +15,11 @@ class Container(Section):
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
     image: OneLine | None = None
     """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file."""
-    mounts: list[Annotated[OneLine, Field(pattern=r"^[^,]*$")]] = []
+    mounts: list[Annotated[OneLine, Field(pattern=r"^[^,]*$")]] = Field(default_factory=list)
     """``source:target[:flags]``. The run folder is mounted in any case."""
     python: OneLine = "python3"
     """The Python (3.10 or later) inside the image."""
-    options: list[OneLine] = []
+    options: list[OneLine] = Field(default_factory=list)
     """Further options for ``srun`` (pyxis) or ``apptainer exec``, one word each."""
 
 
@@ -28,7 +28,7 @@ class Triton(Section):
 
     server: OneLine = "tritonserver"
     """A path, a name on ``PATH``, or ``pytriton``: the server that the nvidia-pytriton wheel carries."""
-    options: list[OneLine] = []
+    options: list[OneLine] = Field(default_factory=list)
     """Further options for every rank's ``tritonserver``, one word each."""
 
 
@@ -58,13 +58,13 @@ class ClusterProfile(Section):
     """A Python (3.10 or later) on the nodes with this package; ``None`` takes the one that submits."""
     container: Container = Container()
     triton: Triton = Triton()
-    environment: dict[VariableName, AnyText] = {}
+    environment: dict[VariableName, AnyText] = Field(default_factory=dict)
     """Variables set in every script. No secrets: scripts are files."""
-    setup: list[OneLine] = []
+    setup: list[OneLine] = Field(default_factory=list)
     """Lines of bash at the start of every script, e.g. ``module load ...``."""
-    sbatch_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = []
+    sbatch_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = Field(default_factory=list)
     """Further ``#SBATCH`` options for every job, e.g. ``--mail-type=FAIL``."""
-    srun_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = []
+    srun_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = Field(default_factory=list)
     """Further options for the preflight's and the server's ``srun``."""
     companion: Literal["job", "overlap"] = "job"
     """A Slurm job of its own, or a step inside the server's allocation."""
@@ -72,5 +72,5 @@ class ClusterProfile(Section):
     """Partition of the companion job, e.g. one without GPUs."""
     runs_folder: AbsolutePath | None = None
     """Where run folders are made, on a file system that the nodes share; ``None`` is ``./runs``."""
-    job_defaults: dict[str, Any] = {}
+    job_defaults: dict[str, Any] = Field(default_factory=dict)
     """Values for job files that are submitted here: above the built-in defaults, below the job file."""

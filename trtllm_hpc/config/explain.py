@@ -64,8 +64,8 @@ def _finding(model: type[Section], tree: Node, detail: dict[str, Any]) -> Findin
     if kind == "extra_forbidden":
         return _unknown_key(model, tree, path)
     if kind == "missing":
-        hint = f"add the line '{path[-1]}: ...'"
-        return tree.finding("missing", path, "is missing and has no default", hint=hint)
+        remedy = f"add the line '{path[-1]}: ...'"
+        return tree.finding("missing", path, "is missing and has no default", hint=remedy)
     if kind in _EXPECTED:
         message = f"must be {_EXPECTED[kind]}, not {_described(value)}"
         return tree.finding("wrong-type", path, message, value=value, hint=_retyped(kind, value))
@@ -73,8 +73,8 @@ def _finding(model: type[Section], tree: Node, detail: dict[str, Any]) -> Findin
         choices = _choices(model, path)
         near = nearest(str(value), choices)
         hint = f"write {near}" if near else None
-        return tree.finding("not-a-choice", path, f"{shown(value)} is not one of the choices", value=value,
-                            choices=choices, hint=hint)  # fmt: skip
+        message = f"{shown(value)} is not one of the choices"
+        return tree.finding("not-a-choice", path, message, value=value, choices=choices, hint=hint)
     if kind in _RANGE or kind == "finite_number":
         bound, words = _RANGE.get(kind, ("", "a finite number"))
         limit = f"{words} {context[bound]}" if bound else words
@@ -83,7 +83,8 @@ def _finding(model: type[Section], tree: Node, detail: dict[str, Any]) -> Findin
 
 
 def _bad_text(tree: Node, path: Path, kind: str, context: dict[str, Any], words: str, value: Any) -> Finding:
-    code, hint = "bad-value", None
+    code = "bad-value"
+    hint: str | None = None
     if kind == "string_too_long":
         code, message = "too-large", f"must be at most {context['max_length']} characters long"
     elif kind == "string_too_short":

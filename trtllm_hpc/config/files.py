@@ -64,8 +64,8 @@ def find_profile(cluster: str) -> Path | Finding:
         "",
         value=cluster,
         choices=tuple(known),
-        hint=f"name one of them, give the path of a YAML file, or keep yours as {user_profiles_folder()}/NAME.yaml; "
-        "'trtllm-hpc init cluster' writes one",
+        hint="name one of them, give the path of a YAML file, or keep yours as "
+        f"{user_profiles_folder()}/NAME.yaml; 'trtllm-hpc init cluster' writes one",
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_hpc.config.checks import Problem, problems
+from trtllm_hpc.config.checks import problems
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.explain import validate
 from trtllm_hpc.config.files import find_job, find_profile, read_tree
@@ -20,6 +20,7 @@ from trtllm_hpc.config.layers import (
     with_absolute_paths,
     with_built_in_model,
 )
+from trtllm_hpc.config.problems import Problem
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.errors import ConfigError, Finding
 

@@ -59,7 +59,8 @@ class Source:
     """Where relative paths of this source start."""
 
 
-Value = Union[dict[str, "Node"], list["Node"], str, int, float, bool, None]
+# A name in quotes cannot stand in "X | Y" at run time before Python 3.14.
+Value = Union[dict[str, "Node"], list["Node"], str, int, float, bool, None]  # noqa: UP007
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,9 @@ class Node:
             node = child
         return node
 
-    def finding(
-        self, code: str, path: Path, message: str, *, depth: int | None = None, **more: Any
-    ) -> Finding:
+    def finding(self, code: str, path: Path, message: str, **more: Any) -> Finding:
         """A finding about the value at ``path`` below this node, with its place."""
-        node = self.nearest(path[:depth])
+        node = self.nearest(path)
         return Finding(
             code=code,
             message=message,

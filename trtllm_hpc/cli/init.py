@@ -1,0 +1,115 @@
+"""``trtllm-hpc init``: commented files to start from."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from trtllm_hpc.config.slurm_facts import SlurmFacts
+
+
+@click.group()
+def command() -> None:
+    """Write a commented job file or cluster profile to start from."""
+
+
+_force_option = click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"), metavar="[FILE]")
+@_force_option
+def job(file: Path, force: bool) -> None:
+    """Write a commented job file.
+
+    FILE is job.yaml if it is not given. It runs as it is: a small random
+    model over two ranks. A relative model.path
+    or engine.directory in it starts at the folder of the file.
+    """
+    _refuse_existing(file, force)
+    _write(file, "init/job.yaml.j2", title=_name_from(file, "my-job"))
+    click.echo(f"Wrote {click.format_filename(file)}.")
+    click.echo(f"  next: trtllm-hpc render {_word(file)} --cluster local")
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path), default=Path("cluster.yaml"), metavar="[FILE]")
+@click.option(
+    "--from-slurm/--no-slurm",
+    default=None,
+    help="Ask the live Slurm, or leave placeholders.  [default: ask if there is one]",
+)
+@_force_option
+def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
+    """Write a commented cluster profile.
+
+    FILE is cluster.yaml if it is not given. sinfo and srun are asked for
+    partitions, GPUs per node and MPI plugins.
+    """
+    _refuse_existing(file, force)
+    facts = _facts(from_slurm)
+    chosen = facts.chosen if facts is not None else None
+    _write(file, "init/cluster.yaml.j2", title=_name_from(file, "my-cluster"), facts=facts, chosen=chosen)
+    click.echo(f"Wrote {click.format_filename(file)}.")
+    if chosen is not None:
+        click.echo(f"  chosen: partition {chosen}")
+    click.echo(f"  next: trtllm-hpc render tiny-llama --cluster {_word(file)}")
+
+
+def _word(file: Path) -> str:
+    """The file as a word of the next command; with a '/' it cannot be taken for the name of a profile."""
+    path = str(file) if file.suffix in (".yaml", ".yml") or "/" in str(file) else f"./{file}"
+    return shlex.quote(click.format_filename(path))
+
+
+def _facts(from_slurm: bool | None) -> SlurmFacts | None:
+    """What Slurm says; ``None`` where it was not to be asked, or need not answer and does not."""
+    from trtllm_hpc.config.slurm_facts import ask_slurm
+    from trtllm_hpc.errors import SubmissionError
+
+    if from_slurm is False:
+        return None
+    try:
+        return ask_slurm()
+    except SubmissionError as error:
+        if from_slurm:
+            raise SubmissionError(error.message, hint="trtllm-hpc init cluster --no-slurm") from None
+        click.echo(f"Slurm was not asked: {error.message} The profile holds placeholders; fill them in.")
+        return None
+
+
+def _name_from(file: Path, otherwise: str) -> str:
+    """A valid name made of the file's."""
+    letters = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem)
+    return letters.strip("-._")[:64] or otherwise
+
+
+def _refuse_existing(file: Path, force: bool) -> None:
+    from trtllm_hpc.errors import ConfigError, Finding
+
+    if not force and os.path.lexists(file):
+        hint = f"name another file, or add --force to replace {file}"
+        raise ConfigError(
+            [Finding("exists", "is already there; it was left as it is", str(file), "", hint=hint)]
+        )
+
+
+def _write(file: Path, template: str, **values: object) -> None:
+    from trtllm_hpc.config.dump import scalar
+    from trtllm_hpc.errors import ConfigError, Finding
+    from trtllm_hpc.paths import write_text
+    from trtllm_hpc.render.environment import render_template
+
+    text = render_template(template, yaml=scalar, **values)
+    try:
+        # As the umask of most people would have it: the file holds no secret.
+        write_text(file, text, mode=0o644)
+    except OSError as error:
+        message = f"cannot be written: {error.strerror}"
+        raise ConfigError([Finding("unwritable", message, str(file), "")]) from None

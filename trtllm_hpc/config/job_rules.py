@@ -1,0 +1,123 @@
+"""What is wrong with a job file's fields together, whatever the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.problems import Problems, in_job
+
+LONGEST_WORD = 120_000
+"""Bytes that one argument or variable may hold; Linux refuses 128 KiB (``MAX_ARG_STRLEN``), name included."""
+
+
+def one_model(job: JobFile) -> Problems:
+    """A model is a folder or synthetic, not both; a finished engine needs neither."""
+    model = job.model
+    if model.path is not None and model.synthetic is not None:
+        yield in_job(
+            "conflict", "model", "names both a path and a synthetic model", "set one of the two to null"
+        )
+    if model.path is None and model.synthetic is None and job.engine.directory is None:
+        hint = "set model.path to a folder, or model.synthetic to tiny-llama"
+        yield in_job("missing", "model", "names no model", hint)
+
+
+def prompt_leaves_room(job: JobFile) -> Problems:
+    """``max_seq_len`` counts prompt and answer together."""
+    prompt, both = job.engine.max_input_len, job.engine.max_seq_len
+    if prompt >= both:
+        message = f"a prompt of {prompt} tokens leaves no room for an answer: engine.max_seq_len is {both}"
+        yield in_job(
+            "conflict", "engine.max_input_len", message, f"set engine.max_seq_len above {prompt}", prompt
+        )
+
+
+def answers_fit(job: JobFile) -> Problems:
+    """The companion may not ask for more tokens than the engine can hold beside a prompt."""
+    if not job.companion.enabled:
+        return
+    asked = {"companion.request.max_tokens": job.companion.request.max_tokens}
+    if job.companion.benchmark is not None:
+        asked["companion.benchmark.max_tokens"] = job.companion.benchmark.max_tokens
+    longest = job.engine.max_seq_len
+    for field, tokens in asked.items():
+        if tokens >= longest:
+            message = f"{tokens} tokens and a prompt do not fit: engine.max_seq_len is {longest}"
+            hint = f"ask for fewer than {longest} tokens, or raise engine.max_seq_len"
+            yield in_job("conflict", field, message, hint, tokens)
+
+
+def reference_backend(job: JobFile) -> Problems:
+    """The reference backend knows tensor parallelism only."""
+    if job.engine.backend != "reference":
+        return
+    for key in ("pipeline_parallel", "context_parallel"):
+        value = getattr(job.engine, key)
+        if value != 1:
+            message = f"the reference backend computes in tensor parallel only, not with {key} {value}"
+            yield in_job("conflict", f"engine.{key}", message, f"set engine.{key} to 1", value)
+
+
+def server_wait_ends(job: JobFile) -> Problems:
+    """The bound on the server's start lies within its job's time limit."""
+    ready, limit = job.serve.ready_timeout_seconds, job.serve.time_limit_minutes * 60
+    if ready >= limit:
+        message = f"a wait of {ready} s for the server ends after its job's time limit ({limit} s)"
+        hint = f"set it below {limit}, or raise serve.time_limit_minutes"
+        yield in_job("conflict", "serve.ready_timeout_seconds", message, hint, ready)
+
+
+def companion_wait_ends(job: JobFile) -> Problems:
+    """Server start < companion's wait < companion's time limit, so that the first to give up knows why."""
+    if not job.companion.enabled:
+        return
+    field = "companion.endpoint_timeout_seconds"
+    ready, endpoint = job.serve.ready_timeout_seconds, job.companion.endpoint_timeout_seconds
+    limit = job.companion.time_limit_minutes * 60
+    if ready >= endpoint:
+        message = f"the companion would give up after {endpoint} s, before the server does ({ready} s)"
+        hint = f"set it above serve.ready_timeout_seconds ({ready})"
+        yield in_job("conflict", field, message, hint, endpoint)
+    if endpoint >= limit:
+        message = f"a wait of {endpoint} s for the endpoint ends after the companion's time limit ({limit} s)"
+        hint = f"set it below {limit}, or raise companion.time_limit_minutes"
+        yield in_job("conflict", field, message, hint, endpoint)
+
+
+def benchmark_ends(job: JobFile) -> Problems:
+    """The benchmark's schedule alone must not outlast the jobs that it runs between."""
+    benchmark = job.companion.benchmark
+    if benchmark is None or not job.companion.enabled:
+        return
+    seconds = benchmark.requests / benchmark.rate_per_second
+    limits = {
+        "serve.time_limit_minutes": job.serve.time_limit_minutes * 60,
+        "companion.time_limit_minutes": job.companion.time_limit_minutes * 60,
+    }
+    for name, limit in limits.items():
+        if seconds >= limit:
+            load = f"{benchmark.requests} requests at {benchmark.rate_per_second:g} per second"
+            message = f"{load} last {seconds:.0f} s, longer than {name} allows ({limit} s)"
+            hint = f"send fewer, or faster, or raise {name}"
+            yield in_job("conflict", "companion.benchmark.requests", message, hint, benchmark.requests)
+
+
+def prompt_fits_a_word(job: JobFile) -> Problems:
+    """The prompt travels as one word of a command line."""
+    size = len(job.companion.request.prompt.encode())
+    if size > LONGEST_WORD:
+        message = f"has {size} bytes, more than a command line can carry"
+        yield in_job("too-large", "companion.request.prompt", message, f"keep it below {LONGEST_WORD} bytes")
+
+
+RULES: Sequence[Callable[[JobFile], Problems]] = (
+    one_model,
+    prompt_leaves_room,
+    answers_fit,
+    reference_backend,
+    server_wait_ends,
+    companion_wait_ends,
+    benchmark_ends,
+    prompt_fits_a_word,
+)
