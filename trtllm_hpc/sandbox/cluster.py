@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -113,10 +113,13 @@ class Sandbox:
                 a daemon failed. Nothing of it is left then.
         """
         shape = Shape(nodes, gpus_per_node)
-        requirements.check()
+        requirements.check_platform()
+        requirements.check_root()
         with self._locked(tell):
             if self._is_up_as(shape):
                 return False
+            requirements.check_packages()
+            requirements.check_kernel()
             self._remove()
             try:
                 self._start(shape, tell)
@@ -186,13 +189,17 @@ class Sandbox:
         cluster = self._cluster(layout)
         files.write_files(self.folder, layout)
         tell(f"namespaces and network {layout.subnet}.0/24")
-        members = [Starting(machine, cluster.environment) for machine in (cluster.head, *cluster.nodes)]
-        for member in members:
-            member.wait(FURNISH_TIMEOUT_S)
-        network.connect(layout, cluster.head, cluster.nodes)
-        services.start(cluster, tell)
-        for member in members:
-            member.keep()
+        with ExitStack() as stack:
+            members = [
+                stack.enter_context(Starting(machine, cluster.environment))
+                for machine in (cluster.head, *cluster.nodes)
+            ]
+            for member in members:
+                member.wait(FURNISH_TIMEOUT_S)
+            network.connect(layout, cluster.head, cluster.nodes)
+            services.start(cluster, tell)
+            for member in members:
+                member.keep()
         self._write_state(layout, complete=True)
 
     def _choose_subnet(self, shape: Shape) -> Layout:

@@ -78,17 +78,23 @@ class Machine:
         return processes.run(self.entering(arguments), timeout_s=timeout_s, environment=environment)
 
     def start_daemon(self, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
-        """Start a command that stays, as a child of process 1."""
+        """Start a command that stays, as a child of process 1.
+
+        Raises:
+            SandboxError: the member is not up.
+        """
+        command = self.entering(["setsid", "--fork", *arguments])
         with output.open("ab") as stream:
-            subprocess.run(
-                self.entering(["setsid", "--fork", *arguments]),
-                check=True,
+            done = subprocess.run(
+                command,
+                check=False,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
                 env=dict(environment),
-                timeout=30,
             )
+        if done.returncode != 0:
+            raise SandboxError(f"{self.name} cannot be entered.\n{tail(output)}")
 
     def processes(self) -> list[Process]:
         """Every process on this member but its process 1 and what keeps that asleep."""
@@ -105,12 +111,14 @@ class Machine:
         ]
 
     def has_process(self, program: str) -> bool:
-        """Whether a program of that name runs here."""
-        return any(Path(each.arguments[0]).name.startswith(program) for each in self.processes())
+        """Whether a program of that name runs here, or is just being started by `setsid --fork`."""
+        return any(
+            Path(argument).name == program for each in self.processes() for argument in each.arguments[:3]
+        )
 
 
 class Starting:
-    """A member that lives only as long as this object, until it is told to stay.
+    """A member that lives only as long as this context, unless it is told to stay.
 
     Args:
         machine: who it is.
@@ -123,6 +131,9 @@ class Starting:
         with self._output.open("wb") as errors:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
                 [
+                    # A session of its own: Ctrl-C is for `up`, which then takes this
+                    # down in order. And nobody's child: `up` ends before it does.
+                    *("setsid", "--fork"),
                     *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
                     # Later mounts of the machine are seen inside, never the other way.
                     *("--propagation", "slave"),
@@ -133,9 +144,18 @@ class Starting:
                 stderr=errors,
                 env=dict(environment),
                 cwd="/",
-                # Ctrl-C is for `up`, which then takes this down in order.
-                start_new_session=True,
             )
+        self._process.wait()
+
+    def __enter__(self) -> Starting:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go: what was not told to stay reads the end of its input, and ends."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
 
     def wait(self, timeout_s: float) -> None:
         """Wait until process 1 has furnished the member.
@@ -152,7 +172,7 @@ class Starting:
         """Let the member outlive this process."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"keep\n")
-        self._process.stdin.close()
+        self._process.stdin.flush()
 
 
 def marked_processes(folder: Folder, name: str | None = None) -> list[Process]:
@@ -165,7 +185,7 @@ def marked_processes(folder: Folder, name: str | None = None) -> list[Process]:
     return [
         each
         for each in processes.all_processes()
-        if marker in each.arguments
+        if each.arguments[-3:-1] == ("bash", marker)
         and (name is None or each.arguments[-1] == name)
         and processes.owner(each.pid) == 0
     ]

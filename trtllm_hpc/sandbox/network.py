@@ -18,7 +18,6 @@ from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.layout import Layout, interface_name
 from trtllm_hpc.sandbox.machines import Machine
 
-
 POOLS = ("10.97.0.0/16", "10.213.0.0/16", "172.29.0.0/16", "198.18.0.0/16")
 """Where subnets are taken from: private ranges little used, then RFC 2544's, for
 machines where a VPN routes all private addresses."""

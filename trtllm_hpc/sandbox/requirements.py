@@ -43,18 +43,6 @@ PROBES = {
 """What the kernel must permit, each with a command that needs it, run in namespaces of its own."""
 
 
-def check() -> None:
-    """Raise unless a sandbox can be started here.
-
-    Raises:
-        SandboxError: says what is missing, and what to type.
-    """
-    check_platform()
-    check_root()
-    check_packages()
-    check_kernel()
-
-
 def check_platform() -> None:
     """Raise unless this is Linux."""
     if not sys.platform.startswith("linux"):
