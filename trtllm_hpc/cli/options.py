@@ -36,8 +36,9 @@ class RunType(click.ParamType):
 
 
 def _runs_folder(ctx: click.Context | None) -> Path:
+    # Not "is None": click 8.3 and later keep a sentinel of their own for an option not given.
     chosen = ctx.params.get("runs") if ctx is not None else None
-    return Path(chosen) if chosen else default_runs_folder()
+    return chosen if isinstance(chosen, Path) else default_runs_folder()
 
 
 def runs_option(command: Command) -> Command:

@@ -64,6 +64,11 @@ class RunStatus:
     exit_code: ExitCode
     """What ``submit --wait`` leaves with when this is final."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether every stage has ended; after a failure the others need a moment more."""
+        return self.state.final and all(stage.final for stage in self.stages)
+
     def as_json(self) -> dict[str, Any]:
         """The status as plain JSON types."""
         return {**asdict(self), "state": self.state.value, "exit_code": int(self.exit_code)}

@@ -15,6 +15,8 @@ from trtllm_hpc.runtime.records import RankRecord, read_events
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
 _FILE_PAUSE_S = 0.5
+_SETTLE_S = 60.0
+"""How long the other stages of a failed run may take to end before we stop looking."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,19 @@ def follow(paths: RunPaths, *, until_serving: bool = False) -> Iterator[Progress
     slurm = Slurm(journal.slurm_conf if journal else None)
     pause, asked_at, marks = _FIRST_PAUSE_S, float("-inf"), -1
     status: RunStatus | None = None
+    final_since: float | None = None
     while True:
         seen = len(read_events(paths))
         if status is None or seen != marks or time.monotonic() - asked_at > pause:
             pause = _FIRST_PAUSE_S if seen != marks else min(pause * 1.5, _LONGEST_PAUSE_S)
             status, asked_at, marks = run_status(paths, slurm), time.monotonic(), seen
         yield _progress(paths, status)
-        if status.state.final or (until_serving and status.state is RunState.SERVING):
+        if status.settled or (until_serving and status.state is RunState.SERVING):
             return
+        if status.state.final:
+            final_since = final_since or time.monotonic()
+            if time.monotonic() - final_since > _SETTLE_S:
+                return
         time.sleep(_FILE_PAUSE_S)
 
 

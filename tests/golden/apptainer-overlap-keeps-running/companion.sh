@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The companion: waits for the endpoint, asks, measures.
+# Rendered by trtllm-hpc 0.1.0. Its exit code is that of the command that failed.
+set -euo pipefail
+run='/scratch/ana/runs of june/apptainer-overlap-keeps-running'
+python=/opt/trtllm-hpc/bin/python3
+runtime() { "$python" "$run/runtime.pyz" "$@"; }
+
+runtime begin companion
+finish() {
+  code=$?
+  runtime end companion "$code"
+}
+trap finish EXIT
+# A signal must end the script through the trap above, not around it.
+trap 'exit 143' TERM INT HUP
+
+# The server stops by itself if this falls silent, whatever killed the companion.
+runtime heartbeat --while-pid=$$ &
+
+"$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
+  --prompt='What is machine learning?' --max-tokens=16 --save

@@ -1,0 +1,112 @@
+"""The runs whose scripts are kept whole in ``tests/golden``.
+
+``python -m tests.render.cases`` renders them into the golden folder, for a
+person to review with ``git diff``; no test ever does.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.render.scripts import render_repository, render_scripts
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+_MODEL = {"path": "/models/Llama 3", "synthetic": None}
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sandbox-two-ranks": (
+        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"nodes": 2}},
+        {"name": "sandbox", "partition": "batch", "gpus_per_node": 4, "triton": {"server": "pytriton"}},
+    ),
+    "pyxis-two-nodes": (
+        {
+            "name": "llama-70b",
+            "model": _MODEL,
+            "engine": {"tensor_parallel": 8, "dtype": "bfloat16"},
+            "build": {"gpus": 1, "memory_gib": 200, "cpus": 16},
+            "serve": {"nodes": 2, "cpus_per_rank": 8, "memory_gib_per_node": 400, "time_limit_minutes": 240},
+            "companion": {
+                "request": {"prompt": 'it\'s $(hostname) "quoted"\nand a second line', "max_tokens": 32}
+            },
+        },
+        {
+            "name": "pyxis",
+            "partition": "gpu",
+            "account": "my project",
+            "qos": "normal",
+            "gpus_per_node": 4,
+            "gpu_request": "gres",
+            "exclusive": True,
+            "companion_partition": "cpu",
+            "container": {
+                "runtime": "pyxis",
+                "image": "/images/tritonserver 24.12.sqsh",
+                "mounts": ["/models:/models:ro"],
+                "options": ["--container-writable"],
+            },
+            "environment": {"HF_HUB_OFFLINE": "1", "NOTE": "a b'c"},
+            "setup": ["module load slurm"],
+            "sbatch_options": ["--mail-type=FAIL"],
+            "srun_options": ["--cpu-bind=none"],
+            "network_interface": "ib0",
+        },
+    ),
+    "apptainer-overlap-keeps-running": (
+        {
+            "name": "llama",
+            "engine": {"directory": "/engines/llama tp2", "tensor_parallel": 2},
+            "serve": {"keep_running": True},
+            "companion": {"benchmark": None},
+        },
+        {
+            "name": "apptainer",
+            "gpus_per_node": 2,
+            "companion": "overlap",
+            "container": {"runtime": "apptainer", "image": "/images/triton.sif", "mounts": ["/engines"]},
+        },
+    ),
+    "local": (
+        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}},
+        {"name": "local", "scheduler": "local", "triton": {"server": "pytriton"}},
+    ),
+}
+
+
+def plan_of(job: dict[str, Any], cluster: dict[str, Any], folder: str) -> Plan:
+    return make_plan(
+        JobFile.model_validate(job),
+        ClusterProfile.model_validate(cluster),
+        RunPaths(folder),
+        python="/opt/trtllm-hpc/bin/python3",
+    )
+
+
+def render_case(name: str) -> dict[str, str]:
+    job, cluster = CASES[name]
+    plan = plan_of(job, cluster, f"/scratch/ana/runs of june/{name}")
+    files = render_scripts(plan)
+    files.update(
+        {f"repository/{file}": text for file, text in render_repository(plan).items() if "pbtxt" in file}
+    )
+    return files
+
+
+def write_golden() -> None:
+    for name in CASES:
+        shutil.rmtree(GOLDEN / name, ignore_errors=True)
+        for file, text in render_case(name).items():
+            target = GOLDEN / name / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_golden()

@@ -1,0 +1,42 @@
+"""Whole scripts against whole records. ``make golden`` writes the records; this never does."""
+
+from __future__ import annotations
+
+import difflib
+
+import pytest
+
+from tests.render.cases import CASES, GOLDEN, render_case
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rendered_files_are_the_reviewed_ones(name: str) -> None:
+    rendered = render_case(name)
+    folder = GOLDEN / name
+    recorded = {
+        str(file.relative_to(folder)): file.read_text(encoding="utf-8")
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+    assert sorted(rendered) == sorted(recorded)
+    for file, text in rendered.items():
+        difference = "".join(
+            difflib.unified_diff(
+                recorded[file].splitlines(keepends=True),
+                text.splitlines(keepends=True),
+                "reviewed",
+                "rendered",
+            )
+        )
+        assert text == recorded[file], (
+            f"{name}/{file} changed; if it should, run 'make golden':\n{difference}"
+        )
+
+
+def test_every_record_belongs_to_a_case() -> None:
+    assert sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir()) == sorted(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rendering_twice_gives_the_same_bytes(name: str) -> None:
+    assert render_case(name) == render_case(name)

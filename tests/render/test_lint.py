@@ -1,0 +1,133 @@
+"""Every script over the matrix of options is valid bash, and clean for shellcheck."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.render.cases import CASES, plan_of, render_case
+from trtllm_hpc.render.scripts import render_scripts
+
+_HOSTILE = 'it\'s "a" $(touch /tmp/owned) `id` \\ é\n#SBATCH --nodes=9'
+
+
+def _matrix() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    containers: list[dict[str, Any]] = [
+        {},
+        {"runtime": "pyxis", "image": "nvcr.io#nvidia/tritonserver:24.12", "mounts": ["/a b:/a b"]},
+        {"runtime": "apptainer", "image": "/images/it's.sif", "options": ["--cleanenv"]},
+    ]
+    switches = itertools.product(
+        containers,
+        ("job", "overlap"),
+        (True, False),
+        (0, 4),
+        ("gres", "gpus-per-node", "none"),
+        (True, False),
+    )
+    cases = []
+    for container, companion, keep, gpus, gpu_request, builds in switches:
+        job: dict[str, Any] = {
+            "name": "a.b_c-1",
+            "engine": {"tensor_parallel": 4, "directory": None if builds else "/engines/a 'b'"},
+            "serve": {"keep_running": keep, "nodes": 2},
+            "companion": {"request": {"prompt": _HOSTILE}, "enabled": gpus == 0 or keep},
+        }
+        cluster: dict[str, Any] = {
+            "name": "x",
+            "container": container,
+            "companion": companion,
+            "gpus_per_node": gpus,
+            "gpu_request": gpu_request,
+            "partition": "it's a #partition",
+            "environment": {"NOTE": _HOSTILE},
+        }
+        cases.append((job, cluster))
+    cases.append((CASES["local"][0], {**CASES["local"][1], "environment": {"NOTE": _HOSTILE}}))
+    return cases
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """All distinct scripts of the matrix and of the golden cases, as files."""
+    folder = tmp_path_factory.mktemp("scripts")
+    texts = set()
+    for job, cluster in _matrix():
+        texts |= set(render_scripts(plan_of(job, cluster, '/runs/it\'s $(a) "run" é')).values())
+    for name in CASES:
+        texts |= {text for file, text in render_case(name).items() if "pbtxt" not in file}
+    files = []
+    for number, text in enumerate(sorted(texts)):
+        file = folder / f"{number}.sh"
+        file.write_text(text, encoding="utf-8")
+        files.append(file)
+    assert len(files) > 50
+    return files
+
+
+def test_bash_parses_every_script(scripts: list[Path]) -> None:
+    for script in scripts:
+        answer = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
+        assert answer.returncode == 0, f"{answer.stderr}\n{script.read_text()}"
+
+
+@pytest.mark.skipif(
+    shutil.which("shellcheck") is None, reason="shellcheck is not installed (make setup does)"
+)
+def test_shellcheck_has_nothing_to_say(scripts: list[Path]) -> None:
+    # SC2016: "$(...) does not expand in single quotes". The hostile names are there to prove just that.
+    answer = subprocess.run(
+        ["shellcheck", "--exclude=SC2016", *map(str, scripts)], capture_output=True, text=True
+    )
+    assert answer.returncode == 0, answer.stdout
+
+
+_RECORDER = """#!/usr/bin/env python3
+import json, os, sys
+if "leader" in sys.argv:
+    print("127.0.0.1 1 2 3 4")
+with open(os.environ["CALLS"], "a") as calls:
+    print(json.dumps({"argv": sys.argv, "note": os.environ.get("NOTE")}), file=calls)
+"""
+
+
+def test_hostile_text_arrives_unharmed_and_is_never_run(tmp_path: Path) -> None:
+    owned = tmp_path / "owned"
+    text = f'it\'s "x" $(touch {owned}) `touch {owned}` \\ é ; touch {owned}\n#SBATCH --nodes=9'
+    tools = tmp_path / "it's $(tools)"
+    tools.mkdir()
+    for name in ("python", "srun"):
+        (tools / name).write_text(_RECORDER)
+        (tools / name).chmod(0o755)
+    plan = plan_of(
+        {
+            "name": "a",
+            "companion": {"request": {"prompt": text}},
+            "model": {"path": f"/m/{owned.name} $(id)"},
+        },
+        {"name": "x", "environment": {"NOTE": text}, "python": str(tools / "python")},
+        f"/runs/$(touch {owned})/it's",
+    )
+    calls = tmp_path / "calls"
+    for name, script in render_scripts(plan).items():
+        file = tmp_path / name
+        file.write_text(script, encoding="utf-8")
+        environment = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(calls), "SLURM_JOB_ID": "7"}
+        environment |= {"SLURM_PROCID": "0", "TRTLLM_HPC_JOB_ID": "7"}
+        environment |= {f"TRTLLM_HPC_{port}_PORT": "1" for port in ("HTTP", "GRPC", "METRICS")}
+        answer = subprocess.run(
+            ["bash", str(file)], env=environment, capture_output=True, text=True, timeout=30
+        )
+        assert answer.returncode == 0, (name, answer.stderr)
+    assert not owned.exists()
+    seen = [json.loads(line) for line in calls.read_text().splitlines()]
+    assert any(f"--prompt={text}" in call["argv"] for call in seen)
+    assert any(f"/m/{owned.name} $(id)" in call["argv"] for call in seen)
+    assert all(call["note"] == text for call in seen if call["argv"][0].endswith("srun"))
