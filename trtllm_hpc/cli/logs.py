@@ -72,6 +72,7 @@ def command(
 def _print_list(run: RunPaths, as_json: bool) -> None:
     from trtllm_hpc.logs.files import list_logs
     from trtllm_hpc.report.log_table import log_rows, log_table
+    from trtllm_hpc.report.tables import print_table
 
     rows = log_rows(list_logs(run))
     if as_json:
@@ -79,9 +80,7 @@ def _print_list(run: RunPaths, as_json: bool) -> None:
 
         click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    from rich.console import Console
-
-    Console().print(log_table(rows))
+    print_table(log_table(rows))
 
 
 def _print_content(
@@ -122,5 +121,6 @@ def _print_lines(lines: Iterable[tuple[LogFile, str]], prefixed: bool) -> int:
     count = 0
     for log, line in lines:
         count += 1
-        click.echo(for_reader(f"{log.name} {line}" if prefixed else line))
+        # color=True: what goes into a pipe or a file stays as it was written.
+        click.echo(for_reader(f"{log.name} {line}" if prefixed else line), color=True)
     return count

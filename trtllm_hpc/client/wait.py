@@ -9,11 +9,13 @@ from trtllm_hpc.client.http import is_ready
 from trtllm_hpc.errors import NotReady, StartFailed
 from trtllm_hpc.logs.state import stage_end
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
+from trtllm_hpc.runtime.records import Endpoint, RankRecord
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 _HEALTH_TIMEOUT_S = 5.0
+_SETTLE_S = 2.0
+"""A serve job that was submitted again may not have written its beginning yet: an end counts after this."""
 
 
 def wait_for_endpoint(
@@ -37,7 +39,7 @@ def wait_for_endpoint(
         if endpoint is not None and is_ready(endpoint, max(1.0, min(left_s, _HEALTH_TIMEOUT_S))):
             return endpoint
         end = serve_end(paths)
-        if end is not None:
+        if end is not None and time.monotonic() - started >= min(timeout_s, _SETTLE_S):
             raise StartFailed(end, hint=f"trtllm-hpc logs {paths.run_id}")
         left_s = timeout_s - (time.monotonic() - started)
         if left_s <= 0:
@@ -51,27 +53,25 @@ def wait_for_endpoint(
 def serve_end(paths: RunPaths) -> str | None:
     """One sentence on how the serve stage ended; ``None`` while it may still become ready.
 
-    It has ended when its last ``stage_end`` event is followed by no
-    ``stage_start`` (a requeued job starts again), or when every rank of the
-    serve step says that it has ended.
+    It has ended when its events say so, or when every rank of the serve step
+    says that it has ended.
     """
     end = stage_end(paths, "serve")
     if end is None:
-        starts = [event.time for event in read_events(paths, "serve") if event.name == "stage_start"]
-        return _ranks_end(paths, since=max(starts, default=0.0))
+        return _ranks_end(paths)
     code = end.data.get("exit_code")
     if code == 0:
         return f"The server of run {paths.run_id} has already ended; submit the job file again."
-    return f"The serve stage of run {paths.run_id} ended with exit code {code}: there is no server to ask."
+    how = "was cancelled" if code is None else f"ended with exit code {code}"
+    return f"The serve stage of run {paths.run_id} {how}: there is no server to ask."
 
 
-def _ranks_end(paths: RunPaths, since: float) -> str | None:
-    """The same by the ranks' own records, those of an earlier start left out."""
+def _ranks_end(paths: RunPaths) -> str | None:
     first = RankRecord.read(paths.rank_record("serve", 0))
     if first is None:
         return None
     records = [RankRecord.read(paths.rank_record("serve", rank)) for rank in range(first.world_size)]
-    ended = [record for record in records if record is not None and (record.ended_at or 0.0) > since]
+    ended = [record for record in records if record is not None and record.ended_at is not None]
     if len(ended) < len(records):
         return None
     codes = ", ".join(f"{record.rank}: {record.exit_code}" for record in ended)

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from trtllm_hpc.logs.errors import first_error_line
 from trtllm_hpc.logs.files import stage_of
-from trtllm_hpc.logs.state import signal_or_code, stage_end
+from trtllm_hpc.logs.state import failed_by_itself, signal_or_code, stage_end
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
+
+_SAME_MOMENT_S = 3.0
+"""Ends this close are not told apart by time: they come from different clocks and polls."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,17 @@ class RankFailure:
     """The rank's own sentence."""
     error_line: str | None
     """The first error in its log."""
-    others_ended: bool
-    """Whether every other rank has ended, too."""
+    others: str
+    """``ended``, ``silent`` (killed without a word, too) or ``running``; ``none`` if it was alone."""
 
     @property
     def sentence(self) -> str:
         """One sentence for a person."""
-        first = "died" if self.world_size == 1 else "died first"
+        if self.ended_at is None and self.others == "silent":
+            return f"all {self.world_size} ranks were killed before they could write a word"
+        first = "died" if self.others == "none" else "died first"
         sentence = f"rank {self.rank} on {self.host} {first}: {self._how()}"
-        if self.others_ended and self.world_size > 1:
-            sentence += "; the others ended because of it"
-        return sentence
+        return f"{sentence}; the others ended because of it" if self.others == "ended" else sentence
 
     def _how(self) -> str:
         if self.ended_at is None:
@@ -54,34 +57,34 @@ class RankFailure:
 def first_failure(paths: RunPaths, *, step: str = "serve", over: bool | None = None) -> RankFailure | None:
     """The rank of a step that died first; ``None`` if none did, as far as the ranks say.
 
-    A rank failed if it ended with another code than 0 and nobody had asked it
-    to. A rank that wrote no end although the step is over was killed outright,
-    and so before all others: each of those still wrote how it ended.
+    A rank that wrote no end although the step is over was killed outright, and
+    so before the others: each of those still wrote how it ended. Among ranks
+    that failed by themselves within a few seconds, one that gives no reason
+    comes first: it was killed, and those with a reason had time to notice.
 
     Args:
         over: whether the job has ended, if the caller knows (from Slurm); else
-            the stage's ``stage_end`` event tells, or that another rank was
-            ended by a signal.
+            the stage's events tell, or that another rank was ended by a signal.
     """
     records = _records(paths, step)
     if over is None:
         over = stage_end(paths, stage_of(step)) is not None
-    failed = [record for record in records if _failed(record)]
+    failed = [record for record in records if failed_by_itself(record)]
     silent = [record for record in records if record.ended_at is None]
     if silent and (over or _torn_down(paths, records)):
         return _failure(paths, records, silent[0])
-    if failed:
-        return _failure(paths, records, min(failed, key=lambda record: record.ended_at or 0.0))
-    return None
+    return _failure(paths, records, _first_of(failed)) if failed else None
 
 
-def _failed(record: RankRecord) -> bool:
-    return record.ended_at is not None and record.stopped_by is None and record.exit_code != 0
+def _first_of(failed: list[RankRecord]) -> RankRecord:
+    earliest = min(record.ended_at or 0.0 for record in failed)
+    together = [record for record in failed if (record.ended_at or 0.0) <= earliest + _SAME_MOMENT_S]
+    return min(together, key=lambda record: (record.reason is not None, record.ended_at, record.rank))
 
 
 def _torn_down(paths: RunPaths, records: list[RankRecord]) -> bool:
     """Whether others were ended by a signal that nobody had asked for, and none failed by itself."""
-    if StopRequest.read(paths.stop_request) is not None or any(_failed(record) for record in records):
+    if StopRequest.read(paths.stop_request) is not None or any(map(failed_by_itself, records)):
         return False
     return any((record.stopped_by or "").startswith("SIG") for record in records)
 
@@ -92,7 +95,6 @@ def _records(paths: RunPaths, step: str) -> list[RankRecord]:
 
 
 def _failure(paths: RunPaths, records: list[RankRecord], first: RankRecord) -> RankFailure:
-    others = [record for record in records if record.rank != first.rank]
     return RankFailure(
         step=first.step,
         rank=first.rank,
@@ -102,5 +104,14 @@ def _failure(paths: RunPaths, records: list[RankRecord], first: RankRecord) -> R
         ended_at=first.ended_at,
         reason=first.reason,
         error_line=first_error_line(paths.rank_log(first.step, first.rank)),
-        others_ended=all(record.ended_at is not None for record in others),
+        others=_others([record for record in records if record.rank != first.rank], first),
     )
+
+
+def _others(records: list[RankRecord], first: RankRecord) -> str:
+    if not records:
+        return "none"
+    ended = [record.ended_at is not None for record in records]
+    if all(ended):
+        return "ended"
+    return "silent" if first.ended_at is None and not any(ended) else "running"

@@ -10,6 +10,9 @@ from trtllm_hpc.logs.state import rank_state, stage_over, stage_state
 from trtllm_hpc.paths import STAGES, STEPS, RunPaths
 from trtllm_hpc.runtime.records import RankRecord
 
+_RECORDED = ("preflight", "serve")
+"""Steps whose ranks write a record; the single rank of the others fares as its stage does."""
+
 _STAGE_OF = {"preflight": "serve"}
 """Steps that are no stage of their own."""
 
@@ -75,7 +78,8 @@ def _rank_log(paths: RunPaths, step: str, rank: int, over: bool) -> LogFile:
     record = RankRecord.read(paths.rank_record(step, rank))
     ended = over or (record is not None and record.ended_at is not None)
     host = None if record is None else record.host
-    return LogFile(step, rank, paths.rank_log(step, rank), host, rank_state(record, over), ended)
+    state = rank_state(record, over) if step in _RECORDED else stage_state(paths, step)
+    return LogFile(step, rank, paths.rank_log(step, rank), host, state, ended)
 
 
 def _known_ranks(paths: RunPaths, step: str) -> set[int]:

@@ -12,11 +12,18 @@ NO_RECORD = "no record"
 NEVER_STARTED = "never started"
 SILENT = "ended without a word"
 
+_END_WORDS = {"stage_cancelled": "cancelled", "submission_interrupted": "refused (half submitted)"}
+"""Events other than ``stage_end`` after which a stage is over."""
+
 
 def stage_end(paths: RunPaths, stage: str) -> Event | None:
-    """The stage's last ``stage_end`` event, unless a requeued job has started it again."""
-    turns = [event for event in read_events(paths, stage) if event.name in ("stage_start", "stage_end")]
-    return turns[-1] if turns and turns[-1].name == "stage_end" else None
+    """The event that ended a stage, unless a later job has begun the stage again."""
+    marks = [
+        event
+        for event in read_events(paths, stage)
+        if event.name in ("stage_begin", "stage_end") or event.name in _END_WORDS
+    ]
+    return marks[-1] if marks and marks[-1].name != "stage_begin" else None
 
 
 def stage_over(paths: RunPaths, stage: str) -> bool:
@@ -32,7 +39,7 @@ def stage_state(paths: RunPaths, stage: str) -> str:
     """How a stage's batch script is."""
     end = stage_end(paths, stage)
     if end is not None:
-        return exit_words(end.data.get("exit_code"))
+        return _END_WORDS.get(end.name) or exit_words(end.data.get("exit_code"))
     if read_events(paths, stage):
         return RUNNING
     return NEVER_STARTED if stage_over(paths, stage) else NO_RECORD
@@ -46,7 +53,20 @@ def rank_state(record: RankRecord | None, stage_over: bool) -> str:
         return SILENT if stage_over else RUNNING
     if record.stopped_by is not None:
         return f"stopped by {record.stopped_by}"
+    if record.exit_code == 0 and failed_by_itself(record):
+        return "failed (ended unasked)"
     return exit_words(record.exit_code)
+
+
+def failed_by_itself(record: RankRecord) -> bool:
+    """Whether a rank ended badly, and not because somebody had asked it to end.
+
+    A server that ends unasked has failed whatever its exit code:
+    TensorRT-LLM's workers leave with 0 even when the leader is lost.
+    """
+    if record.ended_at is None or record.stopped_by is not None:
+        return False
+    return record.exit_code != 0 or record.step == "serve"
 
 
 def exit_words(code: int | None) -> str:

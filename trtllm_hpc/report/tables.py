@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ _LATENCIES = {
 }
 _COLUMNS = ("mean", "p50", "p90", "p99", "max")
 _NONE = "-"
+_WIDTH_OF_FILES = 240
 
 
 def benchmark_table(summary: dict[str, Any]) -> Table:
@@ -87,3 +89,13 @@ def as_text(table: Table, width: int = 100) -> str:
     text = StringIO()
     Console(file=text, width=width, color_system=None, force_terminal=False).print(table)
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def print_table(table: Table) -> None:
+    """Print a table: as wide as the terminal, or as it likes to be into a pipe or a file."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(table)
+    else:
+        sys.stdout.write(as_text(table, _WIDTH_OF_FILES))

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trtllm_hpc.errors import ExitCode, RunNotFound
+from trtllm_hpc.logs.text import neutralised
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import add_event
+
+from .runs import add_rank, logs, make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    """A run whose build is done, whose rank 1 was killed, and whose companion never came."""
+    paths = make_run(tmp_path / "my run $(x)")
+    for stage in ("build", "serve", "companion"):
+        paths.sbatch(stage).write_text("#!/bin/bash\n")
+    add_event(paths, "build", "stage_begin")
+    add_event(paths, "build", "stage_end", exit_code=0)
+    paths.batch_log("build").write_text("built\n")
+    add_event(paths, "serve", "stage_begin")
+    paths.batch_log("serve").write_text("srun: error: n1: task 1: Killed\n")
+    add_rank(paths, 0, log="one\ntwo\nthree\n", ended_at=9.0, exit_code=0, stopped_by="SIGTERM")
+    add_rank(paths, 1, log=b"one\n\xff\x1b[31mtwo\n", ended_at=8.0, exit_code=-9)
+    add_event(paths, "serve", "stage_end", exit_code=137)
+    return paths
+
+
+def test_the_list_tells_state_size_and_first_error(run: RunPaths) -> None:
+    rows = json.loads(logs(run, "--json").output)
+    assert [(row["step"], row["rank"], row["host"], row["state"], row["size_bytes"]) for row in rows] == [
+        ("build", None, None, "ended 0", 6),
+        ("serve", None, None, "failed (signal 9 (SIGKILL))", 32),
+        ("serve", 0, "n0", "stopped by SIGTERM", 14),
+        ("serve", 1, "n1", "failed (signal 9 (SIGKILL))", 14),
+        ("companion", None, None, "never started", None),
+    ]
+    assert rows[1]["first_error"] == "srun: error: n1: task 1: Killed"
+    table = logs(run).output
+    assert "srun: error: n1: task 1: Killed" in table and "stopped by SIGTERM" in table
+
+
+def test_a_rank_without_record_and_a_running_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    add_event(run, "serve", "stage_begin")
+    add_rank(run, 0, log="")
+    rows = json.loads(logs(run, "--json").output)
+    assert [(row["rank"], row["state"]) for row in rows] == [
+        (None, "running"),
+        (0, "running"),
+        (1, "no record"),
+    ]
+
+
+def test_one_rank_is_printed_as_it_is(run: RunPaths) -> None:
+    assert logs(run, "--rank", "0").output == "one\ntwo\nthree\n"
+
+
+def test_odd_bytes_are_replaced(run: RunPaths) -> None:
+    assert logs(run, "--rank", "1").output == "one\n�\x1b[31mtwo\n"
+
+
+def test_several_logs_are_prefixed(run: RunPaths) -> None:
+    assert logs(run, "--stage", "serve", "--tail", "1").output == (
+        "serve srun: error: n1: task 1: Killed\nserve[0] three\nserve[1] �\x1b[31mtwo\n"
+    )
+
+
+def test_grep_filters_all_logs(run: RunPaths) -> None:
+    assert logs(run, "--grep", "^t|ui").output == "build built\nserve[0] two\nserve[0] three\n"
+
+
+def test_tail_counts_after_grep(run: RunPaths) -> None:
+    assert logs(run, "--rank", "0", "--grep", "o", "--tail", "1").output == "two\n"
+
+
+def test_grep_without_a_match_exits_with_1(run: RunPaths) -> None:
+    result = logs(run, "--grep", "nowhere")
+    assert (result.exit_code, result.output) == (1, "")
+
+
+def test_a_bad_expression_is_a_usage_error(run: RunPaths) -> None:
+    result = logs(run, "--grep", "(")
+    assert result.exit_code == ExitCode.USAGE and "is no regular expression" in result.output
+
+
+def test_json_is_for_the_list_only(run: RunPaths) -> None:
+    assert logs(run, "--json", "--rank", "0").exit_code == ExitCode.USAGE
+
+
+def test_a_log_that_is_not_there_is_named(run: RunPaths) -> None:
+    error = logs(run, "--rank", "5").exception
+    assert isinstance(error, RunNotFound) and "serve[5]" in error.message
+
+
+def test_follow_of_a_run_that_is_over_prints_and_ends(run: RunPaths) -> None:
+    lines = logs(run, "--follow", "--tail", "1").output.splitlines()
+    assert lines == [
+        "build built",
+        "serve srun: error: n1: task 1: Killed",
+        "serve[0] three",
+        "serve[1] �\x1b[31mtwo",
+    ]
+
+
+def test_follow_waits_for_lines_and_ends_with_the_rank(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    add_event(run, "serve", "stage_begin")
+
+    def live() -> None:
+        time.sleep(0.3)
+        add_rank(run, 1, log="ready\nhalf")
+        time.sleep(0.5)
+        with run.rank_log("serve", 1).open("a") as log:
+            log.write(" and half\nlast")
+        add_rank(run, 1, ended_at=2.0, exit_code=0)
+
+    writer = threading.Thread(target=live)
+    writer.start()
+    result = logs(run, "--rank", "1", "--follow")
+    writer.join()
+    assert result.output == "ready\nhalf and half\nlast\n"
+
+
+def test_escape_sequences_are_spelled_out_for_a_terminal() -> None:
+    assert neutralised("a\tb\x1b]0;title\x07\r\u202eevil\x9b") == (
+        "a\tb\\x1b]0;title\\x07\\r\\u202eevil\\x9b"
+    )
+    assert neutralised("naïve 東京 ✓") == "naïve 東京 ✓"

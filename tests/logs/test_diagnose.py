@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trtllm_hpc.logs.diagnose import RankFailure, first_failure
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import add_event
+
+from .runs import add_rank, make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    return make_run(tmp_path / "run")
+
+
+def failure(run: RunPaths, over: bool | None = None) -> RankFailure:
+    found = first_failure(run, over=over)
+    assert found is not None
+    return found
+
+
+def test_a_killed_worker_is_first_and_the_leader_follows(run: RunPaths) -> None:
+    add_rank(run, 0, ended_at=20.5, exit_code=0, stopped_by="SIGTERM")
+    add_rank(run, 1, ended_at=20.0, exit_code=-9)
+    assert failure(run).sentence == (
+        "rank 1 on n1 died first: killed by signal 9 (SIGKILL); the others ended because of it"
+    )
+
+
+def test_a_leader_that_saw_its_peer_go_is_not_first_though_it_wrote_earlier(run: RunPaths) -> None:
+    add_rank(run, 0, ended_at=20.0, exit_code=-9, reason="Rank 0 lost another rank: connection closed.")
+    add_rank(run, 1, ended_at=20.2, exit_code=-9)
+    assert failure(run).rank == 1
+
+
+def test_a_rank_that_gives_its_reason_is_first_if_the_others_ended_much_later(run: RunPaths) -> None:
+    add_rank(run, 0, ended_at=60.0, exit_code=-6)
+    add_rank(run, 1, ended_at=20.0, exit_code=-9, reason="CUDA out of memory.")
+    assert failure(run).sentence == (
+        "rank 1 on n1 died first: killed by signal 9 (SIGKILL): CUDA out of memory; "
+        "the others ended because of it"
+    )
+
+
+def test_a_silent_rank_is_first_when_slurm_ended_the_others(run: RunPaths) -> None:
+    add_rank(run, 0, ended_at=20.0, exit_code=0, stopped_by="SIGTERM")
+    add_rank(run, 1)
+    assert failure(run).sentence == (
+        "rank 1 on n1 died first: it was killed before it could write a word; the others ended because of it"
+    )
+
+
+def test_a_silent_rank_is_first_when_the_stage_is_over(run: RunPaths) -> None:
+    add_rank(run, 0)
+    add_rank(run, 1, ended_at=20.0, exit_code=1, reason="Rank 1 lost another rank.")
+    assert failure(run, over=False).rank == 1
+    add_event(run, "serve", "stage_end", exit_code=9)
+    assert failure(run).rank == 0
+
+
+def test_ranks_that_all_fell_silent_are_told_together(run: RunPaths) -> None:
+    add_rank(run, 0)
+    add_rank(run, 1)
+    assert first_failure(run) is None
+    assert failure(run, over=True).sentence == "all 2 ranks were killed before they could write a word"
+
+
+def test_the_log_explains_a_failure_without_a_reason(run: RunPaths) -> None:
+    add_rank(run, 0, world_size=1, ended_at=20.0, exit_code=1, log="hello\nerror: no engine\n")
+    assert failure(run).sentence == "rank 0 on n0 died: exit code 1; its log says 'error: no engine'"
+
+
+def test_an_error_in_a_log_is_no_failure(run: RunPaths) -> None:
+    add_rank(run, 0, ended_at=20.0, exit_code=0, stopped_by="companion", log="error: all is lost\n")
+    add_rank(run, 1, ended_at=20.0, exit_code=0, stopped_by="companion")
+    assert first_failure(run) is None
+
+
+def test_a_server_that_ended_unasked_has_failed_whatever_its_code(run: RunPaths) -> None:
+    add_rank(run, 0, ended_at=20.0, exit_code=0, reason="the server ended by itself")
+    add_rank(run, 1, ended_at=21.0, exit_code=0, stopped_by="leader")
+    assert failure(run).rank == 0
+
+
+def test_another_step_than_the_server(run: RunPaths) -> None:
+    add_rank(run, 0, step="preflight", ended_at=3.0, exit_code=0)
+    add_rank(run, 1, step="preflight", ended_at=3.0, exit_code=7, reason="no MPI")
+    found = first_failure(run, step="preflight")
+    assert found is not None and found.rank == 1 and first_failure(run) is None

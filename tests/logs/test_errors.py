@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trtllm_hpc.logs.errors import first_error, first_error_line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'E0721 10:02:03.123456 99 model_lifecycle.cc:654] "failed to load"',
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=5.0",
+        "srun: error: n2: task 1: Killed",
+        "[TensorRT-LLM][ERROR] CUDA runtime error in cudaMalloc",
+        "[TRT-LLM] [E] engine version mismatch",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "RuntimeError: no such device",
+        "Segmentation fault (core dumped)",
+        "/run/scripts/rank.sh: line 12: tritonserver: command not found",
+        "error: rank 1 ended (exit code 1)",
+        "MPI_ABORT was invoked on rank 0",
+        "  what():  Error: bad alloc",
+    ],
+)
+def test_errors_of_every_kind_are_seen(line: str) -> None:
+    assert first_error([b"fine\n", line.encode() + b"\n", b"later error: x\n"]) == line.strip()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Terminating worker process since shutdown signal was received: error: 0",
+        'I0721 10:02:03.1 9 server.cc:1] "last error: none"',
+        'W0721 10:02:03.1 9 pinned_memory_manager.cc:273] "CUDA error"',
+        'E1121 00:24:49.072424 8268 server.cc:241] "CudaDriverHelper has not been initialized."',
+        "20 requests, 0 errors",
+        "--log-error=1 --exit-on-error=true",
+        "[TensorRT-LLM][INFO] error: reporting is on",
+    ],
+)
+def test_harmless_lines_are_no_errors(line: str) -> None:
+    assert first_error([line.encode()]) is None
+
+
+def test_a_traceback_is_told_by_its_last_line() -> None:
+    lines = [
+        b"Traceback (most recent call last):\n",
+        b'  File "x.py", line 1\n',
+        b"    f()\n",
+        b"KeyError: 'a'\n",
+    ]
+    assert first_error(lines) == "KeyError: 'a'"
+
+
+def test_a_traceback_without_its_end_is_told_as_such() -> None:
+    assert first_error([b"Traceback (most recent call last):\n", b"  File\n"]) == (
+        "Traceback (most recent call last): (cut short)"
+    )
+
+
+def test_a_long_line_is_cut() -> None:
+    found = first_error([b"error: " + b"x" * 1000])
+    assert found is not None and len(found) == 300 and found.endswith("…")
+
+
+def test_the_error_at_the_end_of_a_huge_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtllm_hpc.logs.errors._HEAD_BYTES", 1000)
+    monkeypatch.setattr("trtllm_hpc.logs.errors._TAIL_BYTES", 100)
+    log = tmp_path / "log"
+    log.write_bytes(b"fine\n" * 10_000 + b"error: at last\n")
+    assert first_error_line(log) == "error: at last"
+
+
+def test_no_log_has_no_error(tmp_path: Path) -> None:
+    assert first_error_line(tmp_path / "missing") is None

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, GrowingLog, lines_of, seek_last_lines
+
+
+@pytest.mark.parametrize("text", [b"", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n\n", b"a\n\nb\n"])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 10])
+def test_last_lines_are_those_of_splitlines(tmp_path: Path, text: bytes, count: int) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(text)
+    with path.open("rb") as log:
+        seek_last_lines(log, count)
+        assert (
+            log.read().splitlines()
+            == text.splitlines()[len(text.splitlines()) - count if count < len(text.splitlines()) else 0 :]
+        )
+
+
+def test_last_lines_across_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtllm_hpc.logs.reading._BLOCK_BYTES", 7)
+    path = tmp_path / "log"
+    lines = [f"line {number}\n".encode() for number in range(50)]
+    path.write_bytes(b"".join(lines))
+    for count in (1, 2, 13, 49, 50, 51):
+        with path.open("rb") as log:
+            seek_last_lines(log, count)
+            assert log.readlines() == lines[-count:]
+
+
+def test_a_line_without_end_comes_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * (2 * LONGEST_LINE_BYTES + 5))
+    with path.open("rb") as log:
+        assert [len(line) for line in lines_of(log)] == [LONGEST_LINE_BYTES, LONGEST_LINE_BYTES, 5]
+
+
+def test_a_growing_log_gives_whole_lines_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    growing = GrowingLog(path)
+    assert list(growing.new_lines()) == []
+    with path.open("ab", buffering=0) as log:
+        log.write(b"one\ntw")
+        assert list(growing.new_lines()) == [b"one\n"]
+        log.write(b"o\nthr")
+        assert list(growing.new_lines()) == [b"two\n"]
+    assert list(growing.rest()) == [b"thr"]
+    assert list(growing.rest()) == []
+    growing.close()
+
+
+def test_a_log_that_starts_anew_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"first attempt\n")
+    growing = GrowingLog(path)
+    assert list(growing.new_lines()) == [b"first attempt\n"]
+    path.write_bytes(b"second\n")
+    assert list(growing.new_lines()) == [b"second\n"]
+    growing.close()
