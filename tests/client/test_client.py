@@ -1,0 +1,105 @@
+"""The client against a real tritonserver."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from trtllm_hpc.cli.client import command
+from trtllm_hpc.client.ask import ask_grpc, ask_http_generate
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.runtime.records import Endpoint
+
+from .echo_server import echo_server
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with echo_server(tmp_path_factory.mktemp("server")) as ready:
+        yield ready
+
+
+@pytest.fixture
+def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
+    paths = RunPaths(tmp_path / "run")
+    paths.make_folders()
+    write_json(paths.plan, {"name": "demo"})
+    endpoint.write(paths.endpoint)
+    return paths
+
+
+def client(paths: RunPaths, *arguments: str) -> Result:
+    return CliRunner().invoke(command, [str(paths.folder), "--runs", str(paths.folder.parent), *arguments])
+
+
+@pytest.mark.parametrize("ask", [ask_grpc, ask_http_generate])
+@pytest.mark.parametrize("prompt", ["hello", "", 'a "quoted" \\ $(x)\n', "straße 東京 🙂"])
+def test_the_text_goes_there_and_back_unharmed(ask: object, prompt: str, endpoint: Endpoint) -> None:
+    asker = ask_grpc if ask is ask_grpc else ask_http_generate
+    answer = asker(endpoint, prompt, 16, 10)
+    assert (answer.text, answer.output_tokens) == (prompt.upper(), 15)
+    assert 0 < answer.latency_s < 10
+
+
+def test_both_protocols_answer_and_the_answer_is_saved(run: RunPaths) -> None:
+    result = client(run, "--prompt", "hello", "--save")
+    assert result.exit_code == 0, result.output
+    saved = read_json(run.answer)
+    assert saved is not None and saved["prompt"] == "hello"
+    assert [(answer["protocol"], answer["text"]) for answer in saved["answers"]] == [
+        ("grpc", "HELLO"),
+        ("http", "HELLO"),
+    ]
+    assert result.output.count("HELLO") == 2
+
+
+def test_json_is_the_saved_record(run: RunPaths) -> None:
+    result = client(run, "--prompt", "hello", "--protocol", "http", "--json", "--save")
+    assert json.loads(result.output) == read_json(run.answer)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_the_servers_own_words_are_passed_on(run: RunPaths, protocol: str) -> None:
+    error = client(run, "--prompt", "fail: out of luck", "--protocol", protocol).exception
+    assert isinstance(error, RequestFailed) and "out of luck" in error.message
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_an_unknown_model_is_named(run: RunPaths, protocol: str) -> None:
+    error = client(run, "--prompt", "x", "--protocol", protocol, "--model", "no_such").exception
+    assert isinstance(error, RequestFailed) and "no_such" in error.message
+
+
+@pytest.mark.parametrize("ask", [ask_grpc, ask_http_generate])
+def test_a_slow_answer_is_given_up(ask: object, endpoint: Endpoint) -> None:
+    asker = ask_grpc if ask is ask_grpc else ask_http_generate
+    with pytest.raises(RequestFailed):
+        asker(endpoint, "sleep 0.5: x", 4, 0.1)
+
+
+def test_different_answers_are_an_error(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(endpoint: Endpoint, prompt: str, *others: object) -> object:
+        return ask_grpc(endpoint, prompt + "!", 4, 10)
+
+    monkeypatch.setattr("trtllm_hpc.client.ask.ask_http_generate", other)
+    error = client(run, "--prompt", "x").exception
+    assert isinstance(error, RequestFailed) and "'X'" in error.message and "'X!'" in error.message
+
+
+def test_the_command_ends_by_itself(run: RunPaths) -> None:
+    """A Triton client that is left open would keep Python from exiting."""
+    code = "from trtllm_hpc.cli.client import command; command()"
+    arguments = [str(run.folder), "--runs", str(run.folder.parent), "--prompt", "hello"]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert "HELLO" in ended.stdout

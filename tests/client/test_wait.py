@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from trtllm_hpc.cli.client import command
+from trtllm_hpc.client.wait import wait_for_endpoint
+from trtllm_hpc.errors import NotReady, StartFailed
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import Endpoint, RankRecord, add_event
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path / "run")
+    paths.make_folders()
+    return paths
+
+
+@contextmanager
+def health(status: int) -> Iterator[Endpoint]:
+    """A server that gives ``status`` to every question."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/v2/health/ready" else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield endpoint(server.server_port)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def endpoint(port: int) -> Endpoint:
+    return Endpoint("1", "n1", "127.0.0.1", port, port, port, ["ensemble"], ready_at=1.0)
+
+
+def test_a_ready_endpoint_is_returned_at_once(run: RunPaths) -> None:
+    with health(200) as ready:
+        ready.write(run.endpoint)
+        assert wait_for_endpoint(run, 0) == ready
+
+
+def test_an_endpoint_that_appears_is_found(run: RunPaths) -> None:
+    with health(200) as ready:
+        threading.Timer(0.4, ready.write, [run.endpoint]).start()
+        started = time.monotonic()
+        assert wait_for_endpoint(run, 20) == ready
+        assert 0.3 < time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.3])
+def test_no_endpoint_is_not_ready_and_names_the_next_command(run: RunPaths, timeout_s: float) -> None:
+    waits: list[float] = []
+    with pytest.raises(NotReady) as error:
+        wait_for_endpoint(run, timeout_s, on_wait=waits.append)
+    assert error.value.hint == "trtllm-hpc logs run"
+    assert bool(waits) == (timeout_s > 0)
+
+
+def test_a_server_that_is_not_ready_is_told_from_none(run: RunPaths) -> None:
+    with health(400) as unready:
+        unready.write(run.endpoint)
+        with pytest.raises(NotReady, match="did not answer as ready"):
+            wait_for_endpoint(run, 0.2)
+
+
+def test_an_endpoint_where_nobody_listens_is_not_ready(run: RunPaths) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        endpoint(closed.getsockname()[1]).write(run.endpoint)
+        with pytest.raises(NotReady, match="did not answer as ready"):
+            wait_for_endpoint(run, 0)
+
+
+def test_the_end_of_the_serve_stage_ends_the_wait(run: RunPaths) -> None:
+    add_event(run, "serve", "stage_begin")
+    threading.Timer(0.3, add_event, [run, "serve", "stage_end"], {"exit_code": 7}).start()
+    started = time.monotonic()
+    with pytest.raises(StartFailed, match="exit code 7"):
+        wait_for_endpoint(run, 60)
+    assert time.monotonic() - started < 10
+
+
+def test_a_serve_stage_that_begins_again_is_waited_for(run: RunPaths) -> None:
+    add_event(run, "serve", "stage_end", exit_code=1)
+    with health(200) as ready:
+        threading.Timer(0.3, add_event, [run, "serve", "stage_begin"]).start()
+        threading.Timer(3.0, ready.write, [run.endpoint]).start()
+        assert wait_for_endpoint(run, 20) == ready
+
+
+def test_the_end_of_every_rank_ends_the_wait(run: RunPaths) -> None:
+    for rank in (0, 1):
+        RankRecord("serve", rank, 2, "1", "n", 1, 1.0).write(run.rank_record("serve", rank))
+    with pytest.raises(NotReady):
+        wait_for_endpoint(run, 0)
+    for rank in (0, 1):
+        ended = RankRecord("serve", rank, 2, "1", "n", 1, 1.0, ended_at=2.0, exit_code=rank)
+        ended.write(run.rank_record("serve", rank))
+    with pytest.raises(StartFailed, match="0: 0, 1: 1"):
+        wait_for_endpoint(run, 0)
+
+
+def test_a_run_that_has_ended_well_says_so(run: RunPaths) -> None:
+    add_event(run, "serve", "stage_end", exit_code=0)
+    with pytest.raises(StartFailed, match="already ended"):
+        wait_for_endpoint(run, 0)
+
+
+def test_a_prompt_in_another_encoding_is_refused(run: RunPaths) -> None:
+    run.plan.write_text("{}")
+    arguments = [str(run.folder), "--runs", str(run.folder.parent), "--prompt", "caf\udce9"]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2 and "not valid UTF-8" in result.output
