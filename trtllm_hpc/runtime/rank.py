@@ -180,7 +180,7 @@ class Supervisor:
         if self._failed is not None:
             return self._failed
         if self._signal is not None:
-            return 143
+            return self._signalled_code()
         if self._stopped_by is not None:
             # Asked to end: a worker that had to be killed at last has still done its work.
             return ExitCode.OK if returncode == 0 or self._leader is None else ExitCode.START
@@ -189,6 +189,12 @@ class Supervisor:
         if returncode == 0:
             return self._unasked_end()
         return returncode
+
+    def _signalled_code(self) -> int:
+        """0 when another rank ended before: Slurm ends the rest, and the step's code must be the first one's."""
+        others = (rank for rank in range(self._options.world_size) if rank != self._options.rank)
+        records = (RankRecord.read(self._paths.rank_record("serve", rank)) for rank in others)
+        return ExitCode.OK if any(record and record.ended_at for record in records) else 143
 
     def _unasked_end(self) -> int:
         """A server that ends well though nobody asked it to.
@@ -204,7 +210,7 @@ class Supervisor:
             time.sleep(_TICK_S)
         if self._signal is not None:
             self._stopped_by = self._signal
-            return 143
+            return self._signalled_code()
         self._reason = "the server ended by itself although nobody had asked it to"
         return ExitCode.START
 

@@ -40,7 +40,7 @@ def repository_values(job: JobFile, engine_folder: str) -> dict[str, str | int |
     """Values that the templates of ``config.pbtxt`` ask for."""
     return {
         "engine_dir": engine_folder,
-        "tokenizer_dir": engine_folder,
+        "tokenizer_dir": f"{engine_folder}/tokenizer",
         "max_batch_size": job.engine.max_batch_size,
         "decoupled": job.repository.decoupled,
         "preprocessing_instance_count": job.repository.preprocessing_instances,
