@@ -261,7 +261,6 @@ def _progress(run: Path | None) -> Progress:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         arguments = _parser().parse_args(argv)
         build(_settings(arguments), arguments.output.absolute(), _progress(arguments.run))
@@ -275,4 +274,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # A cancelled job ends by SIGTERM: leave through the clean-up of the half-built engine.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

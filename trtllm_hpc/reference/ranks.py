@@ -18,9 +18,10 @@ from datetime import timedelta
 from typing import Any
 
 from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.reference.ending import Ending, first_sentence
 from trtllm_hpc.reference.engine import Engine
 from trtllm_hpc.reference.requests import NO_END, Completion, GenerationRequest
-from trtllm_hpc.reference.world import World, first_line
+from trtllm_hpc.reference.world import World
 
 HEARTBEAT_S = 2.0
 """Seconds between two signs of life of an idle leader."""
@@ -98,9 +99,10 @@ class Channel:
 class Leader:
     """Rank 0: answers requests in the order of their arrival, in a thread of its own."""
 
-    def __init__(self, engine: Engine, world: World) -> None:
+    def __init__(self, engine: Engine, world: World, ending: Ending) -> None:
         self._engine = engine
         self._world = world
+        self._ending = ending
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._channel = Channel(world)
         self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
@@ -127,7 +129,7 @@ class Leader:
             self._channel.close()
         except BaseException as error:  # noqa: BLE001 - whatever it was, the ranks are out of step now
             _log.exception("rank %d: the leader's loop failed", self._world.rank)
-            self._world.die(f"Rank {self._world.rank} lost another rank or failed: {first_line(error)}")
+            self._ending.die(f"Rank {self._world.rank} lost another rank or failed: {first_sentence(error)}")
 
     def _serve_one(self) -> bool:
         """Serve one job or send one heartbeat; ``False`` when the queue is closed."""
@@ -141,15 +143,25 @@ class Leader:
         if job.is_cancelled():
             job.answer(RequestFailed("The request was cancelled before its turn came."))
         else:
-            job.answer(self._generate(job.request))
+            job.answer(self._outcome(job.request))
         return True
+
+    def _outcome(self, request: GenerationRequest) -> Completion | RequestFailed:
+        try:
+            return self._generate(request)
+        except Exception as error:
+            # With other ranks nobody knows how far each of them came; alone, the next request can be served.
+            if self._world.size > 1:
+                raise
+            _log.exception("a request failed")
+            return RequestFailed(f"The model failed on this request: {first_sentence(error)}")
 
     def _generate(self, request: GenerationRequest) -> Completion:
         self._channel.tell(request)
         return self._engine.generate(request)
 
 
-def follow(engine: Engine, world: World) -> None:
+def follow(engine: Engine, world: World, ending: Ending) -> None:
     """Ranks above 0: take part in every request until the leader says stop.
 
     Any error ends this rank and its server: the leader cannot go on without it.
@@ -162,4 +174,4 @@ def follow(engine: Engine, world: World) -> None:
         channel.close()
     except BaseException as error:  # noqa: BLE001 - whatever it was, the ranks are out of step now
         _log.exception("rank %d: the follower's loop failed", world.rank)
-        world.die(f"Rank {world.rank} lost another rank or failed: {first_line(error)}")
+        ending.die(f"Rank {world.rank} lost another rank or failed: {first_sentence(error)}")

@@ -117,12 +117,17 @@ def _refuse_unsupported(inputs: Inputs) -> None:
         value = _scalar(inputs, name, harmless[0])
         if value not in harmless:
             raise RequestFailed(
-                f"{name}={value} is not supported by the reference backend, which decodes greedily, "
+                f"{name}={_shown(value)} is not supported by the reference backend, which decodes greedily, "
                 f"one answer a request. Leave it out or send {harmless[0]}."
             )
     for name in WORD_LISTS:
         if name in inputs and _has_words(inputs[name]):
             raise RequestFailed(f"{name} is not supported by the reference backend. Leave it out.")
+
+
+def _shown(value: Any) -> str:
+    """A value as the client wrote it: 0.7 comes out of a 32-bit float as 0.699999988."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _has_words(words: np.ndarray[Any, Any]) -> bool:

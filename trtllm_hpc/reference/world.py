@@ -1,37 +1,24 @@
-"""One rank's place among the others, and how it ends when something is wrong.
+"""One rank's place among the others.
 
 The rank supervisor starts one Triton server for each rank and says by
-environment variables who is who. This code runs in the stub process of the
-``tensorrt_llm`` model, a child of that server.
+environment variables who is who.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
 
 from trtllm_hpc.errors import StartFailed
-from trtllm_hpc.paths import write_text
 
 RANK_FAILURE = "TRTLLM_HPC_RANK_FAILURE"
 """Environment variable: the text file in which a rank says why it had to die."""
 
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Bound for all ranks to come together and to load; also that of one collective of the model."""
-
-SERVER_START_S = 30.0
-"""Bound for a server to begin to listen to signals once its models are loaded."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,7 +47,7 @@ class World:
             raise StartFailed(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers: {error}.") from error
         if not 0 <= rank < size or local_rank < 0:
             raise StartFailed(
-                f"RANK={rank}, WORLD_SIZE={size}, LOCAL_RANK={local_rank} is no possible world."
+                f"RANK={rank}, LOCAL_RANK={local_rank} cannot be in WORLD_SIZE={size}."
             )
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if size > 1 and not environ.get(name)]
         if missing:
@@ -101,99 +88,4 @@ class World:
             )
         except RuntimeError as error:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise StartFailed(f"The ranks did not come together at {address}: {first_line(error)}") from error
-
-    def refuse_restart(self) -> None:
-        """Remember that this server has started its model; end it if it had before.
-
-        Triton starts a model's process anew when it dies. In a world of
-        several ranks the new one could only wait for peers that are gone.
-        """
-        if self.size == 1 or self.failure_file is None:
-            return
-        marker = self.failure_file.with_name(self.failure_file.name + ".started")
-        server = _identity(os.getppid())
-        try:
-            earlier = marker.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            earlier = ""
-        if earlier == server:
-            self.die(f"The model's process of rank {self.rank} died; the ranks cannot come together again.")
-        write_text(marker, server)
-
-    @contextmanager
-    def reporting_failure(self) -> Iterator[None]:
-        """Pass every error on, and leave its first line for the rank supervisor."""
-        try:
-            yield
-        except Exception as error:
-            self._report(f"Rank {self.rank} did not start: {first_line(error)}")
-            raise
-
-    def _report(self, sentence: str) -> None:
-        _log.error("rank %d: %s", self.rank, sentence)
-        if self.failure_file is not None:
-            write_text(self.failure_file, sentence + "\n")
-
-    def die(self, sentence: str) -> NoReturn:
-        """End this rank for good: a server that lost a rank must not go on answering.
-
-        The server is killed and not asked: a polite end waits for requests
-        that nobody will finish.
-        """
-        self._report(sentence)
-        _signal_server(signal.SIGKILL)
-        os._exit(1)
-
-
-def stop_server_when_started() -> None:
-    """End the Triton server with exit code 0, from a thread, soon after the model's ``initialize`` returns.
-
-    While a server loads its models SIGTERM would kill it; only afterwards it
-    catches the signal and ends in order.
-    """
-
-    def stop() -> None:
-        deadline = time.monotonic() + SERVER_START_S
-        while not _catches(os.getppid(), signal.SIGTERM) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        _signal_server(signal.SIGTERM)
-
-    threading.Thread(target=stop, name="stop-server", daemon=True).start()
-
-
-def _signal_server(number: signal.Signals) -> None:
-    """Send a signal to the Triton server whose child this process is, if it is one."""
-    parent = os.getppid()
-    if _command(parent) == "tritonserver":
-        os.kill(parent, number)
-
-
-def _catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler of its own for a signal (``SigCgt`` in proc(5))."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught, 16) & 1 << (number - 1))
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or the name of its class if it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
-
-
-def _identity(pid: int) -> str:
-    """Process id and start time, which together name one process since the machine's boot."""
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    start_ticks = stat.rpartition(")")[2].split()[19]
-    return f"{pid} {start_ticks}"
+            raise StartFailed(f"The ranks did not come together at {address}: {error}") from error

@@ -11,11 +11,12 @@ import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import requests
+from trtllm_hpc.reference.ending import Ending, stop_server_when_started
 from trtllm_hpc.reference.engine import Engine
 from trtllm_hpc.reference.engine_folder import EngineFolder
 from trtllm_hpc.reference.outputs import output_tensors
 from trtllm_hpc.reference.ranks import Job, Leader, follow
-from trtllm_hpc.reference.world import World, stop_server_when_started
+from trtllm_hpc.reference.world import World
 
 
 class TritonPythonModel:
@@ -28,16 +29,16 @@ class TritonPythonModel:
         self._inputs = [tensor["name"] for tensor in config["input"]]
         self._leader: Leader | None = None
         world = World.from_environment(os.environ)
-        world.refuse_restart()
-        with world.reporting_failure():
+        self._ending = Ending(world)
+        with self._ending.reporting_failure():
             world.connect()
             engine = Engine.load(EngineFolder(config["parameters"]["gpt_model_path"]["string_value"]), world)
             self._info = engine.info
             if world.is_leader:
-                self._leader = Leader(engine, world)
+                self._leader = Leader(engine, world, self._ending)
                 self._leader.start()
         if not world.is_leader:
-            follow(engine, world)
+            follow(engine, world, self._ending)
             stop_server_when_started()
 
     def execute(self, triton_requests: list[Any]) -> None:
@@ -57,6 +58,7 @@ class TritonPythonModel:
         """Send the other ranks home."""
         if self._leader is not None:
             self._leader.stop()
+        self._ending.release()
 
     def _read(self, request: Any) -> requests.Inputs:
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}

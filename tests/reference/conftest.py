@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.reference import build
+
+from . import servers
+
+Generate = Callable[[list[int], int, int | None], list[int]]
+
+LIMITS = ("--max-batch-size", "8", "--max-input-len", "96", "--max-seq-len", "128")
+
+
+def build_tiny(output: Path, *, tensor_parallel: int, seed: int = 0) -> Path:
+    arguments = ["--output", str(output), "--tensor-parallel", str(tensor_parallel), *LIMITS]
+    assert build.main([*arguments, "--synthetic", "tiny-llama", "--seed", str(seed)]) == 0
+    return output
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """One engine of the same weights for each world size."""
+    folder = tmp_path_factory.mktemp("engines")
+    return {size: build_tiny(folder / f"tp{size}", tensor_parallel=size) for size in (1, 2)}
+
+
+@pytest.fixture(scope="session")
+def repository(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository for two ranks."""
+    return servers.write_repository(tmp_path_factory.mktemp("repository") / "tp2", engines[2])
+
+
+@pytest.fixture(scope="session")
+def alone(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.World]:
+    """One rank, decoupled."""
+    folder = tmp_path_factory.mktemp("alone")
+    with servers.start(
+        folder / "run", servers.write_repository(folder / "repository", engines[1], decoupled=True), 1
+    ) as world:
+        yield world
+
+
+@pytest.fixture(scope="session")
+def pair(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.World]:
+    """Two ranks that share the model; the tests leave them running."""
+    with servers.start(tmp_path_factory.mktemp("pair") / "run", repository, 2) as world:
+        yield world
+
+
+@pytest.fixture(scope="session")
+def greedy(engines: dict[int, Path]) -> Generate:
+    """New tokens that transformers' own ``generate`` makes of a prompt, in this process."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(engines[1] / "checkpoint").eval()
+
+    def generate(prompt: list[int], count: int, end_id: int | None) -> list[int]:
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=end_id, pad_token_id=2
+        )
+        tokens: list[int] = output[0, len(prompt) :].tolist()
+        return tokens
+
+    return generate

@@ -1,0 +1,95 @@
+"""How ranks end: in order when asked to, at once when one is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.reference.world import World
+
+from . import servers
+
+BODY = {"text_input": "What is machine learning?", "max_tokens": 100, "end_id": -1}
+
+
+def stub_of(world: servers.World, rank: int) -> int:
+    """The process of the ``tensorrt_llm`` model; its command line holds the model's path."""
+    for pid in world.children(rank):
+        if b"tensorrt_llm" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    raise AssertionError(f"rank {rank} has no such process")
+
+
+@pytest.mark.triton
+def test_sigterm_to_the_leader_ends_all_ranks_in_order(repository: Path, tmp_path: Path) -> None:
+    with servers.start(tmp_path / "run", repository, 2) as world:
+        assert world.generate(BODY)[0] == 200
+        world.ranks[0].send_signal(signal.SIGTERM)
+        assert [world.wait_ended(rank, 20) for rank in (0, 1)] == [0, 0]
+        assert world.shared_memory() == []
+        assert [world.failure(rank) for rank in (0, 1)] == ["", ""]
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_killed_follower_ends_the_leader(repository: Path, tmp_path: Path, busy: bool) -> None:
+    with servers.start(tmp_path / "run", repository, 2) as world:
+        load = keep_busy(world) if busy else None
+        stubs = world.children(0)
+        os.kill(stub_of(world, 1), signal.SIGKILL)
+        assert world.wait_ended(0, 10) == -signal.SIGKILL
+        assert "Rank 0 lost another rank" in world.failure(0)
+        assert world.wait_ended(1, 10) != 0
+        assert_gone(stubs)
+        if load is not None:
+            load.communicate(timeout=10)
+
+
+@pytest.mark.triton
+def test_killed_leader_process_ends_all_ranks(repository: Path, tmp_path: Path) -> None:
+    with servers.start(tmp_path / "run", repository, 2) as world:
+        os.kill(stub_of(world, 0), signal.SIGKILL)
+        assert [world.wait_ended(rank, 10) for rank in (0, 1)] == [-signal.SIGKILL] * 2
+        assert world.failure(0) == "The model's process of rank 0 was killed or crashed.\n"
+        assert "Rank 1 lost another rank" in world.failure(1)
+
+
+def keep_busy(world: servers.World) -> subprocess.Popen[bytes]:
+    """Requests one after the other from a process of its own, until the server is gone."""
+    script = 'while curl -sf -o /dev/null -d "$1" "$2"; do echo served; done'
+    arguments = [json.dumps(BODY), world.url("models/ensemble/generate")]
+    load = subprocess.Popen(["bash", "-c", script, "busy", *arguments], stdout=subprocess.PIPE)
+    assert load.stdout is not None
+    assert load.stdout.readline() == b"served\n"
+    return load
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, "processes of a dead server are left"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"RANK": "one"}, "whole numbers"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "cannot be in WORLD_SIZE=2"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, "needs MASTER_PORT"),
+    ],
+)
+def test_impossible_world_is_refused(environment: dict[str, str], sentence: str) -> None:
+    with pytest.raises(StartFailed, match=sentence):
+        World.from_environment(environment)
+
+
+def test_server_started_by_hand_is_a_world_of_one() -> None:
+    assert World.from_environment({}) == World(0, 1, 0, None)

@@ -1,0 +1,168 @@
+"""What a client sees of real Triton servers, one rank and two."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from trtllm_hpc.reference.text import TextTokenizer
+
+from .conftest import Generate
+from .servers import World
+
+pytestmark = pytest.mark.triton
+
+END = 2
+PROMPTS = (
+    "What is machine learning?",
+    "The scheduler",
+    "Où est passé l'été? Über Nacht, 你好 мир 🙂",
+    "x",
+    "  two spaces and\na new line\t",
+    "Who wrote the letter, and why was it never answered?",
+    "0 1 2 3 4",
+    "ñ",
+)
+NEW_TOKENS = 16
+
+
+@pytest.fixture(scope="session")
+def tokenizer(engines: dict[int, Path]) -> TextTokenizer:
+    return TextTokenizer(engines[1] / "tokenizer")
+
+
+@pytest.fixture(params=["alone", "pair"])
+def world(request: pytest.FixtureRequest) -> World:
+    """One rank (decoupled), then two (not decoupled): a client gets the same from both."""
+    served: World = request.getfixturevalue(request.param)
+    return served
+
+
+def tensor(name: str, values: Any, kind: str) -> triton.InferInput:
+    array = np.array(values, dtype={"INT32": np.int32, "BOOL": np.bool_}[kind])
+    item = triton.InferInput(name, list(array.shape), kind)
+    item.set_data_from_numpy(array)
+    return item
+
+
+def infer(world: World, prompt: list[int], count: int, **flags: bool) -> dict[str, np.ndarray[Any, Any]]:
+    """One request to ``tensorrt_llm`` over a gRPC stream, which serves decoupled models and others."""
+    inputs = [
+        tensor("input_ids", [prompt], "INT32"),
+        tensor("input_lengths", [[len(prompt)]], "INT32"),
+        tensor("request_output_len", [[count]], "INT32"),
+        tensor("end_id", [[END]], "INT32"),
+        *(tensor(name, [[value]], "BOOL") for name, value in flags.items()),
+    ]
+    answers: list[Any] = []
+    with triton.InferenceServerClient(f"127.0.0.1:{world.grpc_port}") as client:
+        client.start_stream(lambda result, error: answers.append(error or result), stream_timeout=60)
+        client.async_stream_infer("tensorrt_llm", inputs)
+        client.stop_stream()
+    assert len(answers) == 1
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    names = ("output_ids", "sequence_length", "cum_log_probs", "output_log_probs")
+    return {name: answers[0].as_numpy(name) for name in names}
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_tokens_over_grpc_equal_transformers(
+    world: World, prompt: str, tokenizer: TextTokenizer, greedy: Generate
+) -> None:
+    tokens = tokenizer.encode(prompt)
+    outputs = infer(world, tokens, NEW_TOKENS)
+    expected = tokens + greedy(tokens, NEW_TOKENS, END)
+    assert outputs["output_ids"].tolist() == [[expected]]
+    assert outputs["sequence_length"].tolist() == [[len(expected)]]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_text_over_http_equals_transformers(
+    world: World, prompt: str, tokenizer: TextTokenizer, greedy: Generate
+) -> None:
+    words = {"bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
+    status, answer = world.generate({"text_input": prompt, "max_tokens": 20, **words})
+    tokens = tokenizer.encode(prompt)
+    assert (status, answer["text_output"]) == (200, tokenizer.decode(tokens + greedy(tokens, 20, END)))
+
+
+def test_eight_requests_at_once_each_get_their_own_answer(
+    world: World, tokenizer: TextTokenizer, greedy: Generate
+) -> None:
+    prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        over_grpc = threads.map(lambda tokens: infer(world, tokens, NEW_TOKENS), prompts)
+        over_http = threads.map(
+            lambda text: world.generate({"text_input": text, "max_tokens": NEW_TOKENS}), PROMPTS
+        )
+        for tokens, outputs, (status, answer) in zip(prompts, over_grpc, over_http, strict=True):
+            expected = tokens + greedy(tokens, NEW_TOKENS, END)
+            assert outputs["output_ids"].tolist() == [[expected]]
+            assert (status, answer["text_output"]) == (200, tokenizer.decode(expected))
+
+
+def test_input_can_be_excluded(world: World, tokenizer: TextTokenizer, greedy: Generate) -> None:
+    tokens = tokenizer.encode(PROMPTS[0])
+    outputs = infer(world, tokens, 5, exclude_input_in_output=True)
+    assert outputs["output_ids"].tolist() == [[greedy(tokens, 5, END)]]
+    assert outputs["sequence_length"].tolist() == [[5]]
+    body = {"text_input": PROMPTS[0], "max_tokens": 5, "exclude_input_in_output": True}
+    assert world.generate(body)[1]["text_output"] == tokenizer.decode(greedy(tokens, 5, END))
+
+
+def test_generation_ends_at_the_end_token(world: World, tokenizer: TextTokenizer, greedy: Generate) -> None:
+    tokens = tokenizer.encode(PROMPTS[0])
+    end = greedy(tokens, 4, None)[3]
+    body = {"text_input": PROMPTS[0], "max_tokens": 20, "end_id": end}
+    expected = greedy(tokens, 20, end)
+    assert len(expected) <= 4
+    assert world.generate(body)[1]["text_output"] == tokenizer.decode(tokens + expected)
+
+
+def test_log_probs_equal_those_of_the_model(
+    world: World, engines: dict[int, Path], tokenizer: TextTokenizer
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tokens = tokenizer.encode(PROMPTS[1])
+    outputs = infer(world, tokens, 6, return_log_probs=True)
+    whole = torch.tensor(outputs["output_ids"][0])
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(engines[1] / "checkpoint")(whole).logits[0]
+    rows = torch.log_softmax(logits, -1)[len(tokens) - 1 : -1]
+    expected = rows.gather(1, whole[0, len(tokens) :, None].long())[:, 0]
+    assert outputs["output_log_probs"][0, 0] == pytest.approx(expected.numpy(), abs=1e-4)
+    assert outputs["cum_log_probs"][0, 0] == pytest.approx(expected.sum().item(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"text_input": "a b c d " * 40}, "max_input_len 96"),
+        ({"max_tokens": 127}, "max_seq_len 128"),
+        ({"max_tokens": 0}, "must be at least 1"),
+        ({"temperature": 0.7}, "temperature=0.7"),
+        ({"top_k": 50}, "runtime_top_k=50"),
+        ({"beam_width": 2}, "beam_width=2"),
+        ({"stream": True}, "streaming=True"),
+        ({"bad_words": "fox"}, "bad_words is not supported"),
+        ({"stop_words": ["fox"]}, "stop_words is not supported"),
+        ({"lora_task_id": 3}, "lora_task_id"),
+        ({"text_input": ["a", "b"]}, "batch size"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_harms_nobody(
+    world: World, change: dict[str, Any], sentence: str
+) -> None:
+    body = {"text_input": "x", "max_tokens": 4}
+    status, answer = world.generate({**body, **change})
+    assert status == 400
+    assert sentence in answer["error"]
+    assert world.generate(body)[0] == 200
