@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +116,20 @@ def test_a_request_is_sent_through_no_proxy(run: RunPaths, monkeypatch: pytest.M
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:9")
     assert bench(run, "--requests", "2", "--rate", "50").exit_code == 0
+
+
+def test_an_interrupt_ends_it_at_once_without_a_traceback(run: RunPaths) -> None:
+    arguments = [str(run.folder), "--requests", "600", "--rate", "20", "--warmup", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trtllm_hpc", "bench", *arguments], stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 20
+    while not (read_json(run.benchmark_progress) or {"done": 0})["done"] and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == ExitCode.INTERRUPTED and "Traceback" not in errors
+    assert not run.benchmark.exists()
 
 
 def test_a_run_without_a_server_is_not_measured(tmp_path: Path) -> None:

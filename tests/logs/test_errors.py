@@ -35,6 +35,7 @@ def test_errors_of_every_kind_are_seen(line: str) -> None:
         'I0721 10:02:03.1 9 server.cc:1] "last error: none"',
         'W0721 10:02:03.1 9 pinned_memory_manager.cc:273] "CUDA error"',
         'E1121 00:24:49.072424 8268 server.cc:241] "CudaDriverHelper has not been initialized."',
+        'E1121 00:38:29.8 9 ensemble_scheduler.cc:1468] "unable to create stream for ensemble: CUDA driver"',
         "20 requests, 0 errors",
         "--log-error=1 --exit-on-error=true",
         "[TensorRT-LLM][INFO] error: reporting is on",
@@ -42,6 +43,10 @@ def test_errors_of_every_kind_are_seen(line: str) -> None:
 )
 def test_harmless_lines_are_no_errors(line: str) -> None:
     assert first_error([line.encode()]) is None
+
+
+def test_colours_do_not_hide_an_error() -> None:
+    assert first_error([b"\x1b[1;31merror\x1b[0m: red\n"]) == "error: red"
 
 
 def test_a_traceback_is_told_by_its_last_line() -> None:

@@ -21,6 +21,8 @@ _LEAD_S = 0.05
 """From the start of the loop to the first request."""
 _CONNECT_TIMEOUT_S = 10.0
 
+_Finished = tuple[RequestRecord, bytes | None]
+
 
 @dataclass(frozen=True)
 class Load:
@@ -65,6 +67,10 @@ async def _run(
 ) -> Load:
     from grpc import aio  # type: ignore[import-untyped]
 
+    def count(done: asyncio.Future[_Finished]) -> None:
+        if not done.cancelled():
+            progress.count(done.result()[0].ok)
+
     async with aio.insecure_channel(endpoint.grpc, options=list(GRPC_OPTIONS)) as channel:
         await _connect(channel, endpoint)
         infer = channel.unary_unary(INFER_METHOD)
@@ -78,7 +84,7 @@ async def _run(
             sent_s = clock.now()
             call = infer(request, timeout=timeout_s)
             finish = asyncio.ensure_future(_finish(call, index, due_s, sent_s, clock))
-            finish.add_done_callback(lambda done: progress.count(done.result()[0].ok))
+            finish.add_done_callback(count)
             waiting.append(finish)
         finished = await asyncio.gather(*waiting)
     return Load(clock.started_at, [record for record, _ in finished], [reply for _, reply in finished])
@@ -110,9 +116,7 @@ async def _connect(channel: Any, endpoint: Endpoint) -> None:
         ) from None
 
 
-async def _finish(
-    call: Any, index: int, due_s: float, sent_s: float, clock: _Clock
-) -> tuple[RequestRecord, bytes | None]:
+async def _finish(call: Any, index: int, due_s: float, sent_s: float, clock: _Clock) -> _Finished:
     """Wait for one answer or error and note when it came."""
     from grpc.aio import AioRpcError  # type: ignore[import-untyped]
 

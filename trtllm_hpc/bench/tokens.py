@@ -90,10 +90,10 @@ def _replay(client: Any, prompt: str, max_tokens: int, timeout_s: float) -> Coun
         },
         timeout_s,
     )
-    ids = prepared.as_numpy("INPUT_ID")
+    ids = _output(prepared, "INPUT_ID")
     inputs = {
         "input_ids": ids,
-        "input_lengths": prepared.as_numpy("REQUEST_INPUT_LEN"),
+        "input_lengths": _output(prepared, "REQUEST_INPUT_LEN"),
         "request_output_len": asked,
     }
     for core, given in (("end_id", "OUT_END_ID"), ("pad_id", "OUT_PAD_ID")):
@@ -101,8 +101,8 @@ def _replay(client: Any, prompt: str, max_tokens: int, timeout_s: float) -> Coun
         if value is not None:
             inputs[core] = value
     answer = _infer(client, "tensorrt_llm", inputs, timeout_s)
-    length = int(answer.as_numpy("sequence_length").reshape(-1)[0])
-    return Counts(ids.size, length - _echoed(ids, answer.as_numpy("output_ids")))
+    length = int(_output(answer, "sequence_length").reshape(-1)[0])
+    return Counts(ids.size, length - _echoed(ids, _output(answer, "output_ids")))
 
 
 def _infer(client: Any, model: str, arrays: dict[str, Any], timeout_s: float) -> Any:
@@ -114,6 +114,15 @@ def _infer(client: Any, model: str, arrays: dict[str, Any], timeout_s: float) ->
         for name, array in arrays.items()
     ]
     return client.infer(model, inputs, client_timeout=timeout_s)
+
+
+def _output(result: Any, name: str) -> Any:
+    from tritonclient.utils import InferenceServerException
+
+    output = result.as_numpy(name)
+    if output is None:
+        raise InferenceServerException(f"no output {name!r}: a model of another make")
+    return output
 
 
 def _echoed(input_ids: Any, output_ids: Any) -> int:

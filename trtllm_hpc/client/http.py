@@ -46,7 +46,8 @@ def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None)
 
 def _words(error: urllib.error.HTTPError) -> str:
     """What the server says went wrong: Triton's ``{"error": ...}``, else the body as it is."""
-    text = error.read(65536).decode("utf-8", errors="replace").strip()
+    with error:
+        text = error.read(65536).decode("utf-8", errors="replace").strip()
     try:
         return str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):

@@ -31,13 +31,15 @@ HARMLESS = re.compile(
       Terminating\ worker\ process\ since\ shutdown\ signal  # every rank above 0 at its normal end
     | ^[IW]\d{4}\ \d\d:\d\d:  # Triton itself calls it information or a warning
     | \[(?:INFO|WARNING|I|W)\]  # so does TensorRT-LLM
-    | CudaDriverHelper\ has\ not\ been\ initialized  # Triton on a machine without a GPU
+    # Triton on a machine without a GPU
+    | CudaDriverHelper\ has\ not\ been\ initialized | unable\ to\ create\ stream\ for\ \w+:
     | \b(?:no|0|without)\ errors?\b
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 """Lines that look like errors and are none."""
 
+_COLOURS = re.compile(rb"\x1b\[[\d;]*m")
 _TRACEBACK = b"Traceback (most recent call last):"
 _HEAD_BYTES = 32 << 20
 _TAIL_BYTES = 4 << 20
@@ -65,7 +67,8 @@ def first_error_line(path: Path) -> str | None:
 def first_error(lines: Iterable[bytes]) -> str | None:
     """The first error among ``lines``, cut to what fits a table."""
     in_traceback = False
-    for line in lines:
+    for raw in lines:
+        line = _COLOURS.sub(b"", raw)
         if in_traceback:
             if _ends_traceback(line):
                 return _shown(line)
