@@ -29,8 +29,8 @@ def job(file: Path, force: bool) -> None:
     """Write a commented job file.
 
     FILE is job.yaml if it is not given. It runs as it is: a small random
-    model over two ranks. A relative model.path
-    or engine.directory in it starts at the folder of the file.
+    model over two ranks. A relative model.path or engine.directory in it
+    starts at the folder of the file.
     """
     _refuse_existing(file, force)
     _write(file, "init/job.yaml.j2", title=_name_from(file, "my-job"))

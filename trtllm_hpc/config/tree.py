@@ -16,7 +16,6 @@ from typing import Any, Union
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import (
-    AliasEvent,
     DocumentEndEvent,
     DocumentStartEvent,
     Event,
@@ -29,8 +28,9 @@ from ruamel.yaml.events import (
     StreamStartEvent,
 )
 from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scanner import Scanner
 
-from trtllm_hpc.config.findings import Path, dotted, shown
+from trtllm_hpc.config.findings import Path, dotted
 from trtllm_hpc.errors import Finding
 
 MAX_DEPTH = 16
@@ -129,21 +129,42 @@ def parse(text: str, source: Source) -> tuple[Node | None, list[Finding]]:
     try:
         return reader.document(), reader.findings
     except _Unusable as error:
-        finding = Finding(error.code, error.message, source.file, source.prefix.rstrip("."), error.line)
-        finding = Finding(**{**finding.__dict__, "hint": error.hint})
+        field = source.prefix.rstrip(".")
+        finding = Finding(error.code, error.message, source.file, field, error.line, hint=error.hint)
         return None, [*reader.findings, finding]
+
+
+class _PlainScanner(Scanner):
+    """Refuses what could surprise where it begins.
+
+    ruamel reads a tag in time that grows with the square of its length: a
+    megabyte of '!' would hold up a command for seconds.
+    """
+
+    def fetch_tag(self) -> None:
+        self._refuse("a tag ('!...')", "remove it; plain values are read")
+
+    def fetch_alias(self) -> None:
+        self._refuse("an alias ('*...')", "write the value out")
+
+    def fetch_directive(self) -> None:
+        self._refuse("a directive ('%...')", "remove the line; YAML 1.2 is read")
+
+    def _refuse(self, what: str, hint: str) -> None:
+        raise _Unusable("bad-yaml", f"holds {what}", self.reader.line + 1, hint)
 
 
 def _events(text: str) -> Iterator[Event]:
     """ruamel's events; its errors as ``_Unusable``."""
+    yaml = YAML(typ="safe", pure=True, plug_ins=[])
+    yaml.Scanner = _PlainScanner
     try:
-        yield from YAML(typ="safe", pure=True).parse(text)
+        yield from yaml.parse(text)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = f"is not YAML: the character {chr(error.character)!r} may only stand there as an escape"
-        raise _Unusable(
-            "bad-yaml", message, line, "remove it, or write it as an escape in double quotes"
-        ) from None
+        hint = "remove it, or write it as an escape in double quotes"
+        raise _Unusable("bad-yaml", message, line, hint) from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
@@ -151,7 +172,7 @@ def _events(text: str) -> Iterator[Event]:
         hint = "indent with spaces, not with tabs" if r"\t" in problem else "see https://yaml.org/spec/1.2.2"
         raise _Unusable("bad-yaml", f"is not YAML: {problem}", line, hint) from None
     except (YAMLError, ValueError, OverflowError) as error:
-        # chr() and int() inside ruamel refuse "\UFFFFFFFF" and "%YAML 1.<5000 digits>" on their own.
+        # chr() inside ruamel refuses "\UFFFFFFFF" on its own.
         raise _Unusable("bad-yaml", f"is not YAML: {error}", 1) from None
 
 
@@ -172,21 +193,13 @@ class _Reader:
                 continue
             if isinstance(event, DocumentStartEvent):
                 documents += 1
-                self._check_start(event, documents)
+                if documents > 1:
+                    line = event.start_mark.line + 1
+                    message = "holds several documents ('---')"
+                    raise _Unusable("bad-yaml", message, line, "keep one document in a file")
             else:
                 root = self._node(event, ())
         return root if root is not None else Node(None, self.source, 1)
-
-    def _check_start(self, event: DocumentStartEvent, documents: int) -> None:
-        line = event.start_mark.line + 1
-        if documents > 1:
-            raise _Unusable(
-                "bad-yaml", "holds several documents ('---')", line, "keep one document in a file"
-            )
-        if event.version or event.tags:
-            raise _Unusable(
-                "bad-yaml", "holds a directive ('%...')", line, "remove the line; YAML 1.2 is read"
-            )
 
     def _node(self, event: Event, path: Path, line: int | None = None) -> Node:
         here: int = event.start_mark.line + 1
@@ -205,13 +218,6 @@ class _Reader:
             raise _Unusable("too-large", f"holds more than {MAX_VALUES} values", line)
         if len(path) > MAX_DEPTH:
             raise _Unusable("too-large", f"is nested more than {MAX_DEPTH} levels deep", line)
-        if isinstance(event, AliasEvent):
-            raise _Unusable("bad-yaml", "holds an alias ('*name')", line, "write the value out")
-        tag = getattr(event, "tag", None)
-        if tag is not None:
-            raise _Unusable(
-                "bad-yaml", f"holds the tag {shown(str(tag))}", line, "remove it; plain values are read"
-            )
 
     def _mapping(self, path: Path) -> dict[str, Node]:
         found: dict[str, Node] = {}

@@ -1,0 +1,156 @@
+"""``trtllm-hpc init``: files that load as they are, and with what stands behind '#'."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.config.test_slurm_facts import NEW_LIST, PARTITIONS, fake_slurm
+from trtllm_hpc.cli import command
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.load import load
+from trtllm_hpc.errors import ConfigError, SubmissionError
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "my runs"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return folder
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_slurm(tmp_path, monkeypatch, PARTITIONS, NEW_LIST)
+
+
+@pytest.fixture
+def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def init(*arguments: str) -> Result:
+    return CliRunner().invoke(command, ["init", *arguments], catch_exceptions=False)
+
+
+def uncommented(path: Path) -> str:
+    """The file with every key that stands behind '#', as a person may switch them on."""
+    return re.sub(r"(?m)^( *)# ( *[a-z_]+:( |$))", r"\1\2", path.read_text())
+
+
+def test_the_job_file_loads_with_every_profile_to_try_it_with() -> None:
+    result = init("job")
+    assert result.output == "Wrote job.yaml.\n  next: trtllm-hpc render job.yaml --cluster local\n"
+    for cluster in ("local", "sandbox"):
+        assert load(Path("job.yaml"), cluster).job.name == "job"
+
+
+def test_what_stands_behind_a_hash_in_the_job_file_is_its_default() -> None:
+    init("job")
+    text = uncommented(Path("job.yaml"))
+    # What has no default to show: a model, an engine, nodes and memory of one's own.
+    text = re.sub(r"(?m)^ *(path|directory|nodes|memory_gib|memory_gib_per_node): .*\n", "", text)
+    Path("all.yaml").write_text(text)
+    job, every = load(Path("job.yaml"), "local").job, load(Path("all.yaml"), "local").job
+    assert every == job
+    sections = [value for value in job.model_dump(exclude_none=True).values() if isinstance(value, dict)]
+    keys = {key for section in sections for key in section}
+    assert all(re.search(rf"(?m)^ *{key}:", text) for key in keys)
+
+
+def test_the_job_file_differs_from_the_built_in_defaults_in_its_ranks_only() -> None:
+    init("job")
+    job = load(Path("job.yaml"), "local").job
+    built_in = JobFile(name="job")
+    assert job.engine.tensor_parallel == 2
+    assert job.model_copy(update={"engine": built_in.engine}) == built_in
+
+
+@pytest.mark.usefixtures("slurm")
+def test_the_profile_holds_what_slurm_says() -> None:
+    result = init("cluster", "mysite.yaml")
+    assert "chosen: partition gpu: 4 nodes, GPUs: 8" in result.output
+    assert result.output.endswith("next: trtllm-hpc render tiny-llama --cluster mysite.yaml\n")
+    cluster = load(Path("tiny-llama"), "mysite.yaml").cluster
+    assert cluster == ClusterProfile(name="mysite", partition="gpu", gpus_per_node=8, mpi="pmix")
+    text = Path("mysite.yaml").read_text()
+    assert "#   cpu (default): 10 nodes, no GPU, 64 CPUs" in text
+    assert "pmix, pmi2, pmix_v4, pmix_v5" in text
+
+
+@pytest.mark.usefixtures("slurm")
+def test_the_profile_keeps_the_slurm_conf_that_led_to_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/opt/my slurm/slurm.conf")
+    init("cluster")
+    assert load(Path("tiny-llama"), "cluster.yaml").cluster.slurm_conf == "/opt/my slurm/slurm.conf"
+
+
+def test_hostile_names_of_partitions_stay_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sinfo = "printf '%s\\n' 'a: [\"b #*|1|gpu:2|4|8|infinite'"
+    fake_slurm(tmp_path, monkeypatch, sinfo, NEW_LIST)
+    init("cluster")
+    assert load(Path("tiny-llama"), "cluster.yaml").cluster.partition == 'a: ["b #'
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_without_slurm_the_profile_holds_placeholders_and_says_so() -> None:
+    result = init("cluster")
+    assert "Slurm was not asked" in result.output
+    assert load(Path("tiny-llama"), "cluster.yaml").cluster == ClusterProfile(name="cluster")
+    assert init("cluster", "other.yaml", "--no-slurm").output.startswith("Wrote other.yaml")
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_without_slurm_from_slurm_writes_nothing(in_an_empty_folder: Path) -> None:
+    with pytest.raises(SubmissionError) as caught:
+        init("cluster", "--from-slurm")
+    assert caught.value.hint == "trtllm-hpc init cluster --no-slurm"
+    assert list(in_an_empty_folder.iterdir()) == []
+
+
+def test_what_stands_behind_a_hash_in_the_profile_is_valid() -> None:
+    init("cluster", "--no-slurm")
+    Path("all.yaml").write_text(uncommented(Path("cluster.yaml")))
+    cluster = load(Path("tiny-llama"), "all.yaml").cluster
+    assert cluster.container.runtime == "pyxis"
+    assert cluster.partition == "gpu"
+    text = Path("all.yaml").read_text()
+    assert all(re.search(rf"(?m)^{key}:", text) for key in ClusterProfile.model_fields)
+
+
+@pytest.mark.parametrize("arguments", [("job", "here.yaml"), ("cluster", "here.yaml", "--no-slurm")])
+def test_a_file_that_is_there_is_left_alone_but_by_force(arguments: tuple[str, ...]) -> None:
+    Path("here.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match="--force"):
+        init(*arguments)
+    assert Path("here.yaml").read_text() == "mine"
+    assert init(*arguments, "--force").exit_code == 0
+    assert load(Path("tiny-llama"), "local")
+    assert Path("here.yaml").read_text() != "mine"
+
+
+def test_a_folder_that_is_not_there_is_said_in_one_finding() -> None:
+    with pytest.raises(ConfigError) as caught:
+        init("job", "nowhere/job.yaml")
+    assert [finding.code for finding in caught.value.findings] == ["unwritable"]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("my job (2).yaml", "my-job-2"),
+        ("-x.yaml", None),
+        ("模型.yaml", "my-job"),
+        ("a" * 99 + ".yaml", "a" * 64),
+    ],
+)
+def test_the_name_is_made_of_the_files(file: str, name: str | None) -> None:
+    result = init("job", "--", file)
+    assert load(Path(file), "local").job.name == (name or "x")
+    assert result.exit_code == 0

@@ -1,0 +1,47 @@
+"""Loading files that a test writes, and looking at what is found in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trtllm_hpc.config.load import Resolved, load
+from trtllm_hpc.errors import ConfigError, Finding
+
+JOB = "name: demo\n"
+CLUSTER = "name: here\n"
+
+
+class Folder:
+    """A job file and a profile in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.job_file = folder / "job.yaml"
+        self.cluster_file = folder / "cluster.yaml"
+
+    def load(self, job: str = JOB, cluster: str = CLUSTER, *settings: str) -> Resolved:
+        """Write both and load them."""
+        self.job_file.write_text(job, encoding="utf-8")
+        self.cluster_file.write_text(cluster, encoding="utf-8")
+        return load(self.job_file, str(self.cluster_file), settings)
+
+    def findings(self, job: str = JOB, cluster: str = CLUSTER, *settings: str) -> list[Finding]:
+        """What loading finds wrong; the test fails where that is nothing."""
+        with pytest.raises(ConfigError) as caught:
+            self.load(job, cluster, *settings)
+        return list(caught.value.findings)
+
+    def finding(self, job: str = JOB, cluster: str = CLUSTER, *settings: str) -> Finding:
+        """The one thing that is wrong."""
+        found = self.findings(job, cluster, *settings)
+        assert len(found) == 1, "\n".join(map(str, found))
+        return found[0]
+
+    def place(self, finding: Finding) -> str:
+        """``job:3 engine.dtype``: short enough for a table of expectations."""
+        names = {str(self.job_file): "job", str(self.cluster_file): "cluster"}
+        file = names.get(finding.file, finding.file)
+        where = file if finding.line is None else f"{file}:{finding.line}"
+        return f"{where} {finding.field}"

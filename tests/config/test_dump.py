@@ -1,0 +1,51 @@
+"""What is written out loads as the same values, whatever is in it."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from ruamel.yaml import YAML
+
+from tests.config.values import clusters, hostile, job_files
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
+from trtllm_hpc.config.explain import all_keys, validate
+from trtllm_hpc.config.job import Benchmark, Companion, JobFile
+from trtllm_hpc.config.tree import Source, parse
+
+
+def _loaded(text: str) -> object:
+    tree, findings = parse(text, Source("dump"))
+    assert tree is not None and not findings, findings
+    return tree.plain()
+
+
+@settings(deadline=None, max_examples=150)
+@given(job_files)
+def test_a_job_file_comes_back(job: JobFile) -> None:
+    tree, findings = parse(job_yaml(job), Source("dump"))
+    assert tree is not None and not findings
+    assert validate(JobFile, tree) == (job, [])
+
+
+@settings(deadline=None, max_examples=150)
+@given(clusters)
+def test_a_profile_comes_back(cluster: ClusterProfile) -> None:
+    tree, findings = parse(cluster_yaml(cluster), Source("dump"))
+    assert tree is not None and not findings
+    assert validate(ClusterProfile, tree) == (cluster, [])
+
+
+@settings(deadline=None, max_examples=300)
+@given(hostile)
+def test_text_is_the_same_text_to_other_readers(text: str) -> None:
+    line = flow([text, {text: text}]) + "\n"
+    assert _loaded(line) == [text, {text: text}]
+    assert YAML(typ="safe", pure=True).load(line) == [text, {text: text}]
+
+
+def test_every_default_is_written_out() -> None:
+    job = job_yaml(JobFile(name="a", companion=Companion(benchmark=Benchmark())))
+    for key in all_keys(JobFile):
+        assert f"{key.rpartition('.')[2]}:" in job
+    for key in all_keys(ClusterProfile):
+        assert f"{key.rpartition('.')[2]}:" in cluster_yaml(ClusterProfile(name="a"))

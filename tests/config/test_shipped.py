@@ -1,0 +1,46 @@
+"""The jobs and profiles that come with the package."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.config.files import Folder
+from trtllm_hpc.config.dump import cluster_yaml, job_yaml
+from trtllm_hpc.config.files import jobs, profiles
+from trtllm_hpc.config.load import load
+
+PROFILES = ("apptainer", "bare", "local", "pyxis", "sandbox")
+
+
+def test_they_are_found(files: Folder) -> None:
+    assert sorted(profiles()) == sorted(PROFILES)
+    assert {"tiny-llama", "tiny-llama-1rank"} <= set(jobs())
+
+
+@pytest.mark.parametrize("cluster", PROFILES)
+def test_every_job_loads_with_every_profile_and_comes_back_from_a_run_folder(
+    files: Folder, cluster: str
+) -> None:
+    for name, path in jobs().items():
+        resolved = load(path, cluster)
+        assert (resolved.job.name, resolved.cluster.name) == (name, cluster)
+        again = files.load(job_yaml(resolved.job), cluster_yaml(resolved.cluster))
+        assert (again.job, again.cluster) == (resolved.job, resolved.cluster)
+
+
+def test_the_main_job_takes_two_nodes_in_the_sandbox_and_one_here(files: Folder) -> None:
+    assert load(Path("tiny-llama"), "sandbox").job.serve.nodes == 2
+    assert load(Path("tiny-llama"), "local").job.serve.nodes is None
+
+
+def test_what_stands_behind_a_hash_in_a_profile_is_valid_too(files: Folder) -> None:
+    for path in profiles().values():
+        # "key: []" with items behind '#' below it becomes "key:" with these items.
+        text = re.sub(r"(?m)^( *)(\w+:) \[\].*\n(?=\1# - )", r"\1\2\n", path.read_text())
+        text = re.sub(r"(?m)^( *)# (- |[a-z_]+: )", r"\1\2", text)
+        files.job_file.write_text("name: a\nengine: {tensor_parallel: 2}\n")
+        files.cluster_file.write_text(text)
+        assert load(files.job_file, str(files.cluster_file)).cluster.name == path.stem
