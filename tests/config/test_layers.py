@@ -66,6 +66,7 @@ def test_a_later_setting_wins_and_values_are_yaml(files: Folder) -> None:
         ("serve.nodes.more=2", "wrong-type", "serve.nodes"),
         ("serve.nodes=[1", "bad-yaml", "serve.nodes"),
         ("serve.nodes=*x", "bad-yaml", "serve.nodes"),
+        ("\x1b[2J=[1", "bad-yaml", r"'\x1b[2J'"),
         ("cluster.mpi=", "wrong-type", "cluster.mpi"),
         ("cluster.partitions=gpu", "unknown-key", "cluster.partitions"),
         ("cluster=gpu", "unknown-key", "cluster"),

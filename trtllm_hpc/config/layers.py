@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trtllm_hpc.config.findings import shown
+from trtllm_hpc.config.findings import dotted, shown
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.tree import Node, Source, parse
 from trtllm_hpc.errors import Finding
@@ -103,7 +103,7 @@ def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Finding]]:
             continue
         for_cluster = parts[0] == CLUSTER_PREFIX and len(parts) > 1
         source = cluster.source if for_cluster else here
-        value, found = parse(text, replace(source, prefix=f"{name}."))
+        value, found = parse(text, replace(source, prefix=f"{dotted(tuple(parts))}."))
         findings += [replace(finding, line=None, value=text) for finding in found]
         if value is None:
             continue
