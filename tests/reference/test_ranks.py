@@ -38,18 +38,26 @@ def test_sigterm_to_the_leader_ends_all_ranks_in_order(repository: Path, tmp_pat
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_killed_follower_ends_the_leader(repository: Path, tmp_path: Path, busy: bool) -> None:
+def test_killed_follower_process_ends_the_idle_leader(repository: Path, tmp_path: Path) -> None:
     with servers.start(tmp_path / "run", repository, 2) as world:
-        load = keep_busy(world) if busy else None
         stubs = world.children(0)
         os.kill(stub_of(world, 1), signal.SIGKILL)
         assert world.wait_ended(0, 10) == -signal.SIGKILL
         assert "Rank 0 lost another rank" in world.failure(0)
         assert world.wait_ended(1, 10) != 0
+        assert "rank 1 was killed or crashed" in world.failure(1)
         assert_gone(stubs)
-        if load is not None:
-            load.communicate(timeout=10)
+
+
+@pytest.mark.triton
+def test_killed_follower_server_ends_the_busy_leader(repository: Path, tmp_path: Path) -> None:
+    with servers.start(tmp_path / "run", repository, 2) as world, keep_busy(world):
+        stubs = [*world.children(0), *world.children(1)]
+        world.ranks[1].kill()
+        assert world.wait_ended(0, 10) == -signal.SIGKILL
+        assert "Rank 0 lost another rank" in world.failure(0)
+        assert world.failure(1) == "", "a killed server is not its model's doing"
+        assert_gone(stubs)
 
 
 @pytest.mark.triton

@@ -1,44 +1,61 @@
-"""Kills a Triton server when the process of its model dies.
+"""Kills a Triton server when the process of its model dies, and the other way round.
 
 A process of its own: ``python3 watchdog.py SERVER_PID SENTENCE FAILURE_FILE``.
-Its standard input is a pipe from the model's process, which the kernel closes
-however that process ends.
+Its standard input is a pipe from the model's process, its parent, which the
+kernel closes however that process ends. A model that waits for other ranks
+does not see by itself that its server is gone.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 RELEASE = b"release"
 """What the model's process writes when it means to end."""
 
+LOOK_EVERY_S = 0.5
+"""Seconds between two looks at the server."""
+
+
+def is_server(pid: int) -> bool:
+    """Whether a process is a Triton server that runs: proc(5) gives its name and state."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return name.endswith("(tritonserver") and rest.split()[0] != "Z"
+
 
 def signal_server(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process if it is a Triton server (still, or at all)."""
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
-        if name == "tritonserver":
+    """Send a signal to a process if it is a Triton server that runs."""
+    if is_server(pid):
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-    except (FileNotFoundError, ProcessLookupError):
-        return
 
 
 def main() -> None:
-    """Wait for the pipe's end."""
+    """Wait for the pipe's end, or the server's."""
     # A signal to the whole job must not end the watchdog before what it watches.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    server, sentence, failure_file = sys.argv[1:]
-    if sys.stdin.buffer.read() == RELEASE:
+    server, sentence, failure_file = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    model = os.getppid()
+    while not select.select([sys.stdin], [], [], LOOK_EVERY_S)[0]:
+        if not is_server(server):
+            os.kill(model, signal.SIGKILL)
+            return
+    if sys.stdin.buffer.read() == RELEASE or not is_server(server):
         return
     if failure_file:
         aside = Path(f"{failure_file}.watchdog")
         aside.write_text(sentence + "\n", encoding="utf-8")
         aside.replace(failure_file)
-    signal_server(int(server), signal.SIGKILL)
+    signal_server(server, signal.SIGKILL)
 
 
 if __name__ == "__main__":

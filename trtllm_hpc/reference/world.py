@@ -46,9 +46,7 @@ class World:
         except ValueError as error:
             raise StartFailed(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers: {error}.") from error
         if not 0 <= rank < size or local_rank < 0:
-            raise StartFailed(
-                f"RANK={rank}, LOCAL_RANK={local_rank} cannot be in WORLD_SIZE={size}."
-            )
+            raise StartFailed(f"RANK={rank}, LOCAL_RANK={local_rank} cannot be in WORLD_SIZE={size}.")
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if size > 1 and not environ.get(name)]
         if missing:
             raise StartFailed(f"A world of {size} ranks needs {' and '.join(missing)} in the environment.")
