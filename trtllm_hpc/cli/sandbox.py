@@ -114,6 +114,10 @@ def _show(status: Status, as_json: bool) -> None:
     if status.state == "down":
         click.echo(f"  next: trtllm-hpc sandbox up --name {status.name}")
         return
+    if status.state == "degraded":
+        click.echo(f"  next: trtllm-hpc sandbox down --name {status.name}")
+    if not status.slurm_conf:
+        return
     words = {True: "answers", False: "does not answer", None: "only root can tell"}
     for daemon, answers in status.daemons.items():
         click.echo(f"  {daemon:<12} {words[answers]}")

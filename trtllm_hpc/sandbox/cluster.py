@@ -170,7 +170,8 @@ class Sandbox:
             SandboxError: another shape is up, or it is not whole.
         """
         status = self.status()
-        if status.state == "down":
+        # The lock is ours: whoever was starting it has ended.
+        if status.state in ("down", "starting"):
             return False
         again = f"{self._command('down')} && {self._command('up')}"
         again += f" --nodes {shape.nodes} --gpus-per-node {shape.gpus_per_node}"

@@ -194,12 +194,19 @@ def marked_processes(folder: Folder, name: str | None = None) -> list[Process]:
 def end_all(folder: Folder, timeout_s: float) -> None:
     """Kill every member of a sandbox, and wait until nothing of it runs.
 
-    The kernel kills all of a PID namespace with its process 1.
-
     Raises:
         SandboxError: something does not die within the bound.
     """
-    holders = {pid for each in marked_processes(folder) if (pid := each.pid)}
+    quiet_looks = 0
+    # Two looks: one that was just forked may have escaped the first.
+    while quiet_looks < 2:
+        found = marked_processes(folder)
+        quiet_looks = 0 if found else quiet_looks + 1
+        _end({each.pid for each in found}, timeout_s)
+
+
+def _end(holders: set[int], timeout_s: float) -> None:
+    """Kill these processes; the kernel kills all of a PID namespace with its process 1."""
     namespaces = {processes.pid_namespace(pid) for pid in holders if processes.is_first_process(pid)}
 
     def left() -> list[Process]:

@@ -61,12 +61,18 @@ class Cluster:
         """Whether slurmdbd accepts connections."""
         return _accepts(self.head.address, 6819)
 
+    def node_answers(self, node: Machine) -> bool:
+        """Whether a node's slurmd accepts connections."""
+        return _accepts(node.address, 6818)
+
     def controller_answers(self) -> bool:
-        """Whether slurmctld is up."""
-        return self._succeeds("scontrol", "ping")
+        """Whether slurmctld is up; a refused connection is an answer, scontrol would try again for long."""
+        return _accepts(self.head.address, 6817) and self._succeeds("scontrol", "ping")
 
     def node_states(self) -> dict[str, str]:
         """State of each node in sinfo's words; nothing if slurmctld does not answer."""
+        if not self.controller_answers():
+            return {}
         try:
             lines = self.slurm("sinfo", "--Node", "--noheader", "--format=%N %T").split("\n")
         except SandboxError:

@@ -23,6 +23,8 @@ class NodeStatus:
     name: str
     address: str
     state: str
+    answers: bool
+    """Whether its slurmd accepts connections; sinfo notices that it does not only after a while."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,15 @@ def find_status(name: str, layout: Layout | None, cluster: Cluster | None, *, co
         return Status(name, "down")
     if layout is None or cluster is None:
         return Status(name, "degraded", problems=("its state file is gone",))
+    if not complete:
+        return Status(name, "starting")
     daemons, nodes = _daemons(cluster), _nodes(cluster)
     problems = [f"{daemon} does not answer" for daemon, answers in daemons.items() if answers is False]
+    problems += [f"slurmd on {node.name} does not answer" for node in nodes if not node.answers]
     problems += [f"{node.name} is {node.state}" for node in nodes if node.state not in HEALTHY]
-    broken = "degraded" if problems else "up"
     return Status(
         name=name,
-        state=broken if complete else "starting",
+        state="degraded" if problems else "up",
         nodes_wanted=layout.shape.nodes,
         gpus_per_node=layout.shape.gpus_per_node,
         slurm_conf=str(cluster.folder.slurm_conf),
@@ -77,7 +81,7 @@ def find_status(name: str, layout: Layout | None, cluster: Cluster | None, *, co
         logs=str(cluster.folder.logs),
         daemons=daemons,
         nodes=nodes,
-        problems=tuple(problems) if complete else (),
+        problems=tuple(problems),
     )
 
 
@@ -97,6 +101,7 @@ def _nodes(cluster: Cluster) -> tuple[NodeStatus, ...]:
             node.name,
             node.address,
             "gone" if node.pid is None else states.get(node.name, "unknown"),
+            cluster.node_answers(node),
         )
         for node in cluster.nodes
     )

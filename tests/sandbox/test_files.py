@@ -1,0 +1,126 @@
+"""What the daemons read, and the small programs that nodes run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trtllm_hpc.sandbox.files import rendered
+from trtllm_hpc.sandbox.layout import Folder, Layout, Shape, interface_name
+
+LAYOUT = Layout("try-1", Shape(nodes=2, gpus_per_node=4), "10.97.3")
+
+
+def values(**others: object) -> dict[str, object]:
+    return {
+        "folder": Folder(Path("/run/trtllm-hpc/try-1")),
+        "cluster": LAYOUT.cluster,
+        "head": LAYOUT.head,
+        "nodes": LAYOUT.nodes,
+        "gpus_per_node": 4,
+        "cpus": 16,
+        "memory_mb": 2000,
+        "shm_size": "4g",
+        "machine_hosts": "127.0.0.1 localhost",
+        "version": (22, 5),
+        "python": sys.executable,
+        "slurmstepd": "/usr/sbin/slurmstepd",
+        **others,
+    }
+
+
+def settings(text: str) -> dict[str, str]:
+    """``key=value`` lines as a mapping; keys with several lines keep the last."""
+    lines = [line for line in text.splitlines() if "=" in line and not line.startswith("#")]
+    return {key: value for key, value in (line.split("=", 1) for line in lines)}
+
+
+def test_every_path_in_slurm_conf_is_the_sandboxs_own() -> None:
+    found = settings(rendered("slurm.conf", values())).values()
+    paths = [value.removeprefix("socket=") for value in found if value.startswith(("/", "socket="))]
+    outside = [path for path in paths if not path.startswith("/run/trtllm-hpc/try-1/")]
+    assert outside == ["/bin/true"]
+    assert len(paths) > 5
+
+
+def test_nodes_have_names_addresses_and_gpus() -> None:
+    lines = rendered("slurm.conf", values()).splitlines()
+    nodes = [line for line in lines if line.startswith("NodeName=")]
+    assert len(nodes) == 2
+    assert nodes[1].startswith("NodeName=sbx-try-1-n2 NodeAddr=10.97.3.12 ")
+    assert " Gres=gpu:4 " in nodes[1]
+    gpus = [line for line in rendered("gres.conf", values()).splitlines() if line.startswith("Name=gpu")]
+    assert gpus[3] == "Name=gpu File=/run/trtllm-hpc/try-1/dev/gpu3"
+
+
+def test_nodes_without_gpus_name_none() -> None:
+    assert "Gres=gpu" not in rendered("slurm.conf", values(gpus_per_node=0))
+    assert "Name=gpu" not in rendered("gres.conf", values(gpus_per_node=0))
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin"),
+    [((21, 8), None), ((22, 5), "cgroup/v1"), ((23, 2), "cgroup/v1"), ((23, 11), "disabled")],
+)
+def test_the_cgroup_plugin_is_one_that_the_release_knows(
+    version: tuple[int, int], plugin: str | None
+) -> None:
+    assert settings(rendered("cgroup.conf", values(version=version))).get("CgroupPlugin") == plugin
+
+
+def test_hosts_keep_the_machines_own_and_name_every_member() -> None:
+    lines = rendered("hosts", values()).splitlines()
+    assert lines == [
+        "127.0.0.1 localhost",
+        "10.97.3.1 sbx-try-1-head",
+        "10.97.3.11 sbx-try-1-n1",
+        "10.97.3.12 sbx-try-1-n2",
+    ]
+
+
+@pytest.mark.parametrize("name", ["init.sh", "epilog.sh", "policy-rc.d"])
+def test_shell_scripts_pass_shellcheck(name: str, tmp_path: Path) -> None:
+    script = tmp_path / name
+    script.write_text(rendered(name, values(pid=1, started="2", set_aside="/a b/policy")))
+    subprocess.run(["bash", "-n", script], check=True)
+    done = subprocess.run(["shellcheck", script], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_orphans_become_children_of_slurmstepd(tmp_path: Path) -> None:
+    """The reaper must hold through exec: proctrack/linuxproc finds only descendants."""
+    stepd = tmp_path / "slurmstepd"
+    stepd.write_text('#!/bin/sh\n(setsid sleep 30 & echo $!) & wait\nsleep "$1"\n')
+    stepd.chmod(0o755)
+    reaper = tmp_path / "reaper"
+    reaper.write_text(rendered("slurmstepd.py", values(slurmstepd=str(stepd))))
+    reaper.chmod(0o755)
+    with subprocess.Popen([str(reaper), "30"], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        orphan = int(parent.stdout.readline())
+        try:
+            deadline = time.monotonic() + 10
+            while parent_of(orphan) != parent.pid and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert parent_of(orphan) == parent.pid
+        finally:
+            subprocess.run([shutil.which("kill") or "kill", "-9", str(orphan)], check=True)
+            parent.kill()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+@pytest.mark.parametrize("name", ["a", "default", "elevenchars", "a-name-of-thirty-two-characters-"[:31]])
+def test_interface_names_fit_the_kernel(name: str) -> None:
+    assert len(interface_name(name)) <= 15
+
+
+def test_long_names_with_one_beginning_have_different_interfaces() -> None:
+    assert interface_name("lifecycle-tests-one") != interface_name("lifecycle-tests-two")

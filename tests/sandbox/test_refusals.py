@@ -1,0 +1,127 @@
+"""Where a sandbox cannot start, it says why and what to type, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.sandbox.conftest import Commands
+from trtllm_hpc.cli import main
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.sandbox import requirements
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command line says on standard error when it refuses."""
+    with pytest.raises(SystemExit) as left:
+        main(["sandbox", *arguments])
+    assert left.value.code == ExitCode.SANDBOX
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return said.err
+
+
+@pytest.mark.parametrize("verb", ["up", "down"])
+def test_an_ordinary_user_cannot_start_or_stop_one(
+    verb: str,
+    commands: Commands,
+    root_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    said = refused(capsys, verb)
+    assert "Only root" in said
+    assert "--cluster local" in said
+    assert commands.called == []
+    assert not root_folder.exists()
+
+
+@pytest.mark.usefixtures("as_root")
+def test_missing_packages_are_named_with_the_command_that_brings_them(
+    commands: Commands,
+    root_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands.add(
+        *(command for command in requirements.COMMANDS if command not in ("munge", "munged", "slurmdbd"))
+    )
+    monkeypatch.setattr(requirements, "LIBRARIES", {})
+    said = refused(capsys, "up")
+    assert "munge, slurmdbd" in said
+    assert "apt-get install --no-install-recommends -y munge slurmdbd" in said
+    assert "sandbox up --install" in said
+    assert commands.called == []
+    assert not root_folder.exists()
+
+
+@pytest.mark.usefixtures("as_root")
+def test_a_missing_library_counts_as_a_missing_package(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands.add(*requirements.COMMANDS)
+    monkeypatch.setattr(requirements, "LIBRARIES", {"/nowhere/*/libpmix.so": "libpmix-dev"})
+    assert requirements.missing_packages() == ["libpmix-dev"]
+
+
+@pytest.mark.usefixtures("as_root")
+@pytest.mark.parametrize(
+    ("refusing", "named"),
+    [
+        ("exit 1", "does not permit namespaces"),
+        ('case "$*" in *mount*tmpfs*) exit 1;; esac', "does not permit mounts in a namespace"),
+        ('case "$*" in *bridge*) exit 1;; esac', "does not permit network bridges"),
+        ('case "$*" in *veth*) exit 1;; esac', "does not permit virtual network cables"),
+    ],
+)
+def test_what_the_kernel_refuses_is_named(
+    refusing: str,
+    named: str,
+    commands: Commands,
+    root_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands.add(*requirements.COMMANDS)
+    commands.add("unshare", script=f"echo 'Operation not permitted' >&2\n{refusing}")
+    monkeypatch.setattr(requirements, "LIBRARIES", {})
+    said = refused(capsys, "up")
+    assert named in said
+    assert "Operation not permitted" in said
+    assert "privileged container" in said
+    assert {call.split()[0] for call in commands.called} == {"unshare"}
+    assert not root_folder.exists()
+
+
+def test_another_system_than_linux_is_refused(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert "darwin" in refused(capsys, "up")
+    assert commands.called == []
+
+
+@pytest.mark.parametrize("name", ["", "Default", "a/b", "../x", "a b", "-a", "a-", "x" * 33, "a\nb", "ä"])
+def test_names_that_cannot_be_host_names_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot name a sandbox" in refused(capsys, "status", "--name", name)
+
+
+@pytest.mark.parametrize("option", [("--nodes", "0"), ("--nodes", "33"), ("--gpus-per-node", "17")])
+def test_impossible_shapes_are_a_wrong_command_line(option: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["sandbox", "up", *option])
+    assert left.value.code == ExitCode.USAGE
+
+
+def test_the_status_of_no_sandbox_is_down(root_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["sandbox", "status", "--name", "no-such-one"])
+    assert left.value.code == ExitCode.SANDBOX
+    said = capsys.readouterr().out
+    assert "no-such-one: down" in said
+    assert "trtllm-hpc sandbox up --name no-such-one" in said
+    assert not root_folder.exists()
