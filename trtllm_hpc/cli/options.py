@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs import default_runs_folder, find_run, list_runs
 
+if TYPE_CHECKING:
+    _RunParameter = click.ParamType[RunPaths]
+else:
+    _RunParameter = click.ParamType  # generic only in the newest releases of click
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class RunType(click.ParamType):
+class RunType(_RunParameter):
     """A run named by its folder, its id, its job name, or ``latest``."""
 
     name = "run"

@@ -123,6 +123,8 @@ def _slurm_stage(
     name: str, job_id: str | None, answers: dict[str, JobInfo], events: list[Event]
 ) -> StageStatus:
     if job_id is None:
+        if any(event.name == "submission_interrupted" for event in events):
+            return StageStatus(name, INTERRUPTED.name, True, False, INTERRUPTED.sentence)
         return StageStatus(name, "NOT SUBMITTED", False, False, "is not submitted")
     info = answers.get(job_id)
     if info is None:
@@ -199,12 +201,9 @@ def _run_state(stages: list[StageStatus], journal: Journal | None, endpoint: End
         return RunState.RENDERED
     if any(stage.state == LOST.name for stage in stages):
         return RunState.LOST
-    if any(
-        stage.final and not stage.ok and stage.state not in ("CANCELLED", INTERRUPTED.name)
-        for stage in stages
-    ):
+    if any(stage.final and not stage.ok and stage.state != "CANCELLED" for stage in stages):
         return RunState.FAILED
-    if names & {"CANCELLED", INTERRUPTED.name}:
+    if "CANCELLED" in names:
         return RunState.CANCELLED
     if all(stage.ok for stage in stages):
         return RunState.COMPLETED
@@ -249,7 +248,7 @@ def _exit_code(state: RunState, broken: StageStatus | None, paths: RunPaths) -> 
         return ExitCode.CANCELLED
     if broken is None:
         return ExitCode.OK
-    if any(event.name == "submission_interrupted" for event in read_events(paths, broken.stage)):
+    if any(event.name == "submission_interrupted" for event in read_events(paths)):
         return ExitCode.SUBMISSION
     if broken.stage == "build":
         return ExitCode.BUILD

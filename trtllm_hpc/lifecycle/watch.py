@@ -10,7 +10,7 @@ from trtllm_hpc.lifecycle.journal import read_journal
 from trtllm_hpc.lifecycle.slurm import Slurm
 from trtllm_hpc.lifecycle.status import RunState, RunStatus, run_status
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.records import RankRecord, read_events
+from trtllm_hpc.runtime.records import RankRecord, StopRequest, read_events
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
@@ -30,6 +30,8 @@ class Progress:
     world_size: int
     benchmark: tuple[int, int, int] | None
     """Requests done, requests in all, errors."""
+    stopping: bool
+    """Whether somebody has asked the server to stop."""
 
 
 def follow(paths: RunPaths, *, until_serving: bool = False) -> Iterator[Progress]:
@@ -64,7 +66,8 @@ def _progress(paths: RunPaths, status: RunStatus) -> Progress:
     world_size = int(plan.get("layout", {}).get("world_size", 0))
     records = (RankRecord.read(paths.rank_record("serve", rank)) for rank in range(world_size))
     up = sum(1 for record in records if record is not None and record.ended_at is None)
-    return Progress(status, _build_step(paths), up, world_size, _benchmark(paths))
+    stopping = StopRequest.read(paths.stop_request) is not None
+    return Progress(status, _build_step(paths), up, world_size, _benchmark(paths), stopping)
 
 
 def _build_step(paths: RunPaths) -> tuple[int, int, str] | None:

@@ -49,7 +49,7 @@ class LivePrinter:
         for stage, sentence in _sentences(progress).items():
             if self._said.get(stage) != sentence:
                 self._said[stage] = sentence
-                self._console.print(f"  {stage}: {sentence}", markup=False, highlight=False)
+                self._console.print(f"  {stage}: {sentence}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _sentences(progress: Progress) -> dict[str, str]:
@@ -66,6 +66,8 @@ def _detail(stage: str, progress: Progress) -> str:
         step, count, message = progress.build
         return f"step {step} of {count}: {message}"
     if stage == "serve":
+        if progress.stopping:
+            return "stops"
         if progress.status.endpoint is not None:
             return f"ready at {progress.status.endpoint.http} ({progress.status.endpoint.host})"
         return f"{progress.ranks_up} of {progress.world_size} ranks up"

@@ -51,14 +51,15 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("--rank", type=int, required=True)
     rank.add_argument("--world-size", type=int, required=True)
     rank.add_argument("--ranks-per-node", type=int, required=True)
-    rank.add_argument("--shm-prefix", required=True)
+    rank.add_argument("--prefix", required=True)
+    rank.add_argument("--scratch", type=Path, required=True)
     rank.add_argument("--ready-timeout-seconds", type=float, required=True)
     rank.add_argument("--companion-silence-seconds", type=float)
     rank.add_argument("--server", required=True)
     rank.add_argument("server_arguments", nargs="*")
     rank.set_defaults(function=_rank)
 
-    sweep = commands.add_parser("sweep", help="remove shared memory that killed ranks left on this node")
+    sweep = commands.add_parser("sweep", help="remove what killed ranks left on this node")
     sweep.add_argument("prefix")
     sweep.set_defaults(function=_sweep)
 
@@ -119,10 +120,10 @@ def _rank(paths: RunPaths, options: argparse.Namespace) -> int:
 
 
 def _sweep(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.shm import sweep
+    from trtllm_hpc.runtime.sweep import sweep
 
     for name in sweep(options.prefix):
-        print(f"removed shared memory that a killed rank left: {name}")
+        print(f"removed what a killed rank left: {name}")
     return ExitCode.OK
 
 

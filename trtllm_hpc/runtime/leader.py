@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.readiness import is_up, models, ready_models
+from trtllm_hpc.runtime.readiness import models, ready_models
 from trtllm_hpc.runtime.records import Endpoint, StopRequest, add_event, read_events
 
 
@@ -38,7 +38,6 @@ class Leader:
         self._started_at = time.time()
         self._ready_timeout_s = ready_timeout_s
         self._silence_s = companion_silence_s
-        self._live_at: float | None = None
         self._published = False
         self._beat: tuple[int, float] | None = None
         add_event(paths, "serve", "server_start", host=socket.gethostname())
@@ -47,9 +46,6 @@ class Leader:
         """Do what is due; a complaint means that the server must be stopped."""
         if self._published:
             return self._listen_for_companion()
-        if self._live_at is None and is_up(self._address, self._http, "live"):
-            self._live_at = time.time()
-            add_event(self._paths, "serve", "server_live")
         names = ready_models(self._address, self._http)
         if names is not None:
             self._publish(names)
@@ -83,15 +79,15 @@ class Leader:
 
     def _phases(self, ready_at: float) -> dict[str, float]:
         """Seconds from mark to mark, since the batch script's first line."""
-        begin = self._started_at
-        for event in read_events(self._paths, "serve"):
-            if event.name == "stage_begin":
-                begin = event.time  # the last one: an earlier attempt may stand before it
-        live = self._live_at or ready_at
+        # The last of each: an earlier attempt at this stage may stand before it.
+        times = {event.name: event.time for event in read_events(self._paths, "serve")}
+        begin = times.get("stage_begin", self._started_at)
+        checked = times.get("preflight_ok", begin)
         marks = {
-            "preflight": self._started_at - begin,
-            "server_start": live - self._started_at,
-            "model_load": ready_at - live,
+            "preflight": checked - begin,
+            "launch": self._started_at - checked,
+            # Triton opens its ports only when every model is loaded.
+            "load": ready_at - self._started_at,
             "total": ready_at - begin,
         }
         return {name: round(seconds, 3) for name, seconds in marks.items()}

@@ -20,10 +20,13 @@ from typing import Any
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord, add_event
-from trtllm_hpc.runtime.shm import free_gib
+from trtllm_hpc.runtime.sweep import shm_free_gib
 
 TIMEOUT_S = 120
 """Bound on MPI's start and on the gather."""
+
+_AFTER_THE_WORD_S = 3
+"""How long the other tasks wait for task 0 to have spoken."""
 
 MIN_SHM_GIB_PER_RANK = 0.25
 """The Python backend alone takes tens of MiB a model; Docker's default of 64 MiB is too little."""
@@ -135,13 +138,17 @@ def _wrong_gpus(ranks: list[Found], expected: Expected) -> str | None:
         if len(found.gpus) < expected.gpus_per_node:
             return (
                 f"rank {found.rank} on {found.host} sees {len(found.gpus)} GPU(s) "
-                f"({', '.join(found.gpus) or 'none'}), but every task must see all {expected.gpus_per_node} of its node"
+                f"({', '.join(found.gpus) or 'none'}), "
+                f"but every task must see all {expected.gpus_per_node} of its node"
             )
     return None
 
 
 def _wrong_shm(ranks: list[Found], expected: Expected) -> str | None:
-    needed = MIN_SHM_GIB_PER_RANK * expected.ranks_per_node
+    needed = _AFTER_THE_WORD_S = 3
+"""How long the other tasks wait for task 0 to have spoken."""
+
+MIN_SHM_GIB_PER_RANK * expected.ranks_per_node
     for found in ranks:
         if found.shm_free_gib < needed:
             return (
@@ -198,7 +205,7 @@ def _look(world: _World, task: int) -> Found:
         task=task,
         host=socket.gethostname(),
         gpus=[gpu for gpu in gpus.split(",") if gpu],
-        shm_free_gib=round(free_gib(), 3),
+        shm_free_gib=round(shm_free_gib(), 3),
         memlock_kib=None if soft == resource.RLIM_INFINITY else soft // 1024,
         mpi_library=world.library,
     )
@@ -232,6 +239,9 @@ def _refuse(paths: RunPaths, task: int, sentence: str) -> int:
     if task == 0:
         add_event(paths, "serve", "preflight_failed", reason=sentence)
         print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
+    else:
+        # The first task to fail ends the step: the one that can say why must be it.
+        time.sleep(_AFTER_THE_WORD_S)
     signal.alarm(0)
     return ExitCode.START
 

@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
@@ -22,7 +23,7 @@ from trtllm_hpc.runtime.leader import Leader
 from trtllm_hpc.runtime.network import interface_towards
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, start_bound
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
-from trtllm_hpc.runtime.shm import sweep
+from trtllm_hpc.runtime.sweep import sweep
 from trtllm_hpc.runtime.triton import Server, find_server
 
 _TICK_S = 0.2
@@ -41,7 +42,9 @@ class RankOptions:
     rank: int
     world_size: int
     ranks_per_node: int
-    shm_prefix: str
+    prefix: str
+    """Begins the names of this rank's shared memory and scratch folder; carries job id and rank."""
+    scratch: Path
     ready_timeout_seconds: float
     companion_silence_seconds: float | None
     server: str
@@ -78,15 +81,14 @@ class Supervisor:
         adopt_orphans()
         self._failure_file.unlink(missing_ok=True)
         self._record.write(self._paths.rank_record("serve", self._options.rank))
-        server = find_server(self._options.server)
+        server = find_server(self._options.server, self._options.scratch)
         try:
             child = self._start(server)
             self._watch(child)
             code = self._exit_code(child.returncode)
         finally:
             kill_descendants()
-            sweep(self._options.shm_prefix)
-            server.clean()
+            sweep(self._options.prefix)
         self._write_end(child.returncode)
         self._report(child.returncode, code)
         return code
@@ -104,6 +106,7 @@ class Supervisor:
     def _start(self, server: Server) -> subprocess.Popen[bytes]:
         environment = {**os.environ, **server.environment, **self._world()}
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
+        environment["TRTLLM_HPC_SCRATCH"] = str(self._options.scratch)
         command = [server.program, *server.arguments, *self._options.server_arguments]
         print(f"rank {self._options.rank} on {self._record.host}: {' '.join(command)}", flush=True)
         return start_bound(command, environment)
@@ -191,7 +194,7 @@ class Supervisor:
         return returncode
 
     def _signalled_code(self) -> int:
-        """0 when another rank ended before: Slurm ends the rest, and the step's code must be the first one's."""
+        """0 when another rank ended before this one: the step's exit code must be the first one's."""
         others = (rank for rank in range(self._options.world_size) if rank != self._options.rank)
         records = (RankRecord.read(self._paths.rank_record("serve", rank)) for rank in others)
         return ExitCode.OK if any(record and record.ended_at for record in records) else 143

@@ -19,10 +19,10 @@ def _ask(address: str, port: int, method: str, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def is_up(address: str, port: int, what: str) -> bool:
-    """Whether ``GET /v2/health/<what>`` answers 200; ``what`` is ``live`` or ``ready``."""
+def is_ready(address: str, port: int) -> bool:
+    """Whether ``GET /v2/health/ready`` answers 200."""
     try:
-        status, _ = _ask(address, port, "GET", f"/v2/health/{what}")
+        status, _ = _ask(address, port, "GET", "/v2/health/ready")
     except (OSError, http.client.HTTPException):
         return False
     return status == 200
@@ -40,7 +40,7 @@ def models(address: str, port: int) -> dict[str, str]:
 
 def ready_models(address: str, port: int) -> list[str] | None:
     """Names of the models once the server is ready and all of them are; ``None`` before."""
-    if not is_up(address, port, "ready"):
+    if not is_ready(address, port):
         return None
     states = models(address, port)
     if not states or any(state != "READY" for state in states.values()):

@@ -14,8 +14,11 @@ from trtllm_hpc.runtime.records import add_event
 TOKEN_VARIABLE = "TRTLLM_HPC_SUBMISSION"
 """Names the submission that a job belongs to; unset in scripts submitted by hand."""
 
-GATE_TIMEOUT_S = 60.0
-"""How long a job waits for the rest of its chain to be submitted."""
+GATE_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
+"""Overrides how long a job waits for the rest of its chain to be submitted."""
+
+_GATE_TIMEOUT_S = 75.0
+"""Longer than ``submit`` waits for one sbatch to answer (60 s); counted from the last sign of life."""
 
 
 def begin(paths: RunPaths, stage: str) -> int:
@@ -48,7 +51,8 @@ def end(paths: RunPaths, stage: str, exit_code: int) -> None:
 def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
     if token is None:
         return True
-    deadline = time.monotonic() + GATE_TIMEOUT_S
+    patience_s = float(os.environ.get(GATE_VARIABLE) or _GATE_TIMEOUT_S)
+    last, last_change = None, time.monotonic()
     while True:
         try:
             journal = read_json(paths.jobs)
@@ -56,7 +60,9 @@ def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
             journal = None
         if isinstance(journal, dict) and journal.get("token") == token and journal.get("complete"):
             return True
-        if time.monotonic() > deadline:
+        if journal != last:
+            last, last_change = journal, time.monotonic()
+        if time.monotonic() - last_change > patience_s:
             return False
         time.sleep(0.25)
 

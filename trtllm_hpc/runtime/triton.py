@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import sysconfig
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,23 +22,19 @@ class Server:
     arguments: tuple[str, ...]
     environment: dict[str, str]
     """Variables to set over the task's own."""
-    scratch: Path | None = None
-    """A folder to remove when the server has ended."""
-
-    def clean(self) -> None:
-        """Remove what finding the server has made."""
-        if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-def find_server(server: str) -> Server:
+def find_server(server: str, scratch: Path) -> Server:
     """The server that the profile names.
+
+    Args:
+        scratch: a folder of this rank's own, for what the server needs beside it.
 
     Raises:
         SystemExit: it is not on this node.
     """
     if server == WHEEL:
-        return _from_wheel()
+        return _from_wheel(scratch)
     program = shutil.which(server)
     if program is None:
         raise SystemExit(
@@ -49,7 +44,7 @@ def find_server(server: str) -> Server:
     return Server(program, (), {})
 
 
-def _from_wheel() -> Server:
+def _from_wheel(scratch: Path) -> Server:
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
         raise SystemExit(
@@ -57,9 +52,8 @@ def _from_wheel() -> Server:
             "  next: pip install 'trtllm-hpc[reference]' there, or set triton.server in the cluster profile"
         )
     home = Path(spec.origin).parent / "tritonserver"
-    scratch = Path(tempfile.mkdtemp(prefix="trtllm-hpc-backends-"))
-    backend = scratch / "python"
-    backend.mkdir()
+    backend = scratch / "backends" / "python"
+    backend.mkdir(parents=True)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     # Links and not copies: the stub finds its libraries beside its real place.
     for source in (home / "backends" / "python").iterdir():
@@ -74,4 +68,4 @@ def _from_wheel() -> Server:
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
     }
     program = str(home / "bin" / "tritonserver")
-    return Server(program, (f"--backend-directory={scratch}",), environment, scratch)
+    return Server(program, (f"--backend-directory={backend.parent}",), environment)

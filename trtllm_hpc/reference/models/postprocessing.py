@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from trtllm_hpc.reference.stub_paths import plain_path
 from trtllm_hpc.reference.text import TextTokenizer
 
 
@@ -17,7 +18,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Read the tokenizer."""
         parameters = json.loads(args["model_config"])["parameters"]
-        self._tokenizer = TextTokenizer(parameters["tokenizer_dir"]["string_value"])
+        self._tokenizer = TextTokenizer(plain_path(parameters["tokenizer_dir"]["string_value"]))
 
     def execute(self, triton_requests: list[Any]) -> list[Any]:
         """Decode the sequences of each request: one row a prompt, one column a beam."""

@@ -10,6 +10,7 @@ import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.requests import NO_END, refuse_parameters
+from trtllm_hpc.reference.stub_paths import plain_path
 from trtllm_hpc.reference.text import TextTokenizer, only_text, refuse_words
 
 
@@ -19,7 +20,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Read the tokenizer."""
         parameters = json.loads(args["model_config"])["parameters"]
-        self._tokenizer = TextTokenizer(parameters["tokenizer_dir"]["string_value"])
+        self._tokenizer = TextTokenizer(plain_path(parameters["tokenizer_dir"]["string_value"]))
 
     def execute(self, triton_requests: list[Any]) -> list[Any]:
         """Answer each request, or refuse it with a sentence."""

@@ -16,6 +16,7 @@ from trtllm_hpc.reference.engine import Engine
 from trtllm_hpc.reference.engine_folder import EngineFolder
 from trtllm_hpc.reference.outputs import output_tensors
 from trtllm_hpc.reference.ranks import Job, Leader, follow
+from trtllm_hpc.reference.stub_paths import plain_path
 from trtllm_hpc.reference.world import World
 
 
@@ -32,7 +33,8 @@ class TritonPythonModel:
         self._ending = Ending(world)
         with self._ending.reporting_failure():
             world.connect()
-            engine = Engine.load(EngineFolder(config["parameters"]["gpt_model_path"]["string_value"]), world)
+            folder = plain_path(config["parameters"]["gpt_model_path"]["string_value"])
+            engine = Engine.load(EngineFolder(folder), world)
             self._info = engine.info
             if world.is_leader:
                 self._leader = Leader(engine, world, self._ending)

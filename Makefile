@@ -1,0 +1,51 @@
+# Two commands matter: `make demo` and `make test`. Both set up all they need and may be run again.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+VENV := $(shell .ci/venv-path)
+BIN := $(VENV)/bin
+CODE := trtllm_hpc tests benchmarks
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile | expand -t 16
+
+.PHONY: demo
+demo: setup ## from nothing to a served and measured model, on a Slurm cluster on this machine
+	@.ci/demo $(BIN)
+
+.PHONY: test
+test: setup lint ## every test, the real Slurm ones too
+	@.ci/test $(BIN)
+
+.PHONY: unit
+unit: setup ## the fast tests only: no server, no Slurm
+	$(BIN)/pytest -q -m 'not slurm and not triton'
+
+.PHONY: lint
+lint: setup ## ruff, mypy --strict, shellcheck
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	if command -v shellcheck >/dev/null; then shellcheck .ci/setup .ci/demo .ci/test .ci/run .ci/venv-path; fi
+
+.PHONY: golden
+golden: setup ## render the golden scripts anew, for `git diff` to review
+	$(BIN)/python -m tests.render.cases
+
+.PHONY: bench
+bench: setup ## the project against its limits: how fast the command line starts
+	$(BIN)/python benchmarks/cli_start.py
+
+.PHONY: setup
+setup: $(VENV)/.ready ## the virtual environment, with the pinned versions
+
+$(VENV)/.ready: setup.cfg pyproject.toml constraints.txt .ci/setup
+	@.ci/setup $(VENV)
+	@touch $@
+
+.PHONY: clean
+clean: ## remove the sandbox, the environment and what the tools cached
+	if [ -x $(BIN)/trtllm-hpc ]; then $(BIN)/trtllm-hpc sandbox down; fi
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

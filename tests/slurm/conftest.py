@@ -1,0 +1,241 @@
+"""A sandbox, and this package installed from its wheel for an ordinary user of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.sandbox import Machine, Sandbox
+
+ROOT = Path(__file__).parent.parent.parent
+USER = pwd.getpwnam("nobody")
+
+
+def eventually(true: Callable[[], Any], timeout_s: float) -> Any:
+    """Wait until something holds; returns it, or its last false value."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := true()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+@dataclass
+class Person:
+    """An ordinary user in front of the sandbox, with the installed wheel."""
+
+    sandbox: Sandbox
+    bin: Path
+    folder: Path
+    """A folder of theirs that every node sees, with a space and quotes in its name."""
+    profile: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def command(self, *words: str | Path) -> subprocess.Popen[str]:
+        """Start any command as this user."""
+        identity = ["setpriv", f"--reuid={USER.pw_uid}", f"--regid={USER.pw_gid}", "--clear-groups"]
+        environment = {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "LANG": "C.UTF-8",
+            **self.environment,
+        }
+        return subprocess.Popen(
+            [*identity, *map(str, words)],
+            env=environment,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str | Path, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
+        """Run any command as this user to its end."""
+        with self.command(*words) as process:
+            output, errors = process.communicate(timeout=timeout_s)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    def types(self, *words: str | Path, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
+        """Run ``trtllm-hpc`` as this user to its end."""
+        return self.run("trtllm-hpc", *words, timeout_s=timeout_s)
+
+    def slurm(self, *words: str | Path) -> str:
+        """Run one of Slurm's commands as this user; it must succeed."""
+        answer = self.run("env", f"SLURM_CONF={self.sandbox.slurm_conf}", *words)
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout
+
+    def job(self, name: str, **sections: Any) -> Path:
+        """Write a job file."""
+        file = self.folder / f"{name}.yaml"
+        file.write_text(json.dumps({"name": name, **sections}), encoding="utf-8")  # JSON is YAML
+        return file
+
+    def submit(
+        self, job: Path, *words: str, wait: bool = True
+    ) -> tuple[subprocess.CompletedProcess[str], RunPaths]:
+        """Submit a job file; returns what was printed, and the run."""
+        options = ["--wait"] if wait else []
+        answer = self.types("submit", job, "--cluster", self.profile, *options, *words)
+        folder = next(line for line in answer.stdout.splitlines() if line.startswith("  folder "))
+        return answer, RunPaths(folder.removeprefix("  folder "))
+
+    def status(self, run: RunPaths) -> dict[str, Any]:
+        """``trtllm-hpc status --json``."""
+        answer = self.types("status", run.folder, "--json")
+        assert answer.returncode == 0, answer.stderr
+        record: dict[str, Any] = json.loads(answer.stdout)
+        return record
+
+    def jobs_in_queue(self) -> list[str]:
+        """Ids of this user's jobs that have not ended."""
+        return self.slurm("squeue", "--noheader", "--format=%i", "--me").split()
+
+    def leftovers(self) -> list[str]:
+        """Processes and shared memory that jobs left on any node."""
+        found = []
+        for node in self.sandbox.nodes:
+            found += [f"{node.name}: {process.arguments}" for process in user_processes(node)]
+            names = node.run(["ls", "/dev/shm", "/tmp"]).split()
+            found += [f"{node.name}: {name}" for name in names if name.startswith("trt")]
+        return found
+
+
+def user_processes(node: Machine) -> list[Any]:
+    """Processes on a node that run as the ordinary user."""
+    return [process for process in node.processes() if _uid(process.pid) == USER.pw_uid]
+
+
+def _uid(pid: int) -> int:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except FileNotFoundError:
+        return -1
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    # A copy: building beside the code would leave build/ and egg-info there.
+    names = ["trtllm_hpc", "templates", "jobs", "slurm", "setup.cfg", "pyproject.toml", "README.md"]
+    source.mkdir()
+    for name in names:
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, source)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-build-isolation",
+            "--no-deps",
+            "-w",
+            folder,
+            source,
+        ],
+        check=True,
+    )
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def home() -> Iterator[Path]:
+    """A folder of the ordinary user on the file system that the nodes share (/tmp is each node's own)."""
+    top = Path(tempfile.mkdtemp(prefix="trtllm-hpc-test-", dir="/var/tmp"))
+    top.chmod(0o755)
+    folder = top / 'it\'s a "home" é'
+    folder.mkdir()
+    shutil.chown(folder, USER.pw_uid, USER.pw_gid)
+    yield folder
+    shutil.rmtree(top)
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, home: Path) -> Path:
+    """``bin`` of an empty environment with the wheel in it, in a folder with a space in its name.
+
+    The wheel brings its own dependencies; PyTorch and the rest of the extra
+    ``reference`` are taken from the environment of the tests, being large.
+    """
+    environment = home.parent / "an environment"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    pip = [environment / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", f"{wheel}[mpi]"], check=True, capture_output=True)
+    site = next((environment / "lib").glob("python3*/site-packages"))
+    (site / "zz-large-packages.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return environment / "bin"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Sandbox]:
+    """Two nodes with four GPUs each."""
+    made = Sandbox(f"e2e-{os.getpid()}")
+    made.up(2, 4)
+    yield made
+    made.down()
+
+
+@pytest.fixture
+def person(cluster: Sandbox, installed: Path, home: Path) -> Iterator[Person]:
+    """The ordinary user; after the test none of their jobs may be left."""
+    profile = home / "cluster.yaml"
+    profile.write_text(
+        "\n".join(
+            [
+                "name: sandbox-test",
+                f"slurm_conf: {cluster.slurm_conf}",
+                "partition: batch",
+                "gpus_per_node: 4",
+                "triton: {server: pytriton}",
+                f"runs_folder: {json.dumps(str(home / 'runs'))}",
+            ]
+        )
+    )
+    someone = Person(cluster, installed, home, profile)
+    yield someone
+    left = someone.jobs_in_queue()
+    if left:
+        someone.slurm("scancel", *left)
+        eventually(lambda: not someone.jobs_in_queue(), 30)
+    assert left == [], "the test left jobs"
+
+
+@pytest.fixture(scope="session")
+def engine(home: Path) -> Path:
+    """A finished engine for two ranks, so that not every test builds one."""
+    folder = home.parent / "engine tp2"
+    command = [
+        sys.executable,
+        "-m",
+        "trtllm_hpc.reference.build",
+        "--output",
+        folder,
+        "--synthetic",
+        "tiny-llama",
+    ]
+    options = ["--tensor-parallel", "2", "--seed", "0", "--dtype", "float32", "--max-batch-size", "8"]
+    lengths = ["--max-input-len", "256", "--max-seq-len", "512"]
+    subprocess.run([*command, *options, *lengths], check=True, capture_output=True)
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+    return folder

@@ -1,0 +1,289 @@
+"""The whole story on a real Slurm, as an ordinary user would live it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.conftest import Person, eventually, user_processes
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.records import Endpoint, RankRecord
+from trtllm_hpc.sandbox import Machine
+
+pytestmark = pytest.mark.slurm
+
+SMALL = {"requests": 6, "rate_per_second": 3.0, "max_tokens": 4, "warmup_requests": 1}
+
+
+def two_ranks(engine: Path | None = None, **more: Any) -> dict[str, Any]:
+    """Sections of a job file: two ranks on two nodes, and a short benchmark."""
+    sections: dict[str, Any] = {
+        "engine": {"tensor_parallel": 2, "directory": str(engine) if engine else None},
+        "serve": {"nodes": 2, "ready_timeout_seconds": 120},
+        "companion": {"request": {"prompt": "Grüße, world", "max_tokens": 12}, "benchmark": SMALL},
+    }
+    for section, values in more.items():
+        sections[section] = {**sections.get(section, {}), **values}
+    return sections
+
+
+def expected_answer(engine: Path, prompt: str, max_tokens: int) -> str:
+    """What transformers' own ``generate`` says on the same weights, by itself."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(engine / "tokenizer")
+    model = AutoModelForCausalLM.from_pretrained(engine / "checkpoint", dtype=torch.float32)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    with torch.inference_mode():
+        output = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
+    return str(tokenizer.decode(output[0], skip_special_tokens=True))
+
+
+def answers_of(run: RunPaths) -> list[str]:
+    record = read_json(run.answer)
+    assert record is not None
+    return [answer["text"] for answer in record["answers"]]
+
+
+def assert_served_and_measured(run: RunPaths, hosts: int = 2) -> None:
+    ranks = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
+    assert len({rank.host for rank in ranks if rank}) == hosts
+    assert all(rank is not None and rank.exit_code == 0 and rank.stopped_by for rank in ranks)
+    benchmark = json.loads(run.benchmark.read_text())
+    assert len(run.benchmark_requests.read_text().splitlines()) >= SMALL["requests"]
+    assert "output" in run.benchmark_table.read_text()
+    assert benchmark
+
+
+def test_one_job_file_to_a_measured_model(person: Person) -> None:
+    job = person.job("whole", **two_ranks())
+    answer, run = person.submit(job)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "completed" in answer.stdout and "endpoint: http" in answer.stdout
+    expected = expected_answer(run.engine, "Grüße, world", 12)
+    assert answers_of(run) == [expected, expected]  # gRPC and HTTP generate
+    assert_served_and_measured(run)
+    assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
+    status = person.status(run)
+    assert (status["state"], status["exit_code"]) == ("completed", 0)
+    assert {stage["stage"]: stage["state"] for stage in status["stages"]} == {
+        "build": "COMPLETED",
+        "serve": "COMPLETED",
+        "companion": "COMPLETED",
+    }
+    assert not run.endpoint.exists()
+    assert eventually(lambda: person.leftovers() == [], 10), person.leftovers()
+    listing = person.types("logs", run.folder)
+    for word in (
+        "preflight",
+        "serve",
+        "companion",
+        person.sandbox.nodes[0].name,
+        person.sandbox.nodes[1].name,
+    ):
+        assert word in listing.stdout
+    one = person.types("logs", run.folder, "--stage", "serve", "--rank", "1")
+    assert "rank 1 on" in one.stdout and "rank 0 on" not in one.stdout
+
+
+def test_sbatch_by_hand_does_the_same(person: Person) -> None:
+    job = person.job("by-hand", **two_ranks())
+    rendered = person.types("render", job, "--cluster", person.profile, "--json")
+    assert rendered.returncode == 0, rendered.stderr
+    run = RunPaths(json.loads(rendered.stdout)["folder"])
+    assert person.status(run)["state"] == "rendered"
+    build = person.slurm("sbatch", "--parsable", run.sbatch("build")).strip()
+    serve = person.slurm("sbatch", "--parsable", f"--dependency=afterok:{build}", run.sbatch("serve")).strip()
+    person.slurm(
+        "sbatch", "--parsable", f"--dependency=after:{serve},afterok:{build}", run.sbatch("companion")
+    )
+    assert eventually(lambda: person.status(run)["state"] == "completed", 90), person.status(run)
+    expected = expected_answer(run.engine, "Grüße, world", 12)
+    assert answers_of(run) == [expected, expected]
+    assert_served_and_measured(run)
+
+
+def test_two_submissions_at_once_never_meet(person: Person, engine: Path) -> None:
+    job = person.job("twins", **two_ranks(engine))
+    words = ("trtllm-hpc", "submit", job, "--cluster", person.profile, "--wait", "--json")
+    processes = [person.command(*words) for _ in range(2)]
+    outputs = [process.communicate(timeout=150) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    runs = [RunPaths(json.loads(output)["folder"]) for output, _ in outputs]
+    assert runs[0].folder != runs[1].folder
+    for run in runs:
+        assert_served_and_measured(run)
+        mine = json.loads(run.jobs.read_text())["stages"]["serve"]["job_id"]
+        other = json.loads(runs[1 - runs.index(run)].jobs.read_text())["stages"]["serve"]["job_id"]
+        assert mine != other
+        for log in run.logs.iterdir():
+            assert f"trt{other}_" not in log.read_text(errors="replace")
+
+
+def serving(person: Person, engine: Path, name: str, **more: Any) -> tuple[RunPaths, Endpoint]:
+    """A run that keeps serving."""
+    sections = two_ranks(engine, serve={"keep_running": True}, **more)
+    _, run = person.submit(person.job(name, **sections), wait=False)
+    assert eventually(lambda: Endpoint.read(run.endpoint), 60), person.status(run)
+    endpoint = Endpoint.read(run.endpoint)
+    assert endpoint is not None
+    return run, endpoint
+
+
+def server_process(node: Machine) -> int:
+    """Process id, on this machine, of a node's tritonserver."""
+    found = [process for process in user_processes(node) if process.arguments[0].endswith("bin/tritonserver")]
+    assert len(found) == 1, user_processes(node)
+    return int(found[0].pid)
+
+
+def batch_script_process(nodes: list[Machine]) -> int:
+    found = [
+        process.pid
+        for node in nodes
+        for process in user_processes(node)
+        if any("slurm_script" in argument for argument in process.arguments[:3])
+    ]
+    assert found
+    return int(min(found))
+
+
+@pytest.mark.parametrize("victim", ["rank 1", "the leader", "the batch script"])
+def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: str) -> None:
+    sections = two_ranks(engine, serve={"keep_running": True}, companion={"enabled": False})
+    _, run = person.submit(person.job("killed", **sections), wait=False)
+    assert eventually(lambda: run.endpoint.exists(), 60), person.status(run)
+    records = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
+    hosts = {record.rank: record.host for record in records if record}
+    nodes = {node.name: node for node in person.sandbox.nodes}
+    if victim == "the batch script":
+        pid = batch_script_process(person.sandbox.nodes)
+    else:
+        pid = server_process(nodes[hosts[1 if victim == "rank 1" else 0]])
+    os.kill(pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    assert eventually(lambda: person.status(run)["state"] == "failed", 15), person.status(run)
+    assert time.monotonic() - killed_at < 15
+    status = person.status(run)
+    assert status["exit_code"] == ExitCode.START
+    if victim == "rank 1":
+        assert f"rank 1 on {hosts[1]} died first" in status["sentence"]
+    elif victim == "the leader":
+        assert f"rank 0 on {hosts[0]} died first" in status["sentence"]
+    else:
+        assert "batch script was killed by signal 9" in status["sentence"]
+    assert eventually(lambda: person.jobs_in_queue() == [], 15)
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+
+
+def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, engine: Path) -> None:
+    run, endpoint = serving(person, engine, "kept")
+    assert eventually(lambda: person.status(run)["stages"][-1]["state"] == "COMPLETED", 60), person.status(
+        run
+    )
+    assert person.status(run)["state"] == "serving"
+    asked = person.types("client", run.folder, "--prompt", "Hello", "--max-tokens", "4", "--json")
+    assert asked.returncode == 0, asked.stderr
+    measured = person.types("bench", run.folder, "--requests", "4", "--rate", "4", "--max-tokens", "2")
+    assert measured.returncode == 0, measured.stderr
+    # A worker opens no port, and the ports are not the well-known ones.
+    worker = next(node for node in person.sandbox.nodes if node.address != endpoint.address)
+    listening = worker.run(["cat", "/proc/net/tcp"])
+    for port in (endpoint.http_port, endpoint.grpc_port, endpoint.metrics_port):
+        assert f":{port:04X} 00000000:0000 0A" not in listening
+        assert port not in (8000, 8001, 8002)
+    cancelled = person.types("cancel", run.folder)
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert person.status(run)["state"] == "cancelled"
+    assert person.jobs_in_queue() == []
+    assert eventually(lambda: person.leftovers() == [], 10), person.leftovers()
+    again = person.types("client", run.folder, "--prompt", "Hello")
+    assert again.returncode in (ExitCode.READINESS, ExitCode.START)
+
+
+def test_a_companion_inside_the_servers_allocation(person: Person, engine: Path) -> None:
+    job = person.job("overlap", **two_ranks(engine))
+    answer, run = person.submit(job, "--set", "cluster.companion=overlap")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert not run.sbatch("companion").exists()
+    assert_served_and_measured(run)
+
+
+def test_a_wrong_world_is_refused_in_one_sentence(person: Person, engine: Path) -> None:
+    sections = two_ranks(engine)
+    sections["engine"]["tensor_parallel"] = 1
+    sections["serve"]["nodes"] = 1
+    answer, run = person.submit(person.job("wrong-world", **sections))
+    assert answer.returncode == ExitCode.START, answer.stdout + answer.stderr
+    assert "is built for 2 rank(s), but the plan says 1" in answer.stderr
+    assert "Traceback" not in answer.stdout + answer.stderr
+    assert not list(run.ranks.glob("serve_*"))  # no server was started
+
+
+def test_an_mpi_that_is_not_joined_is_refused(person: Person, engine: Path) -> None:
+    job = person.job("no-pmix", **two_ranks(engine))
+    answer, _ = person.submit(job, "--set", "cluster.mpi=none")
+    assert answer.returncode == ExitCode.START, answer.stdout + answer.stderr
+    assert "the world has 1 rank, but the plan says 2" in answer.stderr
+
+
+def test_a_failed_build_leaves_nothing_in_the_queue(person: Person) -> None:
+    sections = two_ranks(model={"path": "/no/such/model"})
+    answer, run = person.submit(person.job("no-model", **sections))
+    assert answer.returncode == ExitCode.BUILD, answer.stdout + answer.stderr
+    assert person.jobs_in_queue() == []
+    states = {stage["stage"]: stage["state"] for stage in person.status(run)["stages"]}
+    assert states == {"build": "FAILED", "serve": "CANCELLED", "companion": "CANCELLED"}
+
+
+def test_a_submit_killed_between_two_sbatch_leaves_nothing(person: Person, engine: Path) -> None:
+    """A sbatch of ours kills its caller after the first real submission."""
+    tools = person.folder / "tools"
+    tools.mkdir()
+    real = subprocess.run(["which", "sbatch"], check=True, capture_output=True, text=True).stdout.strip()
+    shim = tools / "sbatch"
+    shim.write_text(f'#!/bin/bash\n"{real}" "$@"\ncode=$?\nkill -9 "$PPID"\nexit "$code"\n')
+    shim.chmod(0o755)
+    person.environment = {
+        "PATH": f"{tools}:{person.bin}:{os.environ['PATH']}",
+        "TRTLLM_HPC_GATE_SECONDS": "3",
+    }
+    killed = person.types("submit", person.job("cut", **two_ranks(engine)), "--cluster", person.profile)
+    assert killed.returncode == -signal.SIGKILL
+    person.environment = {}
+    assert eventually(lambda: person.jobs_in_queue() == [], 30)
+    run = RunPaths(next((person.folder / "runs").glob("cut-*")))
+    status = person.status(run)
+    assert status["exit_code"] == ExitCode.SUBMISSION, status
+    assert not list(run.ranks.glob("serve_*"))
+
+
+def test_names_reach_slurm_as_they_are(person: Person) -> None:
+    """sbatch's own reading of a quoted #SBATCH value."""
+    comment = 'it\'s "a" #1 \\ \\" é $(x) `y` %j a=b'
+    script = person.types(
+        "render",
+        person.job("named"),
+        "--cluster",
+        person.profile,
+        "--set",
+        f"cluster.sbatch_options=[{json.dumps('--comment=' + comment)}]",
+        "--json",
+    )
+    assert script.returncode == 0, script.stderr
+    run = RunPaths(json.loads(script.stdout)["folder"])
+    job = person.slurm("sbatch", "--parsable", "--hold", run.sbatch("build")).strip()
+    shown = person.slurm("scontrol", "show", "job", job)
+    person.slurm("scancel", job)
+    assert f"Comment={comment}" in shown
+    assert f"StdOut={run.batch_log('build')}" in shown
