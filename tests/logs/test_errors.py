@@ -19,7 +19,8 @@ from trtllm_hpc.logs.errors import first_error, first_error_line
         "RuntimeError: no such device",
         "Segmentation fault (core dumped)",
         "/run/scripts/rank.sh: line 12: tritonserver: command not found",
-        "error: rank 1 ended (exit code 1)",
+        "error: there is no engine in /data",
+        "Signal (11) received.",
         "MPI_ABORT was invoked on rank 0",
         "  what():  Error: bad alloc",
     ],
@@ -36,6 +37,8 @@ def test_errors_of_every_kind_are_seen(line: str) -> None:
         'W0721 10:02:03.1 9 pinned_memory_manager.cc:273] "CUDA error"',
         'E1121 00:24:49.072424 8268 server.cc:241] "CudaDriverHelper has not been initialized."',
         'E1121 00:38:29.8 9 ensemble_scheduler.cc:1468] "unable to create stream for ensemble: CUDA driver"',
+        "error: rank 1 ended (signal 9)",
+        "Signal (15) received.",
         "20 requests, 0 errors",
         "--log-error=1 --exit-on-error=true",
         "[TensorRT-LLM][INFO] error: reporting is on",
@@ -57,6 +60,27 @@ def test_a_traceback_is_told_by_its_last_line() -> None:
         b"KeyError: 'a'\n",
     ]
     assert first_error(lines) == "KeyError: 'a'"
+
+
+def test_of_chained_tracebacks_the_last_is_told() -> None:
+    log = b"""\
+Traceback (most recent call last):
+  File "x.py", line 1
+_queue.Empty
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "y.py", line 2
+RuntimeError: connection closed by peer
+error: something else
+"""
+    assert first_error(log.splitlines(keepends=True)) == "RuntimeError: connection closed by peer"
+
+
+def test_of_separate_tracebacks_the_first_is_told() -> None:
+    lines = [b"Traceback (most recent call last):\n", b"KeyError: 'a'\n"]
+    assert first_error([*lines, b"trying again\n", lines[0], b"KeyError: 'b'\n"]) == "KeyError: 'a'"
 
 
 def test_a_traceback_without_its_end_is_told_as_such() -> None:

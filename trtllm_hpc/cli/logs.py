@@ -105,14 +105,14 @@ def _print_content(
 
 
 def _there(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
-    """The logs that have been written; raises RunNotFound if none has."""
+    """The logs that have been written, without the empty ones; raises RunNotFound if there is none."""
     there = [log for log in logs if log.path.exists()]
     if not there:
         names = ", ".join(log.name for log in logs) or "a log"
         raise RunNotFound(
             f"Run {run.run_id} has not written {names} yet.", hint=f"trtllm-hpc logs {run.run_id}"
         )
-    return there
+    return [log for log in there if log.size_bytes]
 
 
 def _print_lines(lines: Iterable[tuple[LogFile, str]], prefixed: bool) -> int:

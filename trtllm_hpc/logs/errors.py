@@ -17,7 +17,7 @@ ERRORS = re.compile(
     | ^\s*(?:[\w.]+\.)?\w*(?:Error|Exception):\   # the end of a traceback whose start is elsewhere
     | CUDA(?:\ error|_ERROR|\ out\ of\ memory) | cudaError[A-Z] | [Oo]ut\ of\ memory
     | oom[-_ ]kill
-    | Segmentation\ fault | Bus\ error | core\ dumped | Signal\ \(\d+\)\ received
+    | Segmentation\ fault | Bus\ error | core\ dumped | Signal\ \((?!2\)|15\))\d+\)\ received
     | terminate\ called\ (?:after|without)
     | MPI_ABORT\ was\ invoked | has\ lost\ communication
     | :\ (?:command\ not\ found|No\ such\ file\ or\ directory|Permission\ denied|cannot\ open)
@@ -33,6 +33,7 @@ HARMLESS = re.compile(
     | \[(?:INFO|WARNING|I|W)\]  # so does TensorRT-LLM
     # Triton on a machine without a GPU
     | CudaDriverHelper\ has\ not\ been\ initialized | unable\ to\ create\ stream\ for\ \w+:
+    | ^error:\ rank\ \d+\ ended\ \(  # our own supervisor's last line repeats the rank's record
     | \b(?:no|0|without)\ errors?\b
     """,
     re.VERBOSE | re.IGNORECASE,
@@ -41,6 +42,7 @@ HARMLESS = re.compile(
 
 _COLOURS = re.compile(rb"\x1b\[[\d;]*m")
 _TRACEBACK = b"Traceback (most recent call last):"
+_CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 _HEAD_BYTES = 32 << 20
 _TAIL_BYTES = 4 << 20
 _SHOWN = 300
@@ -65,17 +67,27 @@ def first_error_line(path: Path) -> str | None:
 
 
 def first_error(lines: Iterable[bytes]) -> str | None:
-    """The first error among ``lines``, cut to what fits a table."""
+    """The first error among ``lines``, cut to what fits a table.
+
+    Of tracebacks that Python chains it is the end of the last one: what was
+    raised, not what was handled on the way.
+    """
     in_traceback = False
+    raised: bytes | None = None
     for raw in lines:
         line = _COLOURS.sub(b"", raw)
-        if in_traceback:
-            if _ends_traceback(line):
-                return _shown(line)
-        elif _TRACEBACK in line:
+        if _TRACEBACK in line:
             in_traceback = True
+        elif in_traceback:
+            if _ends_traceback(line):
+                in_traceback, raised = False, line
+        elif raised is not None:
+            if line.strip() and not line.startswith(_CHAINED):
+                break
         elif ERRORS.search(line) and not HARMLESS.search(line):
             return _shown(line)
+    if raised is not None:
+        return _shown(raised)
     return f"{_TRACEBACK.decode()} (cut short)" if in_traceback else None
 
 
