@@ -13,8 +13,8 @@ from trtllm_hpc.lifecycle.slurm import Slurm
 from trtllm_hpc.lifecycle.status import RunStatus, run_status
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import add_event, read_events
-from trtllm_hpc.runtime.sweep import sweep
 from trtllm_hpc.runtime.stop import request_stop
+from trtllm_hpc.runtime.sweep import sweep
 
 _SETTLE_TIMEOUT_S = 60.0
 _POLL_S = 0.5

@@ -145,10 +145,7 @@ def _wrong_gpus(ranks: list[Found], expected: Expected) -> str | None:
 
 
 def _wrong_shm(ranks: list[Found], expected: Expected) -> str | None:
-    needed = _AFTER_THE_WORD_S = 3
-"""How long the other tasks wait for task 0 to have spoken."""
-
-MIN_SHM_GIB_PER_RANK * expected.ranks_per_node
+    needed = MIN_SHM_GIB_PER_RANK * expected.ranks_per_node
     for found in ranks:
         if found.shm_free_gib < needed:
             return (
