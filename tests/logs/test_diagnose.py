@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.logs.diagnose import RankFailure, first_failure
+from trtllm_hpc.logs.diagnose import RankFailure, first_failure, stage_error
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import add_event
 
@@ -90,3 +90,11 @@ def test_another_step_than_the_server(run: RunPaths) -> None:
     add_rank(run, 1, step="preflight", ended_at=3.0, exit_code=7, reason="no MPI")
     found = first_failure(run, step="preflight")
     assert found is not None and found.rank == 1 and first_failure(run) is None
+
+
+def test_a_stage_without_records_is_explained_by_its_logs_ranks_first(run: RunPaths) -> None:
+    run.batch_log("serve").write_text("srun: error: task 0 exited with exit code 1\n")
+    assert stage_error(run, "serve") == "serve says 'srun: error: task 0 exited with exit code 1'"
+    run.rank_log("preflight", 0).write_text("fine\nerror: there is no engine\n")
+    assert stage_error(run, "serve") == "preflight[0] says 'error: there is no engine'"
+    assert stage_error(run, "build") is None

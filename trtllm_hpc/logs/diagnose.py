@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtllm_hpc.logs.errors import first_error_line
-from trtllm_hpc.logs.files import stage_of
+from trtllm_hpc.logs.files import list_logs, stage_of
 from trtllm_hpc.logs.state import failed_by_itself, signal_or_code, stage_end
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import STEPS, RunPaths
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
 
 _SAME_MOMENT_S = 3.0
@@ -74,6 +74,20 @@ def first_failure(paths: RunPaths, *, step: str = "serve", over: bool | None = N
     if silent and (over or _torn_down(paths, records)):
         return _failure(paths, records, silent[0])
     return _failure(paths, records, _first_of(failed)) if failed else None
+
+
+def stage_error(paths: RunPaths, stage: str) -> str | None:
+    """The first error in a stage's logs, the log named before it: the ranks' logs, then the script's own.
+
+    For a stage that failed where no rank record says why. It explains; that
+    the stage has failed must be known from elsewhere.
+    """
+    logs = [log for step in STEPS if stage_of(step) == stage for log in list_logs(paths, step)]
+    for log in sorted(logs, key=lambda log: log.rank is None):
+        line = first_error_line(log.path)
+        if line is not None:
+            return f"{log.name} says {line!r}"
+    return None
 
 
 def _first_of(failed: list[RankRecord]) -> RankRecord:
