@@ -83,10 +83,33 @@ class _World:
 
 
 def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int:
-    """Look, gather, judge; every rank returns the same exit code."""
+    """Look, gather, judge; returns 0, or the exit code of a refused start.
+
+    MPI is initialised in a child: a library that finds no launcher aborts its
+    process, and somebody must be left to say so in one sentence.
+    """
+    task = int(os.environ.get("SLURM_PROCID") or os.environ.get("TRTLLM_HPC_PROCID") or 0)
+    child = os.fork()
+    if child == 0:
+        sys.exit(_look_and_judge(paths, expected, task, with_mpi=with_mpi))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code in (ExitCode.OK, ExitCode.START):
+        return code
+    return _refuse(
+        paths,
+        task,
+        f"MPI ended its process ({_how(code)}) before the ranks were joined: this MPI and the launcher "
+        "do not fit (compare the profile's mpi with `srun --mpi=list`; the preflight's log has MPI's own words)",
+    )
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _look_and_judge(paths: RunPaths, expected: Expected, task: int, *, with_mpi: bool) -> int:
     _bound()
     started_at = time.time()
-    task = int(os.environ.get("SLURM_PROCID") or os.environ.get("TRTLLM_HPC_PROCID") or 0)
     try:
         world = _mpi_world() if with_mpi else _spawned_world(task)
     except _NoMpi as error:
@@ -238,6 +261,7 @@ def _refuse(paths: RunPaths, task: int, sentence: str) -> int:
         print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
     else:
         # The first task to fail ends the step: the one that can say why must be it.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.START))
         time.sleep(_AFTER_THE_WORD_S)
     signal.alarm(0)
     return ExitCode.START
