@@ -90,7 +90,7 @@ def test_tokens_are_counted_by_the_core_model_if_the_asked_one_does_not(run: Run
     summary = json.loads(result.output)
     # "héllo" is 6 bytes, and so 6 tokens; the core model stops two tokens early.
     assert summary["tokens"] == {"input": 36, "output": 84, "counted_by": ["replay"]}
-    assert summary["warnings"] == []
+    assert not any("not counted" in warning for warning in summary["warnings"])
 
 
 def test_many_failures_make_the_figures_useless_but_are_written_down(run: RunPaths) -> None:
