@@ -160,9 +160,14 @@ def batch_script_process(nodes: list[Machine]) -> int:
 
 @pytest.mark.parametrize("victim", ["rank 1", "the leader", "the batch script"])
 def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: str) -> None:
-    sections = two_ranks(engine, serve={"keep_running": True}, companion={"enabled": False})
+    # Once with a companion in the middle of a long benchmark, which must end too.
+    benchmark = {**SMALL, "requests": 600}
+    companion = {"enabled": victim == "rank 1", "benchmark": benchmark}
+    sections = two_ranks(engine, companion=companion)
     _, run = person.submit(person.job("killed", **sections), wait=False)
     assert eventually(lambda: run.endpoint.exists(), 60), person.status(run)
+    if victim == "rank 1":
+        assert eventually(lambda: run.benchmark_progress.exists(), 30)
     records = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
     hosts = {record.rank: record.host for record in records if record}
     nodes = {node.name: node for node in person.sandbox.nodes}

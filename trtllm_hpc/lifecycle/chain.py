@@ -6,12 +6,13 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.lifecycle.journal import Journal
+from trtllm_hpc.lifecycle.local import cancel_local, detached, local_executor
+from trtllm_hpc.lifecycle.processes import process_start_ticks
 from trtllm_hpc.lifecycle.script import StageScript
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan, Stage
@@ -42,15 +43,15 @@ def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage,
         with _Interruptions() as interruptions:
             for stage in plan.stages:
                 with interruptions.hold():
-                    job = executor.submit(_script(stage, paths, journal.token))
+                    job = _submit(executor, _script(stage, paths, journal.token), plan, paths)
                     jobs.append(job)
-                    journal.add(paths, stage.name, job.job_id, _process_started(plan, job.job_id))
+                    started = process_start_ticks(int(job.job_id)) if journal.scheduler == "local" else None
+                    journal.add(paths, stage.name, job.job_id, started)
                 progress(stage.name, job.job_id)
             journal.complete = True
             journal.write(paths)
     except BaseException:
-        for job in reversed(jobs):
-            job.cancel(check=False)
+        _undo(journal, jobs, paths)
         raise
     return journal
 
@@ -65,30 +66,23 @@ def _executor(plan: Plan, paths: RunPaths) -> Executor:
         from trtllm_hpc.lifecycle.executor import RenderedScriptExecutor
 
         return RenderedScriptExecutor(paths.folder, plan.cluster.slurm_conf)
-    from submitit import LocalExecutor
-
-    executor = LocalExecutor(paths.submitit)
-    minutes = plan.job.build.time_limit_minutes + plan.job.serve.time_limit_minutes
-    executor.update_parameters(
-        timeout_min=minutes + plan.job.companion.time_limit_minutes,
-        gpus_per_node=plan.cluster.gpus_per_node,
-        stderr_to_stdout=True,
-    )
-    return executor
+    return local_executor(plan, paths)
 
 
-def _process_started(plan: Plan, job_id: str) -> int | None:
-    return process_start_ticks(int(job_id)) if plan.cluster.scheduler == "local" else None
+def _submit(executor: Executor, script: StageScript, plan: Plan, paths: RunPaths) -> Job[Any]:
+    if plan.cluster.scheduler == "slurm":
+        return executor.submit(script)
+    with detached(paths):
+        return executor.submit(script)
 
 
-def process_start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (proc(5)); ``None`` if it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
+def _undo(journal: Journal, jobs: list[Job[Any]], paths: RunPaths) -> None:
+    """Cancel what was submitted of a chain that did not come to its end."""
+    if journal.scheduler == "local":
+        cancel_local(paths, journal)
+        return
+    for job in reversed(jobs):
+        job.cancel(check=False)
 
 
 class _Interruptions:

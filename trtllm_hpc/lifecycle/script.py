@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from trtllm_hpc.lifecycle.processes import end_group
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import read_events
 
 _POLL_S = 0.2
-_STOP_GRACE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -65,41 +65,6 @@ class StageScript:
         if code:
             raise RuntimeError(f"{self.path} ended with exit code {code}")
         return code
-
-
-def end_group(leader: int) -> None:
-    """End a process group: SIGTERM, and after a grace SIGKILL."""
-    deadline = time.monotonic() + _STOP_GRACE_S
-    number = signal.SIGTERM
-    while True:
-        try:
-            os.killpg(leader, number)
-        except (ProcessLookupError, PermissionError):
-            return
-        if number == signal.SIGKILL:
-            return
-        while time.monotonic() < deadline:
-            try:
-                os.killpg(leader, 0)
-            except (ProcessLookupError, PermissionError):
-                return
-            if _only_zombies(leader):
-                return
-            time.sleep(_POLL_S)
-        number = signal.SIGKILL
-
-
-def _only_zombies(group: int) -> bool:
-    """Whether nothing but unreaped dead processes is left in a group."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _, pgrp = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
-            except (OSError, ValueError):
-                continue
-            if int(pgrp) == group and state != "Z":
-                return False
-    return True
 
 
 def _wait_for(paths: RunPaths, kind: str, stage: str) -> bool:

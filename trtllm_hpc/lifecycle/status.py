@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.lifecycle.chain import process_start_ticks
 from trtllm_hpc.lifecycle.journal import Journal, read_journal
+from trtllm_hpc.lifecycle.processes import process_start_ticks
 from trtllm_hpc.lifecycle.slurm import JobInfo, Slurm
-from trtllm_hpc.logs.diagnose import first_failure
+from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, Event, StopRequest, read_events
 from trtllm_hpc.states import INTERRUPTED, LOST, STATES, JobState, explain_reason
@@ -223,11 +223,13 @@ def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], broke
         return _progress_sentence(state, stages)
     parts = [f"stage {broken.stage} {broken.sentence}"]
     refused = [event for event in read_events(paths, broken.stage) if "reason" in event.data]
-    failure = first_failure(paths) if broken.stage == "serve" else None
+    failure = first_failure(paths, over=True) if broken.stage == "serve" else None
     if refused:
         parts.append(str(refused[-1].data["reason"]))
     elif failure is not None:
         parts.append(failure.sentence)
+    elif broken.state != "CANCELLED" and (line := stage_error(paths, broken.stage)):
+        parts.append(line)
     return "; ".join(parts)
 
 

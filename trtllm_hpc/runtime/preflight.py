@@ -99,7 +99,7 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
         paths,
         task,
         f"MPI ended its process ({_how(code)}) before the ranks were joined: this MPI and the launcher "
-        "do not fit (compare the profile's mpi with `srun --mpi=list`; the preflight's log has MPI's own words)",
+        "do not fit (compare the profile's mpi with `srun --mpi=list`; MPI's own words are in the log)",
     )
 
 

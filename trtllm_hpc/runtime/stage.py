@@ -39,7 +39,7 @@ def begin(paths: RunPaths, stage: str) -> int:
     if stage == "serve":
         _forget_last_server(paths)
     job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
-    add_event(paths, stage, "stage_begin", job_id=job_id, host=socket.gethostname(), pid=os.getppid())
+    add_event(paths, stage, "stage_begin", job_id=job_id, host=socket.gethostname(), group=os.getpgrp())
     return ExitCode.OK
 
 

@@ -17,7 +17,8 @@ trap finish EXIT
 trap 'exit 143' TERM INT HUP
 
 # The server stops by itself if this falls silent, whatever killed the companion.
-runtime heartbeat --while-pid=$$ &
+# (Not by the function above: in the background it would be a child of a subshell.)
+"$python" "$run/runtime.pyz" heartbeat --while-pid=$$ &
 
 "$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
   --prompt='What is machine learning?' --max-tokens=16 --save
