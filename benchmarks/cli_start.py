@@ -1,0 +1,80 @@
+"""How fast the command line starts, beside the least that it could cost.
+
+``python benchmarks/cli_start.py [--rounds 15]`` runs, in turn and in one run,
+``python -c "import click"`` (the limit: our own help can cost no less),
+``trtllm-hpc --help`` and ``trtllm-hpc render`` of the shipped job file, and
+prints the CPU time of each as a median and as a ratio to the first.
+
+Bounds: help within 3 times of the import of click; render within 1 s of CPU
+time. The exit code is 1 when one is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+HELP_RATIO = 3.0
+RENDER_CPU_S = 1.0
+
+
+def cpu_seconds(command: Sequence[str]) -> float:
+    """User and system time of one run of a command, as the kernel accounts it."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    process.stderr.close()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{errors.decode(errors='replace')}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure(rounds: int, runs: Path) -> dict[str, float]:
+    """Median CPU seconds of each command; the commands take turns, so that drift meets all of them."""
+    program = str(Path(sys.executable).parent / "trtllm-hpc")
+    commands = {
+        "import click": [sys.executable, "-c", "import click"],
+        "trtllm-hpc --help": [program, "--help"],
+        "trtllm-hpc render": [program, "render", "tiny-llama", "--cluster", "sandbox", "--runs", str(runs)],
+    }
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for round_ in range(rounds + 1):
+        for name, command in commands.items():
+            seconds = cpu_seconds(command)
+            if round_:  # the first round fills the file cache
+                times[name].append(seconds)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder:
+        medians = measure(rounds, Path(folder))
+    limit = medians["import click"]
+    print(f"median CPU seconds of {rounds} rounds, Python {sys.version.split()[0]}")
+    for name, seconds in medians.items():
+        print(f"  {name:<20} {seconds:7.3f} s   {seconds / limit:5.2f} x import click")
+    broken = []
+    if medians["trtllm-hpc --help"] > HELP_RATIO * limit:
+        broken.append(f"help costs more than {HELP_RATIO:.0f} times the import of click")
+    if medians["trtllm-hpc render"] > RENDER_CPU_S:
+        broken.append(f"render costs more than {RENDER_CPU_S:.0f} s of CPU time")
+    for sentence in broken:
+        print(f"broken: {sentence}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
