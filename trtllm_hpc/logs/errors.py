@@ -33,6 +33,7 @@ HARMLESS = re.compile(
     | \[(?:INFO|WARNING|I|W)\]  # so does TensorRT-LLM
     # Triton on a machine without a GPU
     | CudaDriverHelper\ has\ not\ been\ initialized | unable\ to\ create\ stream\ for\ \w+:
+    | ^Error:\ Failed\ to\ initialize\ NVML
     | ^error:\ rank\ \d+\ ended\ \(  # our own supervisor's last line repeats the rank's record
     | \b(?:no|0|without)\ errors?\b
     """,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -15,18 +16,23 @@ if TYPE_CHECKING:
     from trtllm_hpc.lifecycle.watch import Progress
 
 
+_DETAIL_PAUSE_S = 3.0
+"""Pause between two lines about one stage's details where lines cannot be redrawn."""
+
+
 class LivePrinter:
     """Shows each progress as it comes.
 
-    On a terminal a small table is redrawn; elsewhere (a log, a pipe) each
-    sentence is printed once, when it changes.
+    On a terminal a small table is redrawn; elsewhere (a log, a pipe) a line is
+    printed when a stage's state changes, and a few while its details do.
     """
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._console = Console(stderr=True)
         self._enabled = enabled
         self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
-        self._said: dict[str, str] = {}
+        self._said: dict[str, tuple[str, str]] = {}
+        self._said_at: dict[str, float] = {}
 
     def __enter__(self) -> LivePrinter:
         if self._enabled and self._live is not None:
@@ -46,19 +52,29 @@ class LivePrinter:
         if self._live is not None:
             self._live.update(_table(progress))
             return
-        for stage, sentence in _sentences(progress).items():
-            if self._said.get(stage) != sentence:
-                self._said[stage] = sentence
-                self._console.print(f"  {stage}: {sentence}", markup=False, highlight=False, soft_wrap=True)
+        for stage, (state, detail) in _sentences(progress).items():
+            if self._is_news(stage, state, detail):
+                self._said[stage], self._said_at[stage] = (state, detail), time.monotonic()
+                line = f"  {stage}: {_joined(state, detail)}"
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _is_news(self, stage: str, state: str, detail: str) -> bool:
+        said, said_at = self._said.get(stage), self._said_at.get(stage, float("-inf"))
+        if said == (state, detail):
+            return False
+        return said is None or said[0] != state or time.monotonic() - said_at > _DETAIL_PAUSE_S
 
 
-def _sentences(progress: Progress) -> dict[str, str]:
-    """What to say of each stage."""
-    said = {}
-    for stage in progress.status.stages:
-        detail = _detail(stage.stage, progress) if stage.state == "RUNNING" else ""
-        said[stage.stage] = f"{stage.sentence}{', ' if detail else ''}{detail}"
-    return said
+def _sentences(progress: Progress) -> dict[str, tuple[str, str]]:
+    """What to say of each stage: its state, and how far it is in it."""
+    return {
+        stage.stage: (stage.sentence, _detail(stage.stage, progress) if stage.state == "RUNNING" else "")
+        for stage in progress.status.stages
+    }
+
+
+def _joined(state: str, detail: str) -> str:
+    return f"{state}, {detail}" if detail else state
 
 
 def _detail(stage: str, progress: Progress) -> str:
@@ -79,8 +95,8 @@ def _detail(stage: str, progress: Progress) -> str:
 
 def _table(progress: Progress) -> Table:
     table = Table.grid(padding=(0, 2))
-    for stage, sentence in _sentences(progress).items():
-        table.add_row(Text(stage, style="bold"), Text(sentence))
+    for stage, (state, detail) in _sentences(progress).items():
+        table.add_row(Text(stage, style="bold"), Text(_joined(state, detail)))
     if progress.benchmark is not None:
         done, count, _ = progress.benchmark
         table.add_row("", ProgressBar(total=count, completed=done, width=40))
