@@ -36,8 +36,14 @@ class RunWatcher(core.InfoWatcher):  # type: ignore[misc]
     def update(self) -> None:
         """One question for all jobs that have not ended."""
         self._num_calls += 1
+        self._last_status_check = time.time()
         asked = self._registered - self._finished
-        answers = self._slurm.query(asked)
+        try:
+            answers = self._slurm.query(asked)
+        except SubmissionError as error:
+            if error.transient:
+                return  # what was known last stands until the next question
+            raise
         for job_id in asked:
             info = answers.get(job_id)
             state = info.state if info else LOST
@@ -47,7 +53,6 @@ class RunWatcher(core.InfoWatcher):  # type: ignore[misc]
                 "ExitCode": "" if info is None or info.exit_code is None else str(info.exit_code),
                 "NodeList": info.nodes if info else "",
             }
-        self._last_status_check = time.time()
         self._finished |= {job_id for job_id in asked if self._info_dict[job_id]["Final"]}
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
@@ -103,8 +108,16 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
         return self._script.stage
 
     def cancel(self, check: bool = True) -> None:
-        """Cancel the job in Slurm; one that has ended is passed over."""
-        Slurm(self._conf).cancel([self.job_id])
+        """Cancel the job in Slurm; one that has ended is passed over.
+
+        Args:
+            check: whether a refusal is an error; without it there is a reason already.
+        """
+        try:
+            Slurm(self._conf).cancel([self.job_id])
+        except SubmissionError:
+            if check:
+                raise
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         info = self.watcher.get_info(self.job_id, mode="force")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths, read_json, write_json
@@ -44,12 +44,21 @@ class Journal:
 
 
 def read_journal(paths: RunPaths) -> Journal | None:
-    """The journal of a run; ``None`` if it was never submitted by ``submit``."""
+    """The journal of a run; ``None`` if it was never submitted by ``submit``.
+
+    Keys that this version does not know are passed over: the writer may be newer.
+    """
     try:
         raw: Any = read_json(paths.jobs)
     except ValueError:
         return None
-    if not isinstance(raw, dict):
+    try:
+        stages = {name: StageJob(**_known(StageJob, job)) for name, job in raw.pop("stages", {}).items()}
+        return Journal(**_known(Journal, raw), stages=stages)
+    except (AttributeError, TypeError):
         return None
-    stages = {name: StageJob(**job) for name, job in raw.pop("stages", {}).items()}
-    return Journal(**raw, stages=stages)
+
+
+def _known(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in fields(kind)}
+    return {name: value for name, value in raw.items() if name in names}

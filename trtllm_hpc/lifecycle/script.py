@@ -60,7 +60,9 @@ class StageScript:
             end_group(process.pid)
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, end)
+            # Ctrl-C at the terminal that submitted is ignored from the start (lifecycle.local).
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, end)
         code = process.wait()
         if code:
             raise RuntimeError(f"{self.path} ended with exit code {code}")

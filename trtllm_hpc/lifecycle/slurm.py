@@ -16,6 +16,10 @@ from trtllm_hpc.states import JobState, parse_state
 TIMEOUT_S = 60.0
 """Bound on one command. A busy controller answers late; one that is gone must not hang us."""
 
+_OPTIONS_OF_THE_SITE = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_")
+"""Variables that Slurm's commands take for options. SBATCH_PARTITION would silently change what a
+script says, SQUEUE_USERS make a running job look lost."""
+
 _TRANSIENT = ("timed out", "Unable to contact slurm controller", "Socket timed out", "Connection refused")
 
 
@@ -144,7 +148,7 @@ class Slurm:
             job_id, state, code, nodes = [*line.split("|"), "", "", ""][:4]
             parsed = parse_state(state)
             if parsed.final:
-                found[job_id] = JobInfo(job_id, parsed, "", nodes, *_exit(code), source="sacct")
+                found[job_id] = JobInfo(job_id, parsed, "", _nodes(nodes), *_exit(code), source="sacct")
         return found
 
     def _scontrol(self, job_id: str) -> JobInfo | None:
@@ -158,7 +162,7 @@ class Slurm:
             job_id,
             parse_state(fields["JobState"]),
             "",
-            fields.get("NodeList", ""),
+            _nodes(fields.get("NodeList", "")),
             *_exit(fields.get("ExitCode", "")),
             source="scontrol",
         )
@@ -166,8 +170,9 @@ class Slurm:
     def _run(
         self, command: list[str], extra: dict[str, str] | None = None, *, new_session: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        # An inherited SBATCH_* would silently change what the script says.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS_OF_THE_SITE)
+        }
         if self.conf is not None:
             environment["SLURM_CONF"] = self.conf
         environment.update(extra or {})
@@ -200,6 +205,11 @@ def is_installed() -> bool:
     return shutil.which("sbatch") is not None
 
 
+def _nodes(text: str) -> str:
+    """A job that ended in the queue has no nodes; sacct and scontrol have words for that."""
+    return "" if text in ("None assigned", "(null)") else text
+
+
 def _exit(text: str) -> tuple[int | None, int | None]:
     """``code:signal`` as sacct and scontrol print it."""
     match = re.match(r"(\d+):(\d+)$", text)
@@ -210,8 +220,9 @@ def _refused(answer: subprocess.CompletedProcess[str], what: str) -> SubmissionE
     words = (answer.stderr or answer.stdout).strip() or f"exit code {answer.returncode}"
     transient = any(sign in words for sign in _TRANSIENT)
     hint = "sinfo (is the controller up?), then the same command again" if transient else None
-    if "partition" in words.lower():
-        hint = "sinfo, then set partition in the cluster profile"
-    elif "account" in words.lower():
+    # "Invalid account or account/partition combination specified" is about the account.
+    if "account" in words.lower():
         hint = "sacctmgr show assoc user=$USER, then set account in the cluster profile"
+    elif "partition" in words.lower():
+        hint = "sinfo, then set partition in the cluster profile"
     return SubmissionError(f"{what}: {words}", hint=hint, transient=transient)

@@ -86,18 +86,19 @@ def run_status(paths: RunPaths, slurm: Slurm | None = None) -> RunStatus:
     jobs = _job_ids(paths, journal, events)
     if journal is not None and journal.scheduler == "local":
         stages = [_local_stage(name, journal, events) for name in jobs]
+    elif journal is None and _planned(paths, "scheduler") == "local":
+        stages = [_by_hand(name, events) for name in jobs]
     else:
-        conf = journal.slurm_conf if journal else _planned_conf(paths)
+        conf = journal.slurm_conf if journal else _planned(paths, "slurm_conf")
         answers = (slurm or Slurm(conf)).query(job for job in jobs.values() if job)
         stages = [_slurm_stage(name, job, answers, events) for name, job in jobs.items()]
     return _whole(paths, stages, journal)
 
 
-def _planned_conf(paths: RunPaths) -> str | None:
-    """``SLURM_CONF`` of a run whose scripts were submitted by hand."""
-    plan = read_json(paths.plan) or {}
-    conf: str | None = plan.get("slurm_conf")
-    return conf
+def _planned(paths: RunPaths, key: str) -> str | None:
+    """What the plan says, for a run whose scripts were submitted by hand."""
+    value: str | None = (read_json(paths.plan) or {}).get(key)
+    return value
 
 
 def _job_ids(paths: RunPaths, journal: Journal | None, events: list[Event]) -> dict[str, str | None]:
@@ -159,6 +160,17 @@ def _ended(name: str, job_id: str | None, code: int) -> StageStatus:
     return StageStatus(name, state.name, True, state.ok, sentence, job_id, exit_code=code)
 
 
+def _by_hand(name: str, events: list[Event]) -> StageStatus:
+    """A stage of the local profile that a person runs with bash."""
+    marks = _marks(events, name)
+    if not marks:
+        return StageStatus(name, "NOT SUBMITTED", False, False, "is not submitted")
+    job_id = str(marks[-1].data.get("job_id", ""))
+    if marks[-1].name == "stage_end":
+        return _ended(name, job_id, int(marks[-1].data.get("exit_code", 1)))
+    return _in_state(name, "RUNNING", job_id)
+
+
 def _local_stage(name: str, journal: Journal, events: list[Event]) -> StageStatus:
     job = journal.stages.get(name)
     if job is None:
@@ -166,10 +178,11 @@ def _local_stage(name: str, journal: Journal, events: list[Event]) -> StageStatu
         return StageStatus(name, state.name, state.final, False, state.sentence)
     marks = _marks(events, name)
     last = marks[-1].name if marks else ""
+    if any(mark.name == "stage_cancelled" for mark in marks):
+        # Its script may still have written its end after that.
+        return _in_state(name, "CANCELLED", job.job_id)
     if last == "stage_end":
         return _ended(name, job.job_id, int(marks[-1].data.get("exit_code", 1)))
-    if last == "stage_cancelled":
-        return _in_state(name, "CANCELLED", job.job_id)
     alive = process_start_ticks(int(job.job_id)) == job.process_started and job.process_started is not None
     if alive:
         return _in_state(name, "RUNNING" if last == "stage_begin" else "PENDING", job.job_id)

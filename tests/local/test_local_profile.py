@@ -1,0 +1,133 @@
+"""The whole chain on this machine, without Slurm: submitit's local executor and a real tritonserver."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import RankRecord
+
+pytestmark = pytest.mark.triton
+
+SECTIONS: dict[str, Any] = {
+    "name": "here",
+    "engine": {"tensor_parallel": 2},
+    "serve": {"ready_timeout_seconds": 120},
+    "companion": {
+        "benchmark": {"requests": 4, "rate_per_second": 4.0, "max_tokens": 2, "warmup_requests": 0}
+    },
+}
+
+
+def eventually(true: Callable[[], Any], timeout_s: float) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := true()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def types(*words: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "trtllm-hpc"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+
+
+def submit(folder: Path, *words: str, **sections: Any) -> tuple[subprocess.CompletedProcess[str], RunPaths]:
+    job = folder / "job.yaml"
+    job.write_text(json.dumps({**SECTIONS, **sections}))
+    answer = types("submit", job, "--cluster", "local", "--runs", folder / "my runs", "--json", *words)
+    return answer, RunPaths(json.loads(answer.stdout)["folder"])
+
+
+def state(run: RunPaths) -> str:
+    return str(json.loads(types("status", run.folder, "--json").stdout)["state"])
+
+
+def processes_of(run: RunPaths) -> list[str]:
+    """Command lines of processes that name the run folder, or whose working environment does."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                environment = (entry / "environ").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if str(run.folder) in command + environment:
+                found.append(command)
+    return found
+
+
+def leftovers(run: RunPaths) -> list[str]:
+    record = RankRecord.read(run.rank_record("serve", 0))
+    prefix = f"trt{record.job_id}_" if record else "trtlocal"
+    folders = (Path("/dev/shm"), Path("/tmp"))
+    files = [file.name for folder in folders for file in folder.iterdir() if file.name.startswith(prefix)]
+    return files + processes_of(run)
+
+
+def test_the_same_chain_ends_well(tmp_path: Path) -> None:
+    answer, run = submit(tmp_path, "--wait")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert json.loads(answer.stdout)["state"] == "completed"
+    answers = json.loads(run.answer.read_text())["answers"]
+    assert len({item["text"] for item in answers}) == 1
+    assert "output" in run.benchmark_table.read_text()
+    records = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
+    assert [record.exit_code for record in records if record] == [0, 0]
+    assert eventually(lambda: leftovers(run) == [], 10), leftovers(run)
+
+
+def test_cancel_leaves_nothing(tmp_path: Path) -> None:
+    """The output is a pipe: the command must end although the run goes on."""
+    _, run = submit(tmp_path)
+    assert eventually(lambda: run.endpoint.exists(), 60), state(run)
+    cancelled = types("cancel", run.folder)
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert state(run) == "cancelled"
+    assert eventually(lambda: leftovers(run) == [], 10), leftovers(run)
+
+
+def test_a_killed_rank_fails_the_run(tmp_path: Path) -> None:
+    _, run = submit(tmp_path, companion={"enabled": False})
+    assert eventually(lambda: run.endpoint.exists(), 60), state(run)
+    record = RankRecord.read(run.rank_record("serve", 1))
+    assert record is not None
+    os.kill(record.pid, signal.SIGKILL)  # the supervisor itself: it cannot write a word
+    assert eventually(lambda: state(run) == "failed", 15), state(run)
+    status = json.loads(types("status", run.folder, "--json").stdout)
+    assert status["exit_code"] == ExitCode.START
+    assert "rank 1" in status["sentence"]
+    assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
+
+
+def test_ctrl_c_while_watching_leaves_the_run_alone(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps({**SECTIONS, "companion": {"benchmark": None}}))
+    command = [Path(sys.executable).parent / "trtllm-hpc", "submit", job, "--cluster", "local", "--wait"]
+    # A process group of its own, as a terminal gives each command; Ctrl-C goes to the whole group.
+    watcher = subprocess.Popen(
+        [*map(str, command), "--runs", str(tmp_path / "runs")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert eventually(lambda: list(tmp_path.glob("runs/*/events/build.jsonl")), 30)
+    os.killpg(watcher.pid, signal.SIGINT)
+    output, errors = watcher.communicate(timeout=20)
+    assert watcher.returncode == ExitCode.INTERRUPTED, output + errors
+    assert "the run goes on" in errors
+    run = RunPaths(next((tmp_path / "runs").iterdir()))
+    assert eventually(lambda: state(run) == "completed", 90), state(run)
+    assert eventually(lambda: leftovers(run) == [], 10), leftovers(run)
