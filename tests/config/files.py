@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.config.load import Resolved, load
+from trtllm_hpc.config.load import load
+from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.errors import ConfigError, Finding
 
 JOB = "name: demo\n"

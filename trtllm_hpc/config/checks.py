@@ -5,17 +5,13 @@ One small generator for each rule. They see valid models only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trtllm_hpc.config import cluster_rules, job_rules
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.findings import dotted
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.problems import Problem, Problems, in_job
+from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.errors import Finding
-
-if TYPE_CHECKING:
-    from trtllm_hpc.config.load import Resolved
 
 
 def check(resolved: Resolved) -> list[Finding]:

@@ -21,18 +21,9 @@ from trtllm_hpc.config.layers import (
     with_built_in_model,
 )
 from trtllm_hpc.config.problems import Problem
+from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.errors import ConfigError, Finding
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A job file and a profile, valid each and together."""
-
-    job: JobFile
-    cluster: ClusterProfile
-    job_file: str
-    cluster_file: str
 
 
 def load(job_file: Path, cluster: str, overrides: Sequence[str] = ()) -> Resolved:

@@ -87,10 +87,16 @@ def _detail(stage: str, progress: Progress) -> str:
         if progress.status.endpoint is not None:
             return f"ready at {progress.status.endpoint.http} ({progress.status.endpoint.host})"
         return f"{progress.ranks_up} of {progress.world_size} ranks up"
-    if stage == "companion" and progress.benchmark is not None:
+    if stage == "companion":
+        return _companion_detail(progress)
+    return ""
+
+
+def _companion_detail(progress: Progress) -> str:
+    if progress.benchmark is not None:
         done, count, errors = progress.benchmark
         return f"benchmark {done} of {count} requests" + (f", {errors} errors" if errors else "")
-    return ""
+    return "asks" if progress.status.endpoint is not None else "waits for the endpoint"
 
 
 def _table(progress: Progress) -> Table:
