@@ -52,7 +52,9 @@ def shell_words(values: Iterable[str | int | float]) -> str:
 def wrapped_words(values: Iterable[str]) -> str:
     """Words of a shell command, a continued line for each option."""
     first, *rest = values
-    lines = [f" \\\n  {shell_word(word)}" if word.startswith("--") else f" {shell_word(word)}" for word in rest]
+    lines = [
+        f" \\\n  {shell_word(word)}" if word.startswith("--") else f" {shell_word(word)}" for word in rest
+    ]
     return shell_word(first) + "".join(lines)
 
 
