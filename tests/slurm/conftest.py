@@ -180,8 +180,9 @@ def installed(wheel: Path, home: Path) -> Path:
     """
     environment = home.parent / "an environment"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    pip = [environment / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, "-c", ROOT / "constraints.txt", f"{wheel}[mpi]"], check=True, capture_output=True)
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pinned = ["-c", str(ROOT / "constraints.txt")]
+    subprocess.run([*pip, *pinned, f"{wheel}[mpi]"], check=True, capture_output=True)
     site = next((environment / "lib").glob("python3*/site-packages"))
     (site / "zz-large-packages.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return environment / "bin"
@@ -225,15 +226,8 @@ def person(cluster: Sandbox, installed: Path, home: Path) -> Iterator[Person]:
 def engine(home: Path) -> Path:
     """A finished engine for two ranks, so that not every test builds one."""
     folder = home.parent / "engine tp2"
-    command = [
-        sys.executable,
-        "-m",
-        "trtllm_hpc.reference.build",
-        "--output",
-        folder,
-        "--synthetic",
-        "tiny-llama",
-    ]
+    command = [sys.executable, "-m", "trtllm_hpc.reference.build", "--output", str(folder)]
+    command += ["--synthetic", "tiny-llama"]
     options = ["--tensor-parallel", "2", "--seed", "0", "--dtype", "float32", "--max-batch-size", "8"]
     lengths = ["--max-input-len", "256", "--max-seq-len", "512"]
     subprocess.run([*command, *options, *lengths], check=True, capture_output=True)

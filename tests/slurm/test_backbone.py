@@ -292,3 +292,18 @@ def test_names_reach_slurm_as_they_are(person: Person) -> None:
     person.slurm("scancel", job)
     assert f"Comment={comment}" in shown
     assert f"StdOut={run.batch_log('build')}" in shown
+
+
+def test_files_written_by_init_lead_to_a_run(person: Person) -> None:
+    """From the wheel, in a folder with a space and quotes in its name, asking the live Slurm."""
+    person.environment = {"SLURM_CONF": str(person.sandbox.slurm_conf)}
+    assert person.types("init", "job", "mine.yaml").returncode == 0
+    written = person.types("init", "cluster", "site.yaml")
+    assert written.returncode == 0, written.stderr
+    profile = (person.folder / "site.yaml").read_text()
+    assert "partition: batch" in profile and "gpus_per_node: 4" in profile and "mpi: pmix" in profile
+    small = ["--set", "companion.benchmark=null", "--set", "cluster.triton.server=pytriton"]
+    words = ("submit", "mine.yaml", "--cluster", "./site.yaml", "--runs", "my runs", "--wait", *small)
+    answer = person.types(*words, "--set", "serve.nodes=2")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "answer (grpc)" in answer.stdout
