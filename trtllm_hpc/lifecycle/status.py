@@ -86,16 +86,16 @@ def run_status(paths: RunPaths, slurm: Slurm | None = None) -> RunStatus:
     jobs = _job_ids(paths, journal, events)
     if journal is not None and journal.scheduler == "local":
         stages = [_local_stage(name, journal, events) for name in jobs]
-    elif journal is None and _planned(paths, "scheduler") == "local":
+    elif journal is None and planned(paths, "scheduler") == "local":
         stages = [_by_hand(name, events) for name in jobs]
     else:
-        conf = journal.slurm_conf if journal else _planned(paths, "slurm_conf")
+        conf = journal.slurm_conf if journal else planned(paths, "slurm_conf")
         answers = (slurm or Slurm(conf)).query(job for job in jobs.values() if job)
         stages = [_slurm_stage(name, job, answers, events) for name, job in jobs.items()]
     return _whole(paths, stages, journal)
 
 
-def _planned(paths: RunPaths, key: str) -> str | None:
+def planned(paths: RunPaths, key: str) -> str | None:
     """What the plan says, for a run whose scripts were submitted by hand."""
     value: str | None = (read_json(paths.plan) or {}).get(key)
     return value

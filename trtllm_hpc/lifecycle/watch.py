@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.lifecycle.journal import read_journal
 from trtllm_hpc.lifecycle.slurm import Slurm
 from trtllm_hpc.lifecycle.status import RunState, RunStatus, run_status
@@ -15,6 +16,8 @@ from trtllm_hpc.runtime.records import RankRecord, StopRequest, read_events
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
 _FILE_PAUSE_S = 0.5
+_CONTROLLER_GONE_S = 900.0
+"""How long a controller that has answered before may stay silent; a busy one misses answers."""
 _SETTLE_S = 60.0
 """How long the other stages of a failed run may take to end before we stop looking."""
 
@@ -43,14 +46,20 @@ def follow(paths: RunPaths, *, until_serving: bool = False) -> Iterator[Progress
     """
     journal = read_journal(paths)
     slurm = Slurm(journal.slurm_conf if journal else None)
-    pause, asked_at, marks = _FIRST_PAUSE_S, float("-inf"), -1
+    pause, asked_at, answered_at, marks = _FIRST_PAUSE_S, float("-inf"), float("-inf"), -1
     status: RunStatus | None = None
     final_since: float | None = None
     while True:
         seen = len(read_events(paths))
         if status is None or seen != marks or time.monotonic() - asked_at > pause:
             pause = _FIRST_PAUSE_S if seen != marks else min(pause * 1.5, _LONGEST_PAUSE_S)
-            status, asked_at, marks = run_status(paths, slurm), time.monotonic(), seen
+            try:
+                status, answered_at = run_status(paths, slurm), time.monotonic()
+            except SubmissionError as error:
+                silent_s = time.monotonic() - answered_at
+                if status is None or not error.transient or silent_s > _CONTROLLER_GONE_S:
+                    raise
+            asked_at, marks = time.monotonic(), seen
         yield _progress(paths, status)
         if status.settled or (until_serving and status.state is RunState.SERVING):
             return

@@ -1,0 +1,223 @@
+"""Slurm's five commands on one JSON file of state; run as a script, under each command's name.
+
+Strict: whatever is not known here ends with exit code 64 and is written down
+as a violation, which fails the test. Words and exit codes are those of Slurm
+22.05. Standard library only: it runs with ``python3 -I -S``, for its speed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+FINAL = ("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "CANCELLED", "PREEMPTED")
+DIRECTIVES = (
+    "job-name", "output", "open-mode", "no-requeue", "partition", "account", "qos", "nodes", "ntasks",
+    "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time", "mail-type",
+)  # fmt: skip
+KNOWN_DEPENDENCIES = ("after", "afterok")
+
+
+class Cluster:
+    """The state of the fake, as the commands see it."""
+
+    def __init__(self, file: Path, record: dict[str, Any]) -> None:
+        self.file = file
+        self.jobs: dict[str, dict[str, Any]] = record["jobs"]
+        self.record = record
+
+    def violation(self, command: str, what: str) -> NoReturn:
+        """Refuse what no Slurm command was seen to take, or nothing here models."""
+        self.record["violations"].append(f"{command}: {what}")
+        self.save()
+        print(f"{command}: not known to the fake: {what}", file=sys.stderr)
+        sys.exit(64)
+
+    def save(self) -> None:
+        aside = self.file.with_suffix(".new")
+        aside.write_text(json.dumps(self.record))
+        aside.replace(self.file)
+
+    def visible(self, job: str) -> bool:
+        """Whether the controller still remembers a job."""
+        return job in self.jobs and not self.jobs[job].get("forgotten")
+
+
+def options(cluster: Cluster, command: str, arguments: list[str], known: dict[str, bool]) -> dict[str, str]:
+    """``--name=value`` options, each of which must be known; the rest under the empty name."""
+    found: dict[str, str] = {}
+    rest = []
+    for argument in arguments:
+        if not argument.startswith("-"):
+            rest.append(argument)
+            continue
+        name, has_value, value = argument.partition("=")
+        if name not in known or bool(has_value) != known[name]:
+            cluster.violation(command, argument)
+        found[name] = value
+    found[""] = "\0".join(rest)
+    return found
+
+
+def sbatch(cluster: Cluster, arguments: list[str]) -> int:
+    known = {"--parsable": False, "--dependency": True, "--kill-on-invalid-dep": True}
+    given = options(cluster, "sbatch", arguments, known)
+    if "--parsable" not in given or "\0" in given[""]:
+        cluster.violation("sbatch", " ".join(arguments))
+    if given.get("--kill-on-invalid-dep", "yes") != "yes":
+        cluster.violation("sbatch", "--kill-on-invalid-dep")
+    script = Path(given[""])
+    text = script.read_text()
+    refusal = _bad_directive(cluster, text) or _bad_dependency(cluster, given.get("--dependency"))
+    if refusal:
+        print(f"sbatch: error: Batch job submission failed: {refusal}", file=sys.stderr)
+        return 1
+    job = str(cluster.record["next_id"])
+    cluster.record["next_id"] += 1
+    cluster.jobs[job] = {
+        "state": "PENDING",
+        "reason": "Dependency" if "--dependency" in given else "Priority",
+        "script": str(script),
+        "sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
+        "dependency": given.get("--dependency"),
+        "kill_on_invalid": "--kill-on-invalid-dep" in given,
+        "environment": dict(os.environ),
+    }
+    print(job)
+    return 0
+
+
+def _bad_directive(cluster: Cluster, text: str) -> str | None:
+    for line in re.findall(r"(?m)^#SBATCH --(.*)$", text):
+        name, _, value = line.partition("=")
+        if name not in DIRECTIVES:
+            cluster.violation("sbatch", f"#SBATCH --{name}")
+        if name == "partition" and value not in cluster.record["partitions"]:
+            return "Invalid partition name specified"
+        if name == "account" and value not in cluster.record["accounts"]:
+            return "Invalid account or account/partition combination specified"
+    return None
+
+
+def _bad_dependency(cluster: Cluster, text: str | None) -> str | None:
+    for condition in text.split(",") if text else []:
+        kind, _, job = condition.partition(":")
+        if kind not in KNOWN_DEPENDENCIES:
+            cluster.violation("sbatch", f"--dependency={text}")
+        if not cluster.visible(job):
+            return "Job dependency problem"
+    return None
+
+
+def squeue(cluster: Cluster, arguments: list[str]) -> int:
+    known = {"--noheader": False, "--states": True, "--format": True, "--jobs": True}
+    given = options(cluster, "squeue", arguments, known)
+    fields = {"%i": "id", "%T": "state", "%r": "reason", "%N": "nodes"}
+    columns = given["--format"].split("|")
+    if given["--states"] != "all" or given[""] or any(column not in fields for column in columns):
+        cluster.violation("squeue", " ".join(arguments))
+    wanted = given["--jobs"].split(",")
+    if len(wanted) == 1 and not cluster.visible(wanted[0]):
+        # Several unknown ids are passed over in silence; a single one is an error.
+        print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
+        return 1
+    for job in wanted:
+        if cluster.visible(job):
+            row = {"reason": "None", "nodes": "", **cluster.jobs[job], "id": job}
+            row["state"] = row["state"].split(" ")[0]
+            print("|".join(str(row[fields[column]]) for column in columns))
+    return 0
+
+
+def sacct(cluster: Cluster, arguments: list[str]) -> int:
+    known = {
+        "--noheader": False,
+        "--parsable2": False,
+        "--allocations": False,
+        "--format": True,
+        "--jobs": True,
+    }
+    given = options(cluster, "sacct", arguments, known)
+    if set(given) != {*known, ""} or given["--format"] != "JobIDRaw,State,ExitCode,NodeList":
+        cluster.violation("sacct", " ".join(arguments))
+    if not cluster.record["accounting"]:
+        print("Slurm accounting storage is disabled", file=sys.stderr)
+        return 1
+    for job in given["--jobs"].split(","):
+        info = cluster.jobs.get(job)
+        if info is not None and not info.get("unaccounted"):
+            nodes = info.get("nodes") or "None assigned"
+            print(f"{job}|{info['state']}|{info.get('exit', '0:0')}|{nodes}")
+    return 0
+
+
+def scontrol(cluster: Cluster, arguments: list[str]) -> int:
+    if arguments[:3] != ["--oneliner", "show", "job"] or len(arguments) != 4:
+        cluster.violation("scontrol", " ".join(arguments))
+    job = arguments[3]
+    if not cluster.visible(job):
+        print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
+        return 1
+    info = cluster.jobs[job]
+    print(
+        f"JobId={job} JobName=demo-serve UserId=ana(1000) GroupId=ana(1000) "
+        f"JobState={info['state'].split(' ')[0]} Reason=None Dependency=(null) Requeue=0 Restarts=0 "
+        f"ExitCode={info.get('exit', '0:0')} Partition=batch ReqNodeList=(null) ExcNodeList=(null) "
+        f"NodeList={info.get('nodes') or '(null)'} NumNodes=1 Command={info.get('script')}"
+    )
+    return 0
+
+
+def scancel(cluster: Cluster, arguments: list[str]) -> int:
+    given = options(cluster, "scancel", arguments, {})
+    code = 0
+    for job in given[""].split("\0"):
+        if not cluster.visible(job):
+            print(
+                f"scancel: error: Kill job error on job id {job}: Invalid job id specified", file=sys.stderr
+            )
+            code = 1
+        elif cluster.jobs[job]["state"].split(" ")[0] in FINAL:
+            print(
+                f"scancel: error: Kill job error on job id {job}: Job/step already completing or completed",
+                file=sys.stderr,
+            )
+            code = 1
+        else:
+            cluster.jobs[job].update(state="CANCELLED by 1000", reason="None", exit="0:15")
+    return code
+
+
+COMMANDS: dict[str, Callable[[Cluster, list[str]], int]] = {
+    command.__name__: command for command in (sbatch, squeue, sacct, scontrol, scancel)
+}
+
+
+def main() -> int:
+    """Answer as the command whose name this was called by."""
+    name, file, arguments = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    with file.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cluster = Cluster(file, json.loads(file.read_text()))
+        cluster.record["calls"].append([name, *arguments])
+        trouble = cluster.record["troubles"].get(name, [])
+        words, after_s = trouble.pop(0) if trouble else (None, 0)
+        code = 1 if words else COMMANDS[name](cluster, arguments)
+        cluster.save()
+    # Slurm has done its part; what takes long is the answer.
+    time.sleep(after_s)
+    if words:
+        print(words, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
