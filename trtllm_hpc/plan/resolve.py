@@ -55,7 +55,8 @@ def _refuse_folder(paths: RunPaths, cluster: ClusterProfile) -> None:
     folder = str(paths.folder)
     # srun and sbatch expand %x patterns in --output, and a backslash in it
     # switches them off altogether (sbatch(1), "filename pattern").
-    bad = set(re.findall(r"[%\\\x00-\x1f\x7f]", folder))
+    # Surrogates stand for bytes that are no UTF-8, which the scripts are.
+    bad = set(re.findall(r"[%\\\x00-\x1f\x7f\ud800-\udfff]", folder))
     if cluster.container.runtime != "none":
         bad |= set(re.findall(r"[,:]", folder))  # they separate mounts
     if bad:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import sys
 import time
 import zipfile
@@ -39,27 +40,41 @@ def write_run(plan: Plan) -> RunPaths:
     repository = render_repository(plan)
     try:
         paths.make_folders()
-        for name, text in scripts.items():
-            write_text(paths.scripts / name, text, mode=0o700)
-        for name, text in repository.items():
-            target = paths.repository / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_text(target, text)
-        write_text(paths.spec, job_yaml(plan.job))
-        write_text(paths.cluster, cluster_yaml(plan.cluster))
-        with write_aside(paths.runtime) as aside:
-            aside.write_bytes(runtime_zipapp())
-            aside.chmod(0o700)
-        # Last: a folder with a plan is a whole run.
-        write_text(paths.plan, json.dumps(plan.as_json(), indent=2, ensure_ascii=False) + "\n")
-    except FileExistsError:
+        _fill(paths, plan, scripts, repository)
+    except FileExistsError as error:
+        if not paths.folder.is_dir():  # it is a folder above that is a file
+            raise _cannot_write(paths, error) from None
         raise RenderError(f"The run folder {paths.folder} is already there.") from None
     except OSError as error:
-        raise RenderError(
-            f"The run folder {paths.folder} cannot be written: {error.strerror}.",
-            hint="choose a folder you may write to with --runs",
-        ) from None
+        shutil.rmtree(paths.folder, ignore_errors=True)
+        raise _cannot_write(paths, error) from None
+    except BaseException:
+        shutil.rmtree(paths.folder, ignore_errors=True)
+        raise
     return paths
+
+
+def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict[str, str]) -> None:
+    for name, text in scripts.items():
+        write_text(paths.scripts / name, text, mode=0o700)
+    for name, text in repository.items():
+        target = paths.repository / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_text(target, text)
+    write_text(paths.spec, job_yaml(plan.job))
+    write_text(paths.cluster, cluster_yaml(plan.cluster))
+    with write_aside(paths.runtime) as aside:
+        aside.write_bytes(runtime_zipapp())
+        aside.chmod(0o700)
+    # Last: a folder with a plan is a whole run.
+    write_text(paths.plan, json.dumps(plan.as_json(), indent=2, ensure_ascii=False) + "\n")
+
+
+def _cannot_write(paths: RunPaths, error: OSError) -> RenderError:
+    return RenderError(
+        f"The run folder {paths.folder} cannot be written: {error.strerror}.",
+        hint="choose a folder you may write to with --runs",
+    )
 
 
 def runtime_zipapp() -> bytes:

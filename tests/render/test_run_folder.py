@@ -1,0 +1,140 @@
+"""The run folder: whole or not at all, and the runtime that travels in it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import resource
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from tests.render.cases import CASES, plan_of
+from trtllm_hpc.errors import RenderError
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.render.run_folder import default_python, new_run_folder, runtime_zipapp, write_run
+from trtllm_hpc.render.scripts import render_scripts
+
+
+def plan(folder: Path, case: str = "sandbox-two-ranks") -> Plan:
+    return plan_of(*CASES[case], str(folder))
+
+
+def test_what_is_written_is_what_is_rendered(tmp_path: Path) -> None:
+    made = plan(tmp_path / "new" / "a run's")
+    paths = write_run(made)
+    for name, text in render_scripts(made).items():
+        script = paths.scripts / name
+        assert script.read_text() == text
+        assert os.access(script, os.X_OK)
+    assert paths.spec.is_file() and paths.cluster.is_file() and paths.plan.is_file()
+    assert (paths.repository / "ensemble" / "1").is_dir()
+
+
+def test_nobody_else_can_look_in(tmp_path: Path) -> None:
+    paths = write_run(plan(tmp_path / "run"))
+    assert stat.S_IMODE(paths.folder.stat().st_mode) == 0o700
+
+
+def test_two_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    folders = {new_run_folder(tmp_path, "demo").folder for _ in range(20)}
+    assert len(folders) > 17  # four random digits
+    assert all(folder.name.startswith("demo-20") for folder in folders)
+
+
+def test_a_folder_that_is_there_is_not_touched(tmp_path: Path) -> None:
+    made = plan(tmp_path / "run")
+    write_run(made)
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*")}
+    with pytest.raises(RenderError, match="is already there"):
+        write_run(made)
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("*")} == before
+
+
+def test_a_file_where_a_folder_should_be_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    for folder in (tmp_path / "runs" / "a", tmp_path / "runs" / "a" / "b"):
+        with pytest.raises(RenderError, match="cannot be written") as caught:
+            write_run(plan(folder))
+        assert caught.value.hint is not None and "--runs" in caught.value.hint
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """As on a full disk, writing fails at some point."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [0, 1500, 10_000])
+def test_a_disk_that_fills_up_leaves_nothing_half_made(tmp_path: Path, size: int) -> None:
+    with largest_file(size), pytest.raises(RenderError, match="cannot be written"):
+        write_run(plan(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_that_fits_no_script_leaves_nothing_half_made(tmp_path: Path) -> None:
+    job, cluster = CASES["sandbox-two-ranks"]
+    bad = plan_of(job, {**cluster, "environment": {"A": "a"}}, str(tmp_path / "run"))
+    bad.cluster.environment["A"] = "a\0b"
+    with pytest.raises(RenderError, match="NUL"):
+        write_run(bad)
+    assert list(tmp_path.iterdir()) == []
+
+
+# The runtime ----------------------------------------------------------------------------
+
+
+def test_the_runtime_is_the_same_bytes_each_time() -> None:
+    assert runtime_zipapp() == runtime_zipapp()
+
+
+def test_the_runtime_starts_with_nothing_but_the_standard_library(tmp_path: Path) -> None:
+    paths = write_run(plan(tmp_path / "run"))
+    answer = subprocess.run(
+        [sys.executable, "-I", "-S", str(paths.runtime), "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+    )
+    for command in ("begin", "end", "leader", "preflight", "rank", "sweep", "spawn", "stop", "heartbeat"):
+        assert command in answer.stdout
+
+
+def test_the_runtime_imports_nothing_that_it_does_not_carry() -> None:
+    """Imports inside functions too, which ``--help`` never comes to; mpi4py is the container's."""
+    archive = zipfile.ZipFile(BytesIO(runtime_zipapp()))
+    carried = {name.removesuffix(".py").replace("/", ".") for name in archive.namelist()}
+    carried |= {name.removesuffix(".__init__") for name in carried}
+    allowed = carried | {"mpi4py"}
+    for name in archive.namelist():
+        for node in ast.walk(ast.parse(archive.read(name))):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module is not None and node.level == 0
+                modules = [node.module]
+            else:
+                continue
+            for module in modules:
+                top = module.split(".")[0]
+                assert module in allowed or top in sys.stdlib_module_names, f"{name} imports {module}"
+
+
+def test_jobs_use_the_python_that_submits_where_it_lies() -> None:
+    """A virtual environment's python is a link; what it points to has none of its packages."""
+    assert default_python() == sys.executable
+    assert RunPaths("a").folder.is_absolute()
