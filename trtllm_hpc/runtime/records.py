@@ -148,7 +148,8 @@ def read_events(paths: RunPaths, *stages: str) -> list[Event]:
             text = file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             continue
-        for line in text.splitlines():
+        # Not splitlines: JSON leaves U+2028 and its like as they are.
+        for line in text.split("\n"):
             try:
                 raw = json.loads(line)
                 events.append(Event(raw["time"], raw["stage"], raw["name"], raw.get("data", {})))

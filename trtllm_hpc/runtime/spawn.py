@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 
@@ -22,10 +23,15 @@ def spawn(command: Sequence[str], ntasks: int, output: str) -> int:
     asked: list[str] = []
     on_signals(asked.append)
     adopt_orphans()
-    tasks = [_start(command, rank, ntasks, output) for rank in range(ntasks)]
+    try:
+        tasks = [_start(command, rank, ntasks, output) for rank in range(ntasks)]
+    except OSError as error:
+        print(f"error: {command[0]} cannot be started: {error.strerror}.", file=sys.stderr)
+        return 127
     first_bad = 0
     deadline: float | None = None
-    while any(task.poll() is None for task in tasks):
+    # A list: every task must be looked at, not only those before the first that runs.
+    while any([task.poll() is None for task in tasks]):
         codes = [task.returncode for task in tasks if task.returncode]
         first_bad = first_bad or next(iter(codes), 0)
         if deadline is None and (first_bad or asked):

@@ -30,7 +30,7 @@ def sweep(prefix: str) -> list[str]:
 
 def _remove(file: Path) -> bool:
     try:
-        if file.is_dir():
+        if file.is_dir() and not file.is_symlink():
             shutil.rmtree(file)
         else:
             file.unlink()

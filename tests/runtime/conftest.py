@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.render.run_folder import runtime_zipapp
+from trtllm_hpc.runtime.process import descendants
+
+
+def eventually(true: Callable[[], Any], timeout_s: float = 15) -> Any:
+    """Wait until something holds; returns it, or its last false value."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := true()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+@dataclass
+class Runtime:
+    """A run folder with its zipapp, used as the scripts use it: by a Python without this package."""
+
+    paths: RunPaths
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def command(self, *arguments: object) -> list[str]:
+        return [sys.executable, "-I", "-S", str(self.paths.runtime), *map(str, arguments)]
+
+    def start(self, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM_", "TRTLLM_HPC_", "CUDA_"))
+        }
+        process = subprocess.Popen(
+            self.command(*arguments),
+            env={**inherited, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def __call__(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, **environment)
+        output, errors = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+@pytest.fixture(scope="session")
+def zipapp() -> bytes:
+    return runtime_zipapp()
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, zipapp: bytes) -> Iterator[Runtime]:
+    """The zipapp in a run folder; whatever it started is gone at the end, or the test fails."""
+    paths = RunPaths(tmp_path / "a run's folder")
+    paths.make_folders()
+    paths.runtime.write_bytes(zipapp)
+    made = Runtime(paths)
+    yield made
+    left = [process for process in made.started if process.poll() is None]
+    for process in left:
+        for pid in [*descendants(process.pid), process.pid]:
+            os.kill(pid, 9)
+        process.communicate()
+    assert left == []

@@ -1,0 +1,89 @@
+"""What a node offers and what is left on it: addresses, ports, shared memory, scratch folders."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.conftest import Runtime
+from trtllm_hpc.runtime.network import free_ports, interface_towards, own_address
+from trtllm_hpc.runtime.sweep import SCRATCH, SHM, shm_free_gib, sweep
+
+
+def test_the_leader_prints_an_address_and_four_free_ports(runtime: Runtime) -> None:
+    answer = runtime("leader", "--loopback")
+    address, *ports = answer.stdout.split()
+    assert address == "127.0.0.1" and len(set(ports)) == 4
+    for port in ports:
+        with socket.socket() as probe:
+            probe.bind(("0.0.0.0", int(port)))
+
+
+def test_the_named_interface_decides_the_address(runtime: Runtime) -> None:
+    assert runtime("leader", "--interface=lo").stdout.split()[0] == "127.0.0.1"
+    answer = runtime("leader", "--interface=no-such0")
+    assert answer.returncode == 1
+    assert "has no interface 'no-such0'" in answer.stderr and "lo" in answer.stderr
+    assert "set network_interface in the cluster profile" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_an_address_is_found_without_a_name() -> None:
+    socket.inet_aton(own_address())
+
+
+def test_the_interface_towards_an_address() -> None:
+    assert interface_towards("127.0.0.1") == "lo"
+    assert interface_towards("no address") is None
+
+
+def test_ports_in_use_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trtllm_hpc.runtime import network
+
+    first = free_ports(1)[0]
+    monkeypatch.setattr(network, "_PORTS", range(first, first + 2))
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", first))
+        with pytest.raises(SystemExit, match="has no 2 free ports"):
+            free_ports(2)
+
+
+def test_a_sweep_removes_what_begins_with_the_prefix_and_nothing_else(runtime: Runtime) -> None:
+    mine, other = f"trt{os.getpid()}_", f"trt{os.getpid()}9_"
+    files = [SHM / f"{mine}0_a", SHM / f"{mine}1_b", SHM / f"{other}0_a"]
+    folders = [SCRATCH / f"{mine}0_x", SCRATCH / f"{other}0_x"]
+    try:
+        for file in files:
+            file.write_text("x")
+        for folder in folders:
+            (folder / "below").mkdir(parents=True)
+            (folder / "repository").symlink_to(runtime.paths.folder)
+        answer = runtime("sweep", mine)
+        assert answer.returncode == 0
+        assert answer.stdout.count("removed what a killed rank left") == 3
+        assert [file.exists() for file in (*files, *folders)] == [False, False, True, False, True]
+        assert runtime.paths.runtime.exists(), "what a link points to is not ours"
+        assert sweep(mine) == []
+    finally:
+        sweep(other)
+
+
+def test_an_empty_prefix_would_remove_everything() -> None:
+    with pytest.raises(ValueError, match="everybody's"):
+        sweep("")
+
+
+def test_a_planted_link_is_removed_and_not_followed(tmp_path: Path) -> None:
+    prefix = f"trt{os.getpid()}_"
+    (tmp_path / "precious").write_text("")
+    link = SCRATCH / f"{prefix}link"
+    link.symlink_to(tmp_path)
+    assert sweep(prefix) == [str(link)]
+    assert not link.is_symlink() and (tmp_path / "precious").exists()
+
+
+def test_free_shared_memory_is_a_figure() -> None:
+    assert 0 < shm_free_gib() < 1e6

@@ -1,0 +1,96 @@
+"""The first and the last word of a stage, and the gate against half-submitted runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.conftest import Runtime, eventually
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.lifecycle.journal import Journal
+from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
+from trtllm_hpc.runtime.stage import GATE_VARIABLE, TOKEN_VARIABLE
+from trtllm_hpc.runtime.stop import request_stop
+
+
+def events(paths: RunPaths) -> list[str]:
+    return [event.name for event in read_events(paths)]
+
+
+def test_a_script_run_by_hand_passes_the_gate(runtime: Runtime) -> None:
+    answer = runtime("begin", "build", TRTLLM_HPC_JOB_ID="77")
+    assert answer.returncode == 0, answer.stderr
+    [event] = read_events(runtime.paths, "build")
+    assert event.name == "stage_begin" and event.data["job_id"] == "77" and event.data["host"]
+
+
+def test_a_stage_ends_with_its_exit_code(runtime: Runtime) -> None:
+    assert runtime("end", "serve", "9", TRTLLM_HPC_JOB_ID="77").returncode == 0
+    [event] = read_events(runtime.paths, "serve")
+    assert (event.name, event.data) == ("stage_end", {"exit_code": 9, "job_id": "77"})
+
+
+def test_a_complete_chain_passes_the_gate(runtime: Runtime) -> None:
+    journal = Journal("slurm", complete=True)
+    journal.write(runtime.paths)
+    answer = runtime("begin", "build", **{TOKEN_VARIABLE: journal.token, GATE_VARIABLE: "0.1"})
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_a_chain_that_is_completed_meanwhile_passes_the_gate(runtime: Runtime) -> None:
+    """Each further submission is a sign of life: the patience counts from the last."""
+    journal = Journal("slurm")
+    journal.write(runtime.paths)
+    process = runtime.start("begin", "build", **{TOKEN_VARIABLE: journal.token, GATE_VARIABLE: "1.5"})
+    for stage in ("build", "serve", "companion"):
+        assert not eventually(lambda: process.poll() is not None, 0.8)
+        journal.add(runtime.paths, stage, "1")
+    journal.complete = True
+    journal.write(runtime.paths)
+    assert process.wait(10) == 0
+    process.communicate()
+    assert events(runtime.paths) == ["stage_begin"]
+
+
+@pytest.mark.parametrize("journal", ["incomplete", "another", "none", "damaged"])
+def test_a_half_submitted_run_starts_nothing(runtime: Runtime, journal: str) -> None:
+    mine = Journal("slurm")
+    if journal == "incomplete":
+        mine.write(runtime.paths)
+    elif journal == "another":
+        Journal("slurm", complete=True).write(runtime.paths)
+    elif journal == "damaged":
+        runtime.paths.jobs.write_text('{"token": ')
+    answer = runtime("begin", "build", **{TOKEN_VARIABLE: mine.token, GATE_VARIABLE: "0.2"})
+    assert answer.returncode == ExitCode.SUBMISSION
+    assert "half submitted" in answer.stderr and "submit the job file again" in answer.stderr
+    assert events(runtime.paths) == ["submission_interrupted"]
+
+
+def test_serving_again_forgets_the_last_server(runtime: Runtime) -> None:
+    paths = runtime.paths
+    Endpoint("1", "n1", "10.0.0.1", 1, 2, 3, [], 1.0).write(paths.endpoint)
+    request_stop(paths, by="companion", reason="done")
+    paths.heartbeat.touch()
+    RankRecord("serve", 0, 1, "1", "n1", 1, 1.0).write(paths.rank_record("serve", 0))
+    assert runtime("begin", "companion").returncode == 0
+    assert paths.endpoint.exists() and paths.stop_request.exists(), "another stage must not"
+    assert runtime("begin", "serve").returncode == 0
+    left = {file for file in (paths.endpoint, paths.stop_request, paths.heartbeat) if file.exists()}
+    assert left == set() and list(paths.ranks.iterdir()) == []
+
+
+def test_a_wrong_stage_is_refused(runtime: Runtime) -> None:
+    answer = runtime("begin", "lunch")
+    assert answer.returncode == ExitCode.USAGE and "companion" in answer.stderr
+
+
+def test_the_run_may_be_named(runtime: Runtime, tmp_path: Path) -> None:
+    other = RunPaths(tmp_path / "other")
+    other.make_folders()
+    assert runtime("--run", other.folder, "stop", "--by=me", "--reason=enough").returncode == 0
+    assert json.loads(other.stop_request.read_text())["reason"] == "enough"
+    write_json(other.stop_request, {})

@@ -1,0 +1,75 @@
+"""Asking the server to stop, and the companion's sign of life."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+from tests.runtime.conftest import Runtime, eventually
+from trtllm_hpc.runtime.records import RankRecord, StopRequest, add_event
+from trtllm_hpc.runtime.stop import server_has_ended
+
+
+def ended(rank: int) -> RankRecord:
+    return RankRecord("serve", rank, 2, "7", "n1", 1, 1.0, ended_at=2.0, exit_code=0)
+
+
+def test_the_first_to_ask_is_the_one_recorded(runtime: Runtime) -> None:
+    for by in ("companion", "cancel"):
+        assert runtime("stop", f"--by={by}", "--reason=it is done").returncode == 0
+    request = StopRequest.read(runtime.paths.stop_request)
+    assert request is not None and (request.by, request.reason) == ("companion", "it is done")
+
+
+def test_the_server_has_ended_when_rank_0_or_the_stage_says_so(runtime: Runtime) -> None:
+    paths = runtime.paths
+    assert not server_has_ended(paths)
+    ended(1).write(paths.rank_record("serve", 1))
+    add_event(paths, "serve", "stage_begin")
+    assert not server_has_ended(paths), "a worker's end is not the server's"
+    add_event(paths, "serve", "stage_end", exit_code=1)
+    assert server_has_ended(paths)
+    add_event(paths, "serve", "stage_begin")
+    assert not server_has_ended(paths), "it is served again"
+    ended(0).write(paths.rank_record("serve", 0))
+    assert server_has_ended(paths)
+
+
+def companion(runtime: Runtime, work: str = "sleep 60") -> subprocess.Popen[str]:
+    """As the companion's script: the heartbeat beside its work."""
+    script = f'"$@" heartbeat --while-pid=$$ & {work}; code=$?; echo "work ended with $code"; exit "$code"'
+    process = subprocess.Popen(
+        ["bash", "-c", script, "companion", *runtime.command()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    runtime.started.append(process)
+    return process
+
+
+def test_the_heart_beats_while_the_companion_lives(runtime: Runtime) -> None:
+    process = companion(runtime, "sleep 1.2")
+    assert eventually(runtime.paths.heartbeat.exists, 5)
+    output, _ = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, "work ended with 0\n")
+
+
+def test_a_companion_whose_server_is_gone_is_ended(runtime: Runtime) -> None:
+    process = companion(runtime)
+    assert eventually(runtime.paths.heartbeat.exists, 5)
+    ended(0).write(runtime.paths.rank_record("serve", 0))
+    started = time.monotonic()
+    output, errors = process.communicate(timeout=20)
+    assert time.monotonic() - started < 5
+    assert process.returncode == 143 and "work ended with 143" in output
+    assert "the server has ended before the companion was done" in errors
+
+
+def test_a_server_that_was_asked_to_stop_ends_no_companion(runtime: Runtime) -> None:
+    """The companion itself asks; its last lines must still be written."""
+    runtime("stop", "--by=companion", "--reason=it is done")
+    ended(0).write(runtime.paths.rank_record("serve", 0))
+    process = companion(runtime, "sleep 1.5")
+    output, _ = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, "work ended with 0\n")
