@@ -59,6 +59,6 @@ def by_hand(plan: Plan, folder: Path) -> str:
             lines.append(f"  bash {script}{' &' * (stage.name == 'serve')}")
             continue
         conditions = ",".join(f"{item.kind}:${item.stage}" for item in stage.after)
-        option = f" --dependency={conditions}" if conditions else ""
+        option = f" --kill-on-invalid-dep=yes --dependency={conditions}" if conditions else ""
         lines.append(f"  {stage.name}=$(sbatch --parsable{option} {script})")
     return "\n".join(lines)

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 @click.command("submit")
 @job_options
-@click.option("--wait", is_flag=True, help="Follow the run to its end; exit with the code of what failed.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Follow the run to its end (or until it only serves); exit with the code of what failed.",
+)
 @json_option
 def command(
     job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None, wait: bool, as_json: bool
@@ -48,7 +52,7 @@ def command(
     if not wait:
         _print_next(paths, as_json)
         return 0
-    status = _wait(paths, live=not as_json)
+    status = _wait(paths, live=not as_json, keeps_serving=not plan.stops_server)
     _print_end(status, paths, as_json)
     return int(status.exit_code)
 
@@ -66,14 +70,14 @@ def _print_next(paths: RunPaths, as_json: bool) -> None:
     click.echo(f"next: trtllm-hpc status {paths.run_id}, or trtllm-hpc logs {paths.run_id} --follow")
 
 
-def _wait(paths: RunPaths, *, live: bool) -> RunStatus:
+def _wait(paths: RunPaths, *, live: bool, keeps_serving: bool) -> RunStatus:
     from trtllm_hpc.lifecycle.watch import follow
     from trtllm_hpc.report.live import LivePrinter
 
     status = None
     try:
         with LivePrinter(enabled=live) as printer:
-            for progress in follow(paths):
+            for progress in follow(paths, keeps_serving=keeps_serving):
                 printer.show(progress)
                 status = progress.status
     except KeyboardInterrupt:
@@ -100,4 +104,8 @@ def _print_end(status: RunStatus, paths: RunPaths, as_json: bool) -> None:
     click.echo(f"{status.state.value}: {status.sentence}", file=stream)
     if status.exit_code:
         click.echo(f"  next: trtllm-hpc logs {paths.run_id}", file=stream)
+    elif not status.state.final:
+        click.echo(
+            f"  next: trtllm-hpc client {paths.run_id} --prompt TEXT, or trtllm-hpc cancel {paths.run_id}"
+        )
     click.echo(f"run folder: {paths.folder}")

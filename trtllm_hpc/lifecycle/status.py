@@ -236,12 +236,13 @@ def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], broke
         return _progress_sentence(state, stages)
     parts = [f"stage {broken.stage} {broken.sentence}"]
     refused = [event for event in read_events(paths, broken.stage) if "reason" in event.data]
-    failure = first_failure(paths, over=True) if broken.stage == "serve" else None
+    blame = broken.stage == "serve" and state is not RunState.CANCELLED
+    failure = first_failure(paths, over=True) if blame else None
     if refused:
         parts.append(str(refused[-1].data["reason"]))
     elif failure is not None:
         parts.append(failure.sentence)
-    elif broken.state != "CANCELLED" and (line := stage_error(paths, broken.stage)):
+    elif state is not RunState.CANCELLED and (line := stage_error(paths, broken.stage)):
         parts.append(line)
     return "; ".join(parts)
 

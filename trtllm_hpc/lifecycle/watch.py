@@ -37,8 +37,8 @@ class Progress:
     """Whether somebody has asked the server to stop."""
 
 
-def follow(paths: RunPaths, *, until_serving: bool = False) -> Iterator[Progress]:
-    """Yield the progress until the run has ended, or (``until_serving``) its endpoint is there.
+def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress]:
+    """Yield the progress until the run has ended or, if it is to go on serving, nothing else is left to do.
 
     The run's own files are read twice a second. Slurm is asked at growing
     pauses, at once when the files show that a stage began or ended: a watched
@@ -61,13 +61,23 @@ def follow(paths: RunPaths, *, until_serving: bool = False) -> Iterator[Progress
                     raise
             asked_at, marks = time.monotonic(), seen
         yield _progress(paths, status)
-        if status.settled or (until_serving and status.state is RunState.SERVING):
+        if status.settled or (keeps_serving and _only_serves(paths, status)):
             return
         if status.state.final:
             final_since = final_since or time.monotonic()
             if time.monotonic() - final_since > _SETTLE_S:
                 return
         time.sleep(_FILE_PAUSE_S)
+
+
+def _only_serves(paths: RunPaths, status: RunStatus) -> bool:
+    """Whether the server is ready and the companion, if there is one, is done."""
+    if status.state is not RunState.SERVING:
+        return False
+    # A companion inside the server's allocation is no stage of Slurm's: its events tell.
+    companion = {event.name for event in read_events(paths, "companion")}
+    others = (stage.final for stage in status.stages if stage.stage != "serve")
+    return all(others) and ("stage_begin" not in companion or "stage_end" in companion)
 
 
 def _progress(paths: RunPaths, status: RunStatus) -> Progress:
