@@ -24,7 +24,7 @@ from trtllm_hpc.runtime.network import interface_towards
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, start_bound
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
 from trtllm_hpc.runtime.sweep import sweep
-from trtllm_hpc.runtime.triton import Server, find_server
+from trtllm_hpc.runtime.triton import NoServer, Server, find_server
 
 _TICK_S = 0.2
 _SIGNAL_GRACE_S = 4.0
@@ -81,9 +81,14 @@ class Supervisor:
         adopt_orphans()
         self._failure_file.unlink(missing_ok=True)
         self._record.write(self._paths.rank_record("serve", self._options.rank))
-        server = find_server(self._options.server, self._options.scratch)
         try:
-            child = self._start(server)
+            child = self._start(find_server(self._options.server, self._options.scratch))
+        except NoServer as error:
+            return self._not_started(str(error), error.hint)
+        except OSError as error:
+            sentence = f"{self._options.server} cannot be started: {error.strerror}"
+            return self._not_started(sentence, "look at triton.server in the cluster profile")
+        try:
             self._watch(child)
             code = self._exit_code(child.returncode)
         finally:
@@ -110,6 +115,14 @@ class Supervisor:
         command = [server.program, *server.arguments, *self._options.server_arguments]
         print(f"rank {self._options.rank} on {self._record.host}: {' '.join(command)}", flush=True)
         return start_bound(command, environment)
+
+    def _not_started(self, sentence: str, hint: str) -> int:
+        """A record without an end would look like a rank that was killed."""
+        sweep(self._options.prefix)
+        self._reason = sentence
+        self._write_end(ExitCode.START)
+        print(f"error: {sentence}.\n  next: {hint}", file=sys.stderr, flush=True)
+        return ExitCode.START
 
     def _world(self) -> dict[str, str]:
         """What torch.distributed, gloo and NCCL read from the environment."""

@@ -14,6 +14,18 @@ WHEEL = "pytriton"
 """Value of ``triton.server`` for the server in the nvidia-pytriton wheel."""
 
 
+class NoServer(Exception):
+    """There is no such server on this node.
+
+    Args:
+        hint: what to do about it.
+    """
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
 @dataclass(frozen=True)
 class Server:
     """How to start a server on this node."""
@@ -31,15 +43,15 @@ def find_server(server: str, scratch: Path) -> Server:
         scratch: a folder of this rank's own, for what the server needs beside it.
 
     Raises:
-        SystemExit: it is not on this node.
+        NoServer: it is not on this node.
     """
     if server == WHEEL:
         return _from_wheel(scratch)
     program = shutil.which(server)
     if program is None:
-        raise SystemExit(
-            f"error: no program {server!r} on {os.uname().nodename}.\n"
-            "  next: set triton.server in the cluster profile, or container.image to an image that has it"
+        raise NoServer(
+            f"there is no program {server!r} on {os.uname().nodename}",
+            "set triton.server in the cluster profile, or container.image to an image that has it",
         )
     return Server(program, (), {})
 
@@ -47,9 +59,9 @@ def find_server(server: str, scratch: Path) -> Server:
 def _from_wheel(scratch: Path) -> Server:
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
-        raise SystemExit(
-            f"error: {sys.executable} has no nvidia-pytriton, whose tritonserver the profile asks for.\n"
-            "  next: pip install 'trtllm-hpc[reference]' there, or set triton.server in the cluster profile"
+        raise NoServer(
+            f"{sys.executable} has no nvidia-pytriton, whose tritonserver the profile asks for",
+            "pip install 'trtllm-hpc[reference]' there, or set triton.server in the cluster profile",
         )
     home = Path(spec.origin).parent / "tritonserver"
     backend = scratch / "backends" / "python"

@@ -1,0 +1,140 @@
+"""Every wrong world gets one sentence, before a server starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.conftest import Runtime
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import write_json
+from trtllm_hpc.runtime.preflight import Expected, Found, judge
+from trtllm_hpc.runtime.records import RankRecord, read_events
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    write_json(folder / "config.json", {"pretrained_config": {"mapping": {"world_size": 4}}})
+    return folder
+
+
+def world(size: int = 4, per_node: int = 2) -> list[Found]:
+    gpus = [str(gpu) for gpu in range(per_node)]
+    return [
+        Found(rank, size, rank, f"n{rank // per_node}", gpus, 8.0, None, "Open MPI v4.1.4")
+        for rank in range(size)
+    ]
+
+
+def changed(rank: int, **facts: object) -> list[Found]:
+    return [replace(found, **facts) if found.rank == rank else found for found in world()]  # type: ignore[arg-type]
+
+
+def test_a_world_as_planned_is_let_pass(engine: Path) -> None:
+    assert judge(world(), Expected(4, 2, 2, engine), whole=True) is None
+    assert judge(list(reversed(world())), Expected(4, 2, 2, engine), whole=True) is None
+    assert judge(world(), Expected(4, 2, 0, engine), whole=True) is None
+
+
+WRONG: list[tuple[Callable[[], list[Found]], str]] = [
+    (
+        lambda: world(1),
+        "the world has 1 rank, but the plan says 4: Open MPI v4.1.4 was not joined by the launcher",
+    ),
+    (lambda: world(8), "the world has 8 ranks, but the plan says 4"),
+    (
+        lambda: changed(1, host="n1"),
+        "rank 1 is on n1, but the plan puts it beside rank 0 on n0: ranks must be distributed in blocks of 2",
+    ),
+    (lambda: changed(2, gpus=["0"]), "rank 2 on n1 sees 1 GPU(s) (0), but every task must see all 2"),
+    (lambda: changed(3, gpus=[]), "rank 3 on n1 sees 0 GPU(s) (none), but every task must see all 2"),
+    (lambda: changed(0, shm_free_gib=0.06), "/dev/shm on n0 has 0.06 GiB free, but 2 rank(s) need 0.50 GiB"),
+]
+
+
+@pytest.mark.parametrize(("found", "sentence"), WRONG)
+def test_a_wrong_world_is_told_in_one_sentence(
+    engine: Path, found: Callable[[], list[Found]], sentence: str
+) -> None:
+    verdict = judge(found(), Expected(4, 2, 2, engine), whole=True)
+    assert verdict is not None and verdict.startswith(sentence)
+    assert "\n" not in verdict
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "there is no engine in"),
+        ("{", "does not describe an engine"),
+        ("{}", "does not describe an engine (KeyError: 'pretrained_config')"),
+        ("[]", "does not describe an engine"),
+        (
+            '{"pretrained_config": {"mapping": {"world_size": 2}}}',
+            "is built for 2 rank(s), but the plan says 4",
+        ),
+    ],
+)
+def test_a_wrong_engine_is_told_in_one_sentence(engine: Path, content: str | None, sentence: str) -> None:
+    config = engine / "config.json"
+    config.unlink()
+    if content is not None:
+        config.write_text(content)
+    verdict = judge(world(), Expected(4, 2, 2, engine), whole=True)
+    assert verdict is not None and sentence in verdict and "\n" not in verdict
+
+
+def preflight(runtime: Runtime, engine: Path, size: int, **environment: str) -> tuple[int, str, str]:
+    answer = runtime(
+        "preflight",
+        f"--world-size={size}",
+        "--ranks-per-node=1",
+        "--gpus-per-node=0",
+        f"--engine={engine}",
+        "--without-mpi",
+        TRTLLM_HPC_NTASKS="4",
+        TRTLLM_HPC_JOB_ID="77",
+        **environment,
+    )
+    return answer.returncode, answer.stdout, answer.stderr
+
+
+def test_a_good_world_without_mpi(runtime: Runtime, engine: Path) -> None:
+    code, said, errors = preflight(runtime, engine, 4, TRTLLM_HPC_PROCID="0", CUDA_VISIBLE_DEVICES="2,3")
+    assert (code, errors) == (0, "")
+    assert "preflight: rank 0 of 4 on" in said and "GPUs 2,3" in said and "memlock" in said
+    record = RankRecord.read(runtime.paths.rank_record("preflight", 0))
+    assert record is not None and record.job_id == "77"
+    assert record.details["gpus"] == ["2", "3"] and record.details["shm_free_gib"] > 0
+    assert [event.name for event in read_events(runtime.paths)] == ["preflight_ok"]
+
+
+def test_the_other_ranks_have_nothing_to_judge(runtime: Runtime, engine: Path) -> None:
+    code, said, _ = preflight(runtime, engine / "none", 4, TRTLLM_HPC_PROCID="3")
+    assert code == 0 and "rank 3 of 4" in said
+    assert read_events(runtime.paths) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "sentence"), [(2, "the world has 4 ranks, but the plan says 2"), (4, "there is no engine in")]
+)
+def test_a_refused_start_says_why_in_the_log_and_in_the_events(
+    runtime: Runtime, tmp_path: Path, size: int, sentence: str
+) -> None:
+    code, _, errors = preflight(runtime, tmp_path, size, TRTLLM_HPC_PROCID="0")
+    assert code == ExitCode.START
+    assert errors.startswith("error: preflight: ") and sentence in errors and errors.count("\n") == 1
+    [event] = read_events(runtime.paths)
+    assert event.name == "preflight_failed" and sentence in event.data["reason"]
+
+
+def test_a_python_without_mpi4py_is_told_what_to_install(runtime: Runtime, engine: Path) -> None:
+    answer = runtime(
+        "preflight", "--world-size=1", "--ranks-per-node=1", "--gpus-per-node=0", f"--engine={engine}"
+    )
+    assert answer.returncode == ExitCode.START
+    assert "pip install 'trtllm-hpc[mpi]'" in answer.stderr and "Traceback" not in answer.stderr

@@ -1,0 +1,285 @@
+"""One rank from its start to its end, with a stand-in for the server at the process boundary."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.conftest import Runtime, eventually
+from tests.runtime.test_spawn import is_alive
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.logs.diagnose import first_failure
+from trtllm_hpc.runtime.network import free_ports
+from trtllm_hpc.runtime.records import Endpoint, RankRecord, add_event, read_events
+from trtllm_hpc.runtime.stop import request_stop
+from trtllm_hpc.runtime.sweep import SCRATCH, SHM
+
+
+@dataclass
+class Ranks:
+    """Ranks of one server, started as ``rank.sh`` does."""
+
+    runtime: Runtime
+    program: Path
+    ports: list[int]
+
+    @property
+    def prefix(self) -> str:
+        return f"trtTest{os.getpid()}_"
+
+    def started_file(self, rank: int) -> Path:
+        return self.runtime.paths.folder / f"started_{rank}"
+
+    def start(
+        self, rank: int = 0, *, world: int = 1, behaviour: str = "", server: str | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        prefix = f"{self.prefix}{rank}_"
+        scratch = SCRATCH / f"{prefix}scratch"
+        scratch.mkdir(exist_ok=True)
+        given = {"ready_timeout_seconds": 30, **options}
+        extra = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        ports = [f"--http-port={self.ports[0]}"] if rank == 0 else ["--load-model=tensorrt_llm"]
+        http, grpc, metrics, rendezvous = map(str, self.ports)
+        return self.runtime.start(
+            "rank",
+            f"--rank={rank}",
+            f"--world-size={world}",
+            f"--ranks-per-node={world}",
+            f"--prefix={prefix}",
+            f"--scratch={scratch}",
+            *extra,
+            f"--server={server or self.program}",
+            "--",
+            *ports,
+            FAKE=behaviour,
+            FAKE_STARTED=str(self.started_file(rank)),
+            FAKE_PREFIX=prefix,
+            TRTLLM_HPC_JOB_ID="77",
+            TRTLLM_HPC_ADDRESS="127.0.0.1",
+            TRTLLM_HPC_HTTP_PORT=http,
+            TRTLLM_HPC_GRPC_PORT=grpc,
+            TRTLLM_HPC_METRICS_PORT=metrics,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=rendezvous,
+        )
+
+    def facts(self, rank: int = 0) -> dict[str, Any]:
+        """What the server was started with, once it runs."""
+        assert eventually(self.started_file(rank).exists)
+        found: dict[str, Any] = json.loads(self.started_file(rank).read_text())
+        return found
+
+    def record(self, rank: int = 0) -> RankRecord:
+        found = RankRecord.read(self.runtime.paths.rank_record("serve", rank))
+        assert found is not None
+        return found
+
+    def endpoint(self) -> Endpoint:
+        """The endpoint, once it is published."""
+        found = eventually(lambda: Endpoint.read(self.runtime.paths.endpoint))
+        assert isinstance(found, Endpoint)
+        return found
+
+    def left(self) -> list[str]:
+        """What is left on this machine."""
+        return [
+            str(file) for folder in (SHM, SCRATCH) for file in folder.iterdir() if self.prefix in file.name
+        ]
+
+
+@pytest.fixture
+def ranks(runtime: Runtime, tmp_path: Path) -> Ranks:
+    program = tmp_path / "triton server"
+    script = Path(__file__).with_name("fake_server.py")
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-I", "-S", str(script)])} "$@"\n')
+    program.chmod(0o755)
+    return Ranks(runtime, program, free_ports(4))
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    output, errors = process.communicate(timeout=30)
+    assert "Traceback" not in errors, errors
+    return process.returncode, output + errors
+
+
+# Ready ----------------------------------------------------------------------------------
+
+
+def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_the_end(ranks: Ranks) -> None:
+    paths = ranks.runtime.paths
+    add_event(paths, "serve", "stage_begin")
+    add_event(paths, "serve", "preflight_ok")
+    process = ranks.start()
+    ranks.facts()
+    assert not paths.endpoint.exists(), "the port is open, but nothing is loaded"
+    endpoint = ranks.endpoint()
+    assert endpoint.models == ["ensemble", "tensorrt_llm"]
+    assert [endpoint.http_port, endpoint.grpc_port, endpoint.metrics_port] == ranks.ports[:3]
+    assert (endpoint.address, endpoint.job_id) == ("127.0.0.1", "77")
+    assert set(endpoint.phases_s) == {"preflight", "launch", "load", "total"}
+    assert endpoint.phases_s["load"] >= 0.5 and all(seconds >= 0 for seconds in endpoint.phases_s.values())
+    request_stop(paths, by="companion", reason="it is done")
+    code, said = end(process)
+    assert code == 0, said
+    assert "stops: asked by companion, it is done" in said
+    assert not paths.endpoint.exists()
+    assert [event.name for event in read_events(paths, "serve")][2:] == [
+        "server_start",
+        "ready",
+        "server_stop",
+    ]
+    record = ranks.record()
+    assert (record.stopped_by, record.exit_code) == ("companion", 0) and record.ended_at is not None
+    assert first_failure(paths, over=True) is None
+    assert ranks.left() == []
+
+
+def test_the_server_gets_its_world_and_its_arguments_as_they_are(ranks: Ranks) -> None:
+    process = ranks.start(rank=1, world=2, behaviour="exit=3")
+    facts = ranks.facts(1)
+    assert facts["argv"] == ["--load-model=tensorrt_llm"]
+    environment = facts["environment"]
+    assert (environment["RANK"], environment["WORLD_SIZE"], environment["LOCAL_RANK"]) == ("1", "2", "1")
+    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "lo"
+    assert environment["TRTLLM_HPC_SCRATCH"].startswith("/tmp/trtTest")
+    assert end(process)[0] == 3
+
+
+def test_a_server_that_is_not_ready_in_time_is_stopped_and_the_model_named(ranks: Ranks) -> None:
+    code, said = end(ranks.start(behaviour="stuck", ready_timeout_seconds=1.5))
+    assert code == ExitCode.READINESS
+    assert "not ready within 2 s (not READY: tensorrt_llm)" in said
+    [event] = [event for event in read_events(ranks.runtime.paths) if event.name == "ready_timeout"]
+    assert event.data["reason"] == "the server was not ready within 2 s (not READY: tensorrt_llm)"
+    assert not ranks.runtime.paths.endpoint.exists() and ranks.left() == []
+
+
+def test_a_server_that_never_answers_is_told_apart(ranks: Ranks) -> None:
+    code, said = end(ranks.start(behaviour="mute", ready_timeout_seconds=0.6))
+    assert code == ExitCode.READINESS and "the server does not answer" in said
+
+
+# The end --------------------------------------------------------------------------------
+
+
+def test_a_companion_that_fell_silent_stops_the_server(ranks: Ranks) -> None:
+    process = ranks.start(companion_silence_seconds=0.6)
+    ranks.endpoint()
+    time.sleep(0.8)
+    assert process.poll() is None, "a companion that never began is none that fell silent"
+    for _ in range(4):
+        ranks.runtime.paths.heartbeat.touch()
+        time.sleep(0.25)
+    assert process.poll() is None
+    code, said = end(process)
+    assert code == ExitCode.START and "no sign of life for 1 s" in said
+    assert ranks.runtime.paths.stop_request.exists()
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [("exit=3", 3), ("exit=0", ExitCode.START)])
+def test_a_server_that_ends_unasked_has_failed_whatever_its_exit_code(
+    ranks: Ranks, behaviour: str, code: int
+) -> None:
+    got, said = end(ranks.start(behaviour=behaviour))
+    assert got == code and "error: rank 0 ended" in said
+    record = ranks.record()
+    assert record.stopped_by is None and record.exit_code == int(behaviour[-1])
+    if code == ExitCode.START:
+        assert record.reason is not None and "although nobody had asked" in record.reason
+
+
+def test_a_worker_that_ends_well_because_the_leader_did_has_not_failed(ranks: Ranks) -> None:
+    leader = RankRecord("serve", 0, 2, "77", "n1", 1, 1.0, ended_at=2.0, exit_code=0)
+    process = ranks.start(rank=1, world=2, behaviour="exit=0")
+    ranks.facts(1)
+    leader.write(ranks.runtime.paths.rank_record("serve", 0))
+    assert end(process)[0] == 0
+    assert ranks.record(1).stopped_by == "leader"
+
+
+def test_a_killed_server_is_recorded_and_leaves_nothing(ranks: Ranks) -> None:
+    process = ranks.start(behaviour="children")
+    ranks.endpoint()
+    facts = ranks.facts()
+    os.kill(facts["pid"], signal.SIGKILL)
+    code, said = end(process)
+    assert code == 137 and "error: rank 0 ended (signal 9)" in said
+    assert (ranks.record().exit_code, ranks.record().stopped_by) == (-9, None)
+    assert not any(is_alive(pid) for pid in facts["children"])
+    assert ranks.left() == []
+
+
+def test_the_servers_own_reason_is_recorded(ranks: Ranks) -> None:
+    assert end(ranks.start(behaviour="says-why exit=1"))[0] == 1
+    assert ranks.record().reason == "rank 0 was silent for 10 s"
+
+
+def test_a_signal_ends_the_server_and_all_below_it(ranks: Ranks) -> None:
+    process = ranks.start(behaviour="children")
+    ranks.endpoint()
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 143
+    facts = ranks.facts()
+    assert not any(is_alive(pid) for pid in (facts["pid"], *facts["children"]))
+    assert ranks.record().stopped_by == "SIGTERM" and ranks.left() == []
+
+
+def test_a_rank_that_another_took_down_does_not_hide_the_first_exit_code(ranks: Ranks) -> None:
+    process = ranks.start(rank=0, world=2)
+    ranks.facts()
+    other = RankRecord("serve", 1, 2, "77", "n2", 1, 1.0, ended_at=2.0, exit_code=-9)
+    other.write(ranks.runtime.paths.rank_record("serve", 1))
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 0
+
+
+def test_a_server_that_hears_no_signal_is_killed(ranks: Ranks) -> None:
+    process = ranks.start(behaviour="deaf")
+    ranks.endpoint()
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 143
+    assert 3 < time.monotonic() - started < 15
+
+
+def test_nothing_survives_a_killed_rank_but_what_the_sweep_removes(ranks: Ranks) -> None:
+    process = ranks.start()
+    facts = ranks.facts()
+    process.kill()
+    process.communicate()
+    assert eventually(lambda: not is_alive(facts["pid"]))
+    assert ranks.left() != []
+    assert ranks.runtime("sweep", ranks.prefix).returncode == 0
+    assert ranks.left() == []
+
+
+# A server that cannot be started --------------------------------------------------------
+
+
+def test_a_server_that_is_not_on_the_node_is_told_as_the_reason(ranks: Ranks) -> None:
+    code, said = end(ranks.start(server="no-such-tritonserver"))
+    assert code == ExitCode.START
+    assert "no program 'no-such-tritonserver'" in said and "set triton.server in the cluster profile" in said
+    failure = first_failure(ranks.runtime.paths, over=True)
+    assert failure is not None and "no program 'no-such-tritonserver'" in failure.sentence
+    assert ranks.left() == []
+
+
+def test_a_server_that_cannot_be_executed_is_told_as_the_reason(ranks: Ranks, tmp_path: Path) -> None:
+    broken = tmp_path / "tritonserver"
+    broken.write_bytes(b"\x7fELF, but not for this machine")
+    broken.chmod(0o755)
+    code, said = end(ranks.start(server=str(broken)))
+    assert code == ExitCode.START and "cannot be started" in said
+    failure = first_failure(ranks.runtime.paths, over=True)
+    assert failure is not None and "cannot be started" in failure.sentence
