@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.sandbox import cluster, layout, processes
+from trtllm_hpc.sandbox import layout, processes, sandbox
 
 
 class Commands:
@@ -44,7 +44,7 @@ def root_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for /run/trtllm-hpc."""
     folder = tmp_path / "run" / "trtllm-hpc"
     monkeypatch.setattr(layout, "ROOT", folder)
-    monkeypatch.setattr(cluster, "ROOT", folder)
+    monkeypatch.setattr(sandbox, "ROOT", folder)
     return folder
 
 

@@ -65,7 +65,7 @@ def test_nodes_without_gpus_name_none() -> None:
 
 @pytest.mark.parametrize(
     ("version", "plugin"),
-    [((21, 8), None), ((22, 5), "cgroup/v1"), ((23, 2), "cgroup/v1"), ((23, 11), "disabled")],
+    [((21, 8), None), ((22, 5), "cgroup/v1"), ((23, 11), "cgroup/v1"), ((24, 11), "disabled")],
 )
 def test_the_cgroup_plugin_is_one_that_the_release_knows(
     version: tuple[int, int], plugin: str | None

@@ -271,8 +271,8 @@ def test_an_up_that_is_ended_halfway_leaves_no_process(
 def test_a_daemon_that_cannot_start_is_told_with_its_log(
     other: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtllm_hpc.sandbox.files.CPUS_PER_NODE", "many")
-    with pytest.raises(SandboxError, match=r"slurm\w+ on sbx-broken-\d+-head ended at once.") as error:
+    monkeypatch.setattr(os, "urandom", lambda _: b"too short for a key")
+    with pytest.raises(SandboxError, match=r"munged on sbx-broken-\d+-head ended\.") as error:
         other.up(nodes=1, gpus_per_node=0)
-    assert "CPUs" in error.value.message
+    assert "munge.key" in error.value.message
     assert traces(other) == []

@@ -61,7 +61,8 @@ class Machine:
         pid = self.pid
         if pid is None:
             raise SandboxError(f"{self.name} is not up.", hint="trtllm-hpc sandbox status")
-        return ["nsenter", "--target", str(pid), *NAMESPACES, "--", *arguments]
+        # --root: entering a mount namespace would otherwise leave a chroot.
+        return ["nsenter", "--target", str(pid), *NAMESPACES, "--root", "--", *arguments]
 
     def run(
         self,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
+from trtllm_hpc.sandbox.cluster import Cluster
 from trtllm_hpc.sandbox.layout import Folder
 from trtllm_hpc.sandbox.machines import Machine, tail
 
@@ -20,71 +18,20 @@ START_TIMEOUT_S = 60.0
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """The members of a running sandbox, and how to ask its Slurm."""
+def check_pmix(cluster: Cluster) -> None:
+    """Raise unless this machine's Slurm was built with PMIx, as Ubuntu 22.04's was not.
 
-    folder: Folder
-    head: Machine
-    nodes: list[Machine]
+    srun says so from the configuration alone, before anything runs.
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """A small environment of its own: what surrounds `up` must not leak into jobs."""
-        return {
-            "PATH": processes.search_path(),
-            "HOME": "/root",
-            "LANG": "C.UTF-8",
-            "SLURM_CONF": str(self.folder.slurm_conf),
-            # slurmdbd.conf cannot name a socket; the client library reads this.
-            "MYSQL_UNIX_PORT": str(self.folder.database_socket),
-        }
-
-    def slurm(self, *arguments: str, timeout_s: float = 20) -> str:
-        """Ask Slurm, from the machine, as any user would."""
-        return processes.run(arguments, timeout_s=timeout_s, environment=self.environment)
-
-    # Probes: whether each daemon answers ---------------------------------------------
-
-    def munge_answers(self) -> bool:
-        """Whether munged signs a credential."""
-        return self._succeeds("munge", "--no-input", f"--socket={self.folder.munge_socket}")
-
-    def database_answers(self) -> bool | None:
-        """Whether MariaDB greets; ``None`` if this is not root, who alone can tell."""
-        if os.geteuid() != 0:
-            return None
-        # The socket is in a file system of the head's own.
-        return _greets(Path(f"/proc/{self.head.pid}/root{self.folder.database_socket}"))
-
-    def accounting_answers(self) -> bool:
-        """Whether slurmdbd accepts connections."""
-        return _accepts(self.head.address, 6819)
-
-    def node_answers(self, node: Machine) -> bool:
-        """Whether a node's slurmd accepts connections."""
-        return _accepts(node.address, 6818)
-
-    def controller_answers(self) -> bool:
-        """Whether slurmctld is up; a refused connection is an answer, scontrol would try again for long."""
-        return _accepts(self.head.address, 6817) and self._succeeds("scontrol", "ping")
-
-    def node_states(self) -> dict[str, str]:
-        """State of each node in sinfo's words; nothing if slurmctld does not answer."""
-        if not self.controller_answers():
-            return {}
-        try:
-            lines = self.slurm("sinfo", "--Node", "--noheader", "--format=%N %T").split("\n")
-        except SandboxError:
-            return {}
-        return dict(line.split(" ", 1) for line in lines if " " in line)
-
-    def _succeeds(self, *arguments: str) -> bool:
-        try:
-            self.slurm(*arguments)
-        except SandboxError:
-            return False
-        return True
+    Raises:
+        SandboxError: it was not.
+    """
+    if "pmix" not in cluster.slurm("srun", "--mpi=list"):
+        raise SandboxError(
+            "This machine's Slurm was built without PMIx, which starts the ranks. "
+            "The packages of Debian 12, Debian 13 and Ubuntu 24.04 have it; Ubuntu 22.04's do not.",
+            hint="trtllm-hpc submit JOB --cluster local",
+        )
 
 
 def start(cluster: Cluster, tell: Progress) -> None:
@@ -161,28 +108,9 @@ def _await(machine: Machine, program: str, answers: Callable[[], bool], log: Pat
     if processes.wait_until(settled, START_TIMEOUT_S) and answers():
         return
     died = not machine.has_process(program)
-    happened = "ended at once" if died else f"did not answer within {START_TIMEOUT_S:g} s"
+    happened = "ended" if died else f"did not answer within {START_TIMEOUT_S:g} s"
     # A daemon that ends before its log is open has spoken on its output only.
     opened = log.exists() and log.stat().st_size > 0
     raise SandboxError(
         f"{program} on {machine.name} {happened}.\n{tail(log if opened else log.with_suffix('.out'))}"
     )
-
-
-def _accepts(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=2).close()
-    except OSError:
-        return False
-    return True
-
-
-def _greets(path: Path) -> bool:
-    """Whether a server behind a UNIX socket says something to a new client."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(2)
-        try:
-            client.connect(str(path))
-            return bool(client.recv(1))
-        except OSError:
-            return False

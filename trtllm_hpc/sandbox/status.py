@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trtllm_hpc.sandbox.cluster import Cluster
 from trtllm_hpc.sandbox.layout import Folder, Layout
 from trtllm_hpc.sandbox.machines import marked_processes
-from trtllm_hpc.sandbox.services import Cluster
 
 PARTITIONS = ("batch", "debug")
 """Partitions of every sandbox, the default one first."""
@@ -66,7 +66,8 @@ def find_status(name: str, layout: Layout | None, cluster: Cluster | None, *, co
         return Status(name, "degraded", problems=("its state file is gone",))
     if not complete:
         return Status(name, "starting")
-    daemons, nodes = _daemons(cluster), _nodes(cluster)
+    daemons = _daemons(cluster)
+    nodes = _nodes(cluster, cluster.node_states() if daemons["slurmctld"] else {})
     problems = [f"{daemon} does not answer" for daemon, answers in daemons.items() if answers is False]
     problems += [f"slurmd on {node.name} does not answer" for node in nodes if not node.answers]
     problems += [f"{node.name} is {node.state}" for node in nodes if node.state not in HEALTHY]
@@ -94,8 +95,7 @@ def _daemons(cluster: Cluster) -> dict[str, bool | None]:
     }
 
 
-def _nodes(cluster: Cluster) -> tuple[NodeStatus, ...]:
-    states = cluster.node_states()
+def _nodes(cluster: Cluster, states: dict[str, str]) -> tuple[NodeStatus, ...]:
     return tuple(
         NodeStatus(
             node.name,
