@@ -274,5 +274,5 @@ def test_a_daemon_that_cannot_start_is_told_with_its_log(
     monkeypatch.setattr(os, "urandom", lambda _: b"too short for a key")
     with pytest.raises(SandboxError, match=r"munged on sbx-broken-\d+-head ended\.") as error:
         other.up(nodes=1, gpus_per_node=0)
-    assert "munge.key" in error.value.message
+    assert "Keyfile" in error.value.message
     assert traces(other) == []
