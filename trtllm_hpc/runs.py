@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, read_json
@@ -19,14 +20,17 @@ def default_runs_folder() -> Path:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a rendered run."""
-    return RunPaths(folder).plan.is_file()
+    try:
+        return RunPaths(folder).plan.is_file()
+    except OSError:  # somebody else's folder, or no name that a folder can have
+        return False
 
 
 def list_runs(runs_folder: Path) -> list[RunPaths]:
     """All runs below ``runs_folder``, the newest first."""
     try:
         folders = [folder for folder in runs_folder.iterdir() if is_run(folder)]
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return []
     return [RunPaths(folder) for folder in sorted(folders, key=_age, reverse=True)]
 
@@ -45,30 +49,37 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
         runs_folder: where runs are kept.
 
     Raises:
-        RunNotFound: nothing goes by that name.
+        RunNotFound: nothing goes by that name, or its plan is damaged.
     """
     if "\0" in name:
         raise RunNotFound(f"{name!r} cannot be the name of a run.")
     if name != "latest" and is_run(Path(name)):
-        return RunPaths(Path(name))
+        return _readable(RunPaths(Path(name)))
     runs = list_runs(runs_folder)
     if name == "latest" and runs:
-        return runs[0]
+        return _readable(runs[0])
     for run in runs:
         if run.run_id == name:
-            return run
+            return _readable(run)
     for run in runs:
-        if _job_name(run) == name:
+        if _plan(run).get("name") == name:
             return run
     raise _not_found(name, runs_folder, runs)
 
 
-def _job_name(run: RunPaths) -> str | None:
+def _plan(run: RunPaths) -> dict[str, Any]:
+    """The run's plan; empty if it cannot be read."""
     try:
         plan = read_json(run.plan)
-    except ValueError:
-        return None
-    return plan.get("name") if isinstance(plan, dict) else None
+    except (ValueError, OSError):
+        return {}
+    return plan if isinstance(plan, dict) else {}
+
+
+def _readable(run: RunPaths) -> RunPaths:
+    if not _plan(run):
+        raise RunNotFound(f"{run.plan} is damaged: nothing can be told of this run.")
+    return run
 
 
 def _not_found(name: str, runs_folder: Path, runs: list[RunPaths]) -> RunNotFound:

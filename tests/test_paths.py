@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from trtllm_hpc.paths import STAGES, RunPaths, read_json, write_aside, write_json, write_text
+
+
+def test_every_name_lies_in_the_run_folder_and_is_its_own(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    names = [name for name, value in vars(RunPaths).items() if isinstance(value, property)]
+    files = [getattr(paths, name) for name in names if name != "run_id"]
+    files += [file for stage in STAGES for file in (paths.sbatch(stage), paths.batch_log(stage))]
+    files += [paths.stage_events("build"), paths.rank_log("serve", 0), paths.rank_record("serve", 0)]
+    assert len(set(files)) == len(files)
+    assert all(file.is_relative_to(paths.folder) and file != paths.folder for file in files)
+    assert paths.run_id == "run"
+
+
+def test_a_relative_folder_does_not_move_with_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = RunPaths("a")
+    monkeypatch.chdir("/")
+    assert paths.folder == tmp_path / "a"
+
+
+def test_the_pattern_of_srun_stands_where_the_rank_does(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    assert str(paths.rank_log("serve", "%t")).replace("%t", "3") == str(paths.rank_log("serve", 3))
+
+
+def test_folders_are_made_once_and_for_the_owner(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "runs" / "a")
+    paths.make_folders()
+    assert stat.S_IMODE(paths.folder.stat().st_mode) == 0o700
+    for folder in (paths.scripts, paths.logs, paths.events, paths.ranks, paths.results, paths.repository):
+        assert folder.is_dir()
+    with pytest.raises(FileExistsError):
+        paths.make_folders()
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    write_json(file, {"value": 0})
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            write_json(file, {"value": number, "filler": "x" * 20_000})
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(300):
+            record = read_json(file)
+            assert record is not None and "value" in record
+    finally:
+        stop.set()
+        writer.join()
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    write_json(file, 1)
+    with pytest.raises(TypeError):
+        write_json(file, object())
+    with pytest.raises(RuntimeError), write_aside(file) as aside:
+        aside.write_text("half")
+        raise RuntimeError
+    assert read_json(file) == 1
+    assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    write_json(file, 1)
+    script = (
+        "import os, sys; from pathlib import Path; from trtllm_hpc.paths import write_aside\n"
+        "with write_aside(Path(sys.argv[1])) as aside:\n"
+        "    aside.write_text('half'); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(file)])
+    assert killed.returncode == -signal.SIGKILL
+    assert read_json(file) == 1
+
+
+def test_text_is_utf8_for_the_owner_alone_unless_said(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        write_text(tmp_path / "a", "é模")
+        write_text(tmp_path / "b", "#!/bin/sh\n", mode=0o700)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").read_bytes() == "é模".encode()
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o700
+
+
+def test_reading_json(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    assert read_json(file) is None
+    write_json(file, {"é": [1, None]})
+    assert read_json(file) == {"é": [1, None]}
+    assert json.loads(file.read_text(encoding="utf-8")) == {"é": [1, None]}
+    file.write_text("{")
+    with pytest.raises(ValueError):
+        read_json(file)
