@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,10 @@ COMMANDS: dict[str, str] = {
 """Every command and its line in ``--help``, so that help imports none of them."""
 
 
+class _ReaderLeft(Exception):
+    """Whoever read our output has what it wanted, as in ``trtllm-hpc logs | head``."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands live in ``trtllm_hpc.cli.<name>`` as ``command``."""
 
@@ -39,6 +44,13 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(f"trtllm_hpc.cli.{cmd_name}").command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. click itself would end a broken pipe with exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderLeft from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
@@ -89,8 +101,8 @@ def main(args: Sequence[str] | None = None) -> Any:
     except TrtllmHpcError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # `trtllm-hpc logs | head`: the reader has what it wanted.
-        sys.stderr.close()
+    except _ReaderLeft:
+        # Python flushes once more at the end: into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.OK)
     sys.exit(code if isinstance(code, int) else ExitCode.OK)

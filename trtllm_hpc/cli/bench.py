@@ -73,6 +73,10 @@ def command(
 
     The results are written into the run folder. Ends with exit code 10 if too
     many requests failed for the figures to be used.
+
+    \b
+    Example:
+      trtllm-hpc bench latest --requests 100 --rate 8 --arrival poisson
     """
     from trtllm_hpc.bench.benchmark import Settings, refuse_invalid, run_benchmark
     from trtllm_hpc.client.wait import wait_for_endpoint

@@ -60,7 +60,12 @@ def command(
     save: bool,
     as_json: bool,
 ) -> None:
-    """Ask the served model of RUN a question and print its answer."""
+    """Ask the served model of RUN a question and print its answer.
+
+    \b
+    Example:
+      trtllm-hpc client latest --prompt "What is machine learning?" --max-tokens 64
+    """
     from trtllm_hpc.client.wait import wait_for_endpoint
 
     endpoint = wait_for_endpoint(run, wait_seconds)

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """Write a commented job file or cluster profile to start from."""
+    """Write a commented job file or cluster profile to start from.
+
+    \b
+    Examples:
+      trtllm-hpc init job job.yaml
+      trtllm-hpc init cluster mysite.yaml
+    """
 
 
 _force_option = click.option("--force", is_flag=True, help="Replace FILE if it is there.")

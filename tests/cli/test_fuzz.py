@@ -1,0 +1,168 @@
+"""2,000 bad job files through ``render`` and ``submit``: no traceback, no stray file, nothing submitted."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from tests.config.values import hostile, nested, settings_for, trees
+from trtllm_hpc.cli import main
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.dump import flow
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.errors import ExitCode
+
+FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, print_blob=True)
+EXPECTED = {ExitCode.OK, ExitCode.USAGE, ExitCode.CONFIG, ExitCode.RENDER, ExitCode.SUBMISSION}
+
+
+@dataclass
+class Place:
+    """A working folder and a home that are watched, and a Slurm that notes each submission."""
+
+    folder: Path
+    home: Path
+    tools: Path
+
+    @property
+    def submitted(self) -> Path:
+        return self.tools / "submitted"
+
+    def stray(self) -> list[str]:
+        """Files that are no part of a run."""
+        own = {"job.yaml", "cluster.yaml", "runs"}
+        found = [*self.home.iterdir(), *self.folder.iterdir()]
+        return [str(file) for file in found if file.parent == self.home or file.name not in own]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    made = Place(tmp_path / "work", tmp_path / "home", tmp_path / "tools")
+    for folder in (made.folder, made.home, made.tools):
+        folder.mkdir()
+    # Quicker than the strict fake, which tests/lifecycle has: here it is called a thousand times.
+    (made.tools / "sbatch").write_text(f"#!/bin/sh\necho x >> '{made.submitted}'\necho 1\n")
+    for name in ("squeue", "sacct", "scontrol", "scancel", "srun"):
+        (made.tools / name).write_text(f"#!/bin/sh\necho {name} >> '{made.submitted}'\nexit 64\n")
+    for tool in made.tools.iterdir():
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(made.tools), prepend=os.pathsep)
+    monkeypatch.setenv("HOME", str(made.home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(made.home / ".config"))
+    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
+    monkeypatch.chdir(made.folder)
+    yield made
+
+
+def arguments_of(name: str, cluster: str, overrides: list[str]) -> list[str]:
+    """As a shell can pass them: no argument holds NUL."""
+    words = [name, "job.yaml", "--cluster", cluster, "--json"]
+    for override in overrides:
+        words += ["--set", override]
+    return [word.replace("\0", "") for word in words]
+
+
+def type_it(place: Place, arguments: list[str]) -> int:
+    """Run the command and look at what it did."""
+    errors, output = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stderr(errors),
+        contextlib.redirect_stdout(output),
+        pytest.raises(SystemExit) as end,
+    ):
+        main(arguments)
+    code = end.value.code
+    assert isinstance(code, int) and code in EXPECTED, (code, errors.getvalue())
+    assert "Traceback" not in errors.getvalue()
+    assert place.stray() == [], arguments
+    runs = sorted((place.folder / "runs").iterdir()) if (place.folder / "runs").exists() else []
+    if code == ExitCode.OK:
+        [run] = runs
+        assert json.loads(output.getvalue())["folder"] == str(run)
+    else:
+        assert errors.getvalue().strip(), "an error without a word"
+        if code != ExitCode.SUBMISSION:
+            assert runs == [], "a run was made of what was refused"
+    wanted = arguments[0] == "submit" and code == ExitCode.OK
+    assert place.submitted.exists() == wanted, arguments
+    event(f"{arguments[0]} exit code {code}")
+    place.submitted.unlink(missing_ok=True)
+    shutil.rmtree(place.folder / "runs", ignore_errors=True)
+    return code
+
+
+commands = st.sampled_from(["render", "submit"])
+
+
+@settings(FUZZ, max_examples=1000)
+@given(name=commands, job=settings_for(JobFile), more=settings_for(JobFile))
+def test_wrong_values(
+    place: Place, name: str, job: list[tuple[str, Any]], more: list[tuple[str, Any]]
+) -> None:
+    (place.folder / "job.yaml").write_bytes(flow(nested(job)).encode())
+    (place.folder / "cluster.yaml").write_text("name: here\npartition: batch\n")
+    type_it(place, arguments_of(name, "./cluster.yaml", [f"{key}={flow(value)}" for key, value in more]))
+
+
+@settings(FUZZ, max_examples=300)
+@given(
+    name=commands,
+    world=st.lists(st.integers(-2, 5000), min_size=3, max_size=3),
+    nodes=st.one_of(st.none(), st.integers(-1, 100)),
+    gpus=st.integers(-1, 65),
+)
+def test_impossible_parallelism(
+    place: Place, name: str, world: list[int], nodes: int | None, gpus: int
+) -> None:
+    tensor, pipeline, context = world
+    engine = {"tensor_parallel": tensor, "pipeline_parallel": pipeline, "context_parallel": context}
+    (place.folder / "job.yaml").write_text(flow({"name": "a", "engine": engine, "serve": {"nodes": nodes}}))
+    (place.folder / "cluster.yaml").write_text(flow({"name": "b", "gpus_per_node": gpus}))
+    type_it(place, arguments_of(name, "./cluster.yaml", []))
+
+
+@settings(FUZZ, max_examples=400)
+@given(
+    name=commands, value=hostile, field=st.sampled_from(["name", "model.path", "companion.request.prompt"])
+)
+def test_hostile_strings(place: Place, name: str, value: str, field: str) -> None:
+    (place.folder / "job.yaml").write_bytes(flow(nested([(field, value)])).encode())
+    (place.folder / "cluster.yaml").write_bytes(
+        flow({"name": "b", "environment": {"NOTE": value}, "partition": value}).encode("utf-8")
+    )
+    type_it(place, arguments_of(name, "./cluster.yaml", []))
+
+
+@settings(FUZZ, max_examples=300)
+@given(
+    name=commands,
+    overrides=st.lists(
+        st.one_of(hostile, st.tuples(hostile, trees).map(lambda pair: f"{pair[0]}={pair[1]}")), max_size=4
+    ),
+    cluster=st.one_of(st.just("./cluster.yaml"), hostile),
+)
+def test_hostile_settings_and_profiles(place: Place, name: str, overrides: list[str], cluster: str) -> None:
+    (place.folder / "job.yaml").write_text("name: a\n")
+    (place.folder / "cluster.yaml").write_text("name: b\n")
+    type_it(place, arguments_of(name, cluster, overrides))
+
+
+@settings(FUZZ, max_examples=150)
+@given(name=commands, profile=settings_for(ClusterProfile))
+def test_wrong_profiles(place: Place, name: str, profile: list[tuple[str, Any]]) -> None:
+    # Where runs are made is the profile's to say, and the local scheduler would start them.
+    kept = [(key, value) for key, value in profile if key not in ("runs_folder", "scheduler")]
+    (place.folder / "job.yaml").write_text("name: a\n")
+    (place.folder / "cluster.yaml").write_bytes(flow(nested(kept)).encode())
+    type_it(place, arguments_of(name, "./cluster.yaml", []))

@@ -1,0 +1,110 @@
+"""The command line's front door."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests.lifecycle.made import written
+from trtllm_hpc import __version__
+from trtllm_hpc.cli import COMMANDS, command, main
+from trtllm_hpc.errors import ExitCode, SubmissionError
+
+
+def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """The whole program in a process of its own."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "trtllm_hpc", *arguments], capture_output=True, text=True, timeout=60
+    )
+    return answer.returncode, answer.stdout, answer.stderr
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    script = (
+        "import sys, json\n"
+        "from trtllm_hpc.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "print(json.dumps(sorted(name for name in sys.modules if name.startswith('trtllm_hpc'))))"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    *text, modules = answer.stdout.splitlines()
+    for name, line in COMMANDS.items():
+        assert f"  {name} " in "\n".join(text) and line in "\n".join(text)
+    assert json.loads(modules) == ["trtllm_hpc", "trtllm_hpc.cli", "trtllm_hpc.errors"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    shown = CliRunner().invoke(command, [name, "--help"], prog_name="trtllm-hpc")
+    assert shown.exit_code == 0
+    usage, *rest = shown.output.splitlines()
+    assert usage.startswith(f"Usage: trtllm-hpc {name}")
+    examples = [line for line in rest if line.strip().startswith(f"trtllm-hpc {name}")]
+    assert examples, f"{name} --help has no example"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("submti", "submit"), ("log", "logs"), ("stat", "status"), ("cancle", "cancel")]
+)
+def test_a_wrong_command_gets_the_nearest_right_one(
+    wrong: str, right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([wrong])
+    assert end.value.code == ExitCode.USAGE
+    assert f"No such command {wrong!r}. Did you mean {right!r}?" in capsys.readouterr().err
+
+
+def test_a_command_like_no_other_gets_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["xyzzy"])
+    assert end.value.code == ExitCode.USAGE
+    assert "Did you mean" not in capsys.readouterr().err
+
+
+def test_python_m_is_the_same_program() -> None:
+    assert run("--version") == (0, f"trtllm-hpc, version {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (SubmissionError("No.", hint="sinfo"), ExitCode.SUBMISSION, "error: No.\n  next: sinfo\n"),
+        (click.UsageError("No."), ExitCode.USAGE, "Error: No.\n"),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, "Interrupted.\n"),
+    ],
+)
+def test_how_the_program_ends(
+    error: BaseException,
+    code: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(command, "invoke", fail)
+    with pytest.raises(SystemExit) as end:
+        main(["status"])
+    assert end.value.code == code
+    assert capsys.readouterr().err.endswith(words)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    _, paths = written(tmp_path / "run", scheduler="local")
+    paths.batch_log("serve").write_text("a line of a log\n" * 50_000)
+    script = (
+        f'"{sys.executable}" -m trtllm_hpc logs "$1" --stage serve | head -n 1; exit "${{PIPESTATUS[0]}}"'
+    )
+    answer = subprocess.run(
+        ["bash", "-c", script, "head", str(paths.folder)], capture_output=True, text=True, timeout=60
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "a line of a log" in answer.stdout

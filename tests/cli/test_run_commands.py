@@ -1,0 +1,165 @@
+"""``status``, ``cancel``, ``render`` and ``submit`` as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+from tests.lifecycle.conftest import fake_slurm  # noqa: F401
+from tests.lifecycle.fake_slurm import FakeSlurm
+from tests.lifecycle.made import run_with
+from tests.test_runs import make
+from trtllm_hpc.cli import command, main
+from trtllm_hpc.errors import ExitCode
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder with a space in its name."""
+    folder = tmp_path / "my work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return folder
+
+
+class Typed:
+    """What a command printed, and its exit code."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *words: str) -> None:
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        self.code = end.value.code
+        self.output, self.errors = capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["status", "cancel", "logs"])
+def test_an_unknown_run_is_told_with_the_next_command(
+    home: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    nothing = Typed(capsys, name, "tiny")
+    assert nothing.code == ExitCode.RUN
+    assert "No run is called 'tiny': there are no runs in runs." in nothing.errors
+    make(home / "runs" / "llama-1", "llama", 0)
+    other = Typed(capsys, name, "tiny")
+    assert other.code == ExitCode.RUN and "next: trtllm-hpc status llama-1" in other.errors
+
+
+def test_status_tells_each_stage_and_what_broke(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paths = run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", ("FAILED", "8:0"), "CANCELLED")
+    shown = Typed(capsys, "status")
+    assert shown.code == 0, shown.errors
+    for words in ("demo-1", "COMPLETED", "FAILED", "n1", "failed: stage serve has failed (exit code 8)"):
+        assert words in shown.output
+    assert f"folder: {paths.folder}" in shown.output
+    record = json.loads(Typed(capsys, "status", "demo", "--json").output)
+    assert (record["state"], record["exit_code"]) == ("failed", ExitCode.READINESS)
+
+
+def test_cancel_says_what_became_of_the_run(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "RUNNING")
+    for _ in range(2):
+        cancelled = Typed(capsys, "cancel", "latest")
+        assert cancelled.code == 0
+        assert cancelled.output.startswith("demo-1: cancelled, stage serve was cancelled")
+
+
+def test_the_same_job_twice_is_two_runs(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (home / "job.yaml").write_text("name: demo\n")
+    (home / "here.yaml").write_text("name: here\npartition: batch\n")
+    for _ in range(2):
+        assert Typed(capsys, "submit", "job.yaml", "--cluster", "./here.yaml").code == 0
+    assert len(list((home / "runs").iterdir())) == 2
+    assert len(fake_slurm.jobs) == 6
+
+
+def test_a_refused_submission_ends_with_its_own_exit_code(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (home / "job.yaml").write_text("name: demo\n")
+    (home / "here.yaml").write_text("name: here\npartition: gpuu\n")
+    refused = Typed(capsys, "submit", "job.yaml", "--cluster", "./here.yaml")
+    assert refused.code == ExitCode.SUBMISSION
+    assert "Invalid partition name specified" in refused.errors
+    assert "set partition in the cluster profile" in refused.errors
+
+
+def test_findings_are_told_all_at_once_and_nothing_is_made(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (home / "job.yaml").write_text("name: demo\nengin: {}\nserve:\n  nodes: many\n")
+    for name in ("render", "submit"):
+        refused = Typed(capsys, name, "job.yaml", "--cluster", "local")
+        assert refused.code == ExitCode.CONFIG
+        assert "2 problems found; nothing was submitted." in refused.errors
+        assert "job.yaml:2" in refused.errors and "job.yaml:4" in refused.errors
+    assert [file.name for file in home.iterdir()] == ["job.yaml"]
+    assert fake_slurm.calls() == []
+
+
+def test_render_tells_what_to_type(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "job.yaml").write_text("name: demo\n")
+    (home / "here.yaml").write_text("name: here\npartition: batch\n")
+    output = Typed(capsys, "render", "job.yaml", "--cluster", "./here.yaml").output
+    [run] = (home / "runs").iterdir()
+    assert f"rendered {run}" in output and f"cd '{run}'" in output
+    assert "companion=$(sbatch --parsable" in output
+    assert "--dependency=after:$serve,afterok:$build" in output
+
+
+def test_a_runs_folder_that_cannot_be_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "job.yaml").write_text("name: demo\n")
+    bad = Typed(capsys, "render", "job.yaml", "--cluster", "local", "--runs", "100%")
+    assert bad.code == ExitCode.RENDER and "choose another folder with --runs" in bad.errors
+    (home / "file").write_text("")
+    assert Typed(capsys, "render", "job.yaml", "--cluster", "local", "--runs", "file").code == ExitCode.USAGE
+    below = Typed(capsys, "render", "job.yaml", "--cluster", "local", "--runs", "file/runs")
+    assert below.code == ExitCode.RENDER and "cannot be written" in below.errors
+
+
+def test_the_shell_completes_runs(home: Path) -> None:
+    make(home / "runs" / "llama-1", "llama", 10)
+    make(home / "elsewhere" / "falcon-1", "falcon", 0)
+    complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
+
+    def offered(*words: str, incomplete: str = "") -> list[str]:
+        return [item.value for item in complete.get_completions(list(words), incomplete)]
+
+    assert offered("status") == ["latest", "llama-1"]
+    assert offered("cancel", incomplete="ll") == ["llama-1"]
+    assert offered("status", "--runs", "elsewhere") == ["latest", "falcon-1"]
+    assert "submit" in offered(incomplete="sub")
+
+
+def test_runs_may_be_kept_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(home / "elsewhere" / "falcon-1", "falcon", 0)
+    for arguments, environment in (
+        (["status", "--runs", "elsewhere", "--json"], {}),
+        (["status", "--json"], {"TRTLLM_HPC_RUNS": "elsewhere"}),
+        (["status", os.fspath(home / "elsewhere" / "falcon-1"), "--json"], {}),
+    ):
+        shown = CliRunner().invoke(command, arguments, env=environment)
+        assert shown.exit_code == 0, shown.output
+        assert json.loads(shown.stdout)["run_id"] == "falcon-1"
