@@ -111,6 +111,22 @@ def test_a_killed_rank_fails_the_run(tmp_path: Path) -> None:
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
 
 
+def test_stages_that_wait_for_a_killed_build_end(tmp_path: Path) -> None:
+    """kill -9 of everything that the build stage is: nobody is left to write its end."""
+    _, run = submit(tmp_path)
+    assert eventually(lambda: run.stage_events("build").exists(), 30)
+    build = json.loads(run.jobs.read_text())["stages"]["build"]["job_id"]
+    group = json.loads(run.stage_events("build").read_text().splitlines()[0])["data"]["group"]
+    os.kill(int(build), signal.SIGKILL)
+    for line in subprocess.run(
+        ["ps", "--ppid", build, "-o", "pid="], capture_output=True, text=True
+    ).stdout.split():
+        os.kill(int(line), signal.SIGKILL)
+    os.killpg(group, signal.SIGKILL)
+    assert eventually(lambda: state(run) == "failed", 10), state(run)
+    assert eventually(lambda: processes_of(run) == [], 20), processes_of(run)
+
+
 def test_ctrl_c_while_watching_leaves_the_run_alone(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps({**SECTIONS, "companion": {"benchmark": None}}))

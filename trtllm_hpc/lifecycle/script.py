@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from trtllm_hpc.lifecycle.processes import end_group
+from trtllm_hpc.lifecycle.journal import read_journal
+from trtllm_hpc.lifecycle.processes import end_group, process_start_ticks
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import read_events
 
@@ -80,6 +81,17 @@ def _wait_for(paths: RunPaths, kind: str, stage: str) -> bool:
                 return True
             if event.name == "stage_end":
                 return bool(event.data.get("exit_code") == 0)
-            if event.name in ("submission_interrupted", "stage_killed"):
+            if event.name in ("submission_interrupted", "stage_cancelled"):
                 return False
+        if not _can_still_happen(paths, stage):
+            return False
         time.sleep(_POLL_S)
+
+
+def _can_still_happen(paths: RunPaths, stage: str) -> bool:
+    """Whether the process of an earlier stage lives, or has just written its last event."""
+    journal = read_journal(paths)
+    job = journal.stages.get(stage) if journal else None
+    if job is None or process_start_ticks(int(job.job_id)) == job.process_started:
+        return paths.folder.is_dir()
+    return any(event.name == "stage_end" for event in read_events(paths, stage))
