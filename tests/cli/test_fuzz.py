@@ -144,7 +144,7 @@ def test_hostile_strings(place: Place, name: str, value: str, field: str) -> Non
     type_it(place, arguments_of(name, "./cluster.yaml", []))
 
 
-@settings(FUZZ, max_examples=300)
+@settings(FUZZ, max_examples=400)
 @given(
     name=commands,
     overrides=st.lists(

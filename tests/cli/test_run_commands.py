@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,15 @@ def test_runs_may_be_kept_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch)
         shown = CliRunner().invoke(command, arguments, env=environment)
         assert shown.exit_code == 0, shown.output
         assert json.loads(shown.stdout)["run_id"] == "falcon-1"
+
+
+def test_an_absurd_world_is_refused_at_once(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three primes: looking for their divisors one by one would take for ever."""
+    three = "{tensor_parallel: 4093, pipeline_parallel: 4093, context_parallel: 4093}"
+    (home / "job.yaml").write_text(f"name: demo\nengine: {three}\nserve: {{nodes: 1}}\n")
+    (home / "here.yaml").write_text("name: here\ngpus_per_node: 8\n")
+    started = time.process_time()
+    refused = Typed(capsys, "render", "job.yaml", "--cluster", "./here.yaml")
+    assert refused.code == ExitCode.CONFIG
+    assert f"set serve.nodes to {4093**3}" in refused.errors
+    assert time.process_time() - started < 2

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from trtllm_hpc.errors import RenderError
@@ -46,3 +48,10 @@ def test_what_cannot_be_spread_is_refused_with_what_would_fit(
     with pytest.raises(RenderError, match=words) as caught:
         make_layout(world, nodes, gpus)
     assert caught.value.hint is not None and hint in caught.value.hint
+
+
+def test_a_large_prime_world_is_laid_out_at_once() -> None:
+    world = 2**31 - 1
+    started = time.process_time()
+    assert make_layout(world, None, 8).nodes == world
+    assert time.process_time() - started < 1

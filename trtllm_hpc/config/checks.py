@@ -57,7 +57,7 @@ def gpus_suffice(job: JobFile, cluster: ClusterProfile) -> Problems:
     if cluster.scheduler == "local":
         yield in_job("conflict", "engine", message, f"lower engine.tensor_parallel to {gpus} or less", world)
         return
-    fewest = next(count for count in range(nodes, world + 1) if world % count == 0 and world // count <= gpus)
+    fewest = world // next(ranks for ranks in range(gpus, 0, -1) if world % ranks == 0)
     yield in_job("conflict", "serve.nodes", message, f"set serve.nodes to {fewest}", nodes)
 
 

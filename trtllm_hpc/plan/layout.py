@@ -51,8 +51,4 @@ def make_layout(world_size: int, nodes: int | None, gpus_per_node: int) -> Layou
 def _fewest_nodes(world_size: int, gpus_per_node: int) -> int:
     if not gpus_per_node:
         return 1
-    return next(
-        count
-        for count in range(1, world_size + 1)
-        if world_size % count == 0 and world_size // count <= gpus_per_node
-    )
+    return world_size // next(ranks for ranks in range(gpus_per_node, 0, -1) if world_size % ranks == 0)
