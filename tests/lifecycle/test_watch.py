@@ -10,10 +10,11 @@ import pytest
 
 from tests.lifecycle.clock import Clock
 from tests.lifecycle.fake_slurm import CONTROLLER_GONE, FakeSlurm
-from tests.lifecycle.made import run_with
+from tests.lifecycle.made import run_with, written
 from tests.logs.runs import add_rank
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.lifecycle import watch
+from trtllm_hpc.lifecycle.journal import Journal
 from trtllm_hpc.lifecycle.status import RunState
 from trtllm_hpc.lifecycle.watch import Progress, follow
 from trtllm_hpc.paths import RunPaths, write_json
@@ -26,6 +27,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     made = Clock()
     with monkeypatch.context() as patch:
         patch.setattr(watch, "time", made)
+        # The files are read more rarely than a person's are, for the test's own speed.
+        patch.setattr(watch, "_FILE_PAUSE_S", 2.0)
         yield made
 
 
@@ -57,17 +60,39 @@ def test_slurm_is_asked_at_once_when_the_files_tell_news(
 
     clock.at(102, end)
     list(follow(run))
-    assert clock.now - 1000 < 104
+    assert clock.now - 1000 < 108
 
 
-def test_the_endpoint_ends_the_wait_for_it(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:
-    def publish() -> None:
-        Endpoint("102", "n1", "10.0.0.1", 8, 9, 10, ["ensemble"], 5.0).write(run.endpoint)
-        add_event(run, "serve", "ready")
+def publish(run: RunPaths) -> None:
+    Endpoint("102", "n1", "10.0.0.1", 8, 9, 10, ["ensemble"], 5.0).write(run.endpoint)
+    add_event(run, "serve", "ready")
 
-    clock.at(50, publish)
-    last = list(follow(run, until_serving=True))[-1]
-    assert last.status.state is RunState.SERVING and clock.now - 1000 < 52
+
+def test_a_server_that_is_to_go_on_is_followed_until_only_it_is_left(
+    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
+) -> None:
+    def finish_companion() -> None:
+        fake_slurm.set("103", "COMPLETED")
+        add_event(run, "companion", "stage_end", exit_code=0)
+
+    clock.at(20, lambda: publish(run))
+    clock.at(60, finish_companion)
+    last = list(follow(run, keeps_serving=True))[-1]
+    assert last.status.state is RunState.SERVING and 60 <= clock.now - 1000 < 64
+
+
+def test_a_companion_within_the_servers_job_is_waited_for_by_its_own_words(
+    fake_slurm: FakeSlurm, tmp_path: Path, clock: Clock
+) -> None:
+    _, run = written(tmp_path / "overlap", companion="overlap")
+    journal = Journal(scheduler="slurm", complete=True)
+    for stage, state in (("build", "COMPLETED"), ("serve", "RUNNING")):
+        journal.add(run, stage, fake_slurm.add(state, nodes="n1"))
+    add_event(run, "companion", "stage_begin")
+    publish(run)
+    clock.at(30, lambda: add_event(run, "companion", "stage_end", exit_code=0))
+    last = list(follow(run, keeps_serving=True))[-1]
+    assert last.status.state is RunState.SERVING and 30 <= clock.now - 1000 < 34
 
 
 def test_after_a_failure_the_other_stages_may_still_end(
@@ -85,7 +110,7 @@ def test_a_stage_that_never_ends_after_a_failure_is_not_waited_for(
     fake_slurm.set("102", "FAILED", exit="7:0")
     last = list(follow(run))[-1]
     assert last.status.state is RunState.FAILED and not last.status.settled
-    assert 55 < clock.now - 1000 < 70
+    assert 55 < clock.now - 1000 < 75
 
 
 def test_a_busy_controller_does_not_end_the_watching(
