@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,25 @@ STAGES = ("build", "serve", "companion")
 
 STEPS = ("build", "preflight", "serve", "companion")
 """What writes one log a rank: each stage, and the preflight within ``serve``."""
+
+COMPANION_MEASUREMENT = "benchmark"
+"""Name of the companion's own measurement; any other is somebody's by hand."""
+
+
+@dataclass(frozen=True)
+class MeasurementPaths:
+    """The files of one measurement."""
+
+    summary: Path
+    requests: Path
+    """One JSON line for each request."""
+    table: Path
+    """The table as text."""
+
+    @property
+    def present(self) -> list[Path]:
+        """Those of the files that are there."""
+        return [file for file in (self.summary, self.requests, self.table) if file.exists()]
 
 
 class RunPaths:
@@ -154,25 +174,29 @@ class RunPaths:
         """The companion's first question, and the model's answer over each protocol."""
         return self.results / "request.json"
 
+    def measurement(self, name: str) -> MeasurementPaths:
+        """The files of the measurement of that name."""
+        return MeasurementPaths(*(self.results / f"{name}.{ending}" for ending in ("json", "jsonl", "txt")))
+
     @property
     def benchmark(self) -> Path:
-        """Summary of the benchmark."""
-        return self.results / "benchmark.json"
+        """Summary of the companion's benchmark."""
+        return self.measurement(COMPANION_MEASUREMENT).summary
 
     @property
     def benchmark_requests(self) -> Path:
-        """One JSON line for each request of the benchmark."""
-        return self.results / "requests.jsonl"
-
-    @property
-    def benchmark_progress(self) -> Path:
-        """How far the running benchmark is."""
-        return self.results / "progress.json"
+        """One JSON line for each request of the companion's benchmark."""
+        return self.measurement(COMPANION_MEASUREMENT).requests
 
     @property
     def benchmark_table(self) -> Path:
-        """The benchmark's table as text."""
-        return self.results / "benchmark.txt"
+        """The companion's benchmark as text."""
+        return self.measurement(COMPANION_MEASUREMENT).table
+
+    @property
+    def benchmark_progress(self) -> Path:
+        """How far the companion's benchmark is."""
+        return self.results / "progress.json"
 
     @property
     def report(self) -> Path:

@@ -44,6 +44,11 @@ def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
 
 
 def bench(paths: RunPaths, *arguments: str) -> Result:
+    """As the companion does it."""
+    return by_hand(paths, "--save-as=benchmark", *arguments)
+
+
+def by_hand(paths: RunPaths, *arguments: str) -> Result:
     return CliRunner().invoke(command, [str(paths.folder), "--runs", str(paths.folder.parent), *arguments])
 
 
@@ -66,7 +71,7 @@ def test_a_stalled_server_shows_at_full_size_in_the_latency_from_schedule(endpoi
 
 
 def test_the_results_are_all_written(run: RunPaths) -> None:
-    result = bench(run, "--requests", "20", "--rate", "100", "--max-tokens", "16", "--arrival", "poisson")
+    result = bench(run, "--requests", "20", "--rate", "100", "--max-tokens", "16")
     assert result.exit_code == 0, result.output
     summary = read_json(run.benchmark)
     assert summary is not None and summary["valid"] and summary["findings"] == []
@@ -79,15 +84,32 @@ def test_the_results_are_all_written(run: RunPaths) -> None:
     assert [record.index for record in records] == list(range(20))
     assert [record.scheduled_s for record in records] == send_times(20, 100.0, "poisson", seed=0)
     assert read_json(run.benchmark_progress) == {"of": 20, "done": 20, "errors": 0}
-    assert run.benchmark_table.read_text() == result.output
+    assert run.benchmark_table.read_text() == result.stdout
     assert "latency from schedule" in result.output and "p99 (ms)" in result.output
+
+
+def test_a_measurement_by_hand_leaves_the_companions_alone(run: RunPaths) -> None:
+    assert bench(run, "--requests", "2", "--rate", "100").exit_code == 0
+    kept = {file.name: file.read_bytes() for file in run.results.iterdir()}
+    unnamed = by_hand(run, "--requests", "3", "--rate", "100")
+    named = by_hand(run, "--requests", "4", "--rate", "100", "--save-as", "rate.100_x-1")
+    assert unnamed.exit_code == named.exit_code == 0, unnamed.output + named.output
+    assert {name: (run.results / name).read_bytes() for name in kept} == kept
+    files = run.measurement("rate.100_x-1")
+    assert files.present == [files.summary, files.requests, files.table]
+    assert f"written: {files.summary}" in named.stderr and files.table.read_text() == named.stdout
+    [by_time] = run.results.glob("bench-????????-??????.json")
+    assert str(by_time) in unnamed.stderr
+    # The companion that is submitted again by hand measures again under its own name.
+    assert bench(run, "--requests", "5", "--rate", "100").exit_code == 0
+    assert len(read_records(run.benchmark_requests)) == 5
 
 
 def test_tokens_are_counted_by_the_core_model_if_the_asked_one_does_not(run: RunPaths) -> None:
     result = bench(
         run, "--requests", "6", "--rate", "100", "--model", "uncounted", "--prompt", "héllo", "--json"
     )
-    summary = json.loads(result.output)
+    summary = json.loads(result.stdout)
     # "héllo" is 6 bytes, and so 6 tokens; the core model stops two tokens early.
     assert summary["tokens"] == {"input": 36, "output": 84, "counted_by": ["replay"]}
     assert not any("not counted" in warning for warning in summary["warnings"])
@@ -119,7 +141,7 @@ def test_a_request_is_sent_through_no_proxy(run: RunPaths, monkeypatch: pytest.M
 
 
 def test_an_interrupt_ends_it_at_once_without_a_traceback(run: RunPaths) -> None:
-    arguments = [str(run.folder), "--requests", "600", "--rate", "20", "--warmup", "0"]
+    arguments = [str(run.folder), "--save-as=benchmark", "--requests", "600", "--rate", "20", "--warmup", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "trtllm_hpc", "bench", *arguments], stderr=subprocess.PIPE, text=True
     )
@@ -138,3 +160,23 @@ def test_a_run_without_a_server_is_not_measured(tmp_path: Path) -> None:
     write_json(paths.plan, {"name": "demo"})
     assert isinstance(bench(paths, "--requests", "1").exception, NotReady)
     assert not paths.benchmark.exists()
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl", "txt"])
+def test_a_name_that_is_taken_is_refused_before_anything_is_sent(tmp_path: Path, ending: str) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.make_folders()
+    write_json(paths.plan, {"name": "demo"})
+    (paths.results / f"mine.{ending}").write_text("kept")
+    refused = by_hand(paths, "--save-as", "mine")
+    assert refused.exit_code == ExitCode.USAGE
+    assert f"mine.{ending}" in refused.stderr and "Choose another name" in refused.stderr
+    assert (paths.results / f"mine.{ending}").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", ["", ".", "../x", "a/b", "a b", "-x", "é", "a" * 101, "progress", "request"])
+def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.make_folders()
+    write_json(paths.plan, {"name": "demo"})
+    assert by_hand(paths, f"--save-as={name}").exit_code == ExitCode.USAGE

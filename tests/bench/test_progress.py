@@ -28,3 +28,10 @@ def test_the_end_is_written_when_the_load_breaks(tmp_path: Path) -> None:
         progress.count(ok=True)
         raise KeyboardInterrupt
     assert read_json(tmp_path / "progress.json") == {"of": 2, "done": 1, "errors": 0}
+
+
+def test_progress_that_nobody_watches_is_only_shown(tmp_path: Path) -> None:
+    progress, shown = Progress(of=1), []
+    with reported(progress, None, lambda now: shown.append(now.done)):
+        progress.count(ok=True)
+    assert shown[-1] == 1 and not list(tmp_path.iterdir())

@@ -17,7 +17,7 @@ from trtllm_hpc.bench.schedule import send_times
 from trtllm_hpc.bench.tokens import replay_counts, with_tokens
 from trtllm_hpc.bench.wire import output_tokens, text_request
 from trtllm_hpc.errors import InvalidMeasurement
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint
 
 
@@ -39,8 +39,12 @@ class Settings:
     model: str = "ensemble"
 
 
-def run_benchmark(paths: RunPaths, endpoint: Endpoint, settings: Settings) -> dict[str, Any]:
+def run_benchmark(paths: RunPaths, endpoint: Endpoint, settings: Settings, name: str) -> dict[str, Any]:
     """Measure, write the records and the summary into the run folder, and return the summary.
+
+    Args:
+        name: of the measurement. Only the companion's reports its progress to
+            those who watch the run.
 
     Raises:
         NotReady: no connection to the endpoint.
@@ -48,7 +52,8 @@ def run_benchmark(paths: RunPaths, endpoint: Endpoint, settings: Settings) -> di
     prompts = choose_prompts(settings.requests, settings.prompts, settings.seed)
     progress = Progress(of=settings.requests)
     paths.results.mkdir(exist_ok=True)
-    with terminal_bar(progress) as show, reported(progress, paths.benchmark_progress, show):
+    progress_file = paths.benchmark_progress if name == COMPANION_MEASUREMENT else None
+    with terminal_bar(progress) as show, reported(progress, progress_file, show):
         load = run_load(
             endpoint,
             [_request(settings, prompt, str(index)) for index, prompt in enumerate(prompts)],
@@ -59,8 +64,9 @@ def run_benchmark(paths: RunPaths, endpoint: Endpoint, settings: Settings) -> di
         )
     records = _counted(endpoint, settings, prompts, load)
     summary = summarise(settings, endpoint, load.started_at, records)
-    write_records(paths.benchmark_requests, records)
-    write_json(paths.benchmark, summary)
+    files = paths.measurement(name)
+    write_records(files.requests, records)
+    write_json(files.summary, summary)
     return summary
 
 

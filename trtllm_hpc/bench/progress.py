@@ -31,8 +31,8 @@ Show = Callable[[Progress], None]
 
 
 @contextmanager
-def reported(progress: Progress, path: Path, show: Show | None = None) -> Iterator[None]:
-    """While open, write ``progress`` to ``path`` and pass it to ``show``, every 0.2 s at most.
+def reported(progress: Progress, path: Path | None, show: Show | None = None) -> Iterator[None]:
+    """While open, write ``progress`` to ``path`` (if any) and pass it to ``show``, every 0.2 s at most.
 
     A thread does it: a slow shared file system must not hold up the sender.
     """
@@ -44,7 +44,8 @@ def reported(progress: Progress, path: Path, show: Show | None = None) -> Iterat
             over = ended.wait(_INTERVAL_S if written is not None else 0)
             now = asdict(progress)
             if now != written:
-                write_json(path, now)
+                if path is not None:
+                    write_json(path, now)
                 written = now
                 if show is not None:
                     show(progress)

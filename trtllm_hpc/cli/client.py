@@ -47,7 +47,11 @@ def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     show_default=True,
     help="How long to wait for the server; 0: it must be ready now.",
 )
-@click.option("--save", is_flag=True, help="Also write the answer into the run folder.")
+@click.option(
+    "--save",
+    is_flag=True,
+    help="Write the answer into the run folder as results/request.json, in place of the companion's.",
+)
 @json_option
 def command(
     run: RunPaths,
