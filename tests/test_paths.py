@@ -118,3 +118,13 @@ def test_reading_json(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(ValueError):
         read_json(file)
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, *_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/a\.json'"):
+        write_json(tmp_path / "a.json", {})
+    assert list(tmp_path.iterdir()) == []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runs import default_runs_folder, find_run, list_runs
+from trtllm_hpc.runs import call_name, default_runs_folder, find_run, list_runs
 
 
 def make(folder: Path, name: str, age_s: int) -> RunPaths:
@@ -75,7 +78,7 @@ def test_what_goes_by_no_name_is_told_with_the_newest(runs: Path, name: str) -> 
         find_run(name, runs)
     if "\0" not in name:
         assert "falcon-1, llama-2, llama-1" in caught.value.message
-        assert caught.value.hint == "trtllm-hpc status falcon-1"
+        assert caught.value.hint == f"trtllm-hpc status {runs / 'falcon-1'}"
     assert str(caught.value).encode("utf-8", "backslashreplace")
 
 
@@ -98,8 +101,57 @@ def test_folders_that_may_not_be_read_hold_no_runs(runs: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "stat", stat)
     assert [run.run_id for run in list_runs(runs)] == ["llama-2", "llama-1"]
-    with pytest.raises(RunNotFound):
-        find_run(str(runs / "falcon-1"), runs)
+    assert find_run("latest", runs).run_id == "llama-2"
+    for name in (str(runs / "falcon-1"), "falcon-1"):
+        with pytest.raises(RunNotFound, match=r"falcon-1/plan\.json cannot be read: Permission denied"):
+            find_run(name, runs)
+
+
+def test_a_plan_that_may_not_be_read_is_no_damaged_one(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a run in a folder that others may list, seen by one of them."""
+    real = io.open
+
+    def refuse(path: object, *arguments: Any, **more: Any) -> Any:
+        if "falcon-1" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "access", lambda path, mode: "falcon-1" not in str(path))
+    monkeypatch.setattr(io, "open", refuse)
+    assert [run.run_id for run in list_runs(runs)] == ["llama-2", "llama-1"]
+    with pytest.raises(RunNotFound, match=r"falcon-1/plan\.json cannot be read: Permission denied"):
+        find_run("falcon-1", runs)
+
+
+def test_a_damaged_plan_does_not_stop_latest(runs: Path) -> None:
+    plan = RunPaths(runs / "falcon-1").plan
+    made_at = plan.stat().st_mtime
+    plan.write_text("{")
+    os.utime(plan, (made_at, made_at))
+    assert find_run("latest", runs).run_id == "llama-2"
+    for run in list_runs(runs):
+        run.plan.write_text("{")
+    with pytest.raises(RunNotFound, match="is damaged"):
+        find_run("latest", runs)
+
+
+def test_the_beginning_of_one_id_is_enough(runs: Path) -> None:
+    assert find_run("fal", runs).run_id == "falcon-1"
+    with pytest.raises(RunNotFound, match=r"2 runs in .* begin with 'll'. The newest: llama-2, llama-1"):
+        find_run("ll", runs)
+
+
+def test_the_name_for_commands_works_from_anywhere(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert call_name(RunPaths(runs / "llama-1")) == "llama-1"
+    odd = make(tmp_path / "my runs" / "llama-9", "llama", 0)
+    assert call_name(odd) == f"'{odd.folder}'"
+    assert find_run(shlex.split(call_name(odd))[0], default_runs_folder()).folder == odd.folder
+    monkeypatch.setenv("TRTLLM_HPC_RUNS", "my runs")
+    assert call_name(odd) == "llama-9"
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\udcff"])

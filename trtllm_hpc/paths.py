@@ -233,6 +233,10 @@ def write_aside(path: Path) -> Iterator[Path]:
     try:
         yield aside
         aside.replace(path)
+    except OSError as error:
+        # A full disk names no file by itself.
+        error.filename = error.filename or str(path)
+        raise
     finally:
         aside.unlink(missing_ok=True)
 

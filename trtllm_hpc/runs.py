@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +20,39 @@ def default_runs_folder() -> Path:
     return Path(os.environ.get(RUNS_VARIABLE) or "runs")
 
 
+def call_name(paths: RunPaths) -> str:
+    """What to write in a command for this run, as a word of the shell.
+
+    The id where commands look for runs by themselves, else the whole folder.
+    """
+    at_home = paths.folder.parent == default_runs_folder().absolute()
+    return shlex.quote(paths.run_id if at_home else str(paths.folder))
+
+
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a rendered run."""
-    try:
-        return RunPaths(folder).plan.is_file()
-    except OSError:  # somebody else's folder, or no name that a folder can have
-        return False
+    """Whether a folder holds a rendered run that may be read."""
+    return _made_at(folder) is not None
 
 
 def list_runs(runs_folder: Path) -> list[RunPaths]:
-    """All runs below ``runs_folder``, the newest first."""
+    """All runs below ``runs_folder`` that may be read, the newest first."""
     try:
-        folders = [folder for folder in runs_folder.iterdir() if is_run(folder)]
+        folders = list(runs_folder.iterdir())
     except OSError:
         return []
-    return [RunPaths(folder) for folder in sorted(folders, key=_age, reverse=True)]
+    ages = {folder: made_at for folder in folders if (made_at := _made_at(folder)) is not None}
+    return [RunPaths(folder) for folder in sorted(ages, key=lambda it: (ages[it], it.name), reverse=True)]
 
 
-def _age(folder: Path) -> tuple[int, str]:
-    # The plan is written once, when the run is made; folder times change with every log.
-    return RunPaths(folder).plan.stat().st_mtime_ns, folder.name
+def _made_at(folder: Path) -> int | None:
+    """When a run was made, in ns since the epoch; ``None`` for what is no run, or not ours to read."""
+    plan = RunPaths(folder).plan
+    try:
+        # The plan is written once, when the run is made; folder times change with every log.
+        entry = plan.stat()
+        return entry.st_mtime_ns if stat.S_ISREG(entry.st_mode) and os.access(plan, os.R_OK) else None
+    except (OSError, ValueError):  # somebody else's folder, or no name that a folder can have
+        return None
 
 
 def find_run(name: str, runs_folder: Path) -> RunPaths:
@@ -45,26 +60,29 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
 
     Args:
         name: a run folder, the id of a run in ``runs_folder``, a job name (its
-            newest run), or ``latest``.
+            newest run), the beginning of one id, or ``latest``.
         runs_folder: where runs are kept.
 
     Raises:
-        RunNotFound: nothing goes by that name, or its plan is damaged.
+        RunNotFound: nothing goes by that name, or it may not be read or is damaged.
     """
     if "\0" in name:
         raise RunNotFound(f"{name!r} cannot be the name of a run.")
-    if name != "latest" and is_run(Path(name)):
-        return _readable(RunPaths(Path(name)))
     runs = list_runs(runs_folder)
     if name == "latest" and runs:
-        return _readable(runs[0])
+        return next((run for run in runs if _plan(run)), None) or _readable(runs[0])
+    if name != "latest" and is_run(Path(name)):
+        return _readable(RunPaths(Path(name)))
     for run in runs:
         if run.run_id == name:
             return _readable(run)
     for run in runs:
         if _plan(run).get("name") == name:
             return run
-    raise _not_found(name, runs_folder, runs)
+    begun = [run for run in runs if name and run.run_id.startswith(name)]
+    if len(begun) == 1:
+        return _readable(begun[0])
+    raise _forbidden(name, runs_folder) or _not_found(name, runs_folder, begun or runs, several=bool(begun))
 
 
 def _plan(run: RunPaths) -> dict[str, Any]:
@@ -82,14 +100,32 @@ def _readable(run: RunPaths) -> RunPaths:
     return run
 
 
-def _not_found(name: str, runs_folder: Path, runs: list[RunPaths]) -> RunNotFound:
+def _forbidden(name: str, runs_folder: Path) -> RunNotFound | None:
+    """The error for a run, or a folder of runs, that is there but closed to this person."""
+    for folder in (runs_folder, Path(name), runs_folder / name):
+        try:
+            next(folder.iterdir(), None)
+            RunPaths(folder).plan.stat()
+            RunPaths(folder).plan.open().close()
+        except PermissionError as error:
+            return RunNotFound(
+                f"{error.filename} cannot be read: {error.strerror}.",
+                hint="ask its owner, or name the folder of your own runs with --runs",
+            )
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _not_found(name: str, runs_folder: Path, runs: list[RunPaths], *, several: bool) -> RunNotFound:
     if not runs:
         return RunNotFound(
             f"No run is called {name!r}: there are no runs in {runs_folder}.",
             hint="trtllm-hpc submit JOB.yaml, or name the folder of runs with --runs",
         )
     newest = ", ".join(run.run_id for run in runs[:5])
-    return RunNotFound(
-        f"No run is called {name!r}. The newest in {runs_folder}: {newest}.",
-        hint=f"trtllm-hpc status {runs[0].run_id}",
-    )
+    if several:
+        message = f"{len(runs)} runs in {runs_folder} begin with {name!r}. The newest: {newest}."
+    else:
+        message = f"No run is called {name!r}. The newest in {runs_folder}: {newest}."
+    return RunNotFound(message, hint=f"trtllm-hpc status {call_name(runs[0])}")

@@ -77,6 +77,12 @@ def test_python_m_is_the_same_program() -> None:
     [
         (SubmissionError("No.", hint="sinfo"), ExitCode.SUBMISSION, "error: No.\n  next: sinfo\n"),
         (click.UsageError("No."), ExitCode.USAGE, "Error: No.\n"),
+        (
+            PermissionError(13, "Permission denied", "/x/y"),
+            ExitCode.INTERNAL,
+            "error: /x/y: Permission denied.\n",
+        ),
+        (TimeoutError("timed out"), ExitCode.INTERNAL, "error: timed out.\n"),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED, "Interrupted.\n"),
     ],
 )
@@ -108,3 +114,14 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     )
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "a line of a log" in answer.stdout
+
+
+@pytest.mark.parametrize("arguments", ["--json", ""])
+def test_a_full_disk_under_the_output_is_one_sentence(tmp_path: Path, arguments: str) -> None:
+    _, paths = written(tmp_path / "run", scheduler="local")
+    command_line = f'"{sys.executable}" -m trtllm_hpc status "$1" {arguments} > /dev/full'
+    answer = subprocess.run(
+        ["bash", "-c", command_line, "full", str(paths.folder)], capture_output=True, text=True, timeout=60
+    )
+    assert answer.stderr == "error: The output cannot be written: No space left on device.\n"
+    assert answer.returncode == ExitCode.INTERNAL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -92,6 +93,7 @@ def main(args: Sequence[str] | None = None) -> Any:
     """Run the command line and leave the process with the code of what failed."""
     try:
         code = command.main(args=args, prog_name="trtllm-hpc", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Abort:
         click.echo("Interrupted.", err=True)
         sys.exit(ExitCode.INTERRUPTED)
@@ -102,7 +104,28 @@ def main(args: Sequence[str] | None = None) -> Any:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except _ReaderLeft:
-        # Python flushes once more at the end: into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(ExitCode.OK)
+    except OSError as error:
+        # What the file system refuses (a full disk, a folder that is closed to this person) is
+        # no fault of the program: a traceback would only hide the one line that helps.
+        click.echo(f"error: {_refused(error)}", err=True)
+        sys.exit(ExitCode.INTERNAL)
     sys.exit(code if isinstance(code, int) else ExitCode.OK)
+
+
+def _refused(error: OSError) -> str:
+    """One sentence on what the system refused."""
+    words = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {words}."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        # Our own files are named by whoever writes them, so this is the terminal or its redirection.
+        _drop_output()
+        return f"The output cannot be written: {words}."
+    return f"{words}."
+
+
+def _drop_output() -> None:
+    """Let Python's own last flush go into nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
