@@ -12,6 +12,8 @@ from tests.lifecycle.fake_slurm import FakeSlurm
 from tests.lifecycle.made import run_with, submitted, written
 from tests.logs.runs import add_rank
 from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.lifecycle.cancel import cancel_run
+from trtllm_hpc.lifecycle.slurm import Slurm as Commands
 from trtllm_hpc.lifecycle.status import RunState, run_status, was_stopped_by
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint, add_event
@@ -112,12 +114,23 @@ def test_states_of_three_jobs_become_one(
     assert words in status.sentence
 
 
-def test_a_rendered_run_asks_slurm_nothing(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_a_rendered_run_looks_into_the_queue_once(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run")
     status = run_status(paths)
     assert (status.state, status.sentence) == (RunState.RENDERED, "rendered, not submitted")
     assert [stage.state for stage in status.stages] == ["NOT SUBMITTED"] * 3
-    assert fake_slurm.calls() == []
+    # A person may have submitted its scripts by hand.
+    assert [call[0] for call in fake_slurm.calls()] == ["squeue"]
+
+
+def test_scripts_submitted_by_hand_are_found_in_the_queue(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "run")
+    job = Commands(plan.cluster.slurm_conf).submit(paths.sbatch("build"))
+    stages = {stage.stage: stage for stage in run_status(paths).stages}
+    assert (stages["build"].job_id, stages["build"].state) == (job, "PENDING")
+    assert stages["serve"].state == "NOT SUBMITTED"
+    cancel_run(paths)
+    assert fake_slurm.state(job).startswith("CANCELLED")
 
 
 def test_one_question_answers_for_a_run_that_lives(fake_slurm: FakeSlurm, tmp_path: Path) -> None:

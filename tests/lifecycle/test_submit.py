@@ -21,7 +21,7 @@ from trtllm_hpc.lifecycle.chain import require_scheduler, submit_chain
 from trtllm_hpc.lifecycle.journal import read_journal
 from trtllm_hpc.lifecycle.status import run_status
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.stage import TOKEN_VARIABLE
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 
 
 def digests(paths: RunPaths) -> dict[str, str]:

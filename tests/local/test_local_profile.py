@@ -127,6 +127,14 @@ def test_stages_that_wait_for_a_killed_build_end(tmp_path: Path) -> None:
     assert eventually(lambda: processes_of(run) == [], 20), processes_of(run)
 
 
+def test_a_failed_build_ends_the_chain_at_once(tmp_path: Path) -> None:
+    started = time.monotonic()
+    answer, run = submit(tmp_path, "--wait", model={"path": "/no/such/model"})
+    assert answer.returncode == ExitCode.BUILD, answer.stdout + answer.stderr
+    assert time.monotonic() - started < 30
+    assert eventually(lambda: processes_of(run) == [], 5), processes_of(run)
+
+
 def test_ctrl_c_while_watching_leaves_the_run_alone(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps({**SECTIONS, "companion": {"benchmark": None}}))

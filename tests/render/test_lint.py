@@ -106,6 +106,8 @@ def test_hostile_text_arrives_unharmed_and_is_never_run(tmp_path: Path) -> None:
     for name in ("python", "srun"):
         (tools / name).write_text(_RECORDER)
         (tools / name).chmod(0o755)
+    folder = tmp_path / f"$(touch {owned})" / "it's"
+    folder.mkdir(parents=True)
     plan = plan_of(
         {
             "name": "a",
@@ -113,19 +115,22 @@ def test_hostile_text_arrives_unharmed_and_is_never_run(tmp_path: Path) -> None:
             "model": {"path": f"/m/{owned.name} $(id)"},
         },
         {"name": "x", "environment": {"NOTE": text}, "python": str(tools / "python")},
-        f"/runs/$(touch {owned})/it's",
+        str(folder),
     )
     calls = tmp_path / "calls"
+    job = f"test{os.getpid()}"
     for name, script in render_scripts(plan).items():
         file = tmp_path / name
         file.write_text(script, encoding="utf-8")
-        environment = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(calls), "SLURM_JOB_ID": "7"}
-        environment |= {"SLURM_PROCID": "0", "TRTLLM_HPC_JOB_ID": "7"}
+        environment = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(calls), "SLURM_JOB_ID": job}
+        environment |= {"SLURM_PROCID": "0", "TRTLLM_HPC_JOB_ID": job}
         environment |= {f"TRTLLM_HPC_{port}_PORT": "1" for port in ("HTTP", "GRPC", "METRICS")}
         answer = subprocess.run(
             ["bash", str(file)], env=environment, capture_output=True, text=True, timeout=30
         )
         assert answer.returncode == 0, (name, answer.stderr)
+    for scratch in Path("/tmp").glob(f"trt{job}_0_*"):  # the rank's, which the real runtime removes
+        shutil.rmtree(scratch)
     assert not owned.exists()
     seen = [json.loads(line) for line in calls.read_text().splitlines()]
     assert any(f"--prompt={text}" in call["argv"] for call in seen)

@@ -51,8 +51,8 @@ WRONG: list[tuple[Callable[[], list[Found]], str]] = [
         lambda: changed(1, host="n1"),
         "rank 1 is on n1, but the plan puts it beside rank 0 on n0: ranks must be distributed in blocks of 2",
     ),
-    (lambda: changed(2, gpus=["0"]), "rank 2 on n1 sees 1 GPU(s) (0), but every task must see all 2"),
-    (lambda: changed(3, gpus=[]), "rank 3 on n1 sees 0 GPU(s) (none), but every task must see all 2"),
+    (lambda: changed(2, gpus=["0"]), "rank 2 on n1 sees 1 GPU(s) (0), but the plan gives each node 2"),
+    (lambda: changed(3, gpus=[]), "rank 3 on n1 sees 0 GPU(s) (none), but the plan gives each node 2"),
     (lambda: changed(0, shm_free_gib=0.06), "/dev/shm on n0 has 0.06 GiB free, but 2 rank(s) need 0.50 GiB"),
 ]
 

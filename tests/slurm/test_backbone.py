@@ -307,3 +307,73 @@ def test_files_written_by_init_lead_to_a_run(person: Person) -> None:
     answer = person.types(*words, "--set", "serve.nodes=2")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "answer (grpc)" in answer.stdout
+
+
+def test_killed_ranks_end_a_companion_inside_the_allocation(person: Person, engine: Path) -> None:
+    """kill -9 of the supervisors: nobody on the nodes can write a word."""
+    sections = two_ranks(engine, companion={"benchmark": {**SMALL, "requests": 600}})
+    _, run = person.submit(
+        person.job("overlap-killed", **sections), "--set", "cluster.companion=overlap", wait=False
+    )
+    assert eventually(lambda: run.benchmark_progress.exists(), 60), person.status(run)
+    nodes = {node.name: node for node in person.sandbox.nodes}
+    for rank in range(2):
+        record = RankRecord.read(run.rank_record("serve", rank))
+        assert record is not None
+        supervisors = [
+            process.pid
+            for process in user_processes(nodes[record.host])
+            if "rank" in process.arguments and f"--rank={rank}" in process.arguments
+        ]
+        for pid in supervisors:
+            os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: person.status(run)["state"] == "failed", 15), person.status(run)
+    assert eventually(lambda: person.jobs_in_queue() == [], 15)
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+
+
+def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, engine: Path) -> None:
+    job = person.job("no-companion", **two_ranks(engine))
+    held = ["--set", "cluster.companion_partition=debug", "--set", "companion.start_timeout_seconds=5"]
+    _, run = person.submit(job, *held, wait=False)
+    companion = person.status(run)["stages"][-1]["job_id"]
+    person.slurm("scancel", companion)
+    assert eventually(lambda: person.jobs_in_queue() == [], 60), person.status(run)
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+
+
+def test_what_a_person_has_exported_changes_nothing(person: Person, engine: Path) -> None:
+    (person.folder / "click.py").write_text(
+        "raise SystemExit('the click.py of the working directory was run')\n"
+    )
+    person.environment = {
+        "SLURM_GRES": "gpu:9",
+        "SLURM_EXCLUSIVE": "1",
+        "SLURM_LABELIO": "1",
+        "SLURM_HINT": "nomultithread",
+        "SBATCH_PARTITION": "nosuch",
+        "SBATCH_TIMELIMIT": "1",
+        "TMPDIR": str(person.folder),
+        "http_proxy": "http://127.0.0.1:9",
+    }
+    answer, run = person.submit(person.job("exported", **two_ranks(engine)))
+    (person.folder / "click.py").unlink()
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert run.rank_log("serve", 0).read_text(errors="replace").startswith("rank 0 on")
+
+
+def test_a_site_that_hands_out_no_gpus(person: Person, engine: Path) -> None:
+    answer, _ = person.submit(
+        person.job("no-gpus", **two_ranks(engine, companion={"benchmark": None})),
+        *("--set", "cluster.gpu_request=none"),
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize("where", ["job", "overlap"])
+def test_a_refused_question_is_what_failed(person: Person, engine: Path, where: str) -> None:
+    sections = two_ranks(engine, companion={"request": {"prompt": "word " * 400, "max_tokens": 4}})
+    answer, run = person.submit(person.job("refused", **sections), "--set", f"cluster.companion={where}")
+    assert answer.returncode == ExitCode.REQUEST, answer.stdout + answer.stderr
+    assert person.jobs_in_queue() == []
+    assert person.status(run)["state"] == "failed"

@@ -110,6 +110,8 @@ class Companion(Section):
     time_limit_minutes: Minutes = 45
     endpoint_timeout_seconds: Seconds = 1200
     """Bound on the wait for the endpoint; longer than ``serve.ready_timeout_seconds``."""
+    start_timeout_seconds: Seconds = 3600
+    """Bound on a ready server's wait for the companion's start; then it stops by itself."""
     request: Request = Request()
     benchmark: Benchmark | None = Benchmark()
     """``null`` asks the question only."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.lifecycle.journal import Journal
 from trtllm_hpc.lifecycle.local import cancel_local, detached, local_executor
-from trtllm_hpc.lifecycle.processes import process_start_ticks
 from trtllm_hpc.lifecycle.script import StageScript
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan, Stage
-from trtllm_hpc.runtime.stage import TOKEN_VARIABLE
+from trtllm_hpc.runtime.process import start_ticks
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from submitit.core.core import Executor, Job
@@ -45,7 +45,7 @@ def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage,
                 with interruptions.hold():
                     job = _submit(executor, _script(stage, paths, journal.token), plan, paths)
                     jobs.append(job)
-                    started = process_start_ticks(int(job.job_id)) if journal.scheduler == "local" else None
+                    started = start_ticks(int(job.job_id)) if journal.scheduler == "local" else None
                     journal.add(paths, stage.name, job.job_id, started)
                 progress(stage.name, job.job_id)
             journal.complete = True
@@ -99,7 +99,9 @@ class _Interruptions:
         self._pending: str | None = None
 
     def __enter__(self) -> _Interruptions:
-        self._before = {number: signal.signal(number, self._arrive) for number in self._ENDING}
+        # A signal that is ignored (nohup) stays ignored.
+        heard = [number for number in self._ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._arrive) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:

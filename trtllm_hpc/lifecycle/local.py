@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.lifecycle.journal import Journal
-from trtllm_hpc.lifecycle.processes import end_group, process_start_ticks
+from trtllm_hpc.lifecycle.processes import end_group, is_same_process
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.records import add_event, read_events
@@ -69,9 +69,12 @@ def cancel_local(paths: RunPaths, journal: Journal) -> None:
         if marks and marks[-1].name == "stage_end":
             continue
         add_event(paths, stage, "stage_cancelled")
-        for event in marks:
-            end_group(int(event.data["group"]))
-            sweep(f"trt{event.data['job_id']}_")
-        if job.process_started is not None and process_start_ticks(int(job.job_id)) == job.process_started:
+        begun = [event for event in marks if event.name == "stage_begin"]
+        if begun:
+            group = int(begun[-1].data["group"])
+            if is_same_process(group, begun[-1].data["group_started"]):
+                end_group(group)
+            sweep(f"trt{begun[-1].data['job_id']}_")
+        if is_same_process(int(job.job_id), job.process_started):
             with suppress(ProcessLookupError):
                 os.kill(int(job.job_id), signal.SIGTERM)

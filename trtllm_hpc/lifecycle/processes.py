@@ -7,18 +7,15 @@ import signal
 import time
 from pathlib import Path
 
+from trtllm_hpc.runtime.process import start_ticks
+
 _POLL_S = 0.1
 _STOP_GRACE_S = 20.0
 
 
-def process_start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (proc(5)); ``None`` if it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
+def is_same_process(pid: int, started: int | None) -> bool:
+    """Whether ``pid`` still is the process that started then."""
+    return started is not None and start_ticks(pid) == started
 
 
 def end_group(group: int) -> None:

@@ -6,14 +6,15 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from typing import NoReturn
 
 from trtllm_hpc.lifecycle.journal import read_journal
-from trtllm_hpc.lifecycle.processes import end_group, process_start_ticks
+from trtllm_hpc.lifecycle.processes import end_group, is_same_process
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import read_events
+from trtllm_hpc.runtime.records import add_event, read_events
 
 _POLL_S = 0.2
 
@@ -41,9 +42,10 @@ class StageScript:
     def __call__(self) -> int:
         """Wait for the dependencies, then run the script with bash; returns its exit code."""
         paths = RunPaths(self.run_folder)
+        _on_end(lambda: _give_up(paths, self.stage))
         for kind, stage in self.after:
             if not _wait_for(paths, kind, stage):
-                raise RuntimeError(f"stage {stage} failed, so {self.stage} never starts")
+                _give_up(paths, self.stage)
         return self._run(paths)
 
     def _run(self, paths: RunPaths) -> int:
@@ -56,18 +58,33 @@ class StageScript:
                 env={**os.environ, **dict(self.environment)},
                 start_new_session=True,  # so that the whole stage can be signalled
             )
-
-        def end(_signal: int, _frame: FrameType | None) -> None:
-            end_group(process.pid)
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # Ctrl-C at the terminal that submitted is ignored from the start (lifecycle.local).
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, end)
+        _on_end(lambda: end_group(process.pid))
         code = process.wait()
+        if not _has_ended(paths, self.stage):
+            # Killed outright, or never begun: nobody else is left to say so.
+            add_event(paths, self.stage, "stage_end", exit_code=code if code >= 0 else 128 - code)
         if code:
             raise RuntimeError(f"{self.path} ended with exit code {code}")
         return code
+
+
+def _on_end(action: Callable[[], None]) -> None:
+    """Do this when the controller, or a person, ends this process."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Ctrl-C at the terminal that submitted is ignored from the start (lifecycle.local).
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda _number, _frame: action())
+
+
+def _give_up(paths: RunPaths, stage: str) -> NoReturn:
+    """Say that this stage never starts, for those that wait for it, and end."""
+    if paths.folder.is_dir() and not _has_ended(paths, stage):
+        add_event(paths, stage, "stage_cancelled")
+    raise SystemExit(1)
+
+
+def _has_ended(paths: RunPaths, stage: str) -> bool:
+    return any(event.name in ("stage_end", "stage_cancelled") for event in read_events(paths, stage))
 
 
 def _wait_for(paths: RunPaths, kind: str, stage: str) -> bool:
@@ -92,6 +109,6 @@ def _can_still_happen(paths: RunPaths, stage: str) -> bool:
     """Whether the process of an earlier stage lives, or has just written its last event."""
     journal = read_journal(paths)
     job = journal.stages.get(stage) if journal else None
-    if job is None or process_start_ticks(int(job.job_id)) == job.process_started:
+    if job is None or is_same_process(int(job.job_id), job.process_started):
         return paths.folder.is_dir()
-    return any(event.name == "stage_end" for event in read_events(paths, stage))
+    return _has_ended(paths, stage)

@@ -94,6 +94,17 @@ class Slurm:
                 known[job] = info
         return known
 
+    def find_scripts(self, scripts: Iterable[Path]) -> dict[Path, str]:
+        """Job ids of this user's jobs in the queue that run one of these scripts; the newest of each."""
+        wanted = {str(script): script for script in scripts}
+        if not wanted or not is_installed():
+            return {}
+        answer = self._run(["squeue", "--noheader", "--me", "--format=%i|%o"])
+        if answer.returncode:
+            raise _refused(answer, "squeue failed")
+        lines = (line.split("|", 1) for line in answer.stdout.splitlines() if "|" in line)
+        return {wanted[script]: job_id for job_id, script in lines if script in wanted}
+
     def cancel(self, job_ids: Iterable[str]) -> None:
         """Cancel jobs; those that have ended are passed over.
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import enum
+import signal
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.lifecycle.journal import Journal, read_journal
-from trtllm_hpc.lifecycle.processes import process_start_ticks
+from trtllm_hpc.lifecycle.processes import is_same_process
 from trtllm_hpc.lifecycle.slurm import JobInfo, Slurm
 from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, Event, StopRequest, read_events
 from trtllm_hpc.states import INTERRUPTED, LOST, STATES, JobState, explain_reason
+
+_SIGNALS = {number.value: number.name for number in signal.Signals}
+
+_BLAMES_A_RANK = ("FAILED", "OUT_OF_MEMORY")
+"""States in which the rank that died first is the cause; in others (a time limit...) it is not."""
 
 
 class RunState(str, enum.Enum):
@@ -66,8 +72,11 @@ class RunStatus:
 
     @property
     def settled(self) -> bool:
-        """Whether every stage has ended; after a failure the others need a moment more."""
-        return self.state.final and all(stage.final for stage in self.stages)
+        """Whether every stage has ended; after a failure the others need a moment more.
+
+        A lost job never settles a run: accounting may only be late.
+        """
+        return self.state.final and self.state is not RunState.LOST and all(it.final for it in self.stages)
 
     def as_json(self) -> dict[str, Any]:
         """The status as plain JSON types."""
@@ -90,9 +99,18 @@ def run_status(paths: RunPaths, slurm: Slurm | None = None) -> RunStatus:
         stages = [_by_hand(name, events) for name in jobs]
     else:
         conf = journal.slurm_conf if journal else planned(paths, "slurm_conf")
-        answers = (slurm or Slurm(conf)).query(job for job in jobs.values() if job)
+        slurm = slurm or Slurm(conf)
+        if journal is None:
+            jobs |= _waiting_by_hand(paths, slurm, jobs)
+        answers = slurm.query(job for job in jobs.values() if job)
         stages = [_slurm_stage(name, job, answers, events) for name, job in jobs.items()]
     return _whole(paths, stages, journal)
+
+
+def _waiting_by_hand(paths: RunPaths, slurm: Slurm, jobs: dict[str, str | None]) -> dict[str, str]:
+    """Jobs that a person has submitted and that have not begun: they run our scripts, so Slurm knows them."""
+    scripts = {paths.sbatch(stage): stage for stage, job in jobs.items() if job is None}
+    return {scripts[script]: job for script, job in slurm.find_scripts(scripts).items()}
 
 
 def planned(paths: RunPaths, key: str) -> str | None:
@@ -130,20 +148,37 @@ def _slurm_stage(
     info = answers.get(job_id)
     if info is None:
         return _forgotten(name, job_id, events)
+    code = _own_exit_code(_marks(events, name), job_id, info)
     sentence = info.state.sentence
     if info.reason:
         sentence += f": {explain_reason(info.reason)}"
-    if info.state.final and not info.state.ok:
-        sentence += _how(info)
+    if info.exit_signal and not info.state.ok:
+        sentence += f" (its batch script was killed by signal {info.exit_signal})"
+    elif info.state.name == "FAILED":
+        sentence += _in_words(code)
     return StageStatus(
-        name, info.state.name, info.state.final, info.state.ok, sentence, job_id, info.nodes, info.exit_code
+        name, info.state.name, info.state.final, info.state.ok, sentence, job_id, info.nodes, code
     )
 
 
-def _how(info: JobInfo) -> str:
-    if info.exit_signal:
-        return f" (its batch script was killed by signal {info.exit_signal})"
-    return f" (exit code {info.exit_code})" if info.exit_code else ""
+def _own_exit_code(marks: list[Event], job_id: str, info: JobInfo) -> int | None:
+    """The script's own word where it left one: sacct shows 137 as 9."""
+    if (
+        info.state.final
+        and marks
+        and marks[-1].name == "stage_end"
+        and marks[-1].data.get("job_id") == job_id
+    ):
+        return int(marks[-1].data["exit_code"])
+    return info.exit_code
+
+
+def _in_words(code: int | None) -> str:
+    if not code:
+        return ""
+    if code > 128 and (name := _SIGNALS.get(code - 128)):
+        return f" (exit code {code}, as after {name})"
+    return f" (exit code {code})"
 
 
 def _forgotten(name: str, job_id: str, events: list[Event]) -> StageStatus:
@@ -156,7 +191,7 @@ def _forgotten(name: str, job_id: str, events: list[Event]) -> StageStatus:
 
 def _ended(name: str, job_id: str | None, code: int) -> StageStatus:
     state = STATES["COMPLETED" if code == 0 else "FAILED"]
-    sentence = state.sentence + (f" (exit code {code})" if code else "")
+    sentence = state.sentence + _in_words(code)
     return StageStatus(name, state.name, True, state.ok, sentence, job_id, exit_code=code)
 
 
@@ -183,8 +218,7 @@ def _local_stage(name: str, journal: Journal, events: list[Event]) -> StageStatu
         return _in_state(name, "CANCELLED", job.job_id)
     if last == "stage_end":
         return _ended(name, job.job_id, int(marks[-1].data.get("exit_code", 1)))
-    alive = process_start_ticks(int(job.job_id)) == job.process_started and job.process_started is not None
-    if alive:
+    if is_same_process(int(job.job_id), job.process_started):
         return _in_state(name, "RUNNING" if last == "stage_begin" else "PENDING", job.job_id)
     if last == "stage_begin":
         return StageStatus(name, "FAILED", True, False, "has failed (its script was killed)", job.job_id)
@@ -236,13 +270,13 @@ def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], broke
         return _progress_sentence(state, stages)
     parts = [f"stage {broken.stage} {broken.sentence}"]
     refused = [event for event in read_events(paths, broken.stage) if "reason" in event.data]
-    blame = broken.stage == "serve" and state is not RunState.CANCELLED
+    blame = broken.stage == "serve" and broken.state in _BLAMES_A_RANK
     failure = first_failure(paths, over=True) if blame else None
     if refused:
         parts.append(str(refused[-1].data["reason"]))
     elif failure is not None:
         parts.append(failure.sentence)
-    elif state is not RunState.CANCELLED and (line := stage_error(paths, broken.stage)):
+    elif broken.state == "FAILED" and (line := stage_error(paths, broken.stage)):
         parts.append(line)
     return "; ".join(parts)
 
@@ -269,7 +303,9 @@ def _exit_code(state: RunState, broken: StageStatus | None, paths: RunPaths) -> 
     if broken.stage == "build":
         return ExitCode.BUILD
     if broken.stage == "serve":
-        return ExitCode.READINESS if broken.exit_code == ExitCode.READINESS else ExitCode.START
+        # With the companion inside its allocation, the serve job ends with the companion's code.
+        inside = (ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT)
+        return next((code for code in inside if code == broken.exit_code), ExitCode.START)
     known = {ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
     return next((code for code in known if code == broken.exit_code), ExitCode.REQUEST)
 

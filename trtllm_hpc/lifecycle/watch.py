@@ -63,10 +63,12 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
         yield _progress(paths, status)
         if status.settled or (keeps_serving and _only_serves(paths, status)):
             return
-        if status.state.final:
-            final_since = final_since or time.monotonic()
-            if time.monotonic() - final_since > _SETTLE_S:
-                return
+        if not status.state.final:
+            final_since = None
+        elif final_since is None:
+            final_since = time.monotonic()
+        elif time.monotonic() - final_since > _SETTLE_S:
+            return
         time.sleep(_FILE_PAUSE_S)
 
 

@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("--prefix", required=True)
     rank.add_argument("--scratch", type=Path, required=True)
     rank.add_argument("--ready-timeout-seconds", type=float, required=True)
+    rank.add_argument("--companion-start-seconds", type=float)
     rank.add_argument("--companion-silence-seconds", type=float)
     rank.add_argument("--server", required=True)
     rank.add_argument("server_arguments", nargs="*")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from trtllm_hpc.errors import ExitCode
@@ -26,7 +27,13 @@ class Leader:
     """Watches one server from its start; ``tick`` is called a few times a second."""
 
     def __init__(
-        self, paths: RunPaths, *, job_id: str, ready_timeout_s: float, companion_silence_s: float | None
+        self,
+        paths: RunPaths,
+        *,
+        job_id: str,
+        ready_timeout_s: float,
+        companion_start_s: float | None,
+        companion_silence_s: float | None,
     ) -> None:
         self._paths = paths
         self._job_id = job_id
@@ -37,8 +44,10 @@ class Leader:
         self._started = time.monotonic()
         self._started_at = time.time()
         self._ready_timeout_s = ready_timeout_s
+        self._start_s = companion_start_s
         self._silence_s = companion_silence_s
         self._published = False
+        self._ready = 0.0
         self._beat: tuple[int, float] | None = None
         add_event(paths, "serve", "server_start", host=socket.gethostname())
 
@@ -56,8 +65,9 @@ class Leader:
 
     def withdraw(self) -> None:
         """Take the endpoint back: from now on requests may be refused."""
-        self._paths.endpoint.unlink(missing_ok=True)
-        add_event(self._paths, "serve", "server_stop")
+        with suppress(OSError):  # on a full disk the server must stop all the same
+            self._paths.endpoint.unlink(missing_ok=True)
+            add_event(self._paths, "serve", "server_stop")
 
     def _publish(self, names: list[str]) -> None:
         ready_at = time.time()
@@ -74,6 +84,7 @@ class Leader:
         )
         endpoint.write(self._paths.endpoint)
         self._published = True
+        self._ready = time.monotonic()
         add_event(self._paths, "serve", "ready", **asdict(endpoint))
         print(f"ready: {', '.join(names)} at http {endpoint.http}, grpc {endpoint.grpc}", flush=True)
 
@@ -101,24 +112,29 @@ class Leader:
         return Complaint("ready timeout", sentence, ExitCode.READINESS)
 
     def _listen_for_companion(self) -> Complaint | None:
-        """Stop when a companion that had begun gives no sign of life any more.
+        """Stop when the companion never comes, or gives no sign of life any more.
 
         Only changes are looked at, with this node's own clock: the clocks of
         two nodes may differ.
         """
-        if self._silence_s is None:
-            return None
+        now = time.monotonic()
         try:
             changed = self._paths.heartbeat.stat().st_mtime_ns
-        except FileNotFoundError:
-            return None
-        now = time.monotonic()
-        if self._beat is None or self._beat[0] != changed:
+        except OSError:
+            changed = 0  # not there yet; or a file system that hiccups, which is no sign either way
+        if changed and (self._beat is None or self._beat[0] != changed):
             self._beat = (changed, now)
-        elif now - self._beat[1] > self._silence_s:
-            sentence = f"the companion gave no sign of life for {self._silence_s:.0f} s"
+        if self._beat is None:
+            if self._start_s is not None and now - self._ready > self._start_s:
+                return self._stop_for(f"no companion came within {self._start_s:.0f} s")
+        elif self._silence_s is not None and now - self._beat[1] > self._silence_s:
+            return self._stop_for(f"the companion gave no sign of life for {self._silence_s:.0f} s")
+        return None
+
+    def _stop_for(self, sentence: str) -> Complaint:
+        with suppress(OSError):  # on a full disk the server must stop all the same
             StopRequest(by="leader", reason=sentence, requested_at=time.time()).write(
                 self._paths.stop_request
             )
-            return Complaint("leader", sentence, ExitCode.START)
-        return None
+            add_event(self._paths, "serve", "companion_missing", reason=sentence)
+        return Complaint("leader", sentence, ExitCode.START)

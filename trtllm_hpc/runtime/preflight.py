@@ -92,9 +92,13 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
     child = os.fork()
     if child == 0:
         sys.exit(_look_and_judge(paths, expected, task, with_mpi=with_mpi))
+    # The step's exit code must be ours: Slurm signals the child as well.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code in (ExitCode.OK, ExitCode.START):
         return code
+    if code == -signal.SIGTERM:
+        return ExitCode.START  # somebody ended the step; that is no word about MPI
     return _refuse(
         paths,
         task,
@@ -162,7 +166,7 @@ def _wrong_gpus(ranks: list[Found], expected: Expected) -> str | None:
             return (
                 f"rank {found.rank} on {found.host} sees {len(found.gpus)} GPU(s) "
                 f"({', '.join(found.gpus) or 'none'}), "
-                f"but every task must see all {expected.gpus_per_node} of its node"
+                f"but the plan gives each node {expected.gpus_per_node}, and every task must see them all"
             )
     return None
 

@@ -38,6 +38,19 @@ def start_bound(
     )
 
 
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot (proc(5)); ``None`` if it is gone.
+
+    With it a process id is known again; alone it may be somebody else's by then.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])
+
+
 def descendants(root: int) -> list[int]:
     """Process ids below ``root``, from /proc; ``root`` itself is not among them."""
     children: dict[int, list[int]] = {}

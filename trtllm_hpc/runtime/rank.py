@@ -11,7 +11,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,6 +45,7 @@ class RankOptions:
     """Begins the names of this rank's shared memory and scratch folder; carries job id and rank."""
     scratch: Path
     ready_timeout_seconds: float
+    companion_start_seconds: float | None
     companion_silence_seconds: float | None
     server: str
     server_arguments: tuple[str, ...]
@@ -67,11 +67,11 @@ class Supervisor:
             started_at=time.time(),
         )
         self._failure_file = paths.ranks / f"serve_{options.rank}.reason"
-        self._wake = threading.Event()
         self._signal: str | None = None
         self._stopped_by: str | None = None
         self._reason: str | None = None
         self._kill_at: float | None = None
+        self._killed = False
         self._failed: ExitCode | None = None
         self._leader = self._make_leader() if options.rank == 0 else None
 
@@ -105,6 +105,7 @@ class Supervisor:
             self._paths,
             job_id=self._record.job_id,
             ready_timeout_s=self._options.ready_timeout_seconds,
+            companion_start_s=self._options.companion_start_seconds,
             companion_silence_s=self._options.companion_silence_seconds,
         )
 
@@ -141,8 +142,8 @@ class Supervisor:
     # Watching -----------------------------------------------------------------------
 
     def _note_signal(self, name: str) -> None:
+        # Nothing more in a handler: a lock taken here may be held by the code it interrupts.
         self._signal = self._signal or name
-        self._wake.set()
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
         while child.poll() is None:
@@ -151,9 +152,12 @@ class Supervisor:
             if self._leader is not None:
                 self._lead(child)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
+                self._killed = True
                 child.kill()
-            self._wake.wait(_TICK_S)
-            self._wake.clear()
+            time.sleep(_TICK_S)
+        if self._signal is not None and self._stopped_by is None:
+            # Slurm signals the server as well, which may have ended within this tick.
+            self._stopped_by, self._reason = self._signal, f"got {self._signal}"
 
     def _look_for_signal(self, child: subprocess.Popen[bytes]) -> None:
         if self._signal is not None and self._stopped_by != self._signal:
@@ -198,8 +202,8 @@ class Supervisor:
         if self._signal is not None:
             return self._signalled_code()
         if self._stopped_by is not None:
-            # Asked to end: a worker that had to be killed at last has still done its work.
-            return ExitCode.OK if returncode == 0 or self._leader is None else ExitCode.START
+            # Asked to end, however it did: while its models load, Triton leaves SIGTERM its default effect.
+            return ExitCode.START if self._killed and self._leader is not None else ExitCode.OK
         if returncode < 0:
             return 128 - returncode
         if returncode == 0:

@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 
+TOKEN_VARIABLE = "TRTLLM_HPC_SUBMISSION"
+"""Environment variable that names the submission a job belongs to; unset in scripts submitted by hand."""
+
 Record = TypeVar("Record", bound="_JsonRecord")
 
 
@@ -113,6 +116,8 @@ class StopRequest(_JsonRecord):
     by: str
     reason: str
     requested_at: float
+    token: str | None = None
+    """The submission that whoever asked belongs to; ``None`` for scripts run by hand."""
 
 
 @dataclass(frozen=True)

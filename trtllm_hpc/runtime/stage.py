@@ -9,10 +9,8 @@ import time
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.records import add_event
-
-TOKEN_VARIABLE = "TRTLLM_HPC_SUBMISSION"
-"""Names the submission that a job belongs to; unset in scripts submitted by hand."""
+from trtllm_hpc.runtime.process import start_ticks
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event
 
 GATE_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
@@ -39,7 +37,16 @@ def begin(paths: RunPaths, stage: str) -> int:
     if stage == "serve":
         _forget_last_server(paths)
     job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
-    add_event(paths, stage, "stage_begin", job_id=job_id, host=socket.gethostname(), group=os.getpgrp())
+    group = os.getpgrp()
+    add_event(
+        paths,
+        stage,
+        "stage_begin",
+        job_id=job_id,
+        host=socket.gethostname(),
+        group=group,
+        group_started=start_ticks(group),
+    )
     return ExitCode.OK
 
 
@@ -68,8 +75,15 @@ def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
 
 
 def _forget_last_server(paths: RunPaths) -> None:
-    """Remove what an earlier attempt at this stage published."""
-    for file in (paths.endpoint, paths.stop_request, paths.heartbeat):
+    """Remove what an earlier attempt at this stage published.
+
+    A stop that the companion of this very submission has asked for stays: it
+    may have failed while this job was still being set up.
+    """
+    request = StopRequest.read(paths.stop_request)
+    token = os.environ.get(TOKEN_VARIABLE)
+    keep_stop = request is not None and token is not None and request.token == token
+    for file in (paths.endpoint, paths.heartbeat, *(() if keep_stop else (paths.stop_request,))):
         file.unlink(missing_ok=True)
     for record in paths.ranks.glob("*.json"):
         record.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.process import descendants
-from trtllm_hpc.runtime.records import RankRecord, StopRequest, read_events
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, RankRecord, StopRequest, read_events
 
 HEARTBEAT_INTERVAL_S = 5.0
 
@@ -22,7 +22,8 @@ HEARTBEAT_INTERVAL_S = 5.0
 def request_stop(paths: RunPaths, *, by: str, reason: str) -> None:
     """Ask rank 0 to end the server in good order; the first to ask is the one recorded."""
     if StopRequest.read(paths.stop_request) is None:
-        StopRequest(by=by, reason=reason, requested_at=time.time()).write(paths.stop_request)
+        token = os.environ.get(TOKEN_VARIABLE)
+        StopRequest(by=by, reason=reason, requested_at=time.time(), token=token).write(paths.stop_request)
 
 
 def beat_while(paths: RunPaths, pid: int) -> None:

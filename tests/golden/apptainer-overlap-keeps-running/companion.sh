@@ -6,14 +6,18 @@ run='/scratch/ana/runs of june/apptainer-overlap-keeps-running'
 python=/opt/trtllm-hpc/bin/python3
 runtime() { "$python" "$run/runtime.pyz" "$@"; }
 
-runtime begin companion
 finish() {
   code=$?
-  runtime end companion "$code"
+  # Each line for itself: on a full disk the one that fails must not keep the other from trying.
+  runtime end companion "$code" || true
 }
 trap finish EXIT
 # A signal must end the script through the trap above, not around it.
 trap 'exit 143' TERM INT HUP
+cd "$run"
+export PYTHONSAFEPATH=1
+
+runtime begin companion
 
 # The server stops by itself if this falls silent, whatever killed the companion.
 # (Not by the function above: in the background it would be a child of a subshell.)

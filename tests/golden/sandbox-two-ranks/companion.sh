@@ -6,15 +6,19 @@ run='/scratch/ana/runs of june/sandbox-two-ranks'
 python=/opt/trtllm-hpc/bin/python3
 runtime() { "$python" "$run/runtime.pyz" "$@"; }
 
-runtime begin companion
 finish() {
   code=$?
-  runtime stop --by=companion --reason="it is done (exit code $code)"
-  runtime end companion "$code"
+  # Each line for itself: on a full disk the one that fails must not keep the other from trying.
+  runtime stop --by=companion --reason="it is done (exit code $code)" || true
+  runtime end companion "$code" || true
 }
 trap finish EXIT
 # A signal must end the script through the trap above, not around it.
 trap 'exit 143' TERM INT HUP
+cd "$run"
+export PYTHONSAFEPATH=1
+
+runtime begin companion
 
 # The server stops by itself if this falls silent, whatever killed the companion.
 # (Not by the function above: in the background it would be a child of a subshell.)
@@ -24,4 +28,4 @@ trap 'exit 143' TERM INT HUP
   --prompt='What is machine learning?' --max-tokens=16 --save
 "$python" -m trtllm_hpc bench "$run" --requests=20 --rate=4.0 \
   --arrival=poisson --max-tokens=16 --warmup=2 \
-  --seed=0 --timeout-seconds=60
+  --seed=0 --timeout-seconds=60 --save-as=benchmark

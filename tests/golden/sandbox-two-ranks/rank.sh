@@ -41,5 +41,6 @@ fi
 
 exec /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=2 \
   --ranks-per-node=1 --prefix="$prefix" --scratch="$scratch" \
-  --ready-timeout-seconds=600 --companion-silence-seconds=120 \
+  --ready-timeout-seconds=600 \
+  --companion-start-seconds=3600 --companion-silence-seconds=120 \
   --server=pytriton -- "${arguments[@]}"
