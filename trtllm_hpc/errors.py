@@ -104,7 +104,7 @@ class ConfigError(TrtllmHpcError):
     def __init__(self, findings: Sequence[Finding], *, hint: str | None = None) -> None:
         self.findings = tuple(findings)
         count = len(self.findings)
-        lines = [f"{count} problem{'s' if count != 1 else ''} found; nothing was submitted."]
+        lines = [f"{count} problem{'s' if count != 1 else ''} found."]
         lines += [str(finding) for finding in self.findings]
         super().__init__("\n".join(lines), hint=hint)
 

@@ -114,10 +114,51 @@ def test_findings_are_told_all_at_once_and_nothing_is_made(
     for name in ("render", "submit"):
         refused = Typed(capsys, name, "job.yaml", "--cluster", "local")
         assert refused.code == ExitCode.CONFIG
-        assert "2 problems found; nothing was submitted." in refused.errors
+        assert "2 problems found.\n" in refused.errors
         assert "job.yaml:2" in refused.errors and "job.yaml:4" in refused.errors
+        again = Typed(
+            capsys, name, "job.yaml", "--cluster", "local", "--set", "model.seed=a b", "--runs", "r s"
+        )
+        assert again.errors.endswith(
+            f"  next: mend them and type: trtllm-hpc {name} job.yaml --cluster local "
+            "--set 'model.seed=a b' --runs 'r s'\n"
+        )
     assert [file.name for file in home.iterdir()] == ["job.yaml"]
     assert fake_slurm.calls() == []
+
+
+def test_a_missing_file_is_told_with_one_remedy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = Typed(capsys, "render", "job.yaml", "--cluster", "local")
+    assert missing.errors.endswith("there is no such job file\n    next: trtllm-hpc init job writes one\n")
+    (home / "job.yaml").write_text("name: demo\n")
+    (home / "site.yaml").write_text("name: site\n")
+    bare = Typed(capsys, "render", "job.yaml", "--cluster", "site")
+    assert "no cluster profile is called 'site'; did you mean ./site.yaml?" in bare.errors
+    assert "mend it" not in bare.errors
+
+
+def test_files_the_wrong_way_round_are_one_finding(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "job.yaml").write_text("name: demo\nmodel: {seed: 1}\nserve: {nodes: 1}\n")
+    (home / "my site.yaml").write_text("name: site\npartition: gpu\ngpus_per_node: 4\n")
+    swapped = Typed(capsys, "render", "my site.yaml", "--cluster", "job.yaml")
+    assert swapped.code == ExitCode.CONFIG
+    assert swapped.errors == (
+        "error: 1 problem found.\n"
+        "my site.yaml: this is a cluster profile, not a job file; job.yaml is the job file\n"
+        "    next: trtllm-hpc render job.yaml --cluster 'my site.yaml'\n"
+    )
+    one = Typed(capsys, "render", "my site.yaml", "--cluster", "local")
+    assert "1 problem found.\nmy site.yaml: this is a cluster profile, not a job file\n" in one.errors
+    other = Typed(capsys, "render", "tiny-llama", "--cluster", "job.yaml")
+    assert "1 problem found.\njob.yaml: this is a job file, not a cluster profile\n" in other.errors
+
+
+def test_a_job_called_latest_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "job.yaml").write_text("name: latest\n")
+    refused = Typed(capsys, "render", "job.yaml", "--cluster", "local")
+    assert refused.code == ExitCode.CONFIG
+    assert "job.yaml:1: name: 'latest' stands for the newest run of all" in refused.errors
+    assert "mend it and type: trtllm-hpc render job.yaml --cluster local" in refused.errors
 
 
 def test_render_tells_what_to_type(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

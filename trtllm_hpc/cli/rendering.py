@@ -59,7 +59,9 @@ def make_run(
     from trtllm_hpc.plan.resolve import make_plan
     from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
 
-    resolved = load(job_file, cluster, settings)
+    options = () if runs is None else ("--runs", str(runs))
+    command = click.get_current_context().info_name or "render"
+    resolved = load(job_file, cluster, settings, command=command, options=options)
     folder = runs or (
         Path(resolved.cluster.runs_folder) if resolved.cluster.runs_folder else default_runs_folder()
     )

@@ -55,8 +55,9 @@ def find_profile(cluster: str) -> Path | Finding:
     known = profiles()
     if cluster in known:
         return known[cluster]
-    near = nearest(cluster, known)
-    guess = f"; did you mean {near!r}?" if near else ""
+    here = next((f"./{cluster}{end}" for end in (".yaml", ".yml", "") if Path(cluster + end).is_file()), None)
+    near = here or nearest(cluster, known)
+    guess = f"; did you mean {near if here else repr(near)}?" if near else ""
     return Finding(
         "not-found",
         f"no cluster profile is called {cluster!r}{guess}",

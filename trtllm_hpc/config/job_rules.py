@@ -11,6 +11,13 @@ LONGEST_WORD = 120_000
 """Bytes that one argument or variable may hold; Linux refuses 128 KiB (``MAX_ARG_STRLEN``), name included."""
 
 
+def name_is_free(job: JobFile) -> Problems:
+    """Commands take the job's name for its newest run, and ``latest`` for the newest of all."""
+    if job.name == "latest":
+        message = "'latest' stands for the newest run of all"
+        yield in_job("bad-value", "name", message, "choose another name", job.name)
+
+
 def one_model(job: JobFile) -> Problems:
     """A model is a folder or synthetic, not both; a finished engine needs neither."""
     model = job.model
@@ -112,6 +119,7 @@ def prompt_fits_a_word(job: JobFile) -> Problems:
 
 
 RULES: Sequence[Callable[[JobFile], Problems]] = (
+    name_is_free,
     one_model,
     prompt_leaves_room,
     answers_fit,

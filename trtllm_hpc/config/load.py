@@ -22,11 +22,19 @@ from trtllm_hpc.config.layers import (
 )
 from trtllm_hpc.config.problems import Problem
 from trtllm_hpc.config.resolved import Resolved
+from trtllm_hpc.config.swapped import swapped
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.errors import ConfigError, Finding
 
 
-def load(job_file: Path, cluster: str, overrides: Sequence[str] = ()) -> Resolved:
+def load(
+    job_file: Path,
+    cluster: str,
+    overrides: Sequence[str] = (),
+    *,
+    command: str = "render",
+    options: Sequence[str] = (),
+) -> Resolved:
     """Read a job file and a profile, with ``--set`` settings on top.
 
     Args:
@@ -34,6 +42,8 @@ def load(job_file: Path, cluster: str, overrides: Sequence[str] = ()) -> Resolve
         cluster: path of a profile, or the name of a shipped one or of one in
             ``~/.config/trtllm-hpc/clusters``.
         overrides: ``a.b=c`` settings; ``cluster.`` begins those of the profile.
+        command, options: which command reads the files, and its further options:
+            an error ends with it, to be typed again.
 
     Raises:
         ConfigError: with every finding about both files and about how they go together.
@@ -41,7 +51,9 @@ def load(job_file: Path, cluster: str, overrides: Sequence[str] = ()) -> Resolve
     trees = _Trees.read(find_job(job_file), cluster, overrides)
     job, cluster_profile = trees.models()
     if job is None or cluster_profile is None or trees.findings:
-        raise trees.error()
+        typed = ["trtllm-hpc", command, str(job_file), "--cluster", cluster]
+        typed += [word for setting in overrides for word in ("--set", setting)]
+        raise trees.error(shlex.join([*typed, *options]))
     return Resolved(job, cluster_profile, str(trees.job_file), str(trees.cluster_file))
 
 
@@ -68,6 +80,9 @@ class _Trees:
         else:
             cluster_tree, found = read_tree(profile, "cluster profile")
             findings += found
+        found = swapped(job_tree, cluster_tree)
+        if found:
+            return cls(job_file, cluster, None, None, None, [*findings, *found])
         if cluster_tree is not None:
             cluster_tree = merge(cluster_tree, cluster_settings)
         defaults = job_defaults(cluster_tree) if cluster_tree is not None else None
@@ -96,11 +111,15 @@ class _Trees:
             problem.code, problem.path, problem.message, value=problem.value, hint=problem.hint
         )
 
-    def error(self) -> ConfigError:
-        """Everything found, and the command that shows whether it is mended."""
-        job_file, cluster = shlex.quote(str(self.job_file)), shlex.quote(self.cluster_name)
-        command = f"trtllm-hpc render {job_file} --cluster {cluster}"
-        return ConfigError(self.findings, hint=f"mend them and type: {command}")
+    def error(self, command: str) -> ConfigError:
+        """Everything found, and the command to type once it is mended.
+
+        Where the command itself is to be another one, the findings say so.
+        """
+        if {"not-found", "swapped"} & {finding.code for finding in self.findings}:
+            return ConfigError(self.findings)
+        what = "it" if len(self.findings) == 1 else "them"
+        return ConfigError(self.findings, hint=f"mend {what} and type: {command}")
 
 
 def _layered(defaults: Node | None, job: Node, settings: Node) -> Node:
