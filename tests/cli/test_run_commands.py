@@ -217,3 +217,43 @@ def test_an_absurd_world_is_refused_at_once(home: Path, capsys: pytest.CaptureFi
     assert refused.code == ExitCode.CONFIG
     assert f"set serve.nodes to {4093**3}" in refused.errors
     assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "words"),
+    [
+        (("CANCELLED", "CANCELLED", "CANCELLED"), ExitCode.CANCELLED, "stage build was cancelled"),
+        (("COMPLETED", "CANCELLED", "CANCELLED"), ExitCode.CANCELLED, "stage serve was cancelled"),
+        (("COMPLETED", "NODE_FAIL", "CANCELLED"), ExitCode.START, "has no server to ask: stage serve"),
+        (
+            ("COMPLETED", "COMPLETED", "COMPLETED"),
+            ExitCode.START,
+            "The server of run demo-1 has already ended.",
+        ),
+    ],
+)
+def test_a_run_that_can_never_answer_is_not_waited_for(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    states: tuple[str, str, str],
+    code: ExitCode,
+    words: str,
+) -> None:
+    run_with(fake_slurm, home / "runs" / "demo-1", *states)
+    for arguments in (["client", "--prompt", "x"], ["bench"]):
+        for wait_s in ("0", "100"):
+            asked = Typed(capsys, *arguments, "--wait-seconds", wait_s)
+            assert asked.code == code and words in asked.errors, asked.errors
+
+
+def test_a_run_that_may_still_answer_is_waited_for(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_with(fake_slurm, home / "runs" / "demo-1", "RUNNING", "PENDING", "PENDING")
+    asked = Typed(capsys, "client", "--prompt", "x", "--wait-seconds", "0.2")
+    assert asked.code == ExitCode.READINESS and "no endpoint within 0.2 s" in asked.errors
+    # One question at the first pause and one at the end: Slurm is not asked at every turn.
+    assert len([call for call in fake_slurm.calls() if call[0] == "squeue"]) == 2

@@ -71,6 +71,7 @@ def test_json_is_the_saved_record(run: RunPaths) -> None:
 def test_the_servers_own_words_are_passed_on(run: RunPaths, protocol: str) -> None:
     error = client(run, "--prompt", "fail: out of luck", "--protocol", protocol).exception
     assert isinstance(error, RequestFailed) and "out of luck" in error.message
+    assert "StatusCode" not in error.message and error.hint == f"trtllm-hpc logs {run.folder} --rank 0"
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.wait import wait_for_endpoint
-from trtllm_hpc.errors import NotReady, StartFailed
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, add_event
 
 
@@ -68,10 +68,42 @@ def test_an_endpoint_that_appears_is_found(run: RunPaths) -> None:
 @pytest.mark.parametrize("timeout_s", [0.0, 0.3])
 def test_no_endpoint_is_not_ready_and_names_the_next_command(run: RunPaths, timeout_s: float) -> None:
     waits: list[float] = []
+    write_json(run.jobs, {})
     with pytest.raises(NotReady) as error:
         wait_for_endpoint(run, timeout_s, on_wait=waits.append)
-    assert error.value.hint == "trtllm-hpc logs run"
+    assert error.value.hint == f"trtllm-hpc logs {run.folder}"
     assert bool(waits) == (timeout_s > 0)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.2])
+def test_a_run_that_was_only_rendered_says_so(run: RunPaths, timeout_s: float) -> None:
+    with pytest.raises(NotReady, match="run was never submitted") as error:
+        wait_for_endpoint(run, timeout_s)
+    assert error.value.hint == f"trtllm-hpc submit {run.spec} --cluster {run.cluster}"
+
+
+@pytest.mark.parametrize(
+    ("end", "data", "kind", "words"),
+    [
+        ("stage_end", {"exit_code": 3}, BuildFailed, "failed with exit code 3"),
+        ("stage_cancelled", {}, RunCancelled, "was cancelled"),
+    ],
+)
+def test_a_build_that_did_not_end_well_ends_the_wait(
+    run: RunPaths, end: str, data: dict[str, int], kind: type[Exception], words: str
+) -> None:
+    add_event(run, "build", "stage_begin")
+    add_event(run, "build", end, **data)
+    started = time.monotonic()
+    with pytest.raises(kind, match=words):
+        wait_for_endpoint(run, 60)
+    assert time.monotonic() - started < 10
+
+
+def test_a_build_that_has_ended_well_is_no_end(run: RunPaths) -> None:
+    add_event(run, "build", "stage_end", exit_code=0)
+    with pytest.raises(NotReady, match="published no endpoint"):
+        wait_for_endpoint(run, 0)
 
 
 def test_a_server_that_is_not_ready_is_told_from_none(run: RunPaths) -> None:

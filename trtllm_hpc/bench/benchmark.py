@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +20,8 @@ from trtllm_hpc.bench.wire import output_tokens, text_request
 from trtllm_hpc.errors import InvalidMeasurement
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -122,19 +125,29 @@ def _total(counts: Sequence[int | None]) -> int | None:
 
 
 def _errors(records: Sequence[RequestRecord]) -> dict[str, int]:
-    return dict(Counter(f"{record.status}: {record.error}" for record in records if not record.ok))
+    """Each kind of error with its number of requests; where only numbers differ it is one kind."""
+    kinds: dict[str, Counter[str]] = {}
+    for record in records:
+        if not record.ok:
+            words = (record.error or "").strip() or record.status
+            kinds.setdefault(_NUMBER.sub("N", words), Counter())[words] += 1
+    return {next(iter(words)) if len(words) == 1 else kind: words.total() for kind, words in kinds.items()}
 
 
 def _judged(verdict: Verdict) -> dict[str, Any]:
     return {"valid": not verdict.findings, **asdict(verdict)}
 
 
-def refuse_invalid(summary: dict[str, Any], run_id: str) -> None:
-    """Raise InvalidMeasurement if the figures may not be used, with the commonest error."""
+def refuse_invalid(summary: dict[str, Any], run: str) -> None:
+    """Raise InvalidMeasurement if the figures may not be used, with the commonest error.
+
+    Args:
+        run: the word for the run in the next command.
+    """
     if summary["valid"]:
         return
     message = " ".join(summary["findings"])
     if summary["errors"]:
         error, count = max(summary["errors"].items(), key=lambda item: item[1])
         message += f" Most often ({count} times): {error}"
-    raise InvalidMeasurement(message, hint=f"trtllm-hpc logs {run_id}")
+    raise InvalidMeasurement(message, hint=f"trtllm-hpc logs {run} --rank 0")

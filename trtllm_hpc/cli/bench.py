@@ -11,6 +11,7 @@ import click
 from trtllm_hpc.cli.client import valid_text
 from trtllm_hpc.cli.options import json_option, run_argument
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_text
+from trtllm_hpc.runs import call_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TAKEN = ("progress", "request")
@@ -107,12 +108,12 @@ def command(
       trtllm-hpc bench latest --rate 8 --save-as rate-8
     """
     from trtllm_hpc.bench.benchmark import Settings, refuse_invalid, run_benchmark
-    from trtllm_hpc.client.wait import wait_for_endpoint
+    from trtllm_hpc.cli.endpoint import endpoint_of
     from trtllm_hpc.report.tables import as_text, benchmark_table
 
     name = _new_name(run, name)
     settings = Settings(requests, rate, max_tokens, prompts, seed, arrival, warmup, timeout_seconds, model)
-    summary = run_benchmark(run, wait_for_endpoint(run, wait_seconds), settings, name)
+    summary = run_benchmark(run, endpoint_of(run, wait_seconds), settings, name)
     text = as_text(benchmark_table(summary))
     files = run.measurement(name)
     write_text(files.table, text)
@@ -125,7 +126,7 @@ def command(
         click.echo(json.dumps(summary, indent=2, ensure_ascii=False))
     else:
         click.echo(text, nl=False)
-    refuse_invalid(summary, run.run_id)
+    refuse_invalid(summary, call_name(run))
 
 
 def _new_name(run: RunPaths, name: str | None) -> str:

@@ -10,6 +10,7 @@ import click
 from trtllm_hpc.cli.options import json_option, run_argument
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.runs import call_name
 
 if TYPE_CHECKING:
     from trtllm_hpc.client.ask import Answer
@@ -70,10 +71,14 @@ def command(
     Example:
       trtllm-hpc client latest --prompt "What is machine learning?" --max-tokens 64
     """
-    from trtllm_hpc.client.wait import wait_for_endpoint
+    from trtllm_hpc.cli.endpoint import endpoint_of
 
-    endpoint = wait_for_endpoint(run, wait_seconds)
-    answers = _ask(endpoint, protocol, prompt, max_tokens, model)
+    endpoint = endpoint_of(run, wait_seconds)
+    try:
+        answers = _ask(endpoint, protocol, prompt, max_tokens, model)
+    except RequestFailed as error:
+        error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"
+        raise
     record = {
         "prompt": prompt,
         "max_tokens": max_tokens,

@@ -74,7 +74,7 @@ def _grpc_client(endpoint: Endpoint) -> Iterator[Any]:
 
 
 def _grpc_words(error: Any, endpoint: Endpoint, model: str) -> str:
-    return f"Model {model!r} at {endpoint.grpc} (gRPC) failed: {error.status()}: {error.message()}"
+    return f"Model {model!r} at {endpoint.grpc} (gRPC) failed: {error.message() or error.status()}"
 
 
 def ask_http_generate(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 
 from trtllm_hpc.client.http import is_ready
-from trtllm_hpc.errors import NotReady, StartFailed
+from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed, TrtllmHpcError
 from trtllm_hpc.logs.state import stage_end
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import Endpoint, RankRecord
+from trtllm_hpc.runs import call_name
+from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
@@ -28,7 +30,8 @@ def wait_for_endpoint(
         on_wait: called before each pause with the seconds waited so far.
 
     Raises:
-        StartFailed: the serve stage has ended, so that no endpoint will come.
+        BuildFailed, StartFailed, RunCancelled: the build has failed, or the serve stage
+            has ended, so that no endpoint will come.
         NotReady: no ready endpoint within ``timeout_s``.
     """
     started = time.monotonic()
@@ -40,7 +43,7 @@ def wait_for_endpoint(
             return endpoint
         end = serve_end(paths)
         if end is not None and time.monotonic() - started >= min(timeout_s, _SETTLE_S):
-            raise StartFailed(end, hint=f"trtllm-hpc logs {paths.run_id}")
+            raise end
         left_s = timeout_s - (time.monotonic() - started)
         if left_s <= 0:
             raise _not_ready(paths, endpoint, timeout_s)
@@ -50,20 +53,39 @@ def wait_for_endpoint(
         pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
 
-def serve_end(paths: RunPaths) -> str | None:
-    """One sentence on how the serve stage ended; ``None`` while it may still become ready.
+def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
+    """The error that says why no server will come; ``None`` while one may still become ready.
 
-    It has ended when its events say so, or when every rank of the serve step
-    says that it has ended.
+    None will come when the events of the serve stage say that it has ended, or
+    those of the build before it that there is no engine, or when every rank of
+    the serve step says that it has ended.
     """
+    hint = f"trtllm-hpc logs {call_name(paths)}"
     end = stage_end(paths, "serve")
     if end is None:
-        return _ranks_end(paths)
+        build = None if read_events(paths, "serve") else stage_end(paths, "build")
+        if build is not None and build.data.get("exit_code") != 0:
+            return _build_end(paths, build.data.get("exit_code"), hint)
+        sentence = _ranks_end(paths)
+        return StartFailed(sentence, hint=hint) if sentence else None
     code = end.data.get("exit_code")
     if code == 0:
-        return f"The server of run {paths.run_id} has already ended; submit the job file again."
+        return StartFailed(
+            f"The server of run {paths.run_id} has already ended.", hint="submit the job file again"
+        )
     how = "was cancelled" if code is None else f"ended with exit code {code}"
-    return f"The serve stage of run {paths.run_id} {how}: there is no server to ask."
+    sentence = f"The serve stage of run {paths.run_id} {how}: there is no server to ask."
+    return (RunCancelled if code is None else StartFailed)(sentence, hint=hint)
+
+
+def _build_end(paths: RunPaths, code: int | None, hint: str) -> TrtllmHpcError:
+    if code is None:
+        sentence = f"The build of run {paths.run_id} was cancelled: there will be no server to ask."
+        return RunCancelled(sentence, hint=hint)
+    sentence = (
+        f"The build of run {paths.run_id} failed with exit code {code}: there will be no server to ask."
+    )
+    return BuildFailed(sentence, hint=hint)
 
 
 def _ranks_end(paths: RunPaths) -> str | None:
@@ -78,13 +100,24 @@ def _ranks_end(paths: RunPaths) -> str | None:
     return f"Every rank of run {paths.run_id} has ended (exit code by rank: {codes})."
 
 
+def was_submitted(paths: RunPaths) -> bool:
+    """Whether ``submit`` has sent a job of the run, or a script of it has begun."""
+    return paths.jobs.exists() or bool(read_events(paths))
+
+
 def _not_ready(paths: RunPaths, endpoint: Endpoint | None, timeout_s: float) -> NotReady:
     within = f" within {timeout_s:g} s" if timeout_s > 0 else ""
-    if endpoint is None:
-        message = f"Run {paths.run_id} published no endpoint{within}: its server is not ready."
-    else:
+    hint = f"trtllm-hpc logs {call_name(paths)}"
+    if endpoint is not None:
         message = (
             f"The server of run {paths.run_id} at {endpoint.http} (host {endpoint.host}) "
             f"did not answer as ready{within}."
         )
-    return NotReady(message, hint=f"trtllm-hpc logs {paths.run_id}")
+    elif was_submitted(paths):
+        message = f"Run {paths.run_id} published no endpoint{within}: its server is not ready."
+    else:
+        message = f"Run {paths.run_id} was never submitted"
+        message += f", and no script of it began by hand{within}." if timeout_s > 0 else "."
+        files = (shlex.quote(str(paths.spec)), shlex.quote(str(paths.cluster)))
+        hint = f"trtllm-hpc submit {files[0]} --cluster {files[1]}"
+    return NotReady(message, hint=hint)
