@@ -38,6 +38,8 @@ class ExitCode(enum.IntEnum):
     SANDBOX = 13
     RUN = 14
     """No such run, or its folder cannot be read."""
+    SANDBOX_IMPOSSIBLE = 15
+    """This machine cannot run a sandbox: no root, no namespaces, packages missing."""
     INTERRUPTED = 130
 
 
@@ -174,6 +176,12 @@ class SandboxError(TrtllmHpcError):
     """The one-machine Slurm cannot start here, or is not up."""
 
     exit_code = ExitCode.SANDBOX
+
+
+class SandboxImpossible(SandboxError):
+    """This machine cannot run a sandbox as it is; nothing was started."""
+
+    exit_code = ExitCode.SANDBOX_IMPOSSIBLE
 
 
 class RunNotFound(TrtllmHpcError):

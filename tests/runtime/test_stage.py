@@ -11,8 +11,7 @@ from tests.runtime.conftest import Runtime, eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.lifecycle.journal import Journal
 from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, Endpoint, RankRecord, read_events
 from trtllm_hpc.runtime.stage import GATE_VARIABLE
 from trtllm_hpc.runtime.stop import request_stop
 

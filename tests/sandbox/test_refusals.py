@@ -17,7 +17,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What the command line says on standard error when it refuses."""
     with pytest.raises(SystemExit) as left:
         main(["sandbox", *arguments])
-    assert left.value.code == ExitCode.SANDBOX
+    assert left.value.code == ExitCode.SANDBOX_IMPOSSIBLE
     said = capsys.readouterr()
     assert said.out == ""
     assert "Traceback" not in said.err
@@ -120,7 +120,7 @@ def test_impossible_shapes_are_a_wrong_command_line(option: tuple[str, str]) -> 
 def test_the_status_of_no_sandbox_is_down(root_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["sandbox", "status", "--name", "no-such-one"])
-    assert left.value.code == ExitCode.SANDBOX
+    assert left.value.code == ExitCode.SANDBOX_IMPOSSIBLE
     said = capsys.readouterr().out
     assert "no-such-one: down" in said
     assert "trtllm-hpc sandbox up --name no-such-one" in said

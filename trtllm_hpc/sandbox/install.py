@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trtllm_hpc.errors import SandboxError
+from trtllm_hpc.errors import SandboxImpossible
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.sandbox import processes, requirements
 from trtllm_hpc.sandbox.files import rendered
@@ -35,7 +35,7 @@ def install_missing(*, tell: Callable[[str], None]) -> list[str]:
     if not packages:
         return []
     if shutil.which("apt-get") is None:
-        raise SandboxError(
+        raise SandboxImpossible(
             "There is no apt-get here, so the packages cannot be installed for you: "
             f"a sandbox needs what Debian calls {', '.join(packages)}.",
             hint="install them by this system's own means, then trtllm-hpc sandbox up",
@@ -89,9 +89,9 @@ def _apt_get(*arguments: str) -> None:
             timeout=INSTALL_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise SandboxError(f"apt-get did not end within {INSTALL_TIMEOUT_S:g} s.") from error
+        raise SandboxImpossible(f"apt-get did not end within {INSTALL_TIMEOUT_S:g} s.") from error
     if done.returncode != 0:
-        raise SandboxError(
+        raise SandboxImpossible(
             f"apt-get failed with {done.returncode}; it says why above.",
             hint=" ".join(["apt-get", *arguments]),
         )

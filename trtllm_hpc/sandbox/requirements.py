@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from trtllm_hpc.errors import SandboxError
+from trtllm_hpc.errors import SandboxError, SandboxImpossible
 from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.machines import NAMESPACES
 
@@ -46,7 +46,7 @@ PROBES = {
 def check_platform() -> None:
     """Raise unless this is Linux."""
     if not sys.platform.startswith("linux"):
-        raise SandboxError(
+        raise SandboxImpossible(
             f"A sandbox is made of Linux namespaces, and this is {sys.platform}.",
             hint="trtllm-hpc submit JOB --cluster local",
         )
@@ -55,7 +55,7 @@ def check_platform() -> None:
 def check_root() -> None:
     """Raise unless this is root."""
     if os.geteuid() != 0:
-        raise SandboxError(
+        raise SandboxImpossible(
             "Only root can start or stop a sandbox: it makes network namespaces and mounts. "
             "Once it is up, every user can submit to it.",
             hint="run the same command as root, or trtllm-hpc submit JOB --cluster local without a sandbox",
@@ -79,7 +79,7 @@ def check_packages() -> None:
     """Raise unless every program is there."""
     packages = missing_packages()
     if packages:
-        raise SandboxError(
+        raise SandboxImpossible(
             f"A sandbox needs Debian packages that are not here: {', '.join(packages)}.",
             hint="trtllm-hpc sandbox up --install (their services are not started), "
             f"or {install_command(packages)}",
@@ -92,7 +92,7 @@ def check_kernel() -> None:
         try:
             processes.run(["unshare", *NAMESPACES, "--fork", "--kill-child", *command])
         except SandboxError as error:
-            raise SandboxError(
+            raise SandboxImpossible(
                 f"This machine does not permit {what}, which a sandbox needs. {error.message}",
                 hint="use a virtual machine or a privileged container "
                 "(docker run --privileged), or trtllm-hpc submit JOB --cluster local",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from trtllm_hpc.errors import SandboxError
+from trtllm_hpc.errors import SandboxError, SandboxImpossible
 from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.cluster import Cluster
 from trtllm_hpc.sandbox.layout import Folder
@@ -31,7 +31,7 @@ def check_pmix(cluster: Cluster) -> None:
         SandboxError: it was not.
     """
     if "pmix" not in cluster.slurm("srun", "--mpi=list"):
-        raise SandboxError(
+        raise SandboxImpossible(
             "This machine's Slurm was built without PMIx, which starts the ranks. "
             "The packages of Debian 12, Debian 13 and Ubuntu 24.04 have it; Ubuntu 22.04's do not.",
             hint="trtllm-hpc submit JOB --cluster local",
