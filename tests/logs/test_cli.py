@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.lifecycle.conftest import fake_slurm  # noqa: F401
+from tests.lifecycle.fake_slurm import FakeSlurm
+from tests.lifecycle.made import run_with
 from trtllm_hpc.errors import ExitCode, RunNotFound
 from trtllm_hpc.logs.text import neutralised
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import add_event
+from trtllm_hpc.runtime.stop import request_stop
 
 from .runs import add_rank, logs, make_run
 
@@ -95,8 +99,74 @@ def test_json_is_for_the_list_only(run: RunPaths) -> None:
 
 
 def test_a_log_that_is_not_there_is_named(run: RunPaths) -> None:
-    error = logs(run, "--rank", "5").exception
-    assert isinstance(error, RunNotFound) and "serve[5]" in error.message
+    error = logs(run, "--stage", "preflight", "--rank", "0").exception
+    assert isinstance(error, RunNotFound) and "preflight[0]" in error.message
+    assert error.hint == f"trtllm-hpc logs '{run.folder}'"
+
+
+def test_a_rank_that_the_run_has_not_is_a_usage_error(run: RunPaths) -> None:
+    for options, words in (
+        ([], "serve of run my run $(x) has ranks 0 and 1."),
+        (["--follow"], "serve of run my run $(x) has ranks 0 and 1."),
+        (["--stage", "build"], "build of run my run $(x) has rank 0 only."),
+    ):
+        result = logs(run, "--rank", "9", *options)
+        assert result.exit_code == ExitCode.USAGE and words in result.output
+    write_json(run.plan, {"name": "demo", "layout": {"world_size": 8}})
+    assert "has ranks 0 to 7." in logs(run, "--rank", "8").output
+
+
+def states(run: RunPaths) -> list[tuple[str, int | None, str]]:
+    rows = json.loads(logs(run, "--json").output)
+    return [(row["step"], row["rank"], row["state"]) for row in rows]
+
+
+def test_a_cancelled_run_is_told_as_such(tmp_path: Path) -> None:
+    """The local profile notes the cancellation; a job of Slurm may write its end after the request."""
+    run = make_run(tmp_path / "run")
+    for stage in ("build", "serve", "companion"):
+        run.sbatch(stage).write_text("#!/bin/bash\n")
+    add_event(run, "build", "stage_begin")
+    add_event(run, "build", "stage_cancelled")
+    add_event(run, "build", "stage_end", exit_code=143)
+    add_event(run, "serve", "stage_begin")
+    request_stop(run, by="cancel", reason="the run was cancelled")
+    add_event(run, "serve", "stage_end", exit_code=143)
+    add_event(run, "companion", "stage_cancelled")
+    assert states(run) == [
+        ("build", None, "cancelled"),
+        ("serve", None, "cancelled"),
+        ("companion", None, "never started"),
+    ]
+
+
+def test_what_only_slurm_knows_is_told(fake_slurm: FakeSlurm, tmp_path: Path) -> None:  # noqa: F811
+    run = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
+    add_event(run, "build", "stage_begin", job_id="")
+    assert states(run) == [
+        ("build", None, "running"),
+        ("serve", None, "pending"),
+        ("companion", None, "pending"),
+    ]
+    for job in list(fake_slurm.jobs):
+        fake_slurm.set(job, "CANCELLED")
+    assert states(run) == [
+        ("build", None, "cancelled"),
+        ("serve", None, "never started"),
+        ("companion", None, "never started"),
+    ]
+
+
+def test_a_killed_servers_ranks_are_not_running(fake_slurm: FakeSlurm, tmp_path: Path) -> None:  # noqa: F811
+    run = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "NODE_FAIL", "CANCELLED")
+    add_event(run, "build", "stage_end", exit_code=0)
+    add_event(run, "serve", "stage_begin", job_id="")
+    add_rank(run, 0, world_size=1)
+    assert states(run)[1:] == [
+        ("serve", None, "ended without a word"),
+        ("serve", 0, "ended without a word"),
+        ("companion", None, "never started"),
+    ]
 
 
 def test_follow_of_a_run_that_is_over_prints_and_ends(run: RunPaths) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtllm_hpc.cli.options import json_option, run_argument
-from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.paths import STEPS, RunPaths
+from trtllm_hpc.runs import call_name
 
 if TYPE_CHECKING:
     from trtllm_hpc.logs.files import LogFile
@@ -75,12 +76,37 @@ def _print_list(run: RunPaths, as_json: bool) -> None:
     from trtllm_hpc.report.tables import print_table
 
     rows = log_rows(list_logs(run))
+    _complete(run, rows)
     if as_json:
         import json
 
         click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     print_table(log_table(rows))
+
+
+def _complete(run: RunPaths, rows: list[dict[str, Any]]) -> None:
+    """Say what the scheduler knows of stages that have not written their end themselves."""
+    from trtllm_hpc.logs.files import stage_of
+    from trtllm_hpc.logs.state import CANCELLED, NEVER_STARTED, NO_RECORD, RUNNING, SILENT
+
+    if not any(row["state"] in (RUNNING, NO_RECORD) for row in rows):
+        return
+    from trtllm_hpc.lifecycle.status import run_status
+
+    try:
+        stages = {stage.stage: stage for stage in run_status(run).stages}
+    except SubmissionError:
+        return  # without an answer the rows stay as the run itself tells them
+    for row in rows:
+        stage = stages.get(stage_of(row["step"]))
+        if stage is None:
+            continue
+        of_script = row["rank"] is None
+        if row["state"] == RUNNING and stage.final:
+            row["state"] = CANCELLED if of_script and stage.state == "CANCELLED" else SILENT
+        elif row["state"] == NO_RECORD and of_script:
+            row["state"] = NEVER_STARTED if stage.final else stage.state.lower()
 
 
 def _print_content(
@@ -97,11 +123,23 @@ def _print_content(
 
     if step is None and rank is not None:
         step = "serve"
+    if step is not None and rank is not None:
+        _refuse_unknown_rank(run, step, rank)
     wanted = Filter(pattern, tail)
     if follow:
         return _print_lines(followed_lines(lambda: list_logs(run, step, rank), wanted), rank is None)
     logs = _there(run, list_logs(run, step, rank))
     return _print_lines(((log, line) for log in logs for line in written_lines(log, wanted)), len(logs) > 1)
+
+
+def _refuse_unknown_rank(run: RunPaths, step: str, rank: int) -> None:
+    from trtllm_hpc.logs.files import planned_ranks
+
+    count = planned_ranks(run, step)
+    if count is None or rank < count:
+        return
+    known = {1: "rank 0 only", 2: "ranks 0 and 1"}.get(count, f"ranks 0 to {count - 1}")
+    raise click.BadParameter(f"{step} of run {run.run_id} has {known}.", param_hint="'--rank'")
 
 
 def _there(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
@@ -110,7 +148,7 @@ def _there(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
     if not there:
         names = ", ".join(log.name for log in logs) or "a log"
         raise RunNotFound(
-            f"Run {run.run_id} has not written {names} yet.", hint=f"trtllm-hpc logs {run.run_id}"
+            f"Run {run.run_id} has not written {names} yet.", hint=f"trtllm-hpc logs {call_name(run)}"
         )
     return [log for log in there if log.size_bytes]
 

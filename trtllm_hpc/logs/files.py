@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.logs.state import rank_state, stage_over, stage_state
-from trtllm_hpc.paths import STAGES, STEPS, RunPaths
+from trtllm_hpc.paths import STAGES, STEPS, RunPaths, read_json
 from trtllm_hpc.runtime.records import RankRecord
 
 _RECORDED = ("preflight", "serve")
@@ -47,6 +47,18 @@ class LogFile:
 def stage_of(step: str) -> str:
     """The stage in whose job a step runs."""
     return _STAGE_OF.get(step, step)
+
+
+def planned_ranks(paths: RunPaths, step: str) -> int | None:
+    """How many ranks a step has; ``None`` if neither the plan nor a rank says so."""
+    if step not in _RECORDED:
+        return 1
+    try:
+        plan = read_json(paths.plan)
+        return int(plan["layout"]["world_size"])  # type: ignore[index]
+    except (ValueError, TypeError, KeyError):
+        records = (RankRecord.read(file) for file in paths.ranks.glob(f"{step}_*.json"))
+        return next((record.world_size for record in records if record is not None), None)
 
 
 def list_logs(paths: RunPaths, step: str | None = None, rank: int | None = None) -> list[LogFile]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal
 
 from trtllm_hpc.paths import STAGES, RunPaths
-from trtllm_hpc.runtime.records import Event, RankRecord, read_events
+from trtllm_hpc.runtime.records import Event, RankRecord, StopRequest, read_events
 
 RUNNING = "running"
 NO_RECORD = "no record"
 NEVER_STARTED = "never started"
 SILENT = "ended without a word"
+CANCELLED = "cancelled"
 
-_END_WORDS = {"stage_cancelled": "cancelled", "submission_interrupted": "refused (half submitted)"}
+_END_WORDS = {"stage_cancelled": CANCELLED, "submission_interrupted": "refused (half submitted)"}
 """Events other than ``stage_end`` after which a stage is over."""
 
 
@@ -37,12 +38,27 @@ def stage_over(paths: RunPaths, stage: str) -> bool:
 
 def stage_state(paths: RunPaths, stage: str) -> str:
     """How a stage's batch script is."""
+    events = read_events(paths, stage)
     end = stage_end(paths, stage)
-    if end is not None:
-        return _END_WORDS.get(end.name) or exit_words(end.data.get("exit_code"))
-    if read_events(paths, stage):
-        return RUNNING
-    return NEVER_STARTED if stage_over(paths, stage) else NO_RECORD
+    if end is None:
+        if events:
+            return RUNNING
+        return NEVER_STARTED if stage_over(paths, stage) else NO_RECORD
+    begun = [event.time for event in events if event.name == "stage_begin"]
+    if end.name == "stage_cancelled" and not begun:
+        return NEVER_STARTED
+    if _was_cancelled(paths, events, end, max(begun, default=0.0)):
+        return CANCELLED
+    return _END_WORDS.get(end.name) or exit_words(end.data.get("exit_code"))
+
+
+def _was_cancelled(paths: RunPaths, events: list[Event], end: Event, begun_at: float) -> bool:
+    """Whether ``cancel`` ended a stage: its script may still have written its own end after that."""
+    if any(event.name == "stage_cancelled" and event.time >= begun_at for event in events):
+        return True
+    request = StopRequest.read(paths.stop_request)
+    asked = request is not None and request.by == "cancel" and begun_at <= request.requested_at <= end.time
+    return asked and end.data.get("exit_code") != 0
 
 
 def rank_state(record: RankRecord | None, stage_over: bool) -> str:
