@@ -13,11 +13,13 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.sandbox import requirements
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused(
+    capsys: pytest.CaptureFixture[str], *arguments: str, code: ExitCode = ExitCode.SANDBOX_IMPOSSIBLE
+) -> str:
     """What the command line says on standard error when it refuses."""
     with pytest.raises(SystemExit) as left:
         main(["sandbox", *arguments])
-    assert left.value.code == ExitCode.SANDBOX_IMPOSSIBLE
+    assert left.value.code == code
     said = capsys.readouterr()
     assert said.out == ""
     assert "Traceback" not in said.err
@@ -107,7 +109,7 @@ def test_another_system_than_linux_is_refused(
 
 @pytest.mark.parametrize("name", ["", "Default", "a/b", "../x", "a b", "-a", "a-", "x" * 33, "a\nb", "ä"])
 def test_names_that_cannot_be_host_names_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot name a sandbox" in refused(capsys, "status", "--name", name)
+    assert "cannot name a sandbox" in refused(capsys, "status", "--name", name, code=ExitCode.SANDBOX)
 
 
 @pytest.mark.parametrize("option", [("--nodes", "0"), ("--nodes", "33"), ("--gpus-per-node", "17")])
@@ -120,7 +122,7 @@ def test_impossible_shapes_are_a_wrong_command_line(option: tuple[str, str]) -> 
 def test_the_status_of_no_sandbox_is_down(root_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["sandbox", "status", "--name", "no-such-one"])
-    assert left.value.code == ExitCode.SANDBOX_IMPOSSIBLE
+    assert left.value.code == ExitCode.SANDBOX
     said = capsys.readouterr().out
     assert "no-such-one: down" in said
     assert "trtllm-hpc sandbox up --name no-such-one" in said
