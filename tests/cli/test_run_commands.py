@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -13,10 +15,11 @@ from click.testing import CliRunner
 
 from tests.lifecycle.conftest import fake_slurm  # noqa: F401
 from tests.lifecycle.fake_slurm import FakeSlurm
-from tests.lifecycle.made import run_with
+from tests.lifecycle.made import run_with, written
 from tests.test_runs import make
 from trtllm_hpc.cli import command, main
 from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths
 
 
 @pytest.fixture(autouse=True)
@@ -73,10 +76,20 @@ def test_cancel_says_what_became_of_the_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "RUNNING")
-    for _ in range(2):
-        cancelled = Typed(capsys, "cancel", "latest")
-        assert cancelled.code == 0
-        assert cancelled.output.startswith("demo-1: cancelled, stage serve was cancelled")
+    cancelled = Typed(capsys, "cancel", "latest")
+    assert cancelled.code == 0
+    assert cancelled.output.startswith("demo-1: cancelled, stage serve was cancelled")
+    again = Typed(capsys, "cancel", "latest")
+    assert again.code == 0
+    assert again.output.startswith("demo-1 had already ended: cancelled, stage serve was cancelled")
+    run_with(fake_slurm, home / "runs" / "done-1", "COMPLETED", "COMPLETED", "COMPLETED")
+    assert Typed(capsys, "cancel", "done-1").output.startswith("done-1 had already ended: completed")
+    written(home / "runs" / "new-1")
+    rendered = Typed(capsys, "cancel", "new-1")
+    assert (rendered.code, rendered.output) == (
+        0,
+        "new-1 was never submitted: there is nothing to cancel\n",
+    )
 
 
 def test_the_same_job_twice_is_two_runs(
@@ -103,6 +116,47 @@ def test_a_refused_submission_ends_with_its_own_exit_code(
     assert refused.code == ExitCode.SUBMISSION
     assert "Invalid partition name specified" in refused.errors
     assert "set partition in the cluster profile" in refused.errors
+    [run] = (home / "runs").iterdir()
+    assert f"The rendered scripts are in {run}/scripts." in refused.errors
+
+
+def test_the_next_command_names_the_folder_where_the_id_would_not_do(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (home / "job.yaml").write_text("name: demo\n")
+    (home / "here.yaml").write_text("name: here\npartition: batch\n")
+    arguments = ("submit", "job.yaml", "--cluster", "./here.yaml", "--runs")
+    assert "build: job " in (near := Typed(capsys, *arguments, "runs").output)
+    [run] = (home / "runs").iterdir()
+    assert f"next: trtllm-hpc status {run.name}, or trtllm-hpc logs {run.name} --follow" in near
+    far = Typed(capsys, *arguments, "elsewhere").output
+    [run] = (home / "elsewhere").iterdir()
+    assert f"next: trtllm-hpc status '{run}', or trtllm-hpc logs '{run}' --follow" in far
+
+
+def test_without_slurm_a_stage_is_a_process(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def submit(plan: Any, paths: RunPaths, progress: Callable[[str, str], None]) -> None:
+        progress("build", "123")
+
+    monkeypatch.setattr("trtllm_hpc.lifecycle.chain.submit_chain", submit)
+    assert "  build: process 123\n" in Typed(capsys, "submit", "tiny-llama", "--cluster", "local").output
+
+
+def test_render_and_submit_name_the_run_as_status_does(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (home / "job.yaml").write_text("name: demo\n")
+    (home / "here.yaml").write_text("name: here\npartition: batch\n")
+    for name, keys in (("render", ["run_id", "folder", "scripts"]), ("submit", ["run_id", "folder", "jobs"])):
+        shown = Typed(capsys, name, "job.yaml", "--cluster", "./here.yaml", "--json")
+        record = json.loads(shown.output)
+        assert list(record) == keys and Path(record["folder"]).name == record["run_id"]
 
 
 def test_findings_are_told_all_at_once_and_nothing_is_made(

@@ -23,11 +23,18 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
       trtllm-hpc cancel latest
     """
     from trtllm_hpc.lifecycle.cancel import cancel_run
+    from trtllm_hpc.lifecycle.status import RunState, run_status
 
-    status = cancel_run(run)
+    before = run_status(run)
+    status = before if before.settled else cancel_run(run)
     if as_json:
         import json
 
         click.echo(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
         return
-    click.echo(f"{run.run_id}: {status.state.value}, {status.sentence}")
+    if status.state is RunState.RENDERED:
+        click.echo(f"{run.run_id} was never submitted: there is nothing to cancel")
+    elif before.settled:
+        click.echo(f"{run.run_id} had already ended: {status.state.value}, {status.sentence}")
+    else:
+        click.echo(f"{run.run_id}: {status.state.value}, {status.sentence}")

@@ -37,7 +37,7 @@ def command(
         import json
 
         record = {
-            "run": paths.run_id,
+            "run_id": paths.run_id,
             "folder": str(paths.folder),
             "scripts": [str(file) for file in scripts],
         }

@@ -10,6 +10,8 @@ import click
 
 from trtllm_hpc.cli.options import json_option
 from trtllm_hpc.cli.rendering import job_options, make_run
+from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.runs import call_name
 
 if TYPE_CHECKING:
     from trtllm_hpc.lifecycle.status import RunStatus
@@ -48,7 +50,12 @@ def command(
     plan, paths = make_run(job_file, cluster, settings, runs, check=require_scheduler)
     say = (lambda text: None) if as_json else click.echo
     say(f"run {paths.run_id}\n  folder {paths.folder}")
-    submit_chain(plan, paths, progress=lambda stage, job: say(f"  {stage}: job {job}"))
+    unit = "process" if plan.cluster.scheduler == "local" else "job"
+    try:
+        submit_chain(plan, paths, progress=lambda stage, job: say(f"  {stage}: {unit} {job}"))
+    except SubmissionError as error:
+        error.message += f"\nThe rendered scripts are in {paths.scripts}."
+        raise
     if not wait:
         _print_next(paths, as_json)
         return 0
@@ -65,9 +72,10 @@ def _print_next(paths: RunPaths, as_json: bool) -> None:
 
         stages = (read_json(paths.jobs) or {})["stages"]
         jobs = {stage: job["job_id"] for stage, job in stages.items()}
-        click.echo(json.dumps({"run": paths.run_id, "folder": str(paths.folder), "jobs": jobs}, indent=2))
+        click.echo(json.dumps({"run_id": paths.run_id, "folder": str(paths.folder), "jobs": jobs}, indent=2))
         return
-    click.echo(f"next: trtllm-hpc status {paths.run_id}, or trtllm-hpc logs {paths.run_id} --follow")
+    run = call_name(paths)
+    click.echo(f"next: trtllm-hpc status {run}, or trtllm-hpc logs {run} --follow")
 
 
 def _wait(paths: RunPaths, *, live: bool, keeps_serving: bool) -> RunStatus:
@@ -81,9 +89,10 @@ def _wait(paths: RunPaths, *, live: bool, keeps_serving: bool) -> RunStatus:
                 printer.show(progress)
                 status = progress.status
     except KeyboardInterrupt:
+        run = call_name(paths)
         click.echo(
-            f"\nStopped watching; the run goes on.\n  next: trtllm-hpc status {paths.run_id}, "
-            f"or trtllm-hpc cancel {paths.run_id}",
+            "\nStopped watching; the run goes on.\n"
+            f"  next: trtllm-hpc status {run}, or trtllm-hpc cancel {run}",
             err=True,
         )
         raise click.exceptions.Abort from None
@@ -103,9 +112,8 @@ def _print_end(status: RunStatus, paths: RunPaths, as_json: bool) -> None:
     stream = sys.stderr if status.exit_code else sys.stdout
     click.echo(f"{status.state.value}: {status.sentence}", file=stream)
     if status.exit_code:
-        click.echo(f"  next: trtllm-hpc logs {paths.run_id}", file=stream)
+        click.echo(f"  next: trtllm-hpc logs {call_name(paths)}", file=stream)
     elif not status.state.final:
-        click.echo(
-            f"  next: trtllm-hpc client {paths.run_id} --prompt TEXT, or trtllm-hpc cancel {paths.run_id}"
-        )
+        run = call_name(paths)
+        click.echo(f"  next: trtllm-hpc client {run} --prompt TEXT, or trtllm-hpc cancel {run}")
     click.echo(f"run folder: {paths.folder}")
