@@ -143,7 +143,8 @@ def test_without_slurm_a_stage_is_a_process(
         progress("build", "123")
 
     monkeypatch.setattr("trtllm_hpc.lifecycle.chain.submit_chain", submit)
-    assert "  build: process 123\n" in Typed(capsys, "submit", "tiny-llama", "--cluster", "local").output
+    (home / "job.yaml").write_text("name: demo\n")
+    assert "  build: process 123\n" in Typed(capsys, "submit", "job.yaml", "--cluster", "local").output
 
 
 def test_render_and_submit_name_the_run_as_status_does(
@@ -247,6 +248,26 @@ def test_the_shell_completes_runs(home: Path) -> None:
     assert offered("cancel", incomplete="ll") == ["llama-1"]
     assert offered("status", "--runs", "elsewhere") == ["latest", "falcon-1"]
     assert "submit" in offered(incomplete="sub")
+
+
+def test_the_shell_completes_profiles_and_job_files(home: Path) -> None:
+    (home / "site.yaml").write_text("name: site\n")
+    (home / "notes.txt").write_text("")
+    (home / ".hidden.yaml").write_text("")
+    (home / "jobs").mkdir()
+    (home / "jobs" / "a b.yml").write_text("name: a\n")
+    complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
+
+    def offered(*words: str, incomplete: str = "") -> list[str]:
+        return [item.value for item in complete.get_completions(list(words), incomplete)]
+
+    profiles = offered("submit", "job.yaml", "--cluster")
+    assert {"local", "sandbox", "site.yaml", "jobs/"} <= set(profiles)
+    assert not {"notes.txt", ".hidden.yaml", "tiny-llama"} & set(profiles)
+    assert offered("render", "job.yaml", "--cluster", incomplete="si") == ["site.yaml"]
+    assert "tiny-llama" in offered("render", incomplete="tiny")
+    assert offered("render", incomplete="jobs/") == ["jobs/a b.yml"]
+    assert offered("render", incomplete="none/") == []
 
 
 def test_runs_may_be_kept_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

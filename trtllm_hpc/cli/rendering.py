@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +12,8 @@ from trtllm_hpc.cli.options import runs_option
 from trtllm_hpc.runs import default_runs_folder
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.plan.model import Plan
 
@@ -33,11 +35,46 @@ def job_options(command: Command) -> Command:
         default="sandbox",
         show_default=True,
         metavar="PROFILE",
+        shell_complete=_complete_cluster,
         envvar="TRTLLM_HPC_CLUSTER",
         show_envvar=True,
         help="Cluster profile: a file, or a name such as sandbox, local, pyxis.",
     )(command)
-    return click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB")(command)
+    return click.argument(
+        "job_file", type=click.Path(path_type=Path), metavar="JOB", shell_complete=_complete_job
+    )(command)
+
+
+def _complete_cluster(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from trtllm_hpc.config.files import profiles
+
+    return _completed(profiles(), incomplete)
+
+
+def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from trtllm_hpc.config.files import jobs
+
+    return _completed(jobs(), incomplete)
+
+
+def _completed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    """The names, and the folders and YAML files, that begin with what is typed so far."""
+    from click.shell_completion import CompletionItem
+
+    begun = incomplete.rpartition("/")[2]
+    prefix = incomplete[: len(incomplete) - len(begun)]
+    found = [name for name in names if name.startswith(incomplete)]
+    try:
+        entries = sorted(Path(prefix or ".").iterdir())
+    except (OSError, ValueError):
+        entries = []  # no such folder, or not ours to read: no files to offer
+    for entry in entries:
+        if entry.name.startswith(begun) and (begun or not entry.name.startswith(".")):
+            if entry.suffix in (".yaml", ".yml"):
+                found.append(prefix + entry.name)
+            elif entry.is_dir():
+                found.append(f"{prefix}{entry.name}/")
+    return [CompletionItem(word) for word in found]
 
 
 def make_run(
