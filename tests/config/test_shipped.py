@@ -31,9 +31,11 @@ def test_every_job_loads_with_every_profile_and_comes_back_from_a_run_folder(
         assert (again.job, again.cluster) == (resolved.job, resolved.cluster)
 
 
-def test_the_main_job_takes_two_nodes_in_the_sandbox_and_one_here(files: Folder) -> None:
-    assert load(Path("tiny-llama"), "sandbox").job.serve.nodes == 2
-    assert load(Path("tiny-llama"), "local").job.serve.nodes is None
+@pytest.mark.parametrize("profile", ["sandbox", "local"])
+def test_the_smallest_job_file_is_enough(tmp_path: Path, profile: str) -> None:
+    smallest = tmp_path / "smallest.yaml"
+    smallest.write_text("name: smallest\n")
+    assert load(smallest, profile).job.serve.nodes is None
 
 
 def test_what_stands_behind_a_hash_in_a_profile_is_valid_too(files: Folder) -> None:

@@ -12,6 +12,7 @@ from trtllm_hpc.lifecycle.journal import Journal, read_journal
 from trtllm_hpc.lifecycle.processes import is_same_process
 from trtllm_hpc.lifecycle.slurm import JobInfo, Slurm
 from trtllm_hpc.logs.diagnose import first_failure, stage_error
+from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, Event, StopRequest, read_events
 from trtllm_hpc.states import INTERRUPTED, LOST, STATES, JobState, explain_reason
@@ -58,6 +59,15 @@ class StageStatus:
 
 
 @dataclass(frozen=True)
+class RankStatus:
+    """One rank of the server, in its own words."""
+
+    rank: int
+    host: str | None
+    state: str
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """The whole run."""
 
@@ -66,6 +76,7 @@ class RunStatus:
     state: RunState
     sentence: str
     stages: tuple[StageStatus, ...]
+    ranks: tuple[RankStatus, ...]
     endpoint: Endpoint | None
     exit_code: ExitCode
     """What ``submit --wait`` leaves with when this is final."""
@@ -239,7 +250,13 @@ def _whole(paths: RunPaths, stages: list[StageStatus], journal: Journal | None) 
         endpoint = None  # a file that a killed leader left says nothing any more
     sentence = _sentence(paths, state, stages, broken)
     code = _exit_code(state, broken, paths)
-    return RunStatus(paths.run_id, str(paths.folder), state, sentence, tuple(stages), endpoint, code)
+    folder = str(paths.folder)
+    return RunStatus(paths.run_id, folder, state, sentence, tuple(stages), _ranks(paths), endpoint, code)
+
+
+def _ranks(paths: RunPaths) -> tuple[RankStatus, ...]:
+    logs = list_logs(paths, "serve")
+    return tuple(RankStatus(log.rank, log.host, log.state) for log in logs if log.rank is not None)
 
 
 def _run_state(stages: list[StageStatus], journal: Journal | None, endpoint: Endpoint | None) -> RunState:
