@@ -109,14 +109,13 @@ def command(
     """
     from trtllm_hpc.bench.benchmark import Settings, refuse_invalid, run_benchmark
     from trtllm_hpc.cli.endpoint import endpoint_of
-    from trtllm_hpc.report.tables import as_text, benchmark_table
+    from trtllm_hpc.report.tables import as_text, benchmark_table, print_benchmark
 
     name = _new_name(run, name)
     settings = Settings(requests, rate, max_tokens, prompts, seed, arrival, warmup, timeout_seconds, model)
     summary = run_benchmark(run, endpoint_of(run, wait_seconds), settings, name)
-    text = as_text(benchmark_table(summary))
     files = run.measurement(name)
-    write_text(files.table, text)
+    write_text(files.table, as_text(benchmark_table(summary)))
     click.echo(
         f"written: {files.summary}, and beside it {files.requests.name} and {files.table.name}", err=True
     )
@@ -125,7 +124,7 @@ def command(
 
         click.echo(json.dumps(summary, indent=2, ensure_ascii=False))
     else:
-        click.echo(text, nl=False)
+        print_benchmark(summary)
     refuse_invalid(summary, call_name(run))
 
 

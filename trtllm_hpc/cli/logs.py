@@ -72,8 +72,7 @@ def command(
 
 def _print_list(run: RunPaths, as_json: bool) -> None:
     from trtllm_hpc.logs.files import list_logs
-    from trtllm_hpc.report.log_table import log_rows, log_table
-    from trtllm_hpc.report.tables import print_table
+    from trtllm_hpc.report.log_table import log_rows, print_logs
 
     rows = log_rows(list_logs(run))
     _complete(run, rows)
@@ -82,7 +81,7 @@ def _print_list(run: RunPaths, as_json: bool) -> None:
 
         click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    print_table(log_table(rows))
+    print_logs(rows)
 
 
 def _complete(run: RunPaths, rows: list[dict[str, Any]]) -> None:

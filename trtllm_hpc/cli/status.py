@@ -32,9 +32,11 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     from rich.console import Console
 
     from trtllm_hpc.report.status import status_table
+    from trtllm_hpc.report.tables import print_table
 
-    console = Console()
-    console.print(status_table(status.as_json()))
+    console = Console(soft_wrap=True)
+    console.print(f"run {status.run_id}", markup=False, highlight=False)
+    print_table(status_table(status.as_json()))
     console.print(f"{status.state.value}: {status.sentence}", markup=False, highlight=False)
     if status.endpoint is not None:
         console.print(

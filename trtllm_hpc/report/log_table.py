@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.logs.errors import first_error_line
 from trtllm_hpc.logs.files import LogFile
 from trtllm_hpc.logs.text import neutralised
+from trtllm_hpc.report.tables import NARROW, as_text, print_table, terminal_width
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+_SHORT_HOST, _LONG_HOST = 12, 24
+_LEAST_ERROR = 30
+"""Columns that an error needs to be worth a place in the table."""
+_GAP = 3
+_ANY_WIDTH = 2000
 
 
 def log_rows(logs: Sequence[LogFile]) -> list[dict[str, Any]]:
@@ -29,23 +38,72 @@ def log_rows(logs: Sequence[LogFile]) -> list[dict[str, Any]]:
     ]
 
 
-def log_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows of :func:`log_rows` as a table."""
+def print_logs(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the rows of :func:`log_rows`: errors cut to the width of a terminal, whole into a pipe."""
+    width = terminal_width()
+    if width is None:
+        print_table(log_table(rows))
+    else:
+        sys.stdout.write(fitted(rows, width))
+
+
+def fitted(rows: Sequence[dict[str, Any]], width: int) -> str:
+    """The table for a terminal of ``width`` columns; errors without room in it come below."""
+    hosts = _SHORT_HOST if width < NARROW else _LONG_HOST
+    bare = log_table(rows, host_width=hosts, error_width=0)
+    room = width - max(map(len, as_text(bare, _ANY_WIDTH).splitlines()), default=0) - _GAP
+    if room >= _LEAST_ERROR:
+        return as_text(log_table(rows, host_width=hosts, error_width=room), width)
+    return as_text(bare, width) + "".join(f"{line}\n" for line in _error_lines(rows, width))
+
+
+def log_table(
+    rows: Sequence[dict[str, Any]], *, host_width: int | None = None, error_width: int | None = None
+) -> Table:
+    """The rows of :func:`log_rows` as a table.
+
+    Args:
+        host_width: longer names of hosts are cut to this.
+        error_width: longer errors are cut to this; 0 leaves them out.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("step")
-    table.add_column("rank", justify="right")
-    table.add_column("host")
-    table.add_column("state", no_wrap=True)
+    table.add_column("step", no_wrap=True)
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("host", no_wrap=True)
+    table.add_column("state", min_width=12)
     table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("first error", overflow="fold")
+    if error_width != 0:
+        table.add_column("first error", no_wrap=True)
     for row in rows:
         cells = (row["step"], row["rank"], row["host"], row["state"], size_words(row["size_bytes"]))
-        table.add_row(*("-" if cell is None else str(cell) for cell in cells), Text(_error(row)))
+        step, rank, host, state, size = ("-" if cell is None else str(cell) for cell in cells)
+        words = [step, rank, _cut(host, host_width), state, size]
+        if error_width != 0:
+            words.append(_cut(_error(row), error_width))
+        table.add_row(*map(Text, words))
     return table
+
+
+def _error_lines(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
+    lines = []
+    for row in rows:
+        if row["first_error"]:
+            name = row["step"] if row["rank"] is None else f"{row['step']}[{row['rank']}]"
+            lines.append(_cut(f"{name}: {_error(row)}", width))
+    return ["", "first errors:", *lines] if lines else []
+
+
+def _cut(text: str, width: int | None) -> str:
+    from rich.text import Text
+
+    line = Text(text)
+    if width is not None:
+        line.truncate(width, overflow="ellipsis")
+    return line.plain
 
 
 def size_words(size_bytes: int | None) -> str | None:

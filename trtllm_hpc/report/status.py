@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -12,9 +13,11 @@ _STYLES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "NOT SU
 
 def status_table(status: dict[str, Any]) -> Table:
     """One row a stage, from ``RunStatus.as_json()``."""
-    table = Table(title=Text(status["run_id"]), title_justify="left")
-    for column in ("stage", "job", "state", "nodes", "what"):
-        table.add_column(column)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in ("stage", "job", "state"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("nodes", overflow="fold")
+    table.add_column("what")
     for stage in status["stages"]:
         style = _STYLES.get(stage["state"], "red" if stage["final"] else "")
         table.add_row(

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.report.tables import print_benchmark
 from trtllm_hpc.runtime.records import read_events
 
 
@@ -23,9 +24,11 @@ def print_summary(paths: RunPaths) -> None:
     for line in _answers(paths):
         say(line)
     try:
-        say(paths.benchmark_table.read_text(encoding="utf-8").rstrip())
-    except FileNotFoundError:
+        summary = read_json(paths.benchmark)
+    except ValueError:
         return
+    if isinstance(summary, dict):
+        print_benchmark(summary)
 
 
 def _endpoint(data: dict[str, Any]) -> str:
