@@ -155,3 +155,20 @@ def test_check_takes_values_that_were_built_without_files() -> None:
         None,
     )
     assert check(Resolved(JobFile(name="a"), ClusterProfile(name="b"), "a.yaml", "b.yaml")) == []
+
+
+def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder) -> None:
+    """All findings at once: a wrong type in one section hides no conflict in another, and makes up none."""
+    found = files.findings(
+        "name: x\nengine: {tensor_parallel: two, max_input_len: 9, max_seq_len: 9}\n"
+        "model: {synthetic: tiny-llama, path: /x}\nserve: {nodes: 3}\nnonsense: 1\n"
+    )
+    assert {(finding.code, finding.field) for finding in found} >= {
+        ("wrong-type", "engine.tensor_parallel"),
+        ("conflict", "model"),
+        ("conflict", "engine.max_input_len"),
+        ("unknown-key", "nonsense"),
+    }
+    assert not any(
+        finding.field == "serve.nodes" for finding in found
+    )  # nobody knows how many ranks there are

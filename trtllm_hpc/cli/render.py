@@ -53,6 +53,8 @@ def command(
 def by_hand(plan: Plan, folder: Path) -> str:
     """The commands that do what ``submit`` does."""
     lines = [f"  cd {shlex.quote(str(folder))}"]
+    if plan.cluster.slurm_conf:
+        lines.append(f"  export SLURM_CONF={shlex.quote(plan.cluster.slurm_conf)}")
     for stage in plan.stages:
         script = f"scripts/{stage.name}.sbatch"
         if plan.cluster.scheduler == "local":

@@ -1,16 +1,20 @@
 """What no single field can say: findings about fields together, and about both files together.
 
-One small generator for each rule. They see valid models only.
+One small generator for each rule. What a rule looks at is valid when it is judged.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from trtllm_hpc.config import cluster_rules, job_rules
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.findings import dotted
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.partial import UnknownValueError
 from trtllm_hpc.config.problems import Problem, Problems, in_job
 from trtllm_hpc.config.resolved import Resolved
+from trtllm_hpc.config.types import Section
 from trtllm_hpc.errors import Finding
 
 
@@ -25,10 +29,19 @@ def check(resolved: Resolved) -> list[Finding]:
 
 def problems(job: JobFile, cluster: ClusterProfile) -> list[Problem]:
     """Everything that keeps this job file and this profile from going together."""
-    found = [problem for rule in job_rules.RULES for problem in rule(job)]
-    found += [problem for rule in cluster_rules.RULES for problem in rule(cluster)]
-    found += [problem for rule in (ranks_spread, gpus_suffice, build_gpus) for problem in rule(job, cluster)]
+    found = [problem for rule in job_rules.RULES for problem in _judged(rule, job)]
+    found += [problem for rule in cluster_rules.RULES for problem in _judged(rule, cluster)]
+    together = (ranks_spread, gpus_suffice, build_gpus)
+    found += [problem for rule in together for problem in _judged(rule, job, cluster)]
     return found
+
+
+def _judged(rule: Callable[..., Problems], *models: Section) -> list[Problem]:
+    """What a rule finds; nothing if it asks for a field that is wrong itself."""
+    try:
+        return list(rule(*models))
+    except UnknownValueError:
+        return []
 
 
 def ranks_spread(job: JobFile, cluster: ClusterProfile) -> Problems:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from trtllm_hpc.config.findings import Path, nearest, shown
+from trtllm_hpc.config.partial import partial
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.types import PATTERNS, Section
 from trtllm_hpc.errors import Finding
@@ -48,12 +49,20 @@ _SYNONYMS = {
 
 
 def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Finding]]:
-    """Build ``model`` from a tree, or say everything that keeps it from being built."""
+    """Build ``model`` from a tree, with everything that is wrong in it.
+
+    With findings the model is a partial one, good only for rules that bear it
+    (``config.partial``); without a mapping at its root there is none.
+    """
+    plain = tree.plain()
     try:
-        return model.model_validate(tree.plain()), []
+        return model.model_validate(plain), []
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-        return None, [_finding(model, tree, dict(detail)) for detail in details]
+        findings = [_finding(model, tree, dict(detail)) for detail in details]
+        if not isinstance(plain, dict):
+            return None, findings
+        return partial(model, plain, [detail["loc"] for detail in details]), findings
 
 
 def _finding(model: type[Section], tree: Node, detail: dict[str, Any]) -> Finding:

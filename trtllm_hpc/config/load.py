@@ -92,7 +92,7 @@ class _Trees:
         return cls(job_file, cluster, path, job_tree, cluster_tree, findings)
 
     def models(self) -> tuple[JobFile | None, ClusterProfile | None]:
-        """Both models; ``None`` for one that cannot be built, with the findings that say why."""
+        """Both models, partial where there are findings; ``None`` for one that cannot be built at all."""
         job = cluster = None
         if self.job is not None:
             job, found = validate(JobFile, self.job)
