@@ -117,7 +117,7 @@ def test_states_of_three_jobs_become_one(
 def test_a_rendered_run_looks_into_the_queue_once(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run")
     status = run_status(paths)
-    assert (status.state, status.sentence) == (RunState.RENDERED, "rendered, not submitted")
+    assert (status.state, status.sentence) == (RunState.RENDERED, "not submitted")
     assert [stage.state for stage in status.stages] == ["NOT SUBMITTED"] * 3
     # A person may have submitted its scripts by hand.
     assert [call[0] for call in fake_slurm.calls()] == ["squeue"]

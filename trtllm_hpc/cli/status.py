@@ -34,14 +34,13 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     from trtllm_hpc.report.status import status_table
     from trtllm_hpc.report.tables import print_table
 
-    console = Console(soft_wrap=True)
-    console.print(f"run {status.run_id}", markup=False, highlight=False)
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console.print(f"run {status.run_id}")
     print_table(status_table(status.as_json()))
-    console.print(f"{status.state.value}: {status.sentence}", markup=False, highlight=False)
-    if status.endpoint is not None:
-        console.print(
-            f"endpoint: http {status.endpoint.http}, grpc {status.endpoint.grpc} on {status.endpoint.host}",
-            markup=False,
-            highlight=False,
-        )
-    console.print(f"folder: {status.folder}", markup=False, highlight=False, soft_wrap=True)
+    for rank in status.ranks:
+        console.print(f"rank {rank.rank}{f' on {rank.host}' if rank.host else ''}: {rank.state}")
+    console.print(f"{status.state.value}: {status.sentence}")
+    endpoint = status.endpoint
+    if endpoint is not None:
+        console.print(f"endpoint: http {endpoint.http}, grpc {endpoint.grpc} on {endpoint.host}")
+    console.print(f"folder: {status.folder}")

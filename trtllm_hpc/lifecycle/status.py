@@ -300,7 +300,7 @@ def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], broke
 
 def _progress_sentence(state: RunState, stages: list[StageStatus]) -> str:
     if state is RunState.RENDERED:
-        return "rendered, not submitted"
+        return "not submitted"
     if state is RunState.COMPLETED:
         return "every stage has ended well"
     busy = next((stage for stage in stages if not stage.final), None)
