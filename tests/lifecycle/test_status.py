@@ -294,3 +294,23 @@ def test_who_stopped_the_server(tmp_path: Path) -> None:
     assert was_stopped_by(paths) is None
     request_stop(paths, by="companion", reason="it is done")
     assert was_stopped_by(paths) == "companion"
+
+
+@pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED", "CANCELLED"])
+def test_no_rank_is_blamed_for_what_slurm_did(fake_slurm: FakeSlurm, tmp_path: Path, state: str) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", state, "COMPLETED")
+    for rank in range(2):
+        add_rank(paths, rank, ended_at=8.0 + rank, exit_code=-15)
+    sentence = run_status(paths).sentence
+    assert sentence.startswith("stage serve") and "rank" not in sentence
+
+
+def test_the_jobs_own_word_on_its_exit_code_counts(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """sacct of Slurm 22.05 shows the exit code 137 as 9, which means something else here."""
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "9:0"), "COMPLETED")
+    job = json.loads(paths.jobs.read_text())["stages"]["serve"]["job_id"]
+    add_event(paths, "serve", "stage_begin", job_id=job)
+    add_event(paths, "serve", "stage_end", job_id=job, exit_code=137)
+    status = run_status(paths)
+    assert status.exit_code == ExitCode.START
+    assert "exit code 137, as after SIGKILL" in status.stages[1].sentence
