@@ -14,10 +14,9 @@ from tests.logs.runs import add_rank
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.lifecycle.cancel import cancel_run
 from trtllm_hpc.lifecycle.slurm import Slurm as Commands
-from trtllm_hpc.lifecycle.status import RunState, run_status, was_stopped_by
+from trtllm_hpc.lifecycle.status import RunState, run_status
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint, add_event
-from trtllm_hpc.runtime.stop import request_stop
 
 OK = ExitCode.OK
 Slurm = str | tuple[str, str]
@@ -287,13 +286,6 @@ def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None
         "nodes": "n1",
         "exit_code": None,
     }
-
-
-def test_who_stopped_the_server(tmp_path: Path) -> None:
-    _, paths = written(tmp_path / "run")
-    assert was_stopped_by(paths) is None
-    request_stop(paths, by="companion", reason="it is done")
-    assert was_stopped_by(paths) == "companion"
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED", "CANCELLED"])

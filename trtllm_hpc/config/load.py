@@ -62,7 +62,6 @@ class _Trees:
     """What both files and the settings say, and what is wrong so far."""
 
     job_file: Path
-    cluster_name: str
     cluster_file: Path | None
     job: Node | None
     cluster: Node | None
@@ -82,14 +81,14 @@ class _Trees:
             findings += found
         found = swapped(job_tree, cluster_tree)
         if found:
-            return cls(job_file, cluster, None, None, None, [*findings, *found])
+            return cls(job_file, None, None, None, [*findings, *found])
         if cluster_tree is not None:
             cluster_tree = merge(cluster_tree, cluster_settings)
         defaults = job_defaults(cluster_tree) if cluster_tree is not None else None
         if job_tree is not None:
             job_tree = _layered(defaults, job_tree, job_settings)
         path = None if isinstance(profile, Finding) else profile
-        return cls(job_file, cluster, path, job_tree, cluster_tree, findings)
+        return cls(job_file, path, job_tree, cluster_tree, findings)
 
     def models(self) -> tuple[JobFile | None, ClusterProfile | None]:
         """Both models, partial where there are findings; ``None`` for one that cannot be built at all."""

@@ -50,7 +50,7 @@ def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage,
                 progress(stage.name, job.job_id)
             journal.complete = True
             journal.write(paths)
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt above all: whatever ends this, nothing may be left behind
         _undo(journal, jobs, paths)
         raise
     return journal

@@ -14,7 +14,7 @@ from trtllm_hpc.lifecycle.slurm import JobInfo, Slurm
 from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.records import Endpoint, Event, StopRequest, read_events
+from trtllm_hpc.runtime.records import Endpoint, Event, read_events
 from trtllm_hpc.states import INTERRUPTED, LOST, STATES, JobState, explain_reason
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}
@@ -325,9 +325,3 @@ def _exit_code(state: RunState, broken: StageStatus | None, paths: RunPaths) -> 
         return next((code for code in inside if code == broken.exit_code), ExitCode.START)
     known = {ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
     return next((code for code in known if code == broken.exit_code), ExitCode.REQUEST)
-
-
-def was_stopped_by(paths: RunPaths) -> str | None:
-    """Who asked the server to stop, if anybody did."""
-    request = StopRequest.read(paths.stop_request)
-    return request.by if request else None
