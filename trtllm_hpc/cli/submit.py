@@ -60,6 +60,11 @@ def command(
         _print_next(paths, as_json)
         return 0
     status = _wait(paths, live=not as_json, keeps_serving=not plan.stops_server)
+    if plan.stops_server and status.state.final and any(not stage.final for stage in status.stages):
+        # Its companion is gone and cannot stop the server; somebody must, and we are here.
+        from trtllm_hpc.lifecycle.cancel import cancel_run
+
+        cancel_run(paths)
     _print_end(status, paths, as_json)
     return int(status.exit_code)
 

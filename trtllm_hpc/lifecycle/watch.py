@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.lifecycle.journal import read_journal
 from trtllm_hpc.lifecycle.slurm import Slurm
-from trtllm_hpc.lifecycle.status import RunState, RunStatus, run_status
+from trtllm_hpc.lifecycle.status import RunStatus, run_status
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, read_events
 
@@ -73,8 +73,9 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
 
 
 def _only_serves(paths: RunPaths, status: RunStatus) -> bool:
-    """Whether the server is ready and the companion, if there is one, is done."""
-    if status.state is not RunState.SERVING:
+    """Whether the server is ready and the companion, if there is one, is done, well or not."""
+    serves = any(it.stage == "serve" and it.state == "RUNNING" for it in status.stages)
+    if not serves or not paths.endpoint.exists():
         return False
     # A companion inside the server's allocation is no stage of Slurm's: its events tell.
     companion = {event.name for event in read_events(paths, "companion")}
