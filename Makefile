@@ -21,7 +21,7 @@ test: setup lint ## every test, the real Slurm ones too
 
 .PHONY: unit
 unit: setup ## the fast tests only: no server, no Slurm
-	$(BIN)/pytest -q -m 'not slurm and not triton'
+	$(BIN)/pytest -q -n 4 --dist worksteal -m 'not slurm and not triton'
 
 .PHONY: lint
 lint: setup ## ruff, mypy --strict, shellcheck
