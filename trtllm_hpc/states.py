@@ -56,7 +56,9 @@ STATES = _table(
 LOST = JobState("LOST", True, False, "is known to neither squeue, sacct nor scontrol")
 """A job that was submitted and is nowhere; never taken for completed."""
 
-INTERRUPTED = JobState("INTERRUPTED", True, False, "was not submitted: the submit command was killed")
+INTERRUPTED = JobState(
+    "INTERRUPTED", True, False, "was not submitted: the submission did not come to its end"
+)
 
 
 def parse_state(text: str) -> JobState:

@@ -172,3 +172,8 @@ def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder)
     assert not any(
         finding.field == "serve.nodes" for finding in found
     )  # nobody knows how many ranks there are
+
+
+def test_a_key_with_the_name_of_pydantics_mark_is_just_unknown(files: Folder) -> None:
+    finding = files.finding("name: x\n'[key]': 1\n")
+    assert (finding.code, finding.field, finding.line) == ("unknown-key", "[key]", 2)

@@ -18,8 +18,8 @@ from tests.lifecycle.fake_slurm import FakeSlurm
 from tests.lifecycle.made import written
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.lifecycle.chain import require_scheduler, submit_chain
-from trtllm_hpc.lifecycle.journal import read_journal
-from trtllm_hpc.lifecycle.status import run_status
+from trtllm_hpc.lifecycle.journal import Journal, read_journal
+from trtllm_hpc.lifecycle.status import RunState, run_status
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 
@@ -205,3 +205,19 @@ def test_without_wait_the_ids_are_printed_and_that_is_all(fake_slurm: FakeSlurm,
     assert process.returncode == 0, errors
     assert json.loads(output)["jobs"] == {"build": "101", "serve": "102", "companion": "103"}
     assert [call[0] for call in fake_slurm.calls()] == ["sbatch"] * 3
+
+
+def test_a_submission_that_ended_before_its_first_job_is_over(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """Refused outright, and killed before a word: neither may be pending for ever."""
+    fake_slurm.trouble("sbatch", "Batch job submission failed: Invalid partition name specified")
+    plan, refused = written(tmp_path / "refused")
+    with pytest.raises(SubmissionError):
+        submit_chain(plan, refused)
+    assert run_status(refused).exit_code == ExitCode.SUBMISSION
+    _, killed = written(tmp_path / "killed")
+    Journal(scheduler="slurm").write(killed)
+    assert run_status(killed).state is RunState.PENDING  # it may be at it right now
+    long_ago = time.time() - 3600
+    os.utime(killed.jobs, (long_ago, long_ago))
+    status = run_status(killed)
+    assert status.settled and status.exit_code == ExitCode.SUBMISSION

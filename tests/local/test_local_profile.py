@@ -127,6 +127,15 @@ def test_stages_that_wait_for_a_killed_build_end(tmp_path: Path) -> None:
     assert eventually(lambda: processes_of(run) == [], 20), processes_of(run)
 
 
+def test_a_killed_script_takes_its_processes_along(tmp_path: Path) -> None:
+    _, run = submit(tmp_path, companion={"enabled": False})
+    assert eventually(lambda: run.endpoint.exists(), 60), state(run)
+    group = json.loads(run.stage_events("serve").read_text().splitlines()[0])["data"]["group"]
+    os.kill(group, signal.SIGKILL)  # bash alone: spawn, supervisors and servers live on
+    assert eventually(lambda: state(run) == "failed", 40), state(run)
+    assert eventually(lambda: processes_of(run) == [], 15), processes_of(run)
+
+
 def test_a_failed_build_ends_the_chain_at_once(tmp_path: Path) -> None:
     started = time.monotonic()
     answer, run = submit(tmp_path, "--wait", model={"path": "/no/such/model"})

@@ -32,7 +32,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
 
         click.echo(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
         return
-    if status.state is RunState.RENDERED:
+    if before.state is RunState.RENDERED:
         click.echo(f"{run.run_id} was never submitted: there is nothing to cancel")
     elif before.settled:
         click.echo(f"{run.run_id} had already ended: {status.state.value}, {status.sentence}")

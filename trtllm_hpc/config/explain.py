@@ -66,8 +66,10 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Finding
 
 
 def _finding(model: type[Section], tree: Node, detail: dict[str, Any]) -> Finding:
-    path: Path = tuple(part for part in detail["loc"] if part != "[key]")
     kind, context = detail["type"], detail.get("ctx", {})
+    path: Path = detail["loc"]
+    if path[-1:] == ("[key]",) and kind != "extra_forbidden":
+        path = path[:-1]  # pydantic's way to say that the name of a mapping's entry is wrong
     node = tree.nearest(path)
     value = node.plain()
     if kind == "extra_forbidden":

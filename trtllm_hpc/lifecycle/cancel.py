@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.lifecycle.journal import read_journal
@@ -27,7 +28,8 @@ def cancel_run(paths: RunPaths) -> RunStatus:
     left = [stage.job_id for stage in before.stages if stage.job_id and not stage.final]
     if not left:
         return before
-    request_stop(paths, by="cancel", reason="the run was cancelled")
+    with suppress(OSError):  # on a full disk the jobs must be cancelled all the same
+        request_stop(paths, by="cancel", reason="the run was cancelled")
     journal = read_journal(paths)
     if journal is not None and journal.scheduler == "local":
         cancel_local(paths, journal)

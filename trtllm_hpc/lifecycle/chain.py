@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from trtllm_hpc.lifecycle.script import StageScript
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan, Stage
 from trtllm_hpc.runtime.process import start_ticks
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
 
 if TYPE_CHECKING:
     from submitit.core.core import Executor, Job
@@ -36,11 +36,11 @@ def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage,
         SubmissionError: Slurm refused a script.
     """
     journal = Journal(scheduler=plan.cluster.scheduler, slurm_conf=plan.cluster.slurm_conf)
-    journal.write(paths)
-    executor = _executor(plan, paths)
     jobs: list[Job[Any]] = []
     try:
         with _Interruptions() as interruptions:
+            journal.write(paths)
+            executor = _executor(plan, paths)
             for stage in plan.stages:
                 with interruptions.hold():
                     job = _submit(executor, _script(stage, paths, journal.token), plan, paths)
@@ -51,6 +51,10 @@ def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage,
             journal.complete = True
             journal.write(paths)
     except BaseException:  # KeyboardInterrupt above all: whatever ends this, nothing may be left behind
+        if not jobs:
+            # Nothing else tells that this run is over: there is no job to look at.
+            with suppress(OSError):
+                add_event(paths, plan.stages[0].name, "submission_interrupted")
         _undo(journal, jobs, paths)
         raise
     return journal

@@ -68,7 +68,8 @@ def cancel_local(paths: RunPaths, journal: Journal) -> None:
         marks = [event for event in read_events(paths, stage) if event.name.startswith("stage_")]
         if marks and marks[-1].name == "stage_end":
             continue
-        add_event(paths, stage, "stage_cancelled")
+        with suppress(OSError):  # on a full disk the processes must end all the same
+            add_event(paths, stage, "stage_cancelled")
         begun = [event for event in marks if event.name == "stage_begin"]
         if begun:
             group = int(begun[-1].data["group"])

@@ -60,6 +60,7 @@ class StageScript:
             )
         _on_end(lambda: end_group(process.pid))
         code = process.wait()
+        end_group(process.pid)  # a script that was killed outright leaves what it had started
         if not _has_ended(paths, self.stage):
             # Killed outright, or never begun: nobody else is left to say so.
             add_event(paths, self.stage, "stage_end", exit_code=code if code >= 0 else 128 - code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import signal
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, Event, read_events
+from trtllm_hpc.runtime.stage import GATE_TIMEOUT_S
 from trtllm_hpc.states import INTERRUPTED, LOST, STATES, JobState, explain_reason
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}
@@ -104,6 +106,7 @@ def run_status(paths: RunPaths, slurm: Slurm | None = None) -> RunStatus:
     journal = read_journal(paths)
     events = read_events(paths)
     jobs = _job_ids(paths, journal, events)
+    interrupted = _was_interrupted(paths, journal, events)
     if journal is not None and journal.scheduler == "local":
         stages = [_local_stage(name, journal, events) for name in jobs]
     elif journal is None and planned(paths, "scheduler") == "local":
@@ -114,8 +117,20 @@ def run_status(paths: RunPaths, slurm: Slurm | None = None) -> RunStatus:
         if journal is None:
             jobs |= _waiting_by_hand(paths, slurm, jobs)
         answers = slurm.query(job for job in jobs.values() if job)
-        stages = [_slurm_stage(name, job, answers, events) for name, job in jobs.items()]
+        stages = [_slurm_stage(name, job, answers, events, interrupted) for name, job in jobs.items()]
     return _whole(paths, stages, journal)
+
+
+def _was_interrupted(paths: RunPaths, journal: Journal | None, events: list[Event]) -> bool:
+    """Whether the submission stopped half-way: by its word, or by a silence longer than its jobs bear."""
+    if journal is None or journal.complete:
+        return False
+    if any(event.name == "submission_interrupted" for event in events):
+        return True
+    try:
+        return time.time() - paths.jobs.stat().st_mtime > GATE_TIMEOUT_S
+    except FileNotFoundError:
+        return False
 
 
 def _waiting_by_hand(paths: RunPaths, slurm: Slurm, jobs: dict[str, str | None]) -> dict[str, str]:
@@ -150,10 +165,10 @@ def _marks(events: list[Event], stage: str) -> list[Event]:
 
 
 def _slurm_stage(
-    name: str, job_id: str | None, answers: dict[str, JobInfo], events: list[Event]
+    name: str, job_id: str | None, answers: dict[str, JobInfo], events: list[Event], interrupted: bool
 ) -> StageStatus:
     if job_id is None:
-        if any(event.name == "submission_interrupted" for event in events):
+        if interrupted:
             return StageStatus(name, INTERRUPTED.name, True, False, INTERRUPTED.sentence)
         return StageStatus(name, "NOT SUBMITTED", False, False, "is not submitted")
     info = answers.get(job_id)
@@ -229,12 +244,19 @@ def _local_stage(name: str, journal: Journal, events: list[Event]) -> StageStatu
         return _in_state(name, "CANCELLED", job.job_id)
     if last == "stage_end":
         return _ended(name, job.job_id, int(marks[-1].data.get("exit_code", 1)))
+    if last == "stage_begin" and _group_lives(marks[-1]):
+        return _in_state(name, "RUNNING", job.job_id)
     if is_same_process(int(job.job_id), job.process_started):
         return _in_state(name, "RUNNING" if last == "stage_begin" else "PENDING", job.job_id)
     if last == "stage_begin":
         return StageStatus(name, "FAILED", True, False, "has failed (its script was killed)", job.job_id)
     # Its controller ended before the script began: what it waited for failed.
     return _in_state(name, "CANCELLED", job.job_id)
+
+
+def _group_lives(begin: Event) -> bool:
+    """Whether the script that wrote this event still runs, its controller or not."""
+    return is_same_process(int(begin.data.get("group", 0)), begin.data.get("group_started"))
 
 
 def _in_state(name: str, state_name: str, job_id: str) -> StageStatus:
@@ -287,6 +309,10 @@ def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], broke
         return _progress_sentence(state, stages)
     parts = [f"stage {broken.stage} {broken.sentence}"]
     refused = [event for event in read_events(paths, broken.stage) if "reason" in event.data]
+    inside = read_events(paths, "companion")
+    if broken.stage == "serve" and inside and inside[-1].data.get("exit_code") == broken.exit_code:
+        # The companion ran inside this job's allocation, and the job ended with its code.
+        return "; ".join(filter(None, [*parts, stage_error(paths, "companion")]))
     blame = broken.stage == "serve" and broken.state in _BLAMES_A_RANK
     failure = first_failure(paths, over=True) if blame else None
     if refused:
@@ -315,7 +341,7 @@ def _exit_code(state: RunState, broken: StageStatus | None, paths: RunPaths) -> 
         return ExitCode.CANCELLED
     if broken is None:
         return ExitCode.OK
-    if any(event.name == "submission_interrupted" for event in read_events(paths)):
+    if broken.state == INTERRUPTED.name or broken.exit_code == ExitCode.SUBMISSION:
         return ExitCode.SUBMISSION
     if broken.stage == "build":
         return ExitCode.BUILD

@@ -15,7 +15,7 @@ from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event
 GATE_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
 
-_GATE_TIMEOUT_S = 75.0
+GATE_TIMEOUT_S = 75.0
 """Longer than ``submit`` waits for one sbatch to answer (60 s); counted from the last sign of life."""
 
 
@@ -58,7 +58,7 @@ def end(paths: RunPaths, stage: str, exit_code: int) -> None:
 def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
     if token is None:
         return True
-    patience_s = float(os.environ.get(GATE_VARIABLE) or _GATE_TIMEOUT_S)
+    patience_s = float(os.environ.get(GATE_VARIABLE) or GATE_TIMEOUT_S)
     last, last_change = None, time.monotonic()
     while True:
         try:
