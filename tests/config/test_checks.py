@@ -176,4 +176,4 @@ def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder)
 
 def test_a_key_with_the_name_of_pydantics_mark_is_just_unknown(files: Folder) -> None:
     finding = files.finding("name: x\n'[key]': 1\n")
-    assert (finding.code, finding.field, finding.line) == ("unknown-key", "[key]", 2)
+    assert (finding.code, finding.field, finding.line) == ("unknown-key", "'[key]'", 2)
