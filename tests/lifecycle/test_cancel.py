@@ -120,3 +120,10 @@ def test_a_local_run_started_by_hand_is_asked_to_stop(
     add_event(paths, "serve", "stage_begin", job_id="local77", group=1)
     assert cancel_run(paths).state is RunState.RUNNING
     assert paths.stop_request.exists()
+
+
+def test_a_stop_that_cannot_be_written_keeps_no_job_alive(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """As on a full disk: the request fails, the cancellation must not."""
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "RUNNING")
+    paths.stop_request.mkdir()  # nothing can take the place of a folder
+    assert cancel_run(paths).state is RunState.CANCELLED

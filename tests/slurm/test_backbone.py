@@ -375,5 +375,7 @@ def test_a_refused_question_is_what_failed(person: Person, engine: Path, where: 
     sections = two_ranks(engine, companion={"request": {"prompt": "word " * 400, "max_tokens": 4}})
     answer, run = person.submit(person.job("refused", **sections), "--set", f"cluster.companion={where}")
     assert answer.returncode == ExitCode.REQUEST, answer.stdout + answer.stderr
+    assert "companion" in person.status(run)["sentence"]  # and no rank is blamed
+    assert "died first" not in person.status(run)["sentence"]
     assert person.jobs_in_queue() == []
     assert person.status(run)["state"] == "failed"

@@ -45,7 +45,7 @@ class Ending:
         """Pass every error on to Triton, which ends the server, and leave a sentence for the supervisor."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # passed on below, whatever it is; only a sentence is left behind
             self._report(f"Rank {self._world.rank} did not start: {first_sentence(error)}")
             self.release()
             raise

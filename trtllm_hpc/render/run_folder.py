@@ -48,7 +48,7 @@ def write_run(plan: Plan) -> RunPaths:
     except OSError as error:
         shutil.rmtree(paths.folder, ignore_errors=True)
         raise _cannot_write(paths, error) from None
-    except BaseException:
+    except BaseException:  # Ctrl-C above all: a half-made folder must not pass for a run
         shutil.rmtree(paths.folder, ignore_errors=True)
         raise
     return paths
