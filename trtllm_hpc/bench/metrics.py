@@ -6,6 +6,7 @@ missing figure is left out of the summary, never shown as zero.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,16 +52,16 @@ class Distribution:
         return cls(math.fsum(values) / len(values), p50, p90, p99, max(values))
 
 
-class Metric:
+class Metric(abc.ABC):
     """One number for the whole run. Subclasses give its name, unit and formula."""
 
     key: ClassVar[str]
     """Name in ``benchmark.json``; ends with the unit."""
     unit: ClassVar[str]
 
+    @abc.abstractmethod
     def of(self, records: Records) -> float | Distribution:
         """The figure; raises NoValue."""
-        raise NotImplementedError
 
 
 class SentRate(Metric):
