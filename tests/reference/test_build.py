@@ -68,7 +68,11 @@ def test_config_has_the_layout_of_tensorrt_llm(engines: dict[int, Path]) -> None
         "max_input_len": 96,
         "max_seq_len": 128,
         "max_beam_width": 1,
-        "max_num_tokens": 768,
+        "max_num_tokens": 1024,
+        "gather_context_logits": False,
+        "gather_generation_logits": False,
+        "lora_config": {"max_lora_rank": 0},
+        "plugin_config": {"tokens_per_block": 64, "lora_plugin": None},
     }
 
 

@@ -41,6 +41,12 @@ class BuildSettings:
     max_batch_size: int
     max_input_len: int
     max_seq_len: int
+    max_num_tokens: int
+    max_beam_width: int
+    tokens_per_block: int
+    gather_context_logits: bool
+    gather_generation_logits: bool
+    max_lora_rank: int
 
 
 def build(settings: BuildSettings, output: Path, progress: Progress) -> None:
@@ -149,36 +155,52 @@ def _check_model(settings: BuildSettings, config: Any) -> None:
 
 def _engine_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
     """``config.json`` with the keys and the nesting that ``trtllm-build`` writes."""
-    ranks = settings.tensor_parallel
-    mapping = {
-        "world_size": ranks,
-        "tp_size": ranks,
-        "pp_size": 1,
-        "cp_size": 1,
-        "gpus_per_node": settings.gpus_per_node,
-    }
     return {
         "version": __version__,
-        "pretrained_config": {
-            "architecture": model.architectures[0],
-            "dtype": settings.dtype,
-            "vocab_size": model.vocab_size,
-            "hidden_size": model.hidden_size,
-            "intermediate_size": model.intermediate_size,
-            "num_hidden_layers": model.num_hidden_layers,
-            "num_attention_heads": model.num_attention_heads,
-            "num_key_value_heads": model.num_key_value_heads,
-            "max_position_embeddings": model.max_position_embeddings,
-            "mapping": mapping,
-        },
-        "build_config": {
-            "max_batch_size": settings.max_batch_size,
-            "max_input_len": settings.max_input_len,
-            "max_seq_len": settings.max_seq_len,
-            "max_beam_width": 1,
-            "max_num_tokens": settings.max_batch_size * settings.max_input_len,
-        },
+        "pretrained_config": _pretrained_config(settings, model),
+        "build_config": _build_config(settings),
         "trtllm_hpc": _stamp(settings),
+    }
+
+
+def _pretrained_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
+    ranks = settings.tensor_parallel
+    return {
+        "architecture": model.architectures[0],
+        "dtype": settings.dtype,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "max_position_embeddings": model.max_position_embeddings,
+        "mapping": {
+            "world_size": ranks,
+            "tp_size": ranks,
+            "pp_size": 1,
+            "cp_size": 1,
+            "gpus_per_node": settings.gpus_per_node,
+        },
+    }
+
+
+def _build_config(settings: BuildSettings) -> dict[str, Any]:
+    """TensorRT-LLM's limits; ``lora_plugin`` says whether the engine takes adapters at all."""
+    rank = settings.max_lora_rank
+    return {
+        "max_batch_size": settings.max_batch_size,
+        "max_input_len": settings.max_input_len,
+        "max_seq_len": settings.max_seq_len,
+        "max_beam_width": settings.max_beam_width,
+        "max_num_tokens": settings.max_num_tokens,
+        "gather_context_logits": settings.gather_context_logits,
+        "gather_generation_logits": settings.gather_generation_logits,
+        "lora_config": {"max_lora_rank": rank},
+        "plugin_config": {
+            "tokens_per_block": settings.tokens_per_block,
+            "lora_plugin": settings.dtype if rank else None,
+        },
     }
 
 
@@ -205,6 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-seq-len", type=_positive, required=True, metavar="S", help="prompt and new tokens together"
     )
+    _add_limits(parser)
     parser.add_argument(
         "--gpus-per-node", type=_positive, metavar="G", help="written into config.json (default: all ranks)"
     )
@@ -212,14 +235,36 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Limits that have a default; names and meanings are ``trtllm-build``'s."""
+    parser.add_argument(
+        "--max-num-tokens",
+        type=_positive,
+        metavar="T",
+        help="tokens of all requests in one step (default: 8192, or all that a full batch can have)",
+    )
+    parser.add_argument("--max-beam-width", type=_positive, default=1, metavar="W")
+    parser.add_argument("--tokens-per-block", type=_positive, default=64, metavar="N")
+    parser.add_argument("--gather-context-logits", action="store_true", help="answer with a prompt's logits")
+    parser.add_argument("--gather-generation-logits", action="store_true", help="and with those of an answer")
+    parser.add_argument(
+        "--max-lora-rank", type=_not_negative, default=0, metavar="R", help="0 (the default): no LoRA"
+    )
+
+
+def _at_least(least: int, name: str) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise ValueError
+        return value
+
+    number.__name__ = name  # argparse names the type by this in its message
     return number
 
 
-_positive.__name__ = "positive number"  # argparse names the type by this in its message
+_positive = _at_least(1, "positive number")
+_not_negative = _at_least(0, "number from 0 on")
 
 
 def _settings(arguments: argparse.Namespace) -> BuildSettings:
@@ -239,7 +284,18 @@ def _settings(arguments: argparse.Namespace) -> BuildSettings:
         max_batch_size=arguments.max_batch_size,
         max_input_len=arguments.max_input_len,
         max_seq_len=arguments.max_seq_len,
+        max_num_tokens=arguments.max_num_tokens or _usual_num_tokens(arguments),
+        max_beam_width=arguments.max_beam_width,
+        tokens_per_block=arguments.tokens_per_block,
+        gather_context_logits=arguments.gather_context_logits,
+        gather_generation_logits=arguments.gather_generation_logits,
+        max_lora_rank=arguments.max_lora_rank,
     )
+
+
+def _usual_num_tokens(arguments: argparse.Namespace) -> int:
+    """``trtllm-build``'s default of 8192, or less where a full batch cannot have so many."""
+    return min(8192, int(arguments.max_batch_size * arguments.max_seq_len))
 
 
 def _fingerprint(model: Path) -> str:

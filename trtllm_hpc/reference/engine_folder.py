@@ -52,6 +52,17 @@ class EngineInfo:
     max_input_len: int
     max_seq_len: int
     """Prompt and new tokens together."""
+    max_num_tokens: int
+    """Tokens of all requests that one step may compute."""
+    max_beam_width: int
+    tokens_per_block: int
+    """Keys and values are kept in blocks of so many tokens."""
+    gather_context_logits: bool
+    """Whether a request may ask for the logits of its prompt."""
+    gather_generation_logits: bool
+    """Whether a request may ask for the logits of its answer."""
+    max_lora_rank: int
+    """Highest rank of a LoRA adapter; 0 for an engine without LoRA."""
 
     @classmethod
     def read(cls, engine: EngineFolder) -> EngineInfo:
@@ -86,7 +97,18 @@ class EngineInfo:
             max_batch_size=build["max_batch_size"],
             max_input_len=build["max_input_len"],
             max_seq_len=build["max_seq_len"],
+            max_num_tokens=build["max_num_tokens"],
+            max_beam_width=build["max_beam_width"],
+            tokens_per_block=build["plugin_config"]["tokens_per_block"],
+            gather_context_logits=bool(build["gather_context_logits"]),
+            gather_generation_logits=bool(build["gather_generation_logits"]),
+            max_lora_rank=build["lora_config"]["max_lora_rank"] if _has_lora(build) else 0,
         )
+
+
+def _has_lora(build: Any) -> bool:
+    """TensorRT-LLM writes a rank for engines without LoRA too: the plugin decides."""
+    return build["plugin_config"]["lora_plugin"] is not None
 
 
 _REBUILD = "build the engine again"
