@@ -4,10 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_folder import EngineInfo
-from trtllm_hpc.reference.requests import GREEDY, NO_END, parse
+from trtllm_hpc.reference.generation import NO_END
+from trtllm_hpc.reference.inputs import INPUTS
+from trtllm_hpc.reference.requests import Part, is_stop, parse, refuse_parameters
 
 INFO = EngineInfo(
     dtype="float32",
@@ -17,53 +22,188 @@ INFO = EngineInfo(
     max_batch_size=8,
     max_input_len=16,
     max_seq_len=24,
+    max_num_tokens=128,
+    max_beam_width=4,
+    tokens_per_block=16,
+    gather_context_logits=False,
+    gather_generation_logits=False,
+    max_lora_rank=8,
 )
+
+DTYPES = {"INT32": np.int32, "UINT64": np.uint64, "FP16": np.float16, "FP32": np.float32, "BOOL": np.bool_}
 
 
 def inputs(**changes: Any) -> dict[str, np.ndarray[Any, Any]]:
-    given = {"input_ids": [[1, 5, 6, 7]], "input_lengths": [4], "request_output_len": [8], **changes}
-    return {name: np.array(value) for name, value in given.items()}
+    """Arrays as Triton hands them over: a request of one prompt, and what a test changes."""
+    values = {"input_ids": [[1, 5, 6, 7]], "input_lengths": [4], "request_output_len": [8], **changes}
+    return {name: np.array(value, dtype=DTYPES[INPUTS[name].type]) for name, value in values.items()}
+
+
+def parts(**changes: Any) -> tuple[Part, ...]:
+    return parse(inputs(**changes), INFO, decoupled=True)
 
 
 def test_plain_request() -> None:
-    request = parse(inputs(end_id=[2], pad_id=[2]), INFO)
+    (part,) = parse(inputs(end_id=[2], pad_id=[2]), INFO, decoupled=False)
+    request = part.request
     assert request.prompt == (1, 5, 6, 7)
     assert (request.max_new_tokens, request.end_id, request.pad_id) == (8, 2, 2)
-    assert not request.exclude_input and not request.return_log_probs
+    assert request.sampling.is_greedy
+    assert (part.batch_index, part.sequence_index, part.beams) == (0, 0, 1)
 
 
-def test_without_end_id_nothing_ends_early() -> None:
-    assert parse(inputs(), INFO).end_id == NO_END
+def test_what_is_left_out_has_the_defaults_of_tensorrt_llm() -> None:
+    request = parts()[0].request
+    assert request.end_id == NO_END
+    assert request.sampling.temperature == request.sampling.repetition_penalty == 1
+    assert request.length_penalty == 0
+    assert not (request.exclude_input or request.return_log_probs or request.streaming or request.lora)
+    assert request.stop_words == request.bad_words == ()
 
 
 def test_tokens_beyond_input_lengths_are_padding() -> None:
-    assert parse(inputs(input_lengths=[2]), INFO).prompt == (1, 5)
+    assert parts(input_lengths=[2])[0].request.prompt == (1, 5)
 
 
-def test_harmless_values_of_every_refused_input_are_taken() -> None:
-    everything = {name: [values[0]] for name, values in GREEDY.items()}
-    empty = [[[0], [-1]]]
-    request = parse(inputs(**everything, random_seed=[7], stop_words_list=empty, bad_words_list=empty), INFO)
-    assert request.prompt == (1, 5, 6, 7)
+def test_every_sampling_input_arrives() -> None:
+    request = parts(
+        temperature=[0.5],
+        runtime_top_k=[40],
+        runtime_top_p=[0.75],
+        repetition_penalty=[1.25],
+        presence_penalty=[-0.5],
+        frequency_penalty=[0.25],
+        min_length=[3],
+        random_seed=[2**64 - 1],
+    )[0].request
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 40, 0.75)
+    assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.25, -0.5)
+    assert (sampling.frequency_penalty, sampling.min_new_tokens, sampling.seed) == (0.25, 3, 2**64 - 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "top_k", "top_p"),
+    [
+        ({}, 1, 1.0),
+        ({"runtime_top_k": [0], "runtime_top_p": [0.0]}, 1, 1.0),
+        ({"runtime_top_k": [50]}, 50, 1.0),
+        ({"runtime_top_p": [0.5]}, 0, 0.5),
+        ({"runtime_top_k": [50], "runtime_top_p": [0.5]}, 50, 0.5),
+        ({"runtime_top_k": [50], "temperature": [0.0]}, 1, 1.0),
+    ],
+)
+def test_top_k_and_top_p_mean_what_they_mean_upstream(
+    changes: dict[str, Any], top_k: int, top_p: float
+) -> None:
+    sampling = parts(**changes)[0].request.sampling
+    assert (sampling.top_k, sampling.top_p) == (top_k, top_p)
+
+
+def test_batch_has_a_part_for_each_prompt_with_its_own_values() -> None:
+    first, second = parts(
+        input_ids=[[1, 5, 6], [1, 9, 2]],
+        input_lengths=[3, 2],
+        request_output_len=[4, 5],
+        temperature=[0.5, 1.5],
+        end_id=[7],
+        stop_words_list=[[[8, 9], [2, -1]], [[3, 0], [1, -1]]],
+        embedding_bias=[[], []],
+    )
+    assert (first.request.prompt, second.request.prompt) == ((1, 5, 6), (1, 9))
+    assert (first.request.max_new_tokens, second.request.max_new_tokens) == (4, 5)
+    assert (first.request.sampling.temperature, second.request.sampling.temperature) == (0.5, 1.5)
+    assert (first.request.end_id, second.request.end_id) == (7, 7)
+    assert (first.request.stop_words, second.request.stop_words) == (((8, 9),), ((3,),))
+    assert (first.batch_index, second.batch_index) == (0, 1)
+
+
+def test_return_sequences_differ_by_their_seed() -> None:
+    found = parts(num_return_sequences=[3], random_seed=[2**64 - 1], runtime_top_k=[5])
+    assert [part.sequence_index for part in found] == [0, 1, 2]
+    assert [part.request.sampling.seed for part in found] == [2**64 - 1, 0, 1]
+
+
+def test_beam_search_returns_its_best_beams_in_one_answer() -> None:
+    (all_of_them,) = parts(beam_width=[4])
+    (best,) = parts(beam_width=[4], num_return_sequences=[2])
+    assert (all_of_them.request.beam_width, all_of_them.beams) == (4, 4)
+    assert (best.request.beam_width, best.beams) == (4, 2)
+
+
+def test_words_are_read_from_tokens_and_ends() -> None:
+    words = [[[9, 10, 11, 0], [2, 3, -1, -1]]]
+    assert parts(bad_words_list=words)[0].request.bad_words == ((9, 10), (11,))
+    assert parts(stop_words_list=[[[0], [-1]]])[0].request.stop_words == ()
+
+
+def test_bias_of_a_smaller_tokenizer_is_filled_up() -> None:
+    bias = parts(embedding_bias=[[0.0, 2.5]])[0].request.embedding_bias
+    assert bias is not None
+    assert bias.shape == (512,)
+    assert bias.dtype == np.float32
+    assert bias.sum() == bias[1] == 2.5
+
+
+def test_adapter_comes_with_its_number_its_weights_and_its_config() -> None:
+    lora = parts(lora_task_id=[7], lora_weights=[[[1.0, 2.0]]], lora_config=[[[1, 0, 8]]])[0].request.lora
+    assert lora is not None and lora.weights is not None and lora.config is not None
+    assert (lora.task_id, lora.weights.tolist(), lora.config.tolist()) == (7, [[1.0, 2.0]], [[1, 0, 8]])
+    known = parts(lora_task_id=[7])[0].request.lora
+    assert known is not None and known.weights is None
+
+
+def test_stop_request_of_tensorrt_llms_client() -> None:
+    stop = inputs(input_ids=[[77]], input_lengths=[0], request_output_len=[0], stop=[True])
+    assert is_stop(stop)
+    assert not is_stop(inputs(stop=[False])) and not is_stop(inputs())
+
+
+def test_parameters_are_refused_by_name() -> None:
+    refuse_parameters({"Streaming": True})
+    with pytest.raises(RequestFailed, match="num_draft_tokens, seed"):
+        refuse_parameters({"seed": 1, "num_draft_tokens": 2})
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"beam_width": [2]}, "beam_width=2 is not supported"),
-        ({"temperature": [0.5]}, "temperature=0.5 is not supported"),
-        ({"runtime_top_k": [40]}, "runtime_top_k=40 is not supported"),
-        ({"runtime_top_p": [0.5]}, "runtime_top_p=0.5 is not supported"),
-        ({"streaming": [True]}, "streaming=True is not supported"),
-        ({"stop": [True]}, "stop=True is not supported"),
-        ({"repetition_penalty": [1.5]}, "repetition_penalty=1.5 is not supported"),
-        ({"num_return_sequences": [2]}, "num_return_sequences=2 is not supported"),
-        ({"return_context_logits": [True]}, "return_context_logits=True is not supported"),
-        ({"stop_words_list": [[[9, 10], [2, -1]]]}, "stop_words_list is not supported"),
-        ({"bad_words_list": [[[9], [1]]]}, "bad_words_list is not supported"),
-        ({"input_ids": [[1, 2], [3, 4]], "input_lengths": [2, 2]}, "this one holds 2"),
+        ({"beam_width": [5]}, "beam_width is 5; this engine was built for 1 to max_beam_width 4"),
+        ({"beam_width": [0]}, "beam_width is 0"),
+        ({"beam_width": [2], "streaming": [True]}, "streaming=true cannot be had with beam_width=2"),
+        ({"beam_width": [2], "temperature": [0.7]}, "temperature=0.7 cannot be had with beam_width=2"),
+        ({"beam_width": [2], "num_return_sequences": [3]}, "num_return_sequences is 3"),
+        ({"num_return_sequences": [0]}, "num_return_sequences is 0"),
+        ({"temperature": [-0.5]}, "temperature is -0.5"),
+        ({"temperature": [float("nan")]}, "temperature is nan"),
+        ({"repetition_penalty": [0.0]}, "repetition_penalty is 0; it must be above 0"),
+        ({"presence_penalty": [float("inf")]}, "presence_penalty is inf"),
+        ({"len_penalty": [-1.0]}, "len_penalty (length_penalty) is -1"),
+        ({"runtime_top_k": [-1]}, "runtime_top_k is -1"),
+        ({"runtime_top_p": [1.5]}, "runtime_top_p is 1.5"),
+        ({"min_length": [-1]}, "min_length is -1"),
+        ({"return_context_logits": [True]}, "built with gather_context_logits"),
+        ({"return_generation_logits": [True]}, "built with gather_generation_logits"),
+        ({"stop_words_list": [[[9, 10], [2, 1]]]}, "second row of stop_words_list is [2, 1]"),
+        ({"bad_words_list": [[[9, 10], [3, -1]]]}, "second row of bad_words_list is [3, -1]"),
+        ({"bad_words_list": [[[9, 10], [-1, 2]]]}, "second row of bad_words_list"),
+        ({"bad_words_list": [[[512], [1]]]}, "bad_words_list holds 512"),
+        ({"embedding_bias": [[0.0] * 513]}, "embedding_bias holds 513 values"),
+        ({"embedding_bias": [[float("nan")]]}, "embedding_bias holds a NaN"),
+        ({"lora_config": [[[1, 0, 8]]]}, "need a lora_task_id"),
+        ({"lora_task_id": [1], "lora_config": [[[1, 0, 8]]]}, "belong together"),
+        (
+            {"lora_task_id": [1], "lora_weights": [[[1.0]]], "lora_config": [[[1, 0, 9]]]},
+            "lora_config names rank 9; this engine was built for 1 to 8",
+        ),
+        (
+            {"lora_task_id": [1], "lora_weights": [[[1.0]]], "lora_config": [[[1, 0, 8]] * 2]},
+            "lora_weights holds 1 modules and lora_config 2",
+        ),
+        ({"input_ids": [[]], "input_lengths": [0]}, "prompt is empty"),
         ({"input_lengths": [0]}, "prompt is empty"),
         ({"input_lengths": [9]}, "input_lengths is 9, but input_ids holds 4"),
+        ({"input_lengths": [4, 4]}, "input_lengths has shape [2]; it must be [prompts], with 1 or 1"),
         ({"request_output_len": [0]}, "it must be at least 1"),
         ({"request_output_len": [-5]}, "it must be at least 1"),
         ({"request_output_len": [21]}, "make 25; this engine was built for max_seq_len 24"),
@@ -73,11 +213,67 @@ def test_harmless_values_of_every_refused_input_are_taken() -> None:
         ),
         ({"input_ids": [[1, 5, 512, 7]]}, "input_ids holds 512"),
         ({"input_ids": [[1, -5, 6, 7]]}, "input_ids holds -5"),
+        ({"input_ids": [1, 5, 6, 7]}, "input_ids has shape [4]"),
         ({"end_id": [512]}, "end_id is 512"),
         ({"pad_id": [-2]}, "pad_id is -2"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RequestFailed) as refusal:
-        parse(inputs(**changes), INFO)
+        parts(**changes)
     assert sentence in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"streaming": [True]}, "streaming=true needs a decoupled model"),
+        ({"num_return_sequences": [2]}, "wants 2 answers"),
+        ({"input_ids": [[1], [2]], "input_lengths": [1]}, "wants 2 answers"),
+    ],
+)
+def test_one_answer_is_all_that_a_model_gives_that_is_not_decoupled(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    assert parts(**changes)
+    with pytest.raises(RequestFailed, match=r"repository\.decoupled") as refusal:
+        parse(inputs(**changes), INFO, decoupled=False)
+    assert sentence in refusal.value.message
+
+
+def test_wrong_types_and_unknown_inputs_are_refused() -> None:
+    with pytest.raises(RequestFailed, match="temperature has type int64; it must be FP32"):
+        parse({**inputs(), "temperature": np.array([1])}, INFO, decoupled=True)
+    with pytest.raises(RequestFailed, match="no input draft_input_ids"):
+        parse({**inputs(), "draft_input_ids": np.array([[1]])}, INFO, decoupled=True)
+    with pytest.raises(RequestFailed, match="input_ids is missing"):
+        parse({}, INFO, decoupled=True)
+
+
+ANY_ARRAY = arrays.arrays(
+    dtype=st.sampled_from([np.int32, np.uint64, np.float16, np.float32, np.bool_, np.int64]),
+    shape=arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)
+
+
+@given(
+    name=st.sampled_from([*INPUTS, "anything"]),
+    array=ANY_ARRAY,
+    other=st.sampled_from([*INPUTS]),
+    second=ANY_ARRAY,
+    decoupled=st.booleans(),
+)
+def test_whatever_arrives_is_read_or_refused(
+    name: str, array: Any, other: str, second: Any, decoupled: bool
+) -> None:
+    try:
+        found = parse({**inputs(), other: second, name: array}, INFO, decoupled=decoupled)
+    except RequestFailed as error:
+        assert error.message.endswith(".")
+        return
+    assert found
+    for part in found:
+        assert 0 < len(part.request.prompt) <= INFO.max_input_len
+        assert part.request.total_tokens <= INFO.max_seq_len
+        assert all(0 <= token < INFO.vocab_size for token in part.request.prompt)
+        assert 1 <= part.beams <= part.request.beam_width <= INFO.max_beam_width

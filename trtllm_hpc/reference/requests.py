@@ -1,149 +1,249 @@
 """What one request to the ``tensorrt_llm`` model asks, and what is refused.
 
-Names, types and meanings of the tensors are those of NVIDIA's TensorRT-LLM
-backend for Triton. What this version cannot do is refused by name, never
-passed over.
+Names, types, defaults and meanings of the tensors are those of NVIDIA's
+TensorRT-LLM 0.16 and its backend for Triton (``inflight_batcher_llm/src/utils.cc``
+of tensorrtllm_backend v0.16.0, ``cpp/tensorrt_llm/executor/samplingConfig.cpp``
+and ``layers/defaultDecodingParams.h`` of TensorRT-LLM). What this backend
+cannot do is refused by name, never passed over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_folder import EngineInfo
+from trtllm_hpc.reference.generation import NO_END, GenerationRequest, LoraRequest, Sampling, Words
+from trtllm_hpc.reference.inputs import Row, rows, shown
 
 if TYPE_CHECKING:
-    import numpy as np
+    from trtllm_hpc.reference.inputs import Array, Inputs
 
-    Inputs = Mapping[str, np.ndarray[Any, Any]]
+HARMLESS_PARAMETERS = frozenset({"Streaming"})
+"""Request parameters that TensorRT-LLM's own client sends beside the tensor of the same meaning."""
 
-NO_END = -1
-"""The ``end_id`` that means: generate as many tokens as were asked for."""
-
-GREEDY: dict[str, tuple[float, ...]] = {
-    "beam_width": (1,),
-    "num_return_sequences": (1,),
-    "temperature": (1.0,),
-    "runtime_top_k": (1, 0),
-    "runtime_top_p": (1.0, 0.0),
-    "len_penalty": (1.0, 0.0),
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "min_length": (0, 1),
-    "return_context_logits": (False,),
-    "return_generation_logits": (False,),
-    "stop": (False,),
-    "streaming": (False,),
-}
-"""Inputs that change nothing at these values; every other value is refused.
-
-``random_seed`` is not among them: any seed gives the same greedy output.
-"""
-
-WORD_LISTS = ("stop_words_list", "bad_words_list")
+_SEEDS = 1 << 64
 
 
 @dataclass(frozen=True)
-class GenerationRequest:
-    """One prompt to continue; the same on every rank."""
+class Part:
+    """One answer that a Triton request wants: a row of its batch, and one of its return sequences."""
 
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    end_id: int
-    """Generation ends after this token; ``NO_END`` for none."""
-    pad_id: int
-    return_log_probs: bool
-    exclude_input: bool
+    request: GenerationRequest
+    batch_index: int = 0
+    sequence_index: int = 0
+    beams: int = 1
+    """Beams that are sent back; a beam search may be asked for fewer than it follows."""
 
 
-@dataclass(frozen=True)
-class Completion:
-    """What the model made of a request."""
-
-    new_tokens: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    """Natural logarithm of each new token's probability; zeros if they were not asked for."""
+def is_stop(inputs: Inputs) -> bool:
+    """Whether a Triton request asks to end another one, the one with its own request id."""
+    stop = inputs.get("stop")
+    return stop is not None and bool(stop.any())
 
 
-def parse(inputs: Inputs, info: EngineInfo) -> GenerationRequest:
-    """Read the inputs of one request.
+def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, ...]:
+    """Read the inputs of one Triton request that is no stop.
 
     Raises:
-        RequestFailed: the engine's limits forbid it, or this version cannot do it.
+        RequestFailed: the engine's limits forbid it, or this backend cannot do it.
     """
-    _refuse_batches(inputs)
-    _refuse_unsupported(inputs)
-    request = GenerationRequest(
-        prompt=_prompt(inputs),
-        max_new_tokens=int(_scalar(inputs, "request_output_len", 0)),
-        end_id=int(_scalar(inputs, "end_id", NO_END)),
-        pad_id=int(_scalar(inputs, "pad_id", 0)),
-        return_log_probs=bool(_scalar(inputs, "return_log_probs", False)),
-        exclude_input=bool(_scalar(inputs, "exclude_input_in_output", False)),
+    batch = rows(inputs)
+    parts = tuple(
+        part for index, row in enumerate(batch) for part in _sequences(row, _request(row, info), index)
     )
-    _check_limits(request, info)
-    return request
+    if not decoupled and len(parts) > 1:
+        raise RequestFailed(
+            f"The request wants {len(parts)} answers, but a model that is not decoupled sends one. "
+            "Send one prompt a request, or serve with repository.decoupled: true."
+        )
+    if not decoupled and parts[0].request.streaming:
+        raise RequestFailed(
+            "streaming=true needs a decoupled model. Leave it out, or serve with repository.decoupled: true."
+        )
+    return parts
 
 
 def refuse_parameters(parameters: Mapping[str, object]) -> None:
     """Refuse request parameters: Triton's generate endpoint makes one of each JSON key that is no input.
 
     Raises:
-        RequestFailed: there are any.
+        RequestFailed: there are any that mean something.
     """
-    if parameters:
-        names = ", ".join(sorted(parameters))
-        raise RequestFailed(f"The reference backend does not know the request parameters: {names}.")
-
-
-def _scalar(inputs: Inputs, name: str, default: float) -> Any:
-    tensor = inputs.get(name)
-    return default if tensor is None or tensor.size == 0 else tensor.reshape(-1)[0].item()
-
-
-def _refuse_batches(inputs: Inputs) -> None:
-    rows = inputs["input_ids"].shape[0]
-    if rows != 1:
+    strangers = sorted(set(parameters) - HARMLESS_PARAMETERS)
+    if strangers:
         raise RequestFailed(
-            f"The reference backend takes one prompt a request; this one holds {rows}. Send {rows} requests."
+            f"The reference backend does not know the request parameters: {', '.join(strangers)}. "
+            "Leave them out; every setting of a request is an input of the model."
         )
 
 
-def _refuse_unsupported(inputs: Inputs) -> None:
-    for name, harmless in GREEDY.items():
-        value = _scalar(inputs, name, harmless[0])
-        if value not in harmless:
+def _sequences(row: Row, request: GenerationRequest, index: int) -> list[Part]:
+    """The answers to one prompt.
+
+    Sampled sequences differ by their seed, to which each adds its index
+    (``LlmRequest::createChildRequest`` in TensorRT-LLM's llmRequest.cpp). Of a
+    beam search the best beams are returned, in one answer.
+    """
+    count = row.integer("num_return_sequences", 1)
+    if count < 1:
+        raise RequestFailed(f"num_return_sequences is {count}; it must be at least 1.")
+    if request.beam_width > 1:
+        if count > request.beam_width:
             raise RequestFailed(
-                f"{name}={_shown(value)} is not supported by the reference backend, which decodes greedily, "
-                f"one answer a request. Leave it out or send {harmless[0]}."
+                f"num_return_sequences is {count}, but a beam search of beam_width "
+                f"{request.beam_width} finds no more than that."
             )
-    for name in WORD_LISTS:
-        if name in inputs and _has_words(inputs[name]):
-            raise RequestFailed(f"{name} is not supported by the reference backend. Leave it out.")
+        return [Part(request, index, beams=count if "num_return_sequences" in row else request.beam_width)]
+    seed = request.sampling.seed
+    return [
+        Part(
+            replace(request, sampling=replace(request.sampling, seed=(seed + sequence) % _SEEDS)),
+            index,
+            sequence,
+        )
+        for sequence in range(count)
+    ]
 
 
-def _shown(value: Any) -> str:
-    """A value as the client wrote it: 0.7 comes out of a 32-bit float as 0.699999988."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _request(row: Row, info: EngineInfo) -> GenerationRequest:
+    request = GenerationRequest(
+        prompt=_prompt(row),
+        max_new_tokens=row.integer("request_output_len"),
+        end_id=row.integer("end_id", NO_END),
+        pad_id=row.integer("pad_id", NO_END),
+        sampling=_sampling(row),
+        stop_words=_words(row, "stop_words_list", info),
+        bad_words=_words(row, "bad_words_list", info),
+        embedding_bias=_embedding_bias(row, info),
+        beam_width=row.integer("beam_width", 1),
+        length_penalty=row.number("len_penalty", 0.0),
+        return_log_probs=row.flag("return_log_probs"),
+        return_context_logits=row.flag("return_context_logits"),
+        return_generation_logits=row.flag("return_generation_logits"),
+        exclude_input=row.flag("exclude_input_in_output"),
+        streaming=row.flag("streaming"),
+        lora=_lora(row, info),
+    )
+    _check_lengths(request, info)
+    _check_tokens(request, info)
+    _check_beams(request, info)
+    _check_logits(request, info)
+    return replace(request, pad_id=max(request.pad_id, 0))
 
 
-def _has_words(words: np.ndarray[Any, Any]) -> bool:
-    """Whether a word list of shape [..., 2, n] names a word: its second row holds ends of words, then -1."""
-    return bool((words[..., 1, :] >= 0).any())
-
-
-def _prompt(inputs: Inputs) -> tuple[int, ...]:
-    tokens = inputs["input_ids"].reshape(-1).tolist()
-    length = int(_scalar(inputs, "input_lengths", len(tokens)))
+def _prompt(row: Row) -> tuple[int, ...]:
+    array = row.array("input_ids")
+    tokens = [] if array is None else array.tolist()
+    length = row.integer("input_lengths", len(tokens))
     if not 0 <= length <= len(tokens):
         raise RequestFailed(f"input_lengths is {length}, but input_ids holds {len(tokens)} tokens.")
     return tuple(tokens[:length])
 
 
-def _check_limits(request: GenerationRequest, info: EngineInfo) -> None:
+def _sampling(row: Row) -> Sampling:
+    """How tokens are chosen.
+
+    Without ``runtime_top_k`` and ``runtime_top_p``, or with zeros, decoding is
+    greedy; one of them alone leaves the other without a bound. A temperature
+    of 0 is greedy too: TensorRT-LLM divides the logits by it plus 1e-6.
+    """
+    top_k, top_p = row.integer("runtime_top_k"), row.number("runtime_top_p", 0.0)
+    temperature = row.number("temperature", 1.0)
+    if top_k < 0:
+        raise RequestFailed(f"runtime_top_k is {top_k}; it must be 0 (no bound) or more.")
+    if not 0 <= top_p <= 1:
+        raise RequestFailed(f"runtime_top_p is {shown(top_p)}; it must be between 0 (not used) and 1.")
+    if temperature < 0:
+        raise RequestFailed(f"temperature is {shown(temperature)}; it must be 0 (greedy) or more.")
+    minimum = row.integer("min_length")
+    if minimum < 0:
+        raise RequestFailed(f"min_length is {minimum}; it must be 0 or more.")
+    if temperature == 0 or (top_k == 0 and top_p == 0):
+        top_k = 1
+    return Sampling(
+        temperature=temperature or 1.0,
+        top_k=top_k,
+        top_p=top_p or 1.0,
+        repetition_penalty=row.number("repetition_penalty", 1.0, above=0),
+        presence_penalty=row.number("presence_penalty", 0.0),
+        frequency_penalty=row.number("frequency_penalty", 0.0),
+        min_new_tokens=minimum,
+        seed=row.integer("random_seed") % _SEEDS,
+    )
+
+
+def _words(row: Row, name: str, info: EngineInfo) -> Words:
+    """Read words from upstream's layout: a row of all their tokens, and a row of their ends, then -1."""
+    array = row.array(name)
+    if array is None:
+        return ()
+    tokens, ends = array[0].tolist(), array[1].tolist()
+    count = ends.index(-1) if -1 in ends else len(ends)
+    ends, rest = ends[:count], ends[count:]
+    starts = [0, *ends[:-1]]
+    if any(end != -1 for end in rest) or any(
+        not start < end <= len(tokens) for start, end in zip(starts, ends, strict=False)
+    ):
+        raise RequestFailed(
+            f"The second row of {name} is {array[1].tolist()}; it must hold the ends of the words within "
+            "the first row, each above the one before, and then -1."
+        )
+    words = tuple(tuple(tokens[start:end]) for start, end in zip(starts, ends, strict=False))
+    for word in words:
+        _check_vocabulary(name, word, info)
+    return words
+
+
+def _embedding_bias(row: Row, info: EngineInfo) -> Array | None:
+    """The bias of each token; a tokenizer may know fewer tokens than the model has."""
+    bias = row.array("embedding_bias")
+    if bias is None:
+        return None
+    import numpy as np
+
+    if len(bias) > info.vocab_size:
+        raise RequestFailed(
+            f"embedding_bias holds {len(bias)} values; this engine's vocabulary has {info.vocab_size} tokens."
+        )
+    # Minus infinity forbids a token; the other two spoil every probability.
+    if np.isnan(bias).any() or np.isposinf(bias).any():
+        raise RequestFailed("embedding_bias holds a NaN or an infinite value.")
+    whole = np.zeros(info.vocab_size, dtype=np.float32)
+    whole[: len(bias)] = bias
+    return whole
+
+
+def _lora(row: Row, info: EngineInfo) -> LoraRequest | None:
+    weights, config = row.array("lora_weights"), row.array("lora_config")
+    if row.array("lora_task_id") is None:
+        if weights is None and config is None:
+            return None
+        raise RequestFailed("lora_weights and lora_config need a lora_task_id, the adapter's number.")
+    if info.max_lora_rank == 0:
+        raise RequestFailed("This engine was built without LoRA. Leave lora_task_id out, or build it anew.")
+    if (weights is None) != (config is None):
+        raise RequestFailed("lora_weights and lora_config belong together: send both, or only lora_task_id.")
+    if weights is not None and config is not None:
+        _check_adapter(weights, config, info)
+    return LoraRequest(row.integer("lora_task_id"), weights, config)
+
+
+def _check_adapter(weights: Array, config: Array, info: EngineInfo) -> None:
+    if len(weights) != len(config):
+        raise RequestFailed(
+            f"lora_weights holds {len(weights)} modules and lora_config {len(config)}; they must agree."
+        )
+    wrong = [rank for rank in config[:, 2].tolist() if not 1 <= rank <= info.max_lora_rank]
+    if wrong:
+        raise RequestFailed(
+            f"lora_config names rank {wrong[0]}; this engine was built for 1 to {info.max_lora_rank}."
+        )
+
+
+def _check_lengths(request: GenerationRequest, info: EngineInfo) -> None:
     prompt, new = len(request.prompt), request.max_new_tokens
     if prompt == 0:
         raise RequestFailed("The prompt is empty: input_ids must hold at least one token.")
@@ -153,16 +253,58 @@ def _check_limits(request: GenerationRequest, info: EngineInfo) -> None:
         raise RequestFailed(
             f"The prompt has {prompt} tokens; this engine was built for max_input_len {info.max_input_len}."
         )
-    if prompt + new > info.max_seq_len:
+    if request.total_tokens > info.max_seq_len:
         raise RequestFailed(
-            f"The prompt's {prompt} tokens and the {new} asked for make {prompt + new}; "
+            f"The prompt's {prompt} tokens and the {new} asked for make {request.total_tokens}; "
             f"this engine was built for max_seq_len {info.max_seq_len}."
         )
-    strangers = [token for token in request.prompt if not 0 <= token < info.vocab_size]
+
+
+def _check_vocabulary(name: str, tokens: tuple[int, ...], info: EngineInfo) -> None:
+    strangers = [token for token in tokens if not 0 <= token < info.vocab_size]
     if strangers:
         raise RequestFailed(
-            f"input_ids holds {strangers[0]}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
+            f"{name} holds {strangers[0]}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
         )
+
+
+def _check_tokens(request: GenerationRequest, info: EngineInfo) -> None:
+    _check_vocabulary("input_ids", request.prompt, info)
     for name, token in (("end_id", request.end_id), ("pad_id", request.pad_id)):
         if not NO_END <= token < info.vocab_size:
             raise RequestFailed(f"{name} is {token}; this engine's vocabulary is 0 to {info.vocab_size - 1}.")
+
+
+def _check_beams(request: GenerationRequest, info: EngineInfo) -> None:
+    """What beam search can do. TensorRT-LLM passes over top k, top p and the seed there, and so do we."""
+    width = request.beam_width
+    if not 1 <= width <= info.max_beam_width:
+        raise RequestFailed(
+            f"beam_width is {width}; this engine was built for 1 to max_beam_width {info.max_beam_width}."
+        )
+    if request.length_penalty < 0:
+        raise RequestFailed(
+            f"len_penalty (length_penalty) is {shown(request.length_penalty)}; it must be 0 or more."
+        )
+    if width > 1 and request.streaming:
+        raise RequestFailed(
+            f"streaming=true cannot be had with beam_width={width}: a beam is known at the end. "
+            "Leave one of them out."
+        )
+    if width > 1 and request.sampling.temperature != 1:
+        raise RequestFailed(
+            f"temperature={shown(request.sampling.temperature)} cannot be had with beam_width={width}. "
+            "Leave one of them out."
+        )
+
+
+def _check_logits(request: GenerationRequest, info: EngineInfo) -> None:
+    for kind, wanted, built in (
+        ("context", request.return_context_logits, info.gather_context_logits),
+        ("generation", request.return_generation_logits, info.gather_generation_logits),
+    ):
+        if wanted and not built:
+            raise RequestFailed(
+                f"return_{kind}_logits needs an engine that was built with gather_{kind}_logits. "
+                "Leave it out, or build the engine anew."
+            )

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.reference.generation import GenerationRequest, Progress
+from trtllm_hpc.reference.outputs import output_tensors
+from trtllm_hpc.reference.requests import Part
+
+torch = pytest.importorskip("torch")
+
+ALL = (
+    "output_ids",
+    "sequence_length",
+    "cum_log_probs",
+    "output_log_probs",
+    "context_logits",
+    "generation_logits",
+    "batch_index",
+    "sequence_index",
+)
+
+TWO_BEAMS = Progress(
+    tokens=((7, 8, 9), (7,)),
+    log_probs=((-1.0, -2.0, -3.0), (-4.0,)),
+    cumulative=(-6.0, -4.0),
+    is_final=True,
+)
+
+
+def request(**changes: Any) -> GenerationRequest:
+    return GenerationRequest(prompt=(1, 2), max_new_tokens=3, beam_width=2, **changes)
+
+
+def values(part: Part, progress: Progress) -> dict[str, Any]:
+    return {name: tensor.tolist() for name, tensor in output_tensors(part, progress, ALL).items()}
+
+
+def test_answer_holds_prompt_and_new_tokens_of_every_beam() -> None:
+    found = values(Part(request(return_log_probs=True), 3, 4, beams=2), TWO_BEAMS)
+    assert found["output_ids"] == [[[1, 2, 7, 8, 9], [1, 2, 7, -1, -1]]]
+    assert found["sequence_length"] == [[5, 3]]
+    assert found["cum_log_probs"] == [[-6.0, -4.0]]
+    assert found["output_log_probs"] == [[[-1.0, -2.0, -3.0], [-4.0, -1.0, -1.0]]]
+    assert (found["batch_index"], found["sequence_index"]) == ([[3]], [[4]])
+
+
+def test_only_the_best_beams_are_sent_where_fewer_are_wanted() -> None:
+    found = values(Part(request(), beams=1), TWO_BEAMS)
+    assert found["output_ids"] == [[[1, 2, 7, 8, 9]]]
+    assert found["sequence_length"] == [[5]]
+
+
+def test_log_probs_are_zeros_unless_asked_for() -> None:
+    found = values(Part(request(), beams=1), TWO_BEAMS)
+    assert (found["cum_log_probs"], found["output_log_probs"]) == ([[0.0]], [[[0.0] * 3]])
+
+
+@pytest.mark.parametrize("change", [{"exclude_input": True}, {"streaming": True}])
+def test_prompt_is_left_out(change: dict[str, Any]) -> None:
+    found = values(Part(request(**change), beams=1), TWO_BEAMS)
+    assert found["output_ids"] == [[[7, 8, 9]]]
+
+
+def test_answer_without_any_token_is_empty() -> None:
+    nothing = Progress(tokens=((),), log_probs=((),), cumulative=(0.0,), is_final=True)
+    tensors = output_tensors(Part(request(streaming=True)), nothing, ALL)
+    assert tensors["output_ids"].shape == (1, 1, 0)
+    assert tensors["sequence_length"].tolist() == [[0]]
+
+
+def test_types_and_shapes_are_those_of_the_contract() -> None:
+    logits = Progress(
+        tokens=((7, 8),),
+        log_probs=((-1.0, -2.0),),
+        cumulative=(-3.0,),
+        is_final=True,
+        context_logits=torch.ones(2, 6, dtype=torch.bfloat16),
+        generation_logits=torch.ones(1, 2, 6),
+    )
+    tensors = output_tensors(Part(request()), logits, ALL)
+    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} == {
+        "output_ids": (torch.int32, (1, 1, 4)),
+        "sequence_length": (torch.int32, (1, 1)),
+        "cum_log_probs": (torch.float32, (1, 1)),
+        "output_log_probs": (torch.float32, (1, 1, 2)),
+        "context_logits": (torch.float32, (1, 2, 6)),
+        "generation_logits": (torch.float32, (1, 1, 2, 6)),
+        "batch_index": (torch.int32, (1, 1)),
+        "sequence_index": (torch.int32, (1, 1)),
+    }
+
+
+def test_only_what_is_wanted_is_sent() -> None:
+    assert set(output_tensors(Part(request()), TWO_BEAMS, ("output_ids",))) == {"output_ids"}

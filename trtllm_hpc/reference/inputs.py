@@ -1,0 +1,158 @@
+"""The input tensors of the model ``tensorrt_llm``: names, types, shapes, and reading one row of them.
+
+The table follows ``all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt``
+of NVIDIA's tensorrtllm_backend v0.16.0. Inputs of theirs that are missing here
+are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtllm_hpc.errors import RequestFailed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+    Inputs = Mapping[str, Array]
+
+ANY = -1
+"""A dimension of any length."""
+
+_KINDS = {"INT32": "iu", "UINT64": "iu", "FP16": "f", "FP32": "f", "BOOL": "b"}
+"""NumPy's kinds of numbers that a Triton type may be read from."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Type and shape of one input, without the batch dimension."""
+
+    type: str
+    dims: tuple[int, ...] = ()
+
+
+INPUTS: Mapping[str, Spec] = {
+    "input_ids": Spec("INT32", (ANY,)),
+    "input_lengths": Spec("INT32"),
+    "request_output_len": Spec("INT32"),
+    "num_return_sequences": Spec("INT32"),
+    "end_id": Spec("INT32"),
+    "pad_id": Spec("INT32"),
+    "stop_words_list": Spec("INT32", (2, ANY)),
+    "bad_words_list": Spec("INT32", (2, ANY)),
+    "embedding_bias": Spec("FP32", (ANY,)),
+    "beam_width": Spec("INT32"),
+    "temperature": Spec("FP32"),
+    "runtime_top_k": Spec("INT32"),
+    "runtime_top_p": Spec("FP32"),
+    "len_penalty": Spec("FP32"),
+    "repetition_penalty": Spec("FP32"),
+    "min_length": Spec("INT32"),
+    "presence_penalty": Spec("FP32"),
+    "frequency_penalty": Spec("FP32"),
+    "random_seed": Spec("UINT64"),
+    "return_log_probs": Spec("BOOL"),
+    "return_context_logits": Spec("BOOL"),
+    "return_generation_logits": Spec("BOOL"),
+    "exclude_input_in_output": Spec("BOOL"),
+    "stop": Spec("BOOL"),
+    "streaming": Spec("BOOL"),
+    "lora_task_id": Spec("UINT64"),
+    "lora_weights": Spec("FP16", (ANY, ANY)),
+    "lora_config": Spec("INT32", (ANY, 3)),
+}
+
+
+class Row:
+    """The inputs of one prompt of a request; the same for all rows where only one value was sent."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self._arrays = arrays
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def array(self, name: str) -> Array | None:
+        """A tensor without its batch dimension; ``None`` if it was not sent or holds nothing."""
+        array = self._arrays.get(name)
+        return None if array is None or array.size == 0 else array
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """A whole number."""
+        array = self.array(name)
+        return default if array is None else int(array)
+
+    def flag(self, name: str) -> bool:
+        """Whether a switch is on; a missing one is off."""
+        array = self.array(name)
+        return array is not None and bool(array)
+
+    def number(self, name: str, default: float, *, above: float | None = None) -> float:
+        """A number that is neither infinite nor NaN.
+
+        Raises:
+            RequestFailed: it is, or is not above its bound.
+        """
+        import math
+
+        array = self.array(name)
+        value = default if array is None else float(array)
+        if not math.isfinite(value):
+            raise RequestFailed(f"{name} is {value}; it must be a finite number.")
+        if above is not None and value <= above:
+            raise RequestFailed(f"{name} is {shown(value)}; it must be above {above:g}.")
+        return value
+
+
+def shown(value: Any) -> str:
+    """A value as the client wrote it: 0.7 comes out of a 32-bit float as 0.699999988."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def rows(inputs: Inputs) -> list[Row]:
+    """Split the tensors of one Triton request into one row for each prompt.
+
+    Raises:
+        RequestFailed: a tensor is unknown, or its type or shape is wrong.
+    """
+    prompts = inputs.get("input_ids")
+    if prompts is None:
+        raise RequestFailed("input_ids is missing: it must hold the tokens of the prompt.")
+    if prompts.ndim != 2 or prompts.shape[0] == 0:
+        raise RequestFailed(f"input_ids has shape {list(prompts.shape)}; it must be [prompts, tokens].")
+    count = prompts.shape[0]
+    split = {name: _split(name, array, count) for name, array in inputs.items()}
+    return [Row({name: arrays[index] for name, arrays in split.items()}) for index in range(count)]
+
+
+def _split(name: str, array: Array, count: int) -> list[Array]:
+    """The rows of one tensor; one that was sent once holds for all."""
+    spec = INPUTS.get(name)
+    if spec is None:
+        raise RequestFailed(
+            f"The reference backend has no input {name}. Leave it out; its inputs are: {', '.join(INPUTS)}."
+        )
+    if array.dtype.kind not in _KINDS[spec.type]:
+        raise RequestFailed(f"{name} has type {array.dtype}; it must be {spec.type}.")
+    given = array
+    if not spec.dims:
+        # Triton takes a dimension of one away ("reshape"), but a caller may still have it.
+        array = array.reshape(array.shape[:1] if array.ndim == 2 and array.shape[1] == 1 else array.shape)
+        array = array.reshape(1) if array.ndim == 0 else array
+    if not _fits(array.shape, count, spec.dims):
+        wanted = ", ".join(["prompts", *("any" if size == ANY else str(size) for size in spec.dims)])
+        raise RequestFailed(
+            f"{name} has shape {list(given.shape)}; it must be [{wanted}], with {count} or 1 for prompts."
+        )
+    return [array[index if array.shape[0] == count else 0] for index in range(count)]
+
+
+def _fits(shape: tuple[int, ...], count: int, dims: tuple[int, ...]) -> bool:
+    return (
+        len(shape) == 1 + len(dims)
+        and shape[0] in (1, count)
+        and all(wanted in (ANY, size) for wanted, size in zip(dims, shape[1:], strict=True))
+    )
