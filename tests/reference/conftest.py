@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.reference import build
+from trtllm_hpc.reference import build, synthetic
 
 from . import servers
 
@@ -52,12 +52,17 @@ def pair(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="session")
-def greedy(engines: dict[int, Path]) -> Generate:
+def plain_model() -> Any:
+    """The tiny model of the engines as transformers makes it, whole, in this process."""
+    return synthetic.make_model(seed=0, dtype="float32", max_seq_len=128).eval()
+
+
+@pytest.fixture(scope="session")
+def greedy(plain_model: Any) -> Generate:
     """New tokens that transformers' own ``generate`` makes of a prompt, in this process."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(engines[1] / "checkpoint").eval()
+    model = plain_model
 
     def generate(prompt: list[int], count: int, end_id: int | None) -> list[int]:
         output = model.generate(

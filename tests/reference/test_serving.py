@@ -125,17 +125,14 @@ def test_generation_ends_at_the_end_token(world: World, tokenizer: TextTokenizer
     assert world.generate(body)[1]["text_output"] == tokenizer.decode(tokens + expected)
 
 
-def test_log_probs_equal_those_of_the_model(
-    world: World, engines: dict[int, Path], tokenizer: TextTokenizer
-) -> None:
+def test_log_probs_equal_those_of_the_model(world: World, plain_model: Any, tokenizer: TextTokenizer) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
 
     tokens = tokenizer.encode(PROMPTS[1])
     outputs = infer(world, tokens, 6, return_log_probs=True)
     whole = torch.tensor(outputs["output_ids"][0])
     with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(engines[1] / "checkpoint")(whole).logits[0]
+        logits = plain_model(whole).logits[0]
     rows = torch.log_softmax(logits, -1)[len(tokens) - 1 : -1]
     expected = rows.gather(1, whole[0, len(tokens) :, None].long())[:, 0]
     assert outputs["output_log_probs"][0, 0] == pytest.approx(expected.numpy(), abs=1e-4)

@@ -39,10 +39,12 @@ def two_ranks(engine: Path | None = None, **more: Any) -> dict[str, Any]:
 def expected_answer(engine: Path, prompt: str, max_tokens: int) -> str:
     """What transformers' own ``generate`` says on the same weights, by itself."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    from trtllm_hpc.reference import synthetic
 
     tokenizer = AutoTokenizer.from_pretrained(engine / "tokenizer")
-    model = AutoModelForCausalLM.from_pretrained(engine / "checkpoint", dtype=torch.float32)
+    model = synthetic.make_model(seed=0, dtype="float32", max_seq_len=512)
     inputs = tokenizer(prompt, return_tensors="pt")
     with torch.inference_mode():
         output = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)

@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 from trtllm_hpc import __version__
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.reference import sharding, synthetic, weights
 from trtllm_hpc.reference.engine_folder import EngineFolder
 from trtllm_hpc.runtime.records import add_event
 
 DTYPES = ("float32", "float16", "bfloat16")
-SYNTHETIC = ("tiny-llama",)
 STEPS = 5
 
 Progress = Callable[[int, str], None]
@@ -98,27 +98,26 @@ def _fill(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> 
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
-    from trtllm_hpc.reference import synthetic
-
     transformers_logging.disable_progress_bar()
-    is_synthetic = settings.source.startswith("synthetic:")
+    kind, _, name = settings.source.partition(":")
+    is_synthetic = kind == "synthetic"
     progress(2, f"{'initialising' if is_synthetic else 'loading'} weights")
     if is_synthetic:
         model = synthetic.make_model(
-            seed=settings.seed, dtype=settings.dtype, max_seq_len=settings.max_seq_len
+            name, seed=settings.seed, dtype=settings.dtype, max_seq_len=settings.max_seq_len
         )
     else:
         model = _readable(AutoModelForCausalLM, settings.source, dtype=settings.dtype)
-    _check_model(settings, model.config)
+    _check_model(settings, model)
     progress(3, "writing weights")
-    model.save_pretrained(engine.checkpoint)
+    weights.write(model, engine, settings.tensor_parallel)
     progress(4, "writing the tokenizer")
     if is_synthetic:
         synthetic.make_tokenizer(engine.tokenizer)
     else:
         _readable(AutoTokenizer, settings.source).save_pretrained(engine.tokenizer)
         _check_tokenizer(settings, engine)
-    write_json(engine.config, _engine_config(settings, model.config))
+    write_json(engine.config, _engine_config(settings, model))
 
 
 def _readable(kind: Any, source: str, **arguments: Any) -> Any:
@@ -137,12 +136,10 @@ def _check_tokenizer(settings: BuildSettings, engine: EngineFolder) -> None:
         )
 
 
-def _check_model(settings: BuildSettings, config: Any) -> None:
+def _check_model(settings: BuildSettings, model: Any) -> None:
     """Refuse what cannot be served with these settings."""
-    ranks = settings.tensor_parallel
-    if ranks > 1 and not getattr(config, "base_model_tp_plan", None):
-        raise BuildFailed(f"transformers has no tensor-parallel plan for models of type {config.model_type}.")
-    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
+    config, ranks = model.config.get_text_config(), settings.tensor_parallel
+    for name in ("num_attention_heads", "num_key_value_heads"):
         value = getattr(config, name, None)
         if value is not None and value % ranks:
             raise BuildFailed(
@@ -151,6 +148,33 @@ def _check_model(settings: BuildSettings, config: Any) -> None:
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and settings.max_seq_len > longest:
         raise BuildFailed(f"--max-seq-len {settings.max_seq_len} exceeds the model's own limit of {longest}.")
+    sharding.check(model, ranks)
+    reason = _unservable(model, config, settings.max_seq_len)
+    if reason:
+        raise BuildFailed(
+            f"The reference backend cannot serve models of type {config.model_type} as they are: {reason}."
+        )
+
+
+def _unservable(model: Any, config: Any, max_seq_len: int) -> str | None:
+    """Why attention over all tokens so far, in pages, would not be what this model computes."""
+    if model.config.is_encoder_decoder:
+        return "it has an encoder"
+    if not model._supports_attention_backend:
+        return "transformers lets nobody replace its attention"
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds or model._is_stateful:
+        return (
+            f"not all of its layers are attention over all tokens ({', '.join(sorted(kinds)) or 'a state'})"
+        )
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < max_seq_len:
+        return f"it attends to the last {window} tokens only, fewer than --max-seq-len {max_seq_len}"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "it bounds the scores of its attention"
+    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
+        return "its attention has sinks"
+    return None
 
 
 def _engine_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
@@ -164,17 +188,20 @@ def _engine_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
 
 
 def _pretrained_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
-    ranks = settings.tensor_parallel
+    config, ranks = model.config.get_text_config(), settings.tensor_parallel
+    names = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "max_position_embeddings",
+    )
     return {
-        "architecture": model.architectures[0],
+        "architecture": type(model).__name__,
         "dtype": settings.dtype,
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.num_hidden_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads,
-        "max_position_embeddings": model.max_position_embeddings,
+        **{name: getattr(config, name) for name in names if hasattr(config, name)},
         "mapping": {
             "world_size": ranks,
             "tp_size": ranks,
@@ -217,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensor-parallel", type=_positive, required=True, metavar="N", help="ranks")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, metavar="PATH", help="local folder in transformers' format")
-    source.add_argument("--synthetic", choices=SYNTHETIC, help="a model made on the spot")
+    source.add_argument("--synthetic", choices=tuple(synthetic.SHAPES), help="a model made on the spot")
     parser.add_argument("--seed", type=int, default=0, help="of a synthetic model's weights (default 0)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--max-batch-size", type=_positive, required=True, metavar="B")

@@ -13,6 +13,9 @@ from typing import Any
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import read_json
 
+REBUILD = "build the engine again"
+"""The hint with every error that a broken or old engine is the reason of."""
+
 
 class EngineFolder:
     """Names of everything in one engine folder."""
@@ -26,13 +29,17 @@ class EngineFolder:
         return self.folder / "config.json"
 
     @property
-    def checkpoint(self) -> Path:
-        """The model as transformers stores it: configuration and safetensors.
+    def model(self) -> Path:
+        """Folder of the model's configuration as transformers stores it; it has no weights.
 
         A folder of its own, because transformers' ``config.json`` and
         TensorRT-LLM's share their name.
         """
-        return self.folder / "checkpoint"
+        return self.folder / "model"
+
+    def weights(self, rank: int) -> Path:
+        """One rank's slices of the weights."""
+        return self.folder / f"rank{rank}.safetensors"
 
     @property
     def tokenizer(self) -> Path:
@@ -74,16 +81,14 @@ class EngineInfo:
         try:
             record = read_json(engine.config)
         except (ValueError, OSError) as error:
-            raise StartFailed(f"{engine.config} cannot be read: {error}.", hint=_REBUILD) from error
+            raise StartFailed(f"{engine.config} cannot be read: {error}.", hint=REBUILD) from error
         if record is None:
-            raise StartFailed(
-                f"There is no engine in {engine.folder}: config.json is missing.", hint=_REBUILD
-            )
+            raise StartFailed(f"There is no engine in {engine.folder}: config.json is missing.", hint=REBUILD)
         try:
             return cls._from_record(record)
         except (KeyError, TypeError) as error:
             raise StartFailed(
-                f"{engine.config} is not the configuration of an engine: {error}.", hint=_REBUILD
+                f"{engine.config} is not the configuration of an engine: {error}.", hint=REBUILD
             ) from error
 
     @classmethod
@@ -109,6 +114,3 @@ class EngineInfo:
 def _has_lora(build: Any) -> bool:
     """TensorRT-LLM writes a rank for engines without LoRA too: the plugin decides."""
     return build["plugin_config"]["lora_plugin"] is not None
-
-
-_REBUILD = "build the engine again"

@@ -1,7 +1,9 @@
-"""A tiny Llama and its tokenizer, made on the spot: compute nodes can download nothing.
+"""Llamas and their tokenizer, made on the spot: compute nodes can download nothing.
 
-The model has learnt nothing and talks nonsense, but the same nonsense for
-the same seed, and through the same code as a real Llama.
+The models have learnt nothing and talk nonsense, but the same nonsense for
+the same seed, and through the same code as a real Llama. They share the
+tokenizer of ``VOCAB_SIZE`` tokens; those that the larger ones have beyond it
+have no text.
 """
 
 from __future__ import annotations
@@ -15,21 +17,41 @@ SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
 """In the order of their ids, as in Llama 2: 2 ends a text."""
 
 VOCAB_SIZE = 512
+"""Tokens of the tokenizer."""
 
-TINY_LLAMA: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    # Wide enough that the greedy output does not fall into one repeated token.
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 2,
+SHAPES: dict[str, dict[str, Any]] = {
+    # 3.5 million parameters; every dimension can be split over 1, 2, 4 or 8 ranks.
+    "tiny-llama": {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "initializer_range": 0.2,
+    },
+    # 172 million, for benchmarks on CPUs.
+    "llama-170m": {
+        "vocab_size": 32000,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 9,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "initializer_range": 0.1,
+    },
+    # 1,100 million, for benchmarks on GPUs: the shape of TinyLlama-1.1B.
+    "llama-1b": {
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "initializer_range": 0.07,
+    },
 }
-"""About 3.5 million parameters; every dimension can be split over 1, 2, 4 or 8 ranks."""
+"""The models by name. Weights are wide enough that greedy output does not fall into one repeated token."""
 
 _CORPUS = """
 The scheduler holds a queue of jobs and gives each of them a set of nodes for a bounded time. A job
@@ -59,14 +81,25 @@ Le modèle répond à chaque question, même quand il n'a rien à dire; où est 
 """Text of our own for the tokenizer's merges; what it says does not matter."""
 
 
-def make_model(*, seed: int, dtype: str, max_seq_len: int) -> Any:
-    """The tiny Llama with weights drawn from ``seed``."""
+def make_model(name: str = "tiny-llama", *, seed: int, dtype: str, max_seq_len: int) -> Any:
+    """The Llama of that name with weights drawn from ``seed``.
+
+    They are drawn in float32 and then rounded, so that the models of all
+    types are the same but for the rounding.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    begin, end = SPECIAL_TOKENS.index("<s>"), SPECIAL_TOKENS.index("</s>")
+    config = LlamaConfig(
+        **SHAPES[name],
+        max_position_embeddings=max_seq_len,
+        bos_token_id=begin,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**TINY_LLAMA, max_position_embeddings=max_seq_len))
-    return model.to(getattr(torch, dtype))
+    return LlamaForCausalLM(config).to(getattr(torch, dtype))
 
 
 def make_tokenizer(folder: Path) -> None:

@@ -1,0 +1,113 @@
+"""Which slice of which parameter a rank has, by the plan that transformers ships with each model.
+
+The styles and what they cut are those of ``transformers.distributed.tensor_parallel``
+(5.17); a model whose plan needs another style is refused when its engine is built.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from trtllm_hpc.errors import BuildFailed
+
+Shape = tuple[int, ...]
+
+_BY_OUTPUTS = frozenset({"colwise", "colwise_gather_output"})
+"""Each rank computes some of a layer's outputs."""
+
+_BY_INPUTS = frozenset({"rowwise", "rowwise_split_input"})
+"""Each rank multiplies some of a layer's inputs; the ranks' results are summed."""
+
+_WHOLE = frozenset({"embedding_rowwise", "replicated_with_grad_allreduce"})
+"""Every rank has the whole: cut embeddings would cost a sum over the ranks a step, and the other
+style differs in training only."""
+
+
+def style_of(module: str, plan: dict[str, str]) -> str | None:
+    """The plan's style of the module of that name; ``None`` if every rank has and computes it whole."""
+    return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", module))
+
+
+def is_cut(module: str, plan: dict[str, str]) -> bool:
+    """Whether each rank computes a part of the module of that name only."""
+    return style_of(module, plan) in _BY_OUTPUTS | _BY_INPUTS
+
+
+def cut_dimension(name: str, shape: Shape, plan: dict[str, str]) -> int | None:
+    """The dimension along which a parameter is cut; ``None`` if every rank has it whole."""
+    module, _, leaf = name.rpartition(".")
+    style = style_of(module, plan)
+    if style in _BY_OUTPUTS:
+        return max(len(shape) - 2, 0)
+    if style in _BY_INPUTS and leaf != "bias":
+        return len(shape) - 1
+    return None
+
+
+def slice_of(name: str, parameter: Any, plan: dict[str, str], rank: int, ranks: int) -> Any:
+    """A rank's part of a parameter, in one piece; a copy unless it is the whole."""
+    dimension = cut_dimension(name, tuple(parameter.shape), plan) if ranks > 1 else None
+    if dimension is None:
+        return parameter.contiguous()
+    part = parameter.chunk(ranks, dimension)[rank]
+    return part.new_empty(part.shape).copy_(part)
+
+
+def slice_shape(name: str, shape: Shape, plan: dict[str, str], ranks: int) -> Shape:
+    """The shape of each rank's part."""
+    dimension = cut_dimension(name, shape, plan) if ranks > 1 else None
+    return tuple(size // ranks if index == dimension else size for index, size in enumerate(shape))
+
+
+def stored_names(model: Any, ranks: int) -> Iterator[str]:
+    """The parameters of which a rank's file has a part.
+
+    A tied parameter has none of its own, unless it is cut in another way than
+    the one that it is tied to.
+    """
+    tied: dict[str, str] = model.all_tied_weights_keys
+    shapes = {name: tuple(parameter.shape) for name, parameter in _parameters(model)}
+    for name, shape in shapes.items():
+        source = tied.get(name)
+        if source is None or _cut(model, name, shape, ranks) != _cut(model, source, shape, ranks):
+            yield name
+
+
+def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    """With the tied ones, each under its own name."""
+    parameters: Iterator[tuple[str, Any]] = model.named_parameters(remove_duplicate=False)
+    return parameters
+
+
+def _cut(model: Any, name: str, shape: Shape, ranks: int) -> int | None:
+    return cut_dimension(name, shape, model.tp_plan) if ranks > 1 else None
+
+
+def check(model: Any, ranks: int) -> None:
+    """Refuse to cut what cannot be cut.
+
+    Raises:
+        BuildFailed: there is no plan, it has an unknown style, or a size is no
+            multiple of the ranks.
+    """
+    if ranks == 1:
+        return
+    kind, plan = model.config.model_type, model.tp_plan
+    if not model.config.base_model_tp_plan:
+        raise BuildFailed(f"transformers has no tensor-parallel plan for models of type {kind}.")
+    for layer, style in plan.items():
+        if style not in _BY_OUTPUTS | _BY_INPUTS | _WHOLE:
+            raise BuildFailed(
+                f"transformers' tensor-parallel plan for models of type {kind} cuts {layer} in the style "
+                f"{style}, which the reference backend does not know.",
+                hint="build with --tensor-parallel 1",
+            )
+    for name, parameter in _parameters(model):
+        dimension = cut_dimension(name, tuple(parameter.shape), plan)
+        if dimension is not None and parameter.shape[dimension] % ranks:
+            raise BuildFailed(
+                f"{name} has {parameter.shape[dimension]} rows or columns, "
+                f"which cannot be split over --tensor-parallel {ranks} ranks."
+            )

@@ -1,0 +1,177 @@
+"""The weight files of an engine, one a rank: writing them, and a rank's model from its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.reference import sharding
+from trtllm_hpc.reference.engine_folder import REBUILD, EngineFolder, EngineInfo
+from trtllm_hpc.reference.world import World
+
+_log = logging.getLogger(__name__)
+
+
+def write(model: Any, engine: EngineFolder, ranks: int) -> None:
+    """Write the model's configuration, and for each rank the slices that it has."""
+    from safetensors.torch import save_file
+
+    model.config.save_pretrained(engine.model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = _kept_buffers(model)
+    for rank in range(ranks):
+        tensors = {
+            name: sharding.slice_of(name, parameters[name].data, model.tp_plan, rank, ranks)
+            for name in sharding.stored_names(model, ranks)
+        }
+        save_file({**tensors, **buffers}, engine.weights(rank), metadata={"format": "pt"})
+
+
+def _kept_buffers(model: Any) -> dict[str, Any]:
+    """Buffers that belong to the weights; the others are computed anew from the configuration."""
+    stored = model.state_dict()
+    return {name: buffer.contiguous() for name, buffer in model.named_buffers() if name in stored}
+
+
+def load_model(engine: EngineFolder, info: EngineInfo, world: World) -> Any:
+    """This rank's part of the model, ready for ``forward`` under ``torch.no_grad``.
+
+    Nothing but the rank's own slices is ever in memory. On a CPU they stay in
+    the file, which is mapped: it must not change while the model is used.
+    In a world of several ranks, which must be connected, every forward pass
+    is a collective of all of them.
+
+    Raises:
+        StartFailed: the engine is for another number of ranks, or this rank's
+            file is missing or not of this engine.
+    """
+    _check(engine, info, world)
+    started = time.perf_counter()
+    import torch
+    from transformers import GenerationConfig
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    imported = time.perf_counter()
+    model = _without_weights(engine, info)
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+    _fill(model, engine, world, device)
+    model.to(device).eval().requires_grad_(False)
+    if world.size > 1:
+        _join_ranks(model, str(device).partition(":")[0], world.size)
+    # The model's own defaults (sampling, end tokens) would fill what a request leaves open.
+    model.generation_config = GenerationConfig()
+    _log.info(
+        "rank %d: libraries imported in %.1f s, weights loaded in %.1f s",
+        world.rank,
+        imported - started,
+        time.perf_counter() - imported,
+    )
+    return model
+
+
+def _check(engine: EngineFolder, info: EngineInfo, world: World) -> None:
+    """What can be refused at once, before the libraries are imported."""
+    if world.size != info.world_size:
+        raise StartFailed(
+            f"The engine in {engine.folder} was built for {info.world_size} ranks; "
+            f"{world.size} were started.",
+            hint=f"start {info.world_size} ranks or build with --tensor-parallel {world.size}",
+        )
+    file = engine.weights(world.rank)
+    if not file.is_file():
+        raise StartFailed(f"The weights of rank {world.rank} are missing: there is no {file}.", hint=REBUILD)
+
+
+def _without_weights(engine: EngineFolder, info: EngineInfo) -> Any:
+    """The model with parameters that have a shape and no memory."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(engine.model, local_files_only=True)
+    with _parameters_without_memory():
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, info.dtype))
+
+
+@contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Within it, a module's parameters lose their memory as soon as they are made.
+
+    Buffers keep theirs, which a model built on torch's meta device would lose:
+    no file has those that a model computes from its configuration.
+    """
+    import torch
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    def forget(_module: Any, _name: str, parameter: Any) -> Any:
+        if parameter is None or parameter.is_meta:
+            return None
+        return torch.nn.Parameter(parameter.data.to("meta"), requires_grad=False)
+
+    hook = register_module_parameter_registration_hook(forget)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _fill(model: Any, engine: EngineFolder, world: World, device: Any) -> None:
+    """Give the model this rank's tensors, straight from the file to the device."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    path = engine.weights(world.rank)
+    shapes = {
+        name: sharding.slice_shape(name, tuple(tensor.shape), model.tp_plan, world.size)
+        for name, tensor in model.named_parameters(remove_duplicate=False)
+    }
+    wanted = {name: shapes[name] for name in sharding.stored_names(model, world.size)}
+    wanted |= {name: tuple(buffer.shape) for name, buffer in _kept_buffers(model).items()}
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()}
+            _compare(path, wanted, found)
+            for name in wanted:
+                _put(model, name, torch.nn.Parameter(file.get_tensor(name), requires_grad=False))
+    except (SafetensorError, OSError) as error:
+        raise StartFailed(f"{path} cannot be read: {error}", hint=REBUILD) from error
+    for name, source in model.all_tied_weights_keys.items():
+        if name not in wanted:
+            _put(model, name, model.get_parameter(source))
+
+
+def _compare(path: Any, wanted: dict[str, Any], found: dict[str, Any]) -> None:
+    if found != wanted:
+        name = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
+        raise StartFailed(
+            f"{path} is not of this engine: {name} has the shape {found.get(name)}, not {wanted.get(name)}.",
+            hint=REBUILD,
+        )
+
+
+def _put(model: Any, name: str, parameter: Any) -> None:
+    module, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(module)
+    if leaf in owner._buffers:
+        owner._buffers[leaf] = parameter.data
+    else:
+        owner._parameters[leaf] = parameter
+
+
+def _join_ranks(model: Any, device_type: str, ranks: int) -> None:
+    """Let the layers that are cut exchange what they must, by the library's own forward passes.
+
+    The parameters are plain tensors and not the library's distributed ones:
+    its forward passes then do one sum over the ranks a layer and nothing else.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+
+    mesh = init_device_mesh(device_type, (ranks,), mesh_dim_names=("tp",))
+    for name, module in model.named_modules():
+        if sharding.is_cut(name, model.tp_plan):
+            ALL_PARALLEL_STYLES[sharding.style_of(name, model.tp_plan)].install_forward(module, mesh)
