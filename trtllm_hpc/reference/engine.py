@@ -1,105 +1,118 @@
-"""The model: loading it, and continuing one prompt. All computing is transformers' and torch's."""
+"""Puts one rank's engine together: weights, KV cache, executor, and on rank 0 the leader."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.reference import executor
+from trtllm_hpc.reference.channel import Channel
+from trtllm_hpc.reference.ending import Ending
 from trtllm_hpc.reference.engine_folder import EngineFolder, EngineInfo
-from trtllm_hpc.reference.requests import NO_END, Completion, GenerationRequest
+from trtllm_hpc.reference.executor import Executor
+from trtllm_hpc.reference.leader import Leader
+from trtllm_hpc.reference.paged_cache import LayerShape, PagedCache, bytes_per_token, layer_shapes
+from trtllm_hpc.reference.sampling import Sampler
+from trtllm_hpc.reference.scheduler import Limits, Scheduler
+from trtllm_hpc.reference.settings import ServeSettings
+from trtllm_hpc.reference.weights import load_model
 from trtllm_hpc.reference.world import World
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Engine:
-    """A loaded model, or this rank's part of it.
+    """One rank's part of a loaded engine."""
 
-    In a world of several ranks every rank must call ``generate`` with the
-    same request: each step of the model is a collective.
+    info: EngineInfo
+    executor: Executor
+    limits: Limits
+    channel: Channel
+
+    def leader(self, settings: ServeSettings, ending: Ending) -> Leader:
+        """Rank 0: what takes requests; it serves once it is started."""
+        sampler = Sampler(
+            slots=self.limits.slots,
+            vocab_size=self.info.vocab_size,
+            max_seq_len=self.info.max_seq_len,
+            device=self.executor.device,
+        )
+        return Leader(
+            self.executor,
+            sampler,
+            Scheduler(self.limits),
+            self.channel,
+            ending,
+            max_queue_size=settings.max_queue_size,
+        )
+
+
+@torch.no_grad()
+def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
+    """Load this rank's part and make it ready for the first request. Collective.
+
+    Raises:
+        StartFailed: there is no engine, it is for another world, or there is
+            no memory for its KV cache.
     """
+    info = EngineInfo.read(folder)
+    _share_cores(world)
+    started = time.perf_counter()
+    model = load_model(folder, info, world)
+    executor.prepare(model)
+    _log.info("rank %d: weights loaded in %.1f s", world.rank, time.perf_counter() - started)
+    channel = Channel(world)
+    layers = layer_shapes(model)
+    limits = Limits(
+        slots=info.max_batch_size,
+        step_tokens=info.max_num_tokens,
+        blocks=channel.lowest(_blocks(model, layers, info, settings)),
+        tokens_per_block=info.tokens_per_block,
+    )
+    cache = PagedCache(
+        layers,
+        blocks=limits.blocks,
+        tokens_per_block=limits.tokens_per_block,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    runner = Executor(
+        model, cache, slots=limits.slots, blocks_per_sequence=-(-info.max_seq_len // info.tokens_per_block)
+    )
+    runner.warm_up()
+    _log.info(
+        "rank %d: KV cache of %d tokens (%d blocks of %d)",
+        world.rank,
+        limits.blocks * limits.tokens_per_block,
+        limits.blocks,
+        limits.tokens_per_block,
+    )
+    return Engine(info, runner, limits, channel)
 
-    def __init__(self, model: Any, info: EngineInfo) -> None:
-        self._model = model
-        self.info = info
 
-    @classmethod
-    def load(cls, engine: EngineFolder, world: World) -> Engine:
-        """Load the engine's weights, each rank its own part.
-
-        Each rank reads only its slices of the one safetensors file: that is
-        how transformers loads for tensor parallelism.
-
-        Raises:
-            StartFailed: there is no engine, or it is for another world.
-        """
-        info = EngineInfo.read(engine)
-        if world.size != info.world_size:
-            raise StartFailed(
-                f"The engine in {engine.folder} was built for {info.world_size} ranks; "
-                f"{world.size} were started.",
-                hint=f"start {info.world_size} ranks or build with --tensor-parallel {world.size}",
-            )
-        started = time.perf_counter()
-        import torch
-        from transformers import AutoModelForCausalLM, GenerationConfig
-        from transformers.distributed import DistributedConfig
-        from transformers.utils import logging as transformers_logging
-
-        transformers_logging.disable_progress_bar()
-        imported = time.perf_counter()
-        _share_cores(world)
-        where: dict[str, Any]
-        if world.size > 1:
-            where = {"distributed_config": DistributedConfig(tp_size=info.tensor_parallel)}
-        else:
-            where = {"device_map": "cuda"} if torch.cuda.is_available() else {}
-        model = AutoModelForCausalLM.from_pretrained(
-            engine.checkpoint, dtype=getattr(torch, info.dtype), local_files_only=True, **where
-        ).eval()
-        # The checkpoint's own defaults (sampling, end tokens) would fill what a request leaves open.
-        model.generation_config = GenerationConfig()
-        _log.info(
-            "rank %d: libraries imported in %.1f s, weights loaded in %.1f s",
-            world.rank,
-            imported - started,
-            time.perf_counter() - imported,
+def _blocks(model: Any, layers: list[LayerShape], info: EngineInfo, settings: ServeSettings) -> int:
+    """Blocks of the KV cache on this rank: what the settings allow, but no more than a full batch can use."""
+    size = info.tokens_per_block
+    tokens = -(-info.max_seq_len // size) * size * info.max_batch_size * info.max_beam_width
+    if settings.max_tokens_in_paged_kv_cache is not None:
+        tokens = min(tokens, settings.max_tokens_in_paged_kv_cache)
+    if model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        room = free * settings.kv_cache_free_gpu_mem_fraction / bytes_per_token(layers, model.dtype)
+        tokens = min(tokens, int(room))
+    if tokens < size:
+        raise StartFailed(
+            f"The KV cache would hold {tokens} tokens, which is less than one block of {size}.",
+            hint="raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction",
         )
-        return cls(model, info)
-
-    def generate(self, request: GenerationRequest) -> Completion:
-        """Continue one prompt greedily."""
-        import torch
-        from transformers import GenerationConfig
-
-        prompt = torch.tensor([request.prompt], device=self._model.device)
-        output = self._model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            generation_config=GenerationConfig(
-                max_new_tokens=request.max_new_tokens,
-                do_sample=False,
-                eos_token_id=None if request.end_id == NO_END else request.end_id,
-                pad_token_id=max(request.pad_id, 0),
-                return_dict_in_generate=True,
-                output_logits=request.return_log_probs,
-            ),
-        )
-        new_tokens = output.sequences[0, len(request.prompt) :]
-        return Completion(tuple(new_tokens.tolist()), _log_probs(output, new_tokens, request))
-
-
-def _log_probs(output: Any, new_tokens: Any, request: GenerationRequest) -> tuple[float, ...]:
-    if not request.return_log_probs:
-        return (0.0,) * len(new_tokens)
-    import torch
-
-    logits = torch.cat(output.logits).float()
-    chosen = torch.log_softmax(logits, dim=-1).gather(1, new_tokens[:, None].to(logits.device))
-    return tuple(chosen[:, 0].tolist())
+    return tokens // size
 
 
 def _share_cores(world: World) -> None:
@@ -107,7 +120,5 @@ def _share_cores(world: World) -> None:
 
     Ranks that each start a thread a core slow each other down several times.
     """
-    import torch
-
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.size))

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trtllm_hpc.errors import RequestFailed
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-    from trtllm_hpc.errors import RequestFailed
 
 NO_END = -1
 """The ``end_id`` that means: generate as many tokens as were asked for."""
@@ -116,6 +116,14 @@ class Progress:
     context_logits: torch.Tensor | None = None
     generation_logits: torch.Tensor | None = None
     """[beams, tokens, vocabulary], float32, before penalties and temperature."""
+
+
+class QueueFull(RequestFailed):
+    """As many requests wait as may wait; the client may try again later."""
+
+
+class Cancelled(RequestFailed):
+    """The client did not want the answer any more."""
 
 
 class Listener(Protocol):

@@ -1,0 +1,104 @@
+"""The engine without Triton: its threads in this process, and a listener that keeps what it hears."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.reference import engine
+from trtllm_hpc.reference.engine_folder import EngineFolder
+from trtllm_hpc.reference.generation import GenerationRequest, Load, Progress
+from trtllm_hpc.reference.leader import Leader
+from trtllm_hpc.reference.settings import ServeSettings
+from trtllm_hpc.reference.world import World
+
+ANSWER_LIMIT_S = 60.0
+
+
+@dataclass
+class Heard:
+    """What came back for one request."""
+
+    parts: list[Progress] = field(default_factory=list)
+    error: RequestFailed | None = None
+    is_done: threading.Event = field(default_factory=threading.Event)
+    has_begun: threading.Event = field(default_factory=threading.Event)
+
+    def progress(self, progress: Progress) -> None:
+        self.parts.append(progress)
+        self.has_begun.set()
+        if progress.is_final:
+            self.is_done.set()
+
+    def failed(self, error: RequestFailed) -> None:
+        self.error = error
+        self.is_done.set()
+
+    def wait(self) -> Heard:
+        assert self.is_done.wait(ANSWER_LIMIT_S), "no answer"
+        if self.error is not None:
+            raise self.error
+        return self
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for part in self.parts for token in part.tokens[0]]
+
+    @property
+    def log_probs(self) -> list[float]:
+        return [number for part in self.parts for number in part.log_probs[0]]
+
+    @property
+    def context_logits(self) -> torch.Tensor:
+        (found,) = [part.context_logits for part in self.parts if part.context_logits is not None]
+        return found
+
+    @property
+    def generation_logits(self) -> torch.Tensor:
+        found = [part.generation_logits for part in self.parts if part.generation_logits is not None]
+        return torch.cat(found, dim=1)
+
+
+class NoEnding:
+    """Stands for the server's end: here a failed engine fails the test's wait instead."""
+
+    def die(self, sentence: str) -> NoReturn:
+        raise AssertionError(sentence)
+
+
+@contextmanager
+def running(folder: Path, **settings: Any) -> Iterator[Leader]:
+    """A world of one rank, serving."""
+    chosen = ServeSettings(**settings)
+    loaded = engine.load(EngineFolder(folder), chosen, World(0, 1, 0, None))
+    leader = loaded.leader(chosen, NoEnding())  # type: ignore[arg-type]
+    leader.start()
+    try:
+        yield leader
+    finally:
+        leader.stop()
+
+
+def ask(leader: Leader, *requests: GenerationRequest) -> list[Heard]:
+    """Submit requests one after the other, without waiting."""
+    heard = [Heard() for _ in requests]
+    for request, listener in zip(requests, heard, strict=True):
+        leader.submit([request], [listener])
+    return heard
+
+
+def idle(leader: Leader) -> Load:
+    """What the engine says of itself once it has nothing to do."""
+    deadline = time.monotonic() + ANSWER_LIMIT_S
+    while leader.load().active:
+        assert time.monotonic() < deadline, f"still busy: {leader.load()}"
+        time.sleep(0.01)
+    return leader.load()

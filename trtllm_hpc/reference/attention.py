@@ -1,0 +1,68 @@
+"""Attention over the paged KV cache, as a function that transformers' models call by its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from trtllm_hpc.errors import StartFailed
+
+NAME = "trtllm_hpc_paged"
+"""What ``set_attn_implementation`` is told.
+
+transformers makes no mask for a name that has no mask function, and passes a
+mask of four dimensions on as it is; so the executor's masks arrive here.
+"""
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """torch's attention; [batch, heads, tokens, head size] in, [batch, tokens, heads, head size] out.
+
+    Without a mask the queries are the newest tokens of their sequences: one
+    sees all keys, several see the keys up to their own.
+
+    Raises:
+        StartFailed: the model wants a kind of attention that this is not.
+    """
+    for name, value_given in (("softcap", softcap), ("s_aux", s_aux), ("position_bias", position_bias)):
+        if value_given is not None:
+            raise StartFailed(f"The reference backend's attention has no {name}, which this model needs.")
+    batch, heads, tokens, size = query.shape
+    groups = key.shape[1]
+    if tokens == 1 and groups < heads:
+        # The query heads that share keys become rows of one head: no copy of the keys for each.
+        grouped = query.reshape(batch, groups, heads // groups, size)
+        mask = None if attention_mask is None else attention_mask.expand(-1, -1, heads // groups, -1)
+        output = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+        return output.reshape(batch, 1, heads, -1), None
+    output = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        is_causal=attention_mask is None and tokens > 1,
+        scale=scaling,
+        enable_gqa=groups < heads,
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+def register() -> None:
+    """Make ``attend`` known to transformers under ``NAME``."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)

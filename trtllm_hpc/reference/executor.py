@@ -1,0 +1,187 @@
+"""Carries out the steps: the forward passes over the model, on every rank.
+
+A step decodes one token for every running sequence in one pass, and reads the
+prompts of new ones in another. What a pass needs to know is worked out on the
+host from the step alone, so that all ranks do the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtllm_hpc.reference import attention
+from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs
+from trtllm_hpc.reference.paged_cache import PADDING_BLOCK, PagedCache
+from trtllm_hpc.reference.steps import Admission, Chunk, Decode, Step
+
+if TYPE_CHECKING:
+    from trtllm_hpc.reference.beams import BeamResult
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step's passes gave."""
+
+    logits: torch.Tensor | None
+    """[rows, vocabulary]: one row a slot in ``slots``. Valid until the next step."""
+    slots: tuple[int, ...]
+    """The decoded slots, then those whose prompt is now read to its end."""
+    context_logits: dict[int, torch.Tensor]
+    """By slot, [chunk's tokens, vocabulary], where a request wants them."""
+    beams: dict[int, BeamResult]
+    """By slot, of the beam searches that have ended."""
+
+
+class Executor:
+    """One rank's model, its KV cache and the places of the running sequences."""
+
+    def __init__(self, model: Any, cache: PagedCache, *, slots: int, blocks_per_sequence: int) -> None:
+        self._model = model
+        self._cache = cache
+        self.device: torch.device = model.device
+        self._admitted: dict[int, Admission] = {}
+        # One more row than slots: where padded rows of a CUDA graph read and write.
+        self._tables = torch.full(
+            (slots + 1, blocks_per_sequence), PADDING_BLOCK, dtype=torch.long, device=self.device
+        )
+        self._padding_slot = slots
+        self._graphs: DecodeGraphs | None = None
+        if self.device.type == "cuda":
+            self._graphs = DecodeGraphs(self._decode_pass, most_rows=slots, most_blocks=blocks_per_sequence)
+
+    @torch.no_grad()
+    def run(self, step: Step) -> Outcome:
+        """Carry out a step. Collective."""
+        for slot in step.released:
+            del self._admitted[slot]
+        for admission in step.admitted:
+            self._admit(admission)
+        parts: list[torch.Tensor] = []
+        if step.decodes:
+            parts.append(self._decode(step.decodes))
+        read: list[int] = []
+        context: dict[int, torch.Tensor] = {}
+        for chunks in self._passes(step.chunks):
+            logits = self._read_prompts(chunks)
+            for chunk, rows in zip(chunks, logits, strict=True):
+                if self._admitted[chunk.slot].request.return_context_logits:
+                    context[chunk.slot] = rows[-chunk.tokens :]
+            ended = [row for row, chunk in enumerate(chunks) if self._ends_prompt(chunk)]
+            if ended:
+                parts.append(logits[ended, -1])
+                read += [chunks[row].slot for row in ended]
+        slots = (*(decode.slot for decode in step.decodes), *read)
+        return Outcome(torch.cat(parts) if len(parts) > 1 else next(iter(parts), None), slots, context, {})
+
+    def warm_up(self) -> None:
+        """Make ready what the first requests would otherwise wait for. Collective."""
+        if self._graphs is not None:
+            self._graphs.capture_usual()
+
+    def _admit(self, admission: Admission) -> None:
+        self._admitted[admission.slot] = admission
+        blocks = admission.blocks[0]
+        row = torch.tensor(blocks, dtype=torch.long, device=self.device)
+        self._tables[admission.slot, : len(blocks)] = row
+
+    def _ends_prompt(self, chunk: Chunk) -> bool:
+        return chunk.end == len(self._admitted[chunk.slot].request.prompt)
+
+    def _decode(self, decodes: Sequence[Decode]) -> torch.Tensor:
+        """[rows, vocabulary] after one more token of each sequence."""
+        longest = max(decode.position for decode in decodes) + 1
+        blocks = -(-longest // self._cache.tokens_per_block)
+        rows = [(decode.slot, decode.token, decode.position) for decode in decodes]
+        if self._graphs is not None:
+            return self._graphs.run(rows, blocks, padding=(self._padding_slot, 0, 0))
+        inputs = DecodeInputs.of(torch.tensor(rows, dtype=torch.long, device=self.device).T)
+        return self._decode_pass(inputs, blocks)
+
+    def _decode_pass(self, inputs: DecodeInputs, blocks: int) -> torch.Tensor:
+        """The pass itself; on GPUs recorded into a graph, so everything in it stays on the device."""
+        size = self._cache.tokens_per_block
+        tables = self._tables[:, :blocks].index_select(0, inputs.slots)
+        positions = inputs.positions[:, None]
+        self._cache.aim(self._places(tables, positions).flatten(), tables)
+        seen = torch.arange(blocks * size, device=self.device) <= positions
+        mask = torch.zeros(seen.shape, dtype=self._model.dtype, device=self.device)
+        mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
+        return self._forward(inputs.tokens[:, None], positions, mask[:, None, None, :], last_only=True)[:, -1]
+
+    def _places(self, tables: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Places in the pool of the tokens at ``positions``, [rows, tokens]."""
+        size = self._cache.tokens_per_block
+        return tables.gather(1, positions // size) * size + positions % size
+
+    def _passes(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+        """Chunks that share a pass: all logits apart from last ones, beginnings from later parts."""
+        groups: dict[tuple[bool, bool], list[Chunk]] = {}
+        for chunk in chunks:
+            wants_all = self._admitted[chunk.slot].request.return_context_logits
+            groups.setdefault((wants_all, chunk.start == 0), []).append(chunk)
+        return list(groups.values())
+
+    def _read_prompts(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """[rows, 1 or tokens, vocabulary]; padded on the left, so that all rows end together."""
+        width = max(chunk.tokens for chunk in chunks)
+        tokens = torch.zeros((len(chunks), width), dtype=torch.long)
+        positions = torch.zeros((len(chunks), width), dtype=torch.long)
+        real = torch.zeros((len(chunks), width), dtype=torch.bool)
+        for row, chunk in enumerate(chunks):
+            prompt = self._admitted[chunk.slot].request.prompt
+            tokens[row, -chunk.tokens :] = torch.tensor(prompt[chunk.start : chunk.end])
+            positions[row, -chunk.tokens :] = torch.arange(chunk.start, chunk.end)
+            real[row, -chunk.tokens :] = True
+        tokens, positions, real = (item.to(self.device) for item in (tokens, positions, real))
+        longest = max(chunk.end for chunk in chunks)
+        blocks = -(-longest // self._cache.tokens_per_block)
+        slots = torch.tensor([chunk.slot for chunk in chunks], device=self.device)
+        tables = self._tables[:, :blocks].index_select(0, slots)
+        write = torch.where(real, self._places(tables, positions), PADDING_BLOCK)
+        is_beginning = chunks[0].start == 0
+        self._cache.aim(write.flatten(), None if is_beginning else tables)
+        mask = self._beginning_mask(real) if is_beginning else self._chunk_mask(positions, blocks)
+        wants_all = self._admitted[chunks[0].slot].request.return_context_logits
+        return self._forward(tokens, positions, mask, last_only=not wants_all)
+
+    def _beginning_mask(self, real: torch.Tensor) -> torch.Tensor | None:
+        """Among the pass's own tokens; ``None``, which is faster, if there is no padding."""
+        width = real.shape[1]
+        if bool(real.all()):
+            return None
+        causal = torch.ones((width, width), dtype=torch.bool, device=self.device).tril()
+        # Padding sees itself: a row without any key would be a division by zero.
+        itself = torch.eye(width, dtype=torch.bool, device=self.device)
+        return ((causal & real[:, None, :]) | itself)[:, None]
+
+    def _chunk_mask(self, positions: torch.Tensor, blocks: int) -> torch.Tensor:
+        """All earlier tokens of the own sequence, which lie in order of their positions."""
+        keys = torch.arange(blocks * self._cache.tokens_per_block, device=self.device)
+        return (keys <= positions[:, :, None])[:, None]
+
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, *, last_only: bool
+    ) -> torch.Tensor:
+        output = self._model(
+            tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1 if last_only else 0,
+        )
+        logits: torch.Tensor = output.logits
+        return logits
+
+
+def prepare(model: Any) -> None:
+    """Make a model call our attention."""
+    attention.register()
+    model.set_attn_implementation(attention.NAME)

@@ -1,0 +1,292 @@
+"""Rank 0: takes requests, plans the steps, chooses the tokens, and answers.
+
+One thread does it all. Other threads only put commands into its inbox.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from trtllm_hpc.reference.channel import Channel
+from trtllm_hpc.reference.ending import Ending, first_sentence
+from trtllm_hpc.reference.executor import Executor
+from trtllm_hpc.reference.generation import (
+    Cancelled,
+    GenerationRequest,
+    Listener,
+    Load,
+    Progress,
+    QueueFull,
+)
+from trtllm_hpc.reference.sampling import Sampler
+from trtllm_hpc.reference.scheduler import Scheduler, Sequence, refuse_too_long
+from trtllm_hpc.reference.steps import Signal, Step
+
+if TYPE_CHECKING:
+    from trtllm_hpc.reference.beams import BeamResult
+
+HEARTBEAT_S = 2.0
+"""Seconds between two signs of life of an idle leader."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Job:
+    """A request, who gets its answer, and what the answer has so far."""
+
+    sequence: Sequence
+    listener: Listener
+    log_probs: list[float] = field(default_factory=list)
+    told: int = 0
+    """New tokens that the listener knows of."""
+    context_logits: list[torch.Tensor] = field(default_factory=list)
+    generation_logits: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What was asked."""
+        return self.sequence.request
+
+    def tell(self, *, is_final: bool) -> None:
+        """Pass on what the listener does not know yet."""
+        since, self.told = self.told, len(self.sequence.new_tokens)
+        context, self.context_logits = self.context_logits, []
+        generation, self.generation_logits = self.generation_logits, []
+        beams = self.request.beam_width
+        self.listener.progress(
+            Progress(
+                # A beam search has nothing to tell before its end: its rows are empty then.
+                tokens=(tuple(self.sequence.new_tokens[since:]),) * beams,
+                log_probs=(tuple(self.log_probs[since:]),) * beams,
+                cumulative=(sum(self.log_probs),) * beams,
+                is_final=is_final,
+                context_logits=torch.cat(context) if context else None,
+                generation_logits=torch.stack(generation)[None] if generation else None,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class _Cancellation:
+    ticket: int
+    keep: bool
+
+
+class Leader:
+    """The engine as Triton's model sees it (``generation.Service``)."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        sampler: Sampler,
+        scheduler: Scheduler,
+        channel: Channel,
+        ending: Ending,
+        *,
+        max_queue_size: int,
+    ) -> None:
+        self._executor = executor
+        self._sampler = sampler
+        self._scheduler = scheduler
+        self._channel = channel
+        self._ending = ending
+        self._max_queue_size = max_queue_size
+        self._tickets = itertools.count()
+        self._jobs: dict[int, Job] = {}
+        self._inbox: queue.SimpleQueue[Job | _Cancellation | None] = queue.SimpleQueue()
+        self._is_stopping = False
+        self._iteration = 0
+        self._count = threading.Lock()
+        self._unplaced = 0
+        """Requests in the inbox or waiting; guarded by ``_count``."""
+        self._room = scheduler.limits.slots
+        """Places that the next requests can have at once."""
+        self._load = self._loaded(Step())
+        self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def submit(self, requests: Sequences[GenerationRequest], listeners: Sequences[Listener]) -> list[int]:
+        """Queue requests that belong together, all or none; returns a ticket for each.
+
+        Raises:
+            RequestFailed: the queue is full, or the KV cache too small for one.
+        """
+        for request in requests:
+            refuse_too_long(request, self._scheduler.limits)
+        with self._count:
+            most = self._max_queue_size + self._room
+            if self._max_queue_size and self._unplaced + len(requests) > most:
+                raise QueueFull(
+                    f"The queue is full: {self._unplaced} requests wait, and max_queue_size is "
+                    f"{self._max_queue_size}. Try again later."
+                )
+            self._unplaced += len(requests)
+        jobs = [
+            Job(Sequence(next(self._tickets), request), listener)
+            for request, listener in zip(requests, listeners, strict=True)
+        ]
+        for job in jobs:
+            self._inbox.put(job)
+        return [job.sequence.ticket for job in jobs]
+
+    def cancel(self, ticket: int, *, keep: bool) -> None:
+        """End a request and free its place (``generation.Service``)."""
+        self._inbox.put(_Cancellation(ticket, keep))
+
+    def load(self) -> Load:
+        """What is going on."""
+        return self._load
+
+    def stop(self) -> None:
+        """Finish what is queued, send the other ranks home and return."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            self._channel.tell(Signal.STOP)
+            self._channel.close()
+        except BaseException as error:  # noqa: BLE001 - whatever it was, the ranks are out of step now
+            _log.exception("the leader's loop failed")
+            self._ending.die(f"Rank 0 lost another rank or failed: {first_sentence(error)}")
+
+    def _turn(self) -> bool:
+        """Carry out one step or send one heartbeat; ``False`` when all is done."""
+        self._take_commands()
+        step = self._scheduler.plan()
+        self._note_places(step)
+        if step is not None:
+            self._channel.tell(step)
+            self._carry_out(step)
+            return True
+        if self._is_stopping:
+            return False
+        try:
+            self._take(self._inbox.get(timeout=HEARTBEAT_S))
+        except queue.Empty:
+            self._channel.tell(Signal.HEARTBEAT)
+        return True
+
+    def _take_commands(self) -> None:
+        while not self._inbox.empty():
+            self._take(self._inbox.get())
+
+    def _take(self, command: Job | _Cancellation | None) -> None:
+        if command is None:
+            self._is_stopping = True
+        elif isinstance(command, Job):
+            self._jobs[command.sequence.ticket] = command
+            self._scheduler.add(command.sequence)
+        else:
+            self._cancel(command)
+
+    def _cancel(self, cancellation: _Cancellation) -> None:
+        job = self._jobs.get(cancellation.ticket)
+        if job is None:
+            return
+        if job.sequence.slot is None:
+            with self._count:
+                self._unplaced -= 1
+        self._end(job)
+        if cancellation.keep:
+            job.tell(is_final=True)
+        else:
+            job.listener.failed(Cancelled("The request was cancelled."))
+
+    def _end(self, job: Job) -> None:
+        slot = job.sequence.slot
+        if slot is not None and not job.sequence.is_beam_search:
+            self._sampler.release(slot)
+        self._scheduler.end(job.sequence)
+        del self._jobs[job.sequence.ticket]
+
+    def _note_places(self, step: Step | None) -> None:
+        """Keep the queue's bound and the metrics up to date."""
+        slots = self._scheduler.limits.slots
+        with self._count:
+            self._unplaced -= len(step.admitted) if step else 0
+            # Somebody who waits after the planning waits for blocks if not for a slot.
+            self._room = 0 if self._scheduler.waiting else slots - len(self._scheduler.running)
+        if step is None:
+            self._load = self._loaded(Step())
+
+    def _carry_out(self, step: Step) -> None:
+        for admission in step.admitted:
+            if admission.request.beam_width == 1:
+                self._sampler.admit(admission.slot, admission.request)
+        outcome = self._executor.run(step)
+        self._iteration += 1
+        self._load = self._loaded(step)
+        for slot, logits in outcome.context_logits.items():
+            self._job(slot).context_logits.append(logits.float().cpu())
+        if outcome.logits is not None:
+            self._choose(outcome.logits, outcome.slots)
+        for slot, result in outcome.beams.items():
+            self._finish_beams(self._job(slot), result)
+
+    def _job(self, slot: int) -> Job:
+        return self._jobs[self._scheduler.running[slot].ticket]
+
+    def _choose(self, logits: torch.Tensor, slots: tuple[int, ...]) -> None:
+        """Choose a token for each row, and tell whoever waits for it."""
+        device_slots = torch.tensor(slots, dtype=torch.long).to(logits.device, non_blocking=True)
+        sampled = self._sampler.sample(logits, device_slots, slots)
+        for row, (slot, token, finished, log_prob) in enumerate(zip(slots, *sampled.to_host(), strict=True)):
+            job = self._job(slot)
+            job.sequence.new_tokens.append(token)
+            job.log_probs.append(log_prob)
+            if job.request.return_generation_logits:
+                job.generation_logits.append(logits[row].float().cpu())
+            if finished:
+                self._end(job)
+            if finished or job.request.streaming:
+                job.tell(is_final=finished)
+
+    def _finish_beams(self, job: Job, result: BeamResult) -> None:
+        self._end(job)
+        job.listener.progress(result.progress())
+
+    def _loaded(self, step: Step) -> Load:
+        scheduler, limits = self._scheduler, self._scheduler.limits
+        return Load(
+            active=len(scheduler.running) + scheduler.waiting,
+            scheduled=len(step.decodes) + len(step.chunks) + len(step.beams),
+            context=len(step.chunks),
+            waiting=scheduler.waiting,
+            max_requests=limits.slots,
+            blocks_max=limits.blocks,
+            blocks_used=scheduler.used_blocks,
+            tokens_per_block=limits.tokens_per_block,
+            context_tokens=sum(chunk.tokens for chunk in step.chunks),
+            generation_requests=len(step.decodes) + len(step.beams),
+            iteration=self._iteration,
+        )
+
+
+def follow(executor: Executor, channel: Channel, ending: Ending, rank: int) -> None:
+    """Ranks above 0: take part in every step until the leader says stop.
+
+    Any error ends this rank and its server: the leader cannot go on without it.
+    """
+    try:
+        while (command := channel.listen()) is not Signal.STOP:
+            if isinstance(command, Step):
+                executor.run(command)
+        channel.close()
+    except BaseException as error:  # noqa: BLE001 - whatever it was, the ranks are out of step now
+        _log.exception("rank %d: the follower's loop failed", rank)
+        ending.die(f"Rank {rank} lost another rank or failed: {first_sentence(error)}")

@@ -1,0 +1,117 @@
+"""Keys and values of all running sequences, in one pool of blocks.
+
+A block holds ``tokens_per_block`` tokens of one sequence in every layer. Which
+blocks a sequence has is its row of a block table, as in PagedAttention (Kwon
+et al., SOSP 2023). Block 0 belongs to no sequence: what padding writes goes
+there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+PADDING_BLOCK = 0
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes of one layer's keys and values on this rank."""
+
+    heads: int
+    key_size: int
+    value_size: int
+
+
+class PagedCache(Cache):  # type: ignore[misc]
+    """The cache that a model's forward pass writes to and reads from.
+
+    Before each pass ``aim`` says where the pass's tokens go and which blocks
+    its rows read. The tensors of the pool never move, so that a CUDA graph
+    may hold their addresses.
+    """
+
+    def __init__(
+        self,
+        layers: list[LayerShape],
+        *,
+        blocks: int,
+        tokens_per_block: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(layers=[])
+        self.tokens_per_block = tokens_per_block
+        slots = (blocks + 1) * tokens_per_block
+        # Zeros, because what a mask hides is still multiplied, and must be finite.
+        self._keys = [torch.zeros(slots, s.heads, s.key_size, dtype=dtype, device=device) for s in layers]
+        self._values = [torch.zeros(slots, s.heads, s.value_size, dtype=dtype, device=device) for s in layers]
+        self._write: torch.Tensor | None = None
+        self._tables: torch.Tensor | None = None
+
+    def aim(self, write: torch.Tensor, tables: torch.Tensor | None) -> None:
+        """Set the target of the next pass.
+
+        Args:
+            write: [rows * tokens], place in the pool of each token of the pass.
+            tables: [rows, blocks] to read; ``None`` if the rows read nothing
+                but what the pass itself writes.
+        """
+        self._write, self._tables = write, tables
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the pass's keys and values; return what its rows may attend to (transformers' interface)."""
+        assert self._write is not None
+        for pool, states in ((self._keys[layer_idx], key_states), (self._values[layer_idx], value_states)):
+            pool.index_copy_(0, self._write, states.transpose(1, 2).flatten(0, 1))
+        if self._tables is None:
+            return key_states, value_states
+        return self._read(self._keys[layer_idx]), self._read(self._values[layer_idx])
+
+    def _read(self, pool: torch.Tensor) -> torch.Tensor:
+        """[rows, heads, tokens, head size] of the rows' blocks, a copy."""
+        assert self._tables is not None
+        _, heads, size = pool.shape
+        rows = self._tables.shape[0]
+        blocks = pool.view(-1, self.tokens_per_block * heads * size)
+        return blocks.index_select(0, self._tables.flatten()).view(rows, -1, heads, size).transpose(1, 2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """0: the executor passes positions and masks itself, so that transformers derives none from this."""
+        return 0
+
+
+class _Probe(Cache):  # type: ignore[misc]
+    """Notes the shapes that a model gives to its cache."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.shapes: dict[int, LayerShape] = {}
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.shapes[layer_idx] = LayerShape(key_states.shape[1], key_states.shape[3], value_states.shape[3])
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+def layer_shapes(model: Any) -> list[LayerShape]:
+    """Sizes of the keys and values of each layer, from one pass over one token. Collective."""
+    probe = _Probe()
+    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    with torch.no_grad():
+        model(token, position_ids=token, past_key_values=probe, use_cache=True)
+    return [probe.shapes[layer] for layer in sorted(probe.shapes)]
+
+
+def bytes_per_token(layers: list[LayerShape], dtype: torch.dtype) -> int:
+    """Memory that the keys and values of one token take on this rank."""
+    return sum(shape.heads * (shape.key_size + shape.value_size) for shape in layers) * dtype.itemsize
