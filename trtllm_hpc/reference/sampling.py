@@ -1,0 +1,264 @@
+"""Chooses the next token of every running request at once, each by its own request's rules.
+
+What a row gets does not depend on the other rows of the step: a rule that
+only some rows ask for leaves the others' scores as they are, bit by bit.
+Which rules a step needs is known on the host, so that a step of greedy
+requests costs little more than finding the largest logit.
+
+The rules and their order are TensorRT-LLM 0.16's (``kernels/penaltyKernels.cu``,
+``layers/layersFactory.h``): embedding bias, temperature, repetition penalty,
+presence penalty, frequency penalty, minimum length, bad words. The
+prompt's tokens count for all three penalties. Temperature, penalties and
+words hold for greedy requests too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from trtllm_hpc.reference import drawing, randomness
+from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Sampling
+from trtllm_hpc.reference.needs import Needs
+from trtllm_hpc.reference.words import LOWEST, WordWatch, to_device
+
+
+class Counts(NamedTuple):
+    """Whole numbers of each slot or row, int64."""
+
+    stream: torch.Tensor
+    top_k: torch.Tensor
+    end_id: torch.Tensor
+    min_new_tokens: torch.Tensor
+    max_new_tokens: torch.Tensor
+    new_tokens: torch.Tensor
+    """Tokens that were chosen so far."""
+
+
+class Factors(NamedTuple):
+    """Fractions of each slot or row, float32."""
+
+    inverse_temperature: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    top_p: torch.Tensor
+
+
+class Chosen(NamedTuple):
+    """A step's result on the host, an entry for each row."""
+
+    tokens: list[int]
+    finished: list[bool]
+    log_probs: list[float]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A step's result on the device."""
+
+    tokens: torch.Tensor
+    """int64 [rows]: the next step's input."""
+    finished: torch.Tensor
+    """bool [rows]: the token is the end token, completes a stop word, or is the last one asked for."""
+    log_probs: torch.Tensor
+    """float32 [rows]: natural logarithm of the token's probability by the raw logits.
+
+    Zeros where no row of the step asked for it.
+    """
+
+    def to_host(self) -> Chosen:
+        """Copy to the host in one piece; waits for the device."""
+        bits = self.log_probs.view(torch.int32)
+        packed = torch.stack((self.tokens, self.finished.long(), bits.long())).cpu()
+        log_probs = packed[2].int().view(torch.float32)
+        return Chosen(packed[0].tolist(), packed[1].bool().tolist(), log_probs.tolist())
+
+
+class Sampler:
+    """What the running requests ask of their tokens, by slot.
+
+    Args:
+        slots: requests that can run at once; they are numbered from 0.
+        vocab_size: columns of the logits.
+        max_seq_len: tokens of prompt and answer together, at most.
+        device: where the logits are.
+    """
+
+    def __init__(self, *, slots: int, vocab_size: int, max_seq_len: int, device: torch.device) -> None:
+        self._slots = slots
+        self._vocab_size = vocab_size
+        self._device = device
+        self._needs = np.zeros(slots, dtype=np.int64)
+        self._top_k = np.ones(slots, dtype=np.int64)
+        self._counts = torch.zeros(slots, len(Counts._fields), dtype=torch.int64, device=device)
+        self._factors = torch.ones(slots, len(Factors._fields), device=device)
+        self._words = WordWatch(slots, vocab_size, max_seq_len, device)
+        # [slots, vocabulary] each; most servers never need them.
+        self._bias: torch.Tensor | None = None
+        self._occurrences: torch.Tensor | None = None
+
+    def admit(self, slot: int, request: GenerationRequest) -> None:
+        """Put a request into a slot, to choose the tokens that follow its prompt. Waits for nothing."""
+        self.release(slot)
+        needs = Needs.of(request)
+        self._needs[slot] = needs
+        self._top_k[slot] = min(request.sampling.top_k, drawing.TOP_K_MAX)
+        self._counts[slot] = to_device(self._counts_of(request), self._device)
+        self._factors[slot] = to_device(_factors_of(request.sampling, needs), self._device)
+        if request.embedding_bias is not None:
+            bias = torch.tensor(request.embedding_bias, dtype=torch.float32)
+            self._biases()[slot] = to_device(bias, self._device)
+        if needs & Needs.PENALTIES:
+            prompt = to_device(torch.tensor(request.prompt), self._device)
+            row = self._occurred()[slot].zero_()
+            row.scatter_add_(0, prompt, torch.ones_like(prompt, dtype=row.dtype))
+        if needs & Needs.WORDS:
+            self._words.admit(slot, request.prompt, request.bad_words, request.stop_words)
+
+    def release(self, slot: int) -> None:
+        """Forget the slot's request. Waits for nothing."""
+        needs = Needs(int(self._needs[slot]))
+        if needs & Needs.BIAS:
+            self._biases()[slot] = 0
+        if needs & Needs.WORDS:
+            self._words.release(slot)
+        # Bias and words of a step reach every row of it, so that a later request must not find these.
+        self._needs[slot] = Needs.NOTHING
+        self._top_k[slot] = 1
+
+    def sample(self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int]) -> Sampled:
+        """Choose a token for each row and count it as part of the row's answer.
+
+        Launches work on the device and does not wait for it.
+
+        Args:
+            logits: [rows, vocabulary], of any float type; it is not changed.
+            slots: int64 [rows] on the device, no slot twice.
+            host_slots: the same numbers on the host.
+        """
+        host = np.asarray(host_slots)
+        needs = Needs(int(np.bitwise_or.reduce(self._needs[host], initial=0)))
+        counts = Counts(*self._counts[slots].unbind(1))
+        factors = Factors(*self._factors[slots].unbind(1))
+        scores = logits
+        if needs & Needs.CHANGED_SCORES:
+            scores = self._scores(logits, slots, needs, counts, factors)
+        tokens = scores.argmax(dim=1)
+        if needs & Needs.BOUNDED_DRAW:
+            self._draw(tokens, scores, host, Needs.BOUNDED_DRAW, counts, factors)
+        if needs & Needs.UNBOUNDED_DRAW:
+            self._draw(tokens, scores, host, Needs.UNBOUNDED_DRAW, counts, factors)
+        finished = self._count(tokens, slots, needs, counts)
+        return Sampled(tokens, finished, _log_probs(logits, tokens, needs))
+
+    def _scores(
+        self, logits: torch.Tensor, slots: torch.Tensor, needs: Needs, counts: Counts, factors: Factors
+    ) -> torch.Tensor:
+        scores = logits.to(torch.float32, copy=True)
+        if needs & Needs.BIAS:
+            scores += self._biases()[slots]
+        if needs & Needs.TEMPERATURE:
+            scores *= factors.inverse_temperature[:, None]
+        if needs & Needs.PENALTIES:
+            scores = _penalised(scores, self._occurred()[slots], factors)
+        if needs & Needs.MIN_LENGTH:
+            end = counts.end_id.clamp(min=0)[:, None]
+            too_early = (counts.new_tokens < counts.min_new_tokens)[:, None]
+            scores.scatter_(1, end, scores.gather(1, end).masked_fill_(too_early, LOWEST))
+        if needs & Needs.BAD_WORDS:
+            self._words.ban(scores, slots)
+        return scores
+
+    def _draw(
+        self,
+        tokens: torch.Tensor,
+        scores: torch.Tensor,
+        host_slots: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+        kind: Needs,
+        counts: Counts,
+        factors: Factors,
+    ) -> None:
+        """Replace the tokens of the rows that ask for this kind of draw."""
+        places = np.flatnonzero(self._needs[host_slots] & kind)
+        rows = to_device(torch.from_numpy(places), self._device)
+        chances = randomness.uniform(counts.stream[rows], counts.new_tokens[rows])
+        drawable, top_p = scores[rows].float(), factors.top_p[rows]
+        if kind is Needs.BOUNDED_DRAW:
+            largest = int(self._top_k[host_slots].max())
+            drawn = drawing.bounded(drawable, chances, counts.top_k[rows], top_p, largest)
+        else:
+            drawn = drawing.unbounded(drawable, chances, top_p)
+        tokens.index_copy_(0, rows, drawn)
+
+    def _count(self, tokens: torch.Tensor, slots: torch.Tensor, needs: Needs, counts: Counts) -> torch.Tensor:
+        """Note the new tokens; whether they are the last ones."""
+        new_tokens = counts.new_tokens + 1
+        Counts(*self._counts.unbind(1)).new_tokens.index_copy_(0, slots, new_tokens)
+        finished = (tokens == counts.end_id) | (new_tokens >= counts.max_new_tokens)
+        if needs & Needs.PENALTIES:
+            occurred = self._occurred()
+            places = slots * self._vocab_size + tokens
+            occurred.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=occurred.dtype))
+        if needs & Needs.WORDS:
+            finished |= self._words.append(slots, tokens)
+        return finished
+
+    def _counts_of(self, request: GenerationRequest) -> torch.Tensor:
+        sampling = request.sampling
+        has_end = 0 <= request.end_id < self._vocab_size
+        counts = {
+            "stream": randomness.stream(sampling.seed),
+            "top_k": min(sampling.top_k, drawing.TOP_K_MAX),
+            "end_id": request.end_id if has_end else NO_END,
+            "min_new_tokens": sampling.min_new_tokens if has_end else 0,
+            "max_new_tokens": request.max_new_tokens,
+            "new_tokens": 0,
+        }
+        return torch.tensor([counts[name] for name in Counts._fields])
+
+    def _biases(self) -> torch.Tensor:
+        if self._bias is None:
+            self._bias = torch.zeros(self._slots, self._vocab_size, device=self._device)
+        return self._bias
+
+    def _occurred(self) -> torch.Tensor:
+        """How often each token is in the prompt and answer of each slot that has penalties."""
+        if self._occurrences is None:
+            shape = (self._slots, self._vocab_size)
+            self._occurrences = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        return self._occurrences
+
+
+def _factors_of(sampling: Sampling, needs: Needs) -> torch.Tensor:
+    # The millionth keeps a temperature of 0 finite; TensorRT-LLM adds the same.
+    inverse = 1 / (sampling.temperature + 1e-6) if needs & Needs.TEMPERATURE else 1.0
+    factors = {
+        "inverse_temperature": inverse,
+        "repetition": sampling.repetition_penalty,
+        "presence": sampling.presence_penalty,
+        "frequency": sampling.frequency_penalty,
+        "top_p": sampling.top_p,
+    }
+    return torch.tensor([factors[name] for name in Factors._fields])
+
+
+def _penalised(scores: torch.Tensor, occurrences: torch.Tensor, factors: Factors) -> torch.Tensor:
+    seen = occurrences > 0
+    repetition = factors.repetition[:, None]
+    repeated = torch.where(scores < 0, scores * repetition, scores / repetition)
+    scores = torch.where(seen, repeated, scores)
+    scores -= seen * factors.presence[:, None]
+    scores -= occurrences * factors.frequency[:, None]
+    return scores
+
+
+def _log_probs(logits: torch.Tensor, tokens: torch.Tensor, needs: Needs) -> torch.Tensor:
+    if not needs & Needs.LOG_PROBS:
+        return torch.zeros_like(tokens, dtype=torch.float32)
+    raw = logits.float()
+    return raw.gather(1, tokens[:, None]).squeeze(1) - raw.logsumexp(dim=1)

@@ -1,0 +1,137 @@
+"""Bad and stop words of the running requests, compared with the ends of their sequences on the device.
+
+A word may have begun in the prompt, for bad and for stop words alike, as in
+TensorRT-LLM 0.16 (``kernels/banBadWords.cu``, ``kernels/stopCriteriaKernels.cu``).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trtllm_hpc.reference.generation import Words
+
+LOWEST = torch.finfo(torch.float32).min
+"""The score of a token that must not be chosen; finite, so that differences of scores are numbers."""
+
+_ANY = -1
+"""Stands before the beginning of a word and equals every token."""
+_NONE = -2
+"""Stands before the beginning of a prompt and equals no token."""
+
+
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy to the device without waiting for it."""
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
+class WordTable:
+    """Words of each slot, [slots, words, tokens], flush right; it grows with what is put in."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self._table = torch.full((slots, 1, 1), _ANY, dtype=torch.int64, device=device)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest word that there is room for."""
+        return self._table.shape[2]
+
+    def put(self, slot: int, words: Words) -> None:
+        """Replace the words of a slot; none of them is empty."""
+        self._grow(len(words), max(map(len, words), default=0))
+        _, places, length = self._table.shape
+        rows = [(_ANY,) * (length - len(word)) + word for word in words]
+        rows += [(_ANY,) * length] * (places - len(rows))
+        self._table[slot] = to_device(torch.tensor(rows), self._table.device)
+
+    def clear(self, slot: int) -> None:
+        """Take all words of a slot away."""
+        self._table[slot] = _ANY
+
+    def complete(self, slots: torch.Tensor, tails: torch.Tensor) -> torch.Tensor:
+        """Whether each row's sequence, of which ``tails`` [rows, tokens] is the end, ends in a word."""
+        words = self._table[slots]
+        return (_equal(words, tails) & (words[:, :, -1] != _ANY)).any(dim=1)
+
+    def banned(self, slots: torch.Tensor, tails: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Last tokens of each row's words, [rows, words], and whether all before them is there already."""
+        words = self._table[slots]
+        last = words[:, :, -1]
+        return last.clamp(min=0), _equal(words[:, :, :-1], tails) & (last != _ANY)
+
+    def _grow(self, places: int, length: int) -> None:
+        slots, old_places, old_length = self._table.shape
+        if places <= old_places and length <= old_length:
+            return
+        shape = (slots, max(old_places, _power_of_two(places)), max(old_length, _power_of_two(length)))
+        grown = self._table.new_full(shape, _ANY)
+        grown[:, :old_places, shape[2] - old_length :] = self._table
+        self._table = grown
+
+
+class WordWatch:
+    """Bad and stop words of all slots, with the last tokens of each slot's sequence.
+
+    Args:
+        vocab_size: words with other tokens cannot come about and are left out.
+        max_seq_len: nor can longer words.
+    """
+
+    def __init__(self, slots: int, vocab_size: int, max_seq_len: int, device: torch.device) -> None:
+        self._bad = WordTable(slots, device)
+        self._stop = WordTable(slots, device)
+        self._tails = torch.full((slots, 1), _NONE, dtype=torch.int64, device=device)
+        self._vocab_size = vocab_size
+        self._max_seq_len = max_seq_len
+
+    def admit(self, slot: int, prompt: tuple[int, ...], bad: Words, stop: Words) -> None:
+        """Watch a sequence that begins with this prompt."""
+        self._bad.put(slot, self._possible(bad))
+        self._stop.put(slot, self._possible(stop))
+        self._widen(max(self._bad.length, self._stop.length))
+        width = self._tails.shape[1]
+        tail = ((_NONE,) * width + prompt)[-width:]
+        self._tails[slot] = to_device(torch.tensor(tail), self._tails.device)
+
+    def release(self, slot: int) -> None:
+        """Forget the slot's words."""
+        self._bad.clear(slot)
+        self._stop.clear(slot)
+
+    def ban(self, scores: torch.Tensor, slots: torch.Tensor) -> None:
+        """Lower the score of every token that would complete a bad word, in place."""
+        last, complete = self._bad.banned(slots, self._tails[slots])
+        # Several words may have the same last token: the lowest of their scores holds.
+        lowered = torch.full_like(last, torch.inf, dtype=scores.dtype).masked_fill_(complete, LOWEST)
+        scores.scatter_reduce_(1, last, lowered, "amin")
+
+    def append(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Lengthen the sequences by a token each; whether each now ends in a stop word."""
+        tails = torch.cat((self._tails[slots][:, 1:], tokens[:, None]), dim=1)
+        self._tails.index_copy_(0, slots, tails)
+        return self._stop.complete(slots, tails)
+
+    def _possible(self, words: Words) -> Words:
+        return tuple(
+            word
+            for word in words
+            if 0 < len(word) <= self._max_seq_len and all(0 <= token < self._vocab_size for token in word)
+        )
+
+    def _widen(self, width: int) -> None:
+        old = self._tails.shape[1]
+        if width > old:
+            wider = self._tails.new_full((self._tails.shape[0], width), _NONE)
+            wider[:, width - old :] = self._tails
+            self._tails = wider
+
+
+def _equal(words: torch.Tensor, tails: torch.Tensor) -> torch.Tensor:
+    """Whether the sequences end like each of their words, [rows, words]; a word of no tokens always does."""
+    ends = tails[:, tails.shape[1] - words.shape[2] :].unsqueeze(1)
+    return ((words == _ANY) | (words == ends)).all(dim=2)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
