@@ -23,9 +23,20 @@ from trtllm_hpc.reference.repository import MODELS, model_source
 from trtllm_hpc.render.environment import render_template
 
 START_LIMIT_S = 60.0
+MAX_BATCH_SIZE = 8
 
 
-def write_repository(folder: Path, engine: Path, *, max_batch_size: int = 8, decoupled: bool = False) -> Path:
+def write_repository(
+    folder: Path, engine: Path, *, decoupled: bool = False, bls_instances: int = 1, **parameters: str
+) -> Path:
+    """A model repository; ``parameters`` are values of ``config.pbtxt`` as strings."""
+    values = {
+        "accumulate_tokens": "false",
+        "max_queue_size": "0",
+        "max_tokens_in_paged_kv_cache": "",
+        "kv_cache_free_gpu_mem_fraction": "0.9",
+        **parameters,
+    }
     for model in MODELS:
         version = folder / model / "1"
         version.mkdir(parents=True)
@@ -34,10 +45,12 @@ def write_repository(folder: Path, engine: Path, *, max_batch_size: int = 8, dec
             f"repository/reference/{model}/config.pbtxt.j2",
             engine_dir=str(engine),
             tokenizer_dir=str(engine / "tokenizer"),
-            max_batch_size=max_batch_size,
+            max_batch_size=MAX_BATCH_SIZE,
             decoupled=decoupled,
             preprocessing_instance_count=1,
             postprocessing_instance_count=1,
+            bls_instance_count=bls_instances,
+            **values,
         )
         (version.parent / "config.pbtxt").write_text(text, encoding="utf-8")
     return folder
@@ -83,6 +96,7 @@ class World:
     prefix: str
     http_port: int
     grpc_port: int
+    metrics_port: int
     ranks: list[subprocess.Popen[bytes]]
 
     def log(self, rank: int) -> str:
@@ -123,6 +137,20 @@ class World:
             with error:
                 return error.code, json.load(error)
 
+    def generate_stream(self, body: Mapping[str, Any], model: str = "ensemble") -> list[Any]:
+        """The events of Triton's streaming generate endpoint."""
+        url = self.url(f"models/{model}/generate_stream")
+        with urllib.request.urlopen(
+            urllib.request.Request(url, json.dumps(body).encode()), timeout=60
+        ) as answer:
+            lines = [line.decode() for line in answer]
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+    def metrics(self) -> str:
+        """Triton's metrics in Prometheus' text format."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
+            return bytes(answer.read()).decode()
+
     def children(self, rank: int) -> list[int]:
         """Process ids of a server's stubs."""
         found = []
@@ -156,7 +184,7 @@ def start(folder: Path, repository: Path, size: int) -> Iterator[World]:
     http_port, grpc_port, metrics_port, master_port = free_ports(4)
     backends = link_backends(folder / "backends")
     prefix = f"tref{os.getpid()}x{http_port}"
-    world = World(folder, prefix, http_port, grpc_port, [])
+    world = World(folder, prefix, http_port, grpc_port, metrics_port, [])
     try:
         for rank in range(size):
             arguments = [

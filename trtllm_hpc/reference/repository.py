@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from importlib import resources
 
-MODELS: tuple[str, ...] = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing")
+MODELS: tuple[str, ...] = (
+    "ensemble",
+    "preprocessing",
+    "tensorrt_llm",
+    "postprocessing",
+    "tensorrt_llm_bls",
+)
 """Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
 
 

@@ -7,11 +7,20 @@ start in a fraction of a second and stay small.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.paths import read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_ON = frozenset({"true", "1", "t", "y", "yes"})
+_OFF = frozenset({"false", "0", "f", "n", "no"})
 
 
 class TextTokenizer:
@@ -37,43 +46,103 @@ class TextTokenizer:
         """Id of the token that ends a text, or ``None`` if the tokenizer names none."""
         self.pad_id = self._special_id(config.get("pad_token"))
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the tokens that the tokenizer puts before and after each text."""
-        return list(self._tokenizer.encode(text).ids)
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that it knows, special ones with them."""
+        return int(self._tokenizer.get_vocab_size())
 
-    def decode(self, tokens: list[int]) -> str:
-        """Text of token ids, without special tokens."""
-        return str(self._tokenizer.decode(tokens))
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the tokens that the tokenizer puts before and after each text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that make no whole letter become U+FFFD."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
 
     def _special_id(self, token: Any) -> int | None:
         content = token.get("content") if isinstance(token, dict) else token
         return None if content is None else self._tokenizer.token_to_id(content)
 
 
-def only_text(values: list[bytes]) -> str:
-    """The one text of a request.
+def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """A yes-or-no parameter of ``config.pbtxt``; an empty or missing one has its default.
 
     Raises:
-        RequestFailed: there are several, or it is not UTF-8.
+        StartFailed: it is neither.
     """
-    if len(values) != 1:
-        raise RequestFailed(
-            f"The reference backend takes one prompt a request; this one holds {len(values)}. "
-            f"Send {len(values)} requests."
-        )
+    text = parameters.get(name, "").strip().lower()
+    if not text:
+        return default
+    if text not in _ON | _OFF:
+        raise StartFailed(f"The model's parameter {name} is {text!r}; it must be true or false.")
+    return text in _ON
+
+
+def text_of(name: str, value: bytes) -> str:
+    """A text of a request.
+
+    Raises:
+        RequestFailed: it is not UTF-8.
+    """
     try:
-        return values[0].decode("utf-8")
+        return value.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestFailed(f"The prompt is not valid UTF-8: {error}.") from error
+        raise RequestFailed(f"{name} is not valid UTF-8: {error}.") from error
 
 
-def refuse_words(name: str, words: list[bytes]) -> None:
-    """Refuse bad or stop words; empty strings, which clients send for "none", are none.
+def padded_prompts(prompts: Sequence[Sequence[int]], pad_id: int) -> Array:
+    """Prompts as [prompts, tokens], the shorter ones filled up on the right."""
+    import numpy as np
+
+    longest = max(map(len, prompts))
+    rows = [[*prompt, *[pad_id] * (longest - len(prompt))] for prompt in prompts]
+    return np.array(rows, dtype=np.int32).reshape(len(prompts), longest)
+
+
+def word_lists(tokenizer: TextTokenizer, name: str, rows: Array | None, count: int) -> Array:
+    """Words as [prompts, 2, tokens]: the tokens of all words of a prompt, and where each ends, then -1.
+
+    A word has the tokens that it has alone, as in ``preprocessing/1/model.py``
+    of NVIDIA's tensorrtllm_backend v0.16.0; after a space a tokenizer may cut
+    it otherwise. Empty words, which clients send for "none", are none.
+    """
+    import numpy as np
+
+    if rows is None:
+        return np.zeros((count, 2, 0), dtype=np.int32)
+    encoded = [
+        [
+            tokens
+            for word in row
+            if (tokens := tokenizer.encode(text_of(name, word), add_special_tokens=False))
+        ]
+        for row in rows
+    ]
+    width = max(1, *(sum(map(len, words)) for words in encoded)) if encoded else 1
+    lists = np.zeros((len(encoded), 2, width), dtype=np.int32)
+    lists[:, 1] = -1
+    for row, words in zip(lists, encoded, strict=True):
+        flat = [token for word in words for token in word]
+        row[0, : len(flat)] = flat
+        row[1, : len(words)] = np.cumsum([len(word) for word in words], dtype=np.int32)
+    return lists
+
+
+def embedding_bias(tokenizer: TextTokenizer, words: Array | None, weights: Array | None, count: int) -> Array:
+    """The bias of each token as [prompts, vocabulary]: a word's weight for each of its tokens.
 
     Raises:
-        RequestFailed: there are any.
+        RequestFailed: words and weights do not belong together.
     """
-    if any(words):
-        raise RequestFailed(
-            f"{name} is not supported by the reference backend. Leave it out or send an empty text."
-        )
+    import numpy as np
+
+    if words is None and weights is None:
+        return np.zeros((count, 0), dtype=np.float32)
+    if words is None or weights is None or words.shape != weights.shape:
+        raise RequestFailed("embedding_bias_words and embedding_bias_weights must have one weight a word.")
+    bias = np.zeros((len(words), tokenizer.vocab_size), dtype=np.float32)
+    for row, row_words, row_weights in zip(bias, words, weights, strict=True):
+        for word, weight in zip(row_words, row_weights, strict=True):
+            tokens = tokenizer.encode(text_of("embedding_bias_words", word), add_special_tokens=False)
+            np.add.at(row, np.array(tokens, dtype=np.intp), weight)
+    return bias

@@ -9,7 +9,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.reference.stub_paths import plain_path
-from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.reference.text import TextTokenizer, switch
 
 
 class TritonPythonModel:
@@ -17,8 +17,10 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the tokenizer."""
-        parameters = json.loads(args["model_config"])["parameters"]
-        self._tokenizer = TextTokenizer(plain_path(parameters["tokenizer_dir"]["string_value"]))
+        found = json.loads(args["model_config"])["parameters"]
+        parameters = {key: value["string_value"] for key, value in found.items()}
+        self._skip_special = switch(parameters, "skip_special_tokens", default=True)
+        self._tokenizer = TextTokenizer(plain_path(parameters["tokenizer_dir"]))
 
     def execute(self, triton_requests: list[Any]) -> list[Any]:
         """Decode the sequences of each request: one row a prompt, one column a beam."""
@@ -28,10 +30,10 @@ class TritonPythonModel:
         tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()
         lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()
         texts = [
-            [
-                self._tokenizer.decode(beam[:length].tolist()).encode()
-                for beam, length in zip(beams, row, strict=True)
-            ]
+            [self._text(beam[:length].tolist()) for beam, length in zip(beams, row, strict=True)]
             for beams, row in zip(tokens, lengths, strict=True)
         ]
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=np.object_))])
+
+    def _text(self, tokens: list[int]) -> bytes:
+        return self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special).encode()

@@ -9,18 +9,28 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.requests import NO_END, refuse_parameters
+from trtllm_hpc.reference.generation import NO_END
+from trtllm_hpc.reference.requests import refuse_parameters
 from trtllm_hpc.reference.stub_paths import plain_path
-from trtllm_hpc.reference.text import TextTokenizer, only_text, refuse_words
+from trtllm_hpc.reference.text import (
+    TextTokenizer,
+    embedding_bias,
+    padded_prompts,
+    switch,
+    text_of,
+    word_lists,
+)
 
 
 class TritonPythonModel:
-    """Tokenises prompts and fills in the tokenizer's own end and pad ids."""
+    """Tokenises prompts and words, and fills in the tokenizer's own end and pad ids."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the tokenizer."""
-        parameters = json.loads(args["model_config"])["parameters"]
-        self._tokenizer = TextTokenizer(plain_path(parameters["tokenizer_dir"]["string_value"]))
+        found = json.loads(args["model_config"])["parameters"]
+        parameters = {key: value["string_value"] for key, value in found.items()}
+        self._special = switch(parameters, "add_special_tokens", default=True)
+        self._tokenizer = TextTokenizer(plain_path(parameters["tokenizer_dir"]))
 
     def execute(self, triton_requests: list[Any]) -> list[Any]:
         """Answer each request, or refuse it with a sentence."""
@@ -28,31 +38,47 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
+            refuse_parameters(json.loads(request.parameters() or "{}"))
             arrays = self._process(request)
         except RequestFailed as error:
             refusal = pb_utils.TritonError(error.message, pb_utils.TritonError.INVALID_ARG)
             return pb_utils.InferenceResponse(error=refusal)
-        tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
-        return pb_utils.InferenceResponse(tensors)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])
 
     def _process(self, request: Any) -> dict[str, Any]:
-        refuse_parameters(json.loads(request.parameters() or "{}"))
-        prompt = only_text(_values(request, "QUERY"))
-        refuse_words("bad_words", _values(request, "BAD_WORDS_DICT"))
-        refuse_words("stop_words", _values(request, "STOP_WORDS_DICT"))
-        tokens = self._tokenizer.encode(prompt)
-        pad_id = 0 if self._tokenizer.pad_id is None else self._tokenizer.pad_id
-        end_id = NO_END if self._tokenizer.end_id is None else self._tokenizer.end_id
-        numbers = {
-            "REQUEST_INPUT_LEN": len(tokens),
-            "REQUEST_OUTPUT_LEN": _values(request, "REQUEST_OUTPUT_LEN")[0],
-            "OUT_END_ID": next(iter(_values(request, "END_ID")), end_id),
-            "OUT_PAD_ID": next(iter(_values(request, "PAD_ID")), pad_id),
+        tokenizer = self._tokenizer
+        texts = _array(request, "QUERY")
+        prompts = [
+            tokenizer.encode(text_of("text_input", text), add_special_tokens=self._special)
+            for text in texts.reshape(-1)
+        ]
+        count = len(prompts)
+        end_id = NO_END if tokenizer.end_id is None else tokenizer.end_id
+        # As in transformers' and upstream's tokenising models: without a pad token the end token pads.
+        pad_id = next((token for token in (tokenizer.pad_id, tokenizer.end_id) if token is not None), 0)
+        return {
+            "INPUT_ID": padded_prompts(prompts, pad_id),
+            "REQUEST_INPUT_LEN": np.array([[len(tokens)] for tokens in prompts], dtype=np.int32),
+            "REQUEST_OUTPUT_LEN": _array(request, "REQUEST_OUTPUT_LEN"),
+            "BAD_WORDS_IDS": word_lists(tokenizer, "bad_words", _array(request, "BAD_WORDS_DICT"), count),
+            "STOP_WORDS_IDS": word_lists(tokenizer, "stop_words", _array(request, "STOP_WORDS_DICT"), count),
+            "EMBEDDING_BIAS": embedding_bias(
+                tokenizer,
+                _array(request, "EMBEDDING_BIAS_WORDS"),
+                _array(request, "EMBEDDING_BIAS_WEIGHTS"),
+                count,
+            ),
+            "OUT_END_ID": _given(request, "END_ID", end_id, count),
+            "OUT_PAD_ID": _given(request, "PAD_ID", pad_id, count),
         }
-        arrays = {name: np.array([[number]], dtype=np.int32) for name, number in numbers.items()}
-        return {"INPUT_ID": np.array([tokens], dtype=np.int32), **arrays}
 
 
-def _values(request: Any, name: str) -> list[Any]:
+def _array(request: Any, name: str) -> Any:
+    """An input as an array; ``None`` if it was not sent."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
-    return [] if tensor is None else list(tensor.as_numpy().reshape(-1).tolist())
+    return None if tensor is None else tensor.as_numpy()
+
+
+def _given(request: Any, name: str, default: int, count: int) -> Any:
+    array = _array(request, name)
+    return np.full((count, 1), default, dtype=np.int32) if array is None else array

@@ -11,11 +11,13 @@ import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import requests
+from trtllm_hpc.reference.delivery import Delivery
 from trtllm_hpc.reference.ending import Ending, stop_server_when_started
-from trtllm_hpc.reference.engine import Engine
+from trtllm_hpc.reference.engine import load
 from trtllm_hpc.reference.engine_folder import EngineFolder
-from trtllm_hpc.reference.outputs import output_tensors
-from trtllm_hpc.reference.ranks import Job, Leader, follow
+from trtllm_hpc.reference.leader import Leader, follow
+from trtllm_hpc.reference.metrics import Metrics
+from trtllm_hpc.reference.settings import ServeSettings
 from trtllm_hpc.reference.stub_paths import plain_path
 from trtllm_hpc.reference.world import World
 
@@ -27,61 +29,65 @@ class TritonPythonModel:
         """Load the engine. On ranks above 0 it returns only when the leader has said stop."""
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self._inputs = [tensor["name"] for tensor in config["input"]]
+        self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._leader: Leader | None = None
         world = World.from_environment(os.environ)
         self._ending = Ending(world)
         with self._ending.reporting_failure():
+            settings = ServeSettings.from_parameters(parameters)
             world.connect()
-            folder = plain_path(config["parameters"]["gpt_model_path"]["string_value"])
-            engine = Engine.load(EngineFolder(folder), world)
+            engine = load(EngineFolder(plain_path(parameters["gpt_model_path"])), settings, world)
             self._info = engine.info
             if world.is_leader:
-                self._leader = Leader(engine, world, self._ending)
+                self._leader = engine.leader(settings, self._ending)
                 self._leader.start()
+                self._serve(self._leader, settings, args)
         if not world.is_leader:
-            follow(engine, world, self._ending)
+            follow(engine.executor, engine.channel, self._ending, world.rank)
             stop_server_when_started()
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Queue the requests; the leader's thread answers them."""
-        assert self._leader is not None
+        """Submit the requests; their answers come from the threads of the delivery."""
         for request in triton_requests:
             sender = request.get_response_sender()
             try:
                 requests.refuse_parameters(json.loads(request.parameters() or "{}"))
-                parsed = requests.parse(self._read(request), self._info)
+                inputs = self._read(request)
+                if requests.is_stop(inputs):
+                    self._delivery.stop(sender, request.request_id())
+                    continue
+                parts = requests.parse(inputs, self._info, decoupled=self._decoupled)
             except RequestFailed as error:
-                _send_error(sender, error)
+                self._delivery.refuse(sender, error)
                 continue
-            self._leader.submit(Job(parsed, _answer(sender, parsed), sender.is_cancelled))
+            wanted = frozenset(request.requested_output_names())
+            self._delivery.accept(sender, request.request_id(), parts, wanted)
 
     def finalize(self) -> None:
         """Send the other ranks home."""
         if self._leader is not None:
             self._leader.stop()
+            self._delivery.close()
+            self._metrics.close()
         self._ending.release()
 
-    def _read(self, request: Any) -> requests.Inputs:
+    def _serve(self, leader: Leader, settings: ServeSettings, args: dict[str, str]) -> None:
+        self._metrics = Metrics(
+            leader,
+            pb_utils,
+            model=args["model_name"],
+            version=args["model_version"],
+            period_s=settings.stats_check_period_ms / 1000,
+        )
+        self._delivery = Delivery(
+            leader,
+            pb_utils,
+            cancellation_check_s=settings.cancellation_check_period_ms / 1000,
+            observe=self._metrics.observe,
+        )
+
+    def _read(self, request: Any) -> dict[str, Any]:
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
         return {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
-
-
-def _answer(sender: Any, request: requests.GenerationRequest) -> Any:
-    def answer(outcome: requests.Completion | RequestFailed) -> None:
-        if isinstance(outcome, RequestFailed):
-            _send_error(sender, outcome)
-            return
-        # By DLPack: the stub of this Triton release misreads NumPy 2 arrays.
-        outputs = output_tensors(request, outcome).items()
-        tensors = [pb_utils.Tensor.from_dlpack(name, tensor) for name, tensor in outputs]
-        sender.send(pb_utils.InferenceResponse(tensors), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-    return answer
-
-
-def _send_error(sender: Any, error: RequestFailed) -> None:
-    response = pb_utils.InferenceResponse(
-        error=pb_utils.TritonError(error.message, pb_utils.TritonError.INVALID_ARG)
-    )
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,0 +1,210 @@
+"""Answers on their way from the engine to Triton, and cancellations on their way back.
+
+The engine's thread only puts what it made into a queue. Making tensors of it
+and handing them to Triton, which means waiting for another process, is done
+by a few threads of this module. All answers to one request go through one
+thread, so that they keep their order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.reference.generation import Cancelled, Progress, QueueFull, Service
+from trtllm_hpc.reference.outputs import output_tensors
+from trtllm_hpc.reference.requests import Part
+
+COURIERS = 4
+"""Threads that send answers. While one waits for Triton another makes its tensors."""
+
+_log = logging.getLogger(__name__)
+
+Outcome = Progress | RequestFailed
+Observe = Callable[[int, int], None]
+"""Told the tokens of prompt and answer of each sequence that ended without an error."""
+
+
+@dataclass(eq=False)
+class _Order:
+    """One Triton request that is being answered."""
+
+    sender: Any
+    request_id: str
+    wanted: Collection[str]
+    open_parts: int
+    tickets: Sequence[int] = ()
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while Triton is told something: after the last answer the sender must not be used any more."""
+
+    @property
+    def is_closed(self) -> bool:
+        return self.open_parts == 0
+
+
+@dataclass(eq=False)
+class _PartListener:
+    """Where the engine puts the answer to one part of an order."""
+
+    order: _Order
+    part: Part
+    courier: queue.SimpleQueue[tuple[_PartListener, Outcome] | None]
+    new_tokens: int = 0
+
+    def progress(self, progress: Progress) -> None:
+        self.courier.put((self, progress))
+
+    def failed(self, error: RequestFailed) -> None:
+        self.courier.put((self, error))
+
+
+class Delivery:
+    """Submits requests to the engine, sends the answers, and looks for clients that went away.
+
+    Args:
+        service: the engine.
+        triton: the module ``triton_python_backend_utils``, which exists only inside Triton.
+        cancellation_check_s: seconds between two looks.
+        observe: told the lengths of each finished sequence.
+    """
+
+    def __init__(
+        self, service: Service, triton: Any, *, cancellation_check_s: float, observe: Observe
+    ) -> None:
+        self._service = service
+        self._triton = triton
+        self._observe = observe
+        self._check_s = cancellation_check_s
+        self._orders: set[_Order] = set()
+        self._orders_lock = threading.Lock()
+        self._closing = threading.Event()
+        self._couriers: list[queue.SimpleQueue[tuple[_PartListener, Outcome] | None]] = [
+            queue.SimpleQueue() for _ in range(COURIERS)
+        ]
+        self._next_courier = itertools.cycle(self._couriers)
+        self._threads = [
+            threading.Thread(target=self._carry, args=(courier,), name=f"courier-{index}", daemon=True)
+            for index, courier in enumerate(self._couriers)
+        ]
+        self._threads.append(threading.Thread(target=self._watch, name="cancellations", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def accept(self, sender: Any, request_id: str, parts: Sequence[Part], wanted: Collection[str]) -> None:
+        """Submit the parts of a Triton request; their answers go to its response sender."""
+        order = _Order(sender, request_id, wanted, len(parts))
+        courier = next(self._next_courier)
+        listeners = [_PartListener(order, part, courier) for part in parts]
+        with self._orders_lock:
+            self._orders.add(order)
+        try:
+            order.tickets = self._service.submit([part.request for part in parts], listeners)
+        except RequestFailed as error:
+            self._forget(order)
+            self.refuse(sender, error)
+
+    def refuse(self, sender: Any, error: RequestFailed) -> None:
+        """Answer a request with an error and nothing else."""
+        sender.send(self._error(error), flags=self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def stop(self, sender: Any, request_id: str) -> None:
+        """End the requests of a client's id; each still gets what was generated.
+
+        The request that asks for it gets an empty answer, whether or not one
+        of that id is still open.
+        """
+        if not request_id:
+            self.refuse(
+                sender,
+                RequestFailed("stop=true needs a request id: that of the request which is to be stopped."),
+            )
+            return
+        for order in self._open_orders():
+            if order.request_id == request_id:
+                self._cancel(order, keep=True)
+        sender.send(
+            self._triton.InferenceResponse([]), flags=self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        )
+
+    def close(self) -> None:
+        """Send what is queued and end the threads; the engine must have stopped."""
+        self._closing.set()
+        for courier in self._couriers:
+            courier.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _open_orders(self) -> list[_Order]:
+        with self._orders_lock:
+            return list(self._orders)
+
+    def _forget(self, order: _Order) -> None:
+        with self._orders_lock:
+            self._orders.discard(order)
+
+    def _cancel(self, order: _Order, *, keep: bool) -> None:
+        for ticket in order.tickets:
+            self._service.cancel(ticket, keep=keep)
+
+    def _carry(self, courier: queue.SimpleQueue[tuple[_PartListener, Outcome] | None]) -> None:
+        while (item := courier.get()) is not None:
+            try:
+                self._deliver(*item)
+            except Exception:  # noqa: BLE001 - whatever is wrong with one, those behind it must still be sent
+                _log.exception("an answer could not be sent")
+
+    def _deliver(self, listener: _PartListener, outcome: Outcome) -> None:
+        order, ends = listener.order, isinstance(outcome, RequestFailed) or outcome.is_final
+        if isinstance(outcome, Progress):
+            listener.new_tokens += sum(map(len, outcome.tokens[: listener.part.beams]))
+            if ends:
+                self._observe(len(listener.part.request.prompt), listener.new_tokens)
+        response = self._response(listener, outcome)
+        with order.lock:
+            order.open_parts -= ends
+            if order.is_closed:
+                self._forget(order)
+            flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if order.is_closed else 0
+            order.sender.send(response, flags=flags)
+
+    def _response(self, listener: _PartListener, outcome: Outcome) -> Any:
+        if isinstance(outcome, RequestFailed):
+            return self._error(outcome)
+        try:
+            # By DLPack: the stub of this Triton release misreads NumPy 2 arrays.
+            tensors = output_tensors(listener.part, outcome, listener.order.wanted)
+            return self._triton.InferenceResponse(
+                [self._triton.Tensor.from_dlpack(name, tensor) for name, tensor in tensors.items()]
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it was, the client must get some answer
+            _log.exception("the tensors of an answer could not be made")
+            return self._error(RequestFailed(f"The tensors of the answer could not be made: {error}"))
+
+    def _error(self, error: RequestFailed) -> Any:
+        kinds = self._triton.TritonError
+        if isinstance(error, QueueFull):
+            code = kinds.UNAVAILABLE
+        else:
+            code = kinds.CANCELLED if isinstance(error, Cancelled) else kinds.INVALID_ARG
+        return self._triton.InferenceResponse(error=kinds(error.message, code))
+
+    def _watch(self) -> None:
+        while not self._closing.wait(self._check_s):
+            for order in self._open_orders():
+                if self._is_cancelled(order):
+                    self._cancel(order, keep=False)
+
+    def _is_cancelled(self, order: _Order) -> bool:
+        """Ask Triton, unless an answer is just being sent: then the next look will tell."""
+        if not order.tickets or not order.lock.acquire(blocking=False):
+            return False
+        try:
+            return not order.is_closed and bool(order.sender.is_cancelled())
+        finally:
+            order.lock.release()

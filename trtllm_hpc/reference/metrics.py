@@ -1,0 +1,175 @@
+"""Metrics of the engine on Triton's metrics port.
+
+Names and labels are those of ``custom_metrics_reporter.cc`` in NVIDIA's
+tensorrtllm_backend v0.16.0; ``waiting`` and ``fraction`` came with v0.18.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.reference.generation import Load, Service
+
+LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
+"""Upper bounds of the histograms' buckets, in tokens."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A group of metrics that differ in one label."""
+
+    name: str
+    label: str
+    help: str
+
+
+REQUESTS = Family("nv_trt_llm_request_metrics", "request_type", "Requests in the engine.")
+MEMORY = Family(
+    "nv_trt_llm_runtime_memory_metrics", "memory_type", "Bytes that the process of the model uses."
+)
+KV_CACHE = Family(
+    "nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", "Blocks that hold keys and values."
+)
+BATCHER = Family(
+    "nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric", "What the last step computed."
+)
+GENERAL = Family("nv_trt_llm_general_metrics", "general_type", "Steps, and microseconds since 1970.")
+OUTPUT_LENGTH = Family(
+    "nv_llm_output_token_len", "response_metric_type", "Tokens of each finished answer, over all beams."
+)
+INPUT_LENGTH = Family("nv_llm_input_token_len", "response_metric_type", "Tokens of each finished prompt.")
+
+Gauges = Mapping[Family, Mapping[str, float]]
+
+
+def gauges(load: Load, memory: Mapping[str, int], now: float) -> Gauges:
+    """Values by family and label.
+
+    Args:
+        load: what the engine does.
+        memory: bytes by kind of memory.
+        now: seconds since 1970.
+    """
+    return {
+        REQUESTS: {
+            "active": load.active,
+            "max": load.max_requests,
+            "scheduled": load.scheduled,
+            "context": load.context,
+            "waiting": load.waiting,
+        },
+        MEMORY: memory,
+        KV_CACHE: {
+            "max": load.blocks_max,
+            "free": load.blocks_max - load.blocks_used,
+            "used": load.blocks_used,
+            "tokens_per": load.tokens_per_block,
+            # No block is ever shared between requests.
+            "reused": 0,
+            "fraction": load.blocks_used / load.blocks_max if load.blocks_max else 0,
+        },
+        BATCHER: {
+            "total_context_tokens": load.context_tokens,
+            "generation_requests": load.generation_requests,
+            # There is one batch at a time, and no request is ever put aside for another.
+            "micro_batch_id": 0,
+            "paused_requests": 0,
+        },
+        GENERAL: {"timestamp": int(now * 1e6), "iteration_counter": load.iteration},
+    }
+
+
+def memory_used() -> dict[str, int]:
+    """Bytes of this process: resident in the host's memory, and taken by torch from the GPU's."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    torch = sys.modules.get("torch")
+    on_gpu = torch.cuda.memory_reserved() if torch is not None and torch.cuda.is_initialized() else 0
+    return {"cpu": pages * os.sysconf("SC_PAGE_SIZE"), "gpu": on_gpu, "pinned": 0}
+
+
+class Metrics:
+    """Keeps Triton's copy of the metrics up to date, from a thread of its own.
+
+    Each change is a message to another process, hence only what changed is
+    told, and never from the thread that has something better to do.
+
+    Args:
+        service: the engine.
+        triton: the module ``triton_python_backend_utils``.
+        model: name of the model, a label of every metric.
+        version: its version, too.
+        period_s: seconds between two looks at the engine.
+    """
+
+    def __init__(self, service: Service, triton: Any, *, model: str, version: str, period_s: float) -> None:
+        self._service = service
+        self._triton = triton
+        self._labels = {"model": model, "version": version}
+        self._period_s = period_s
+        self._lengths: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._families: dict[Family, Any] = {}
+        self._metrics: dict[tuple[Family, str], Any] = {}
+        self._told: dict[tuple[Family, str], float] = {}
+        self._closing = threading.Event()
+        self._input = self._histogram(INPUT_LENGTH, "total_input_tokens")
+        self._output = self._histogram(OUTPUT_LENGTH, "total_output_tokens")
+        self._update()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def observe(self, prompt: int, answer: int) -> None:
+        """Count a finished sequence with so many tokens."""
+        self._lengths.put((prompt, answer))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._period_s):
+            try:
+                self._update()
+            except Exception:  # noqa: BLE001 - whatever Triton says to them, serving must go on
+                _log.exception("the metrics could not be updated")
+
+    def _update(self) -> None:
+        for family, values in gauges(self._service.load(), memory_used(), time.time()).items():
+            for label, value in values.items():
+                self._set(family, label, value)
+        while not self._lengths.empty():
+            prompt, answer = self._lengths.get()
+            self._input.observe(prompt)
+            self._output.observe(answer)
+
+    def _set(self, family: Family, label: str, value: float) -> None:
+        key = family, label
+        if self._told.get(key) == value:
+            return
+        if key not in self._metrics:
+            gauge = self._family(family, self._triton.MetricFamily.GAUGE)
+            self._metrics[key] = gauge.Metric(labels={**self._labels, family.label: label})
+        self._metrics[key].set(value)
+        self._told[key] = value
+
+    def _histogram(self, family: Family, label: str) -> Any:
+        made = self._family(family, self._triton.MetricFamily.HISTOGRAM)
+        return made.Metric(labels={**self._labels, family.label: label}, buckets=list(LENGTH_BUCKETS))
+
+    def _family(self, family: Family, kind: Any) -> Any:
+        if family not in self._families:
+            self._families[family] = self._triton.MetricFamily(
+                name=family.name, description=family.help, kind=kind
+            )
+        return self._families[family]

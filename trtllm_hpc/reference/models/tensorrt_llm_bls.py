@@ -1,0 +1,247 @@
+"""Triton model ``tensorrt_llm_bls``: text in, text out, by calling the other models. Runs in Triton's stub.
+
+Each instance is a process that answers one request at a time, as upstream's
+does; ``bls_instance_count`` says how many requests can be answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.reference.requests import refuse_parameters
+from trtllm_hpc.reference.text import switch
+
+TO_PREPROCESSING = {
+    "text_input": "QUERY",
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "bad_words": "BAD_WORDS_DICT",
+    "stop_words": "STOP_WORDS_DICT",
+    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
+    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
+    "end_id": "END_ID",
+    "pad_id": "PAD_ID",
+}
+FROM_PREPROCESSING = {
+    "INPUT_ID": "input_ids",
+    "REQUEST_INPUT_LEN": "input_lengths",
+    "REQUEST_OUTPUT_LEN": "request_output_len",
+    "BAD_WORDS_IDS": "bad_words_list",
+    "STOP_WORDS_IDS": "stop_words_list",
+    "EMBEDDING_BIAS": "embedding_bias",
+    "OUT_END_ID": "end_id",
+    "OUT_PAD_ID": "pad_id",
+}
+TO_GENERATION = {
+    "exclude_input_in_output": "exclude_input_in_output",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "temperature": "temperature",
+    "length_penalty": "len_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "min_length": "min_length",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "random_seed": "random_seed",
+    "return_log_probs": "return_log_probs",
+    "return_context_logits": "return_context_logits",
+    "return_generation_logits": "return_generation_logits",
+    "num_return_sequences": "num_return_sequences",
+    "beam_width": "beam_width",
+    "stream": "streaming",
+    "lora_task_id": "lora_task_id",
+    "lora_weights": "lora_weights",
+    "lora_config": "lora_config",
+}
+PASSED_ON = (
+    "cum_log_probs",
+    "output_log_probs",
+    "context_logits",
+    "generation_logits",
+    "batch_index",
+    "sequence_index",
+)
+"""Outputs of the generation that are answered as they are, when they are wanted."""
+
+CANCELLATION_CHECK_S = 0.1
+"""Seconds between two looks whether the client went away."""
+
+
+class TritonPythonModel:
+    """Answers with one response a sequence, or one a token where the request streams."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read the parameters."""
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+        self._inputs = [tensor["name"] for tensor in config["input"]]
+        self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
+        self._accumulates = switch(parameters, "accumulate_tokens", default=False)
+        self._generation = parameters.get("tensorrt_llm_model_name") or "tensorrt_llm"
+
+    def execute(self, triton_requests: list[Any]) -> None:
+        """Answer the requests one after the other."""
+        for request in triton_requests:
+            sender = request.get_response_sender()
+            try:
+                refuse_parameters(json.loads(request.parameters() or "{}"))
+                self._answer(request, sender)
+            except RequestFailed as error:
+                code = pb_utils.TritonError.INVALID_ARG
+                _finish(sender, pb_utils.InferenceResponse(error=pb_utils.TritonError(error.message, code)))
+            except _Refused as refused:
+                _finish(sender, pb_utils.InferenceResponse(error=refused.error))
+
+    def _answer(self, request: Any, sender: Any) -> None:
+        arrays = {
+            name: tensor.as_numpy()
+            for name in self._inputs
+            if (tensor := pb_utils.get_input_tensor_by_name(request, name)) is not None
+        }
+        wanted = [name for name in PASSED_ON if name in request.requested_output_names()]
+        prepared = _call("preprocessing", _renamed(arrays, TO_PREPROCESSING), list(FROM_PREPROCESSING))
+        inputs = {
+            **{FROM_PREPROCESSING[name]: array for name, array in _arrays(prepared).items()},
+            **_renamed(arrays, TO_GENERATION),
+        }
+        is_streaming = "stream" in arrays and bool(arrays["stream"].any())
+        texts = _Texts(accumulates=self._accumulates and is_streaming)
+        outputs = ["output_ids", "sequence_length", "batch_index", "sequence_index", *wanted]
+        with _Generation(self._generation, inputs, sorted(set(outputs)), sender, self._decoupled) as answers:
+            for answer in answers:
+                found = _arrays(answer)
+                tensors = {"text_output": texts.after(found), **{name: found[name] for name in wanted}}
+                response = pb_utils.InferenceResponse(_tensors(tensors))
+                if not self._decoupled:
+                    _finish(sender, response)
+                    return
+                sender.send(response)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+class _Refused(Exception):
+    """Another model answered with an error."""
+
+    def __init__(self, error: Any) -> None:
+        super().__init__(error.message())
+        self.error = error
+
+
+class _Texts:
+    """The text of each response; with accumulation, that of all tokens so far.
+
+    Decoded alone, a token may be a part of a letter only, and loses the space
+    before it: that is what upstream does, too, without accumulation.
+    """
+
+    def __init__(self, *, accumulates: bool) -> None:
+        self._accumulates = accumulates
+        self._tokens: dict[tuple[int, int], Any] = {}
+
+    def after(self, answer: dict[str, Any]) -> Any:
+        tokens, lengths = answer["output_ids"], answer["sequence_length"]
+        if self._accumulates:
+            sequence = int(answer["batch_index"].flat[0]), int(answer["sequence_index"].flat[0])
+            before = self._tokens.get(sequence)
+            tokens = tokens if before is None else np.concatenate([before, tokens], axis=2)
+            self._tokens[sequence] = tokens
+            lengths = np.full(lengths.shape, tokens.shape[2], dtype=np.int32)
+        called = _call("postprocessing", {"TOKENS_BATCH": tokens, "SEQUENCE_LENGTH": lengths}, ["OUTPUT"])
+        return _arrays(called)["OUTPUT"]
+
+
+class _Generation:
+    """A running request to the generating model; it is stopped when the client goes away.
+
+    The model is told by a stop request with the same id: a call to another
+    model cannot be cancelled as such.
+    """
+
+    def __init__(
+        self, model: str, inputs: dict[str, Any], outputs: list[str], sender: Any, decoupled: bool
+    ) -> None:
+        self._model = model
+        self._id = uuid.uuid4().hex
+        self._inputs = inputs
+        self._outputs = outputs
+        self._sender = sender
+        self._decoupled = decoupled
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Iterator[Any]:
+        self._watcher.start()
+        return self._answers()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._watcher.join()
+
+    def _answers(self) -> Iterator[Any]:
+        call = _request(self._model, self._inputs, self._outputs, self._id)
+        if not self._decoupled:
+            yield _checked(call.exec())
+            return
+        for answer in call.exec(decoupled=True):
+            checked = _checked(answer)
+            # The last response of a decoupled model may hold nothing but the word that it is the last.
+            if checked.output_tensors():
+                yield checked
+
+    def _watch(self) -> None:
+        while not self._ended.wait(CANCELLATION_CHECK_S):
+            if self._sender.is_cancelled():
+                self._stop()
+                return
+
+    def _stop(self) -> None:
+        inputs = {
+            "input_ids": np.zeros((1, 1), dtype=np.int32),
+            "input_lengths": np.zeros((1, 1), dtype=np.int32),
+            "request_output_len": np.zeros((1, 1), dtype=np.int32),
+            "stop": np.ones((1, 1), dtype=np.bool_),
+        }
+        call = _request(self._model, inputs, ["output_ids"], self._id)
+        if self._decoupled:
+            list(call.exec(decoupled=True))
+        else:
+            call.exec()
+
+
+def _renamed(arrays: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {new: arrays[old] for old, new in names.items() if old in arrays}
+
+
+def _tensors(arrays: dict[str, Any]) -> list[Any]:
+    return [pb_utils.Tensor(name, array) for name, array in arrays.items()]
+
+
+def _arrays(response: Any) -> dict[str, Any]:
+    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+
+
+def _request(model: str, inputs: dict[str, Any], outputs: list[str], request_id: str = "") -> Any:
+    return pb_utils.InferenceRequest(
+        model_name=model, inputs=_tensors(inputs), requested_output_names=outputs, request_id=request_id
+    )
+
+
+def _call(model: str, inputs: dict[str, Any], outputs: list[str]) -> Any:
+    return _checked(_request(model, inputs, outputs).exec())
+
+
+def _checked(response: Any) -> Any:
+    if response.has_error():
+        raise _Refused(response.error())
+    return response
+
+
+def _finish(sender: Any, response: Any) -> None:
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
