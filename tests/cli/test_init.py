@@ -54,8 +54,10 @@ def test_the_job_file_loads_with_every_profile_to_try_it_with() -> None:
 def test_what_stands_behind_a_hash_in_the_job_file_is_its_default() -> None:
     init("job")
     text = uncommented(Path("job.yaml"))
-    # What has no default to show: a model, an engine, nodes and memory of one's own.
-    text = re.sub(r"(?m)^ *(path|directory|nodes|memory_gib|memory_gib_per_node): .*\n", "", text)
+    # What has no default to show: it is one's own, or follows from other keys.
+    own = "path|directory|nodes|memory_gib|memory_gib_per_node"
+    following = "bls_instances|max_num_tokens|max_tokens_in_paged_kv_cache"
+    text = re.sub(rf"(?m)^ *({own}|{following}): .*\n", "", text)
     Path("all.yaml").write_text(text)
     job, every = load(Path("job.yaml"), "local").job, load(Path("all.yaml"), "local").job
     assert every == job

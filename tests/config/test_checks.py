@@ -20,6 +20,9 @@ LOCAL = CLUSTER + "scheduler: local\n"
         ("engine:\n  max_seq_len: 16\n  max_input_len: 8\ncompanion: {benchmark: null}\n",
          "job:5 companion.request.max_tokens"),
         ("companion:\n  benchmark:\n    max_tokens: 512\n", "job:4 companion.benchmark.max_tokens"),
+        ("engine:\n  max_num_tokens: 7\n", "job:3 engine.max_num_tokens"),
+        ("repository:\n  max_tokens_in_paged_kv_cache: 511\n",
+         "job:3 repository.max_tokens_in_paged_kv_cache"),
         ("engine:\n  pipeline_parallel: 2\n", "job:3 engine.pipeline_parallel"),
         ("engine:\n  context_parallel: 2\n", "job:3 engine.context_parallel"),
         ("serve:\n  time_limit_minutes: 10\n", "job:2 serve.ready_timeout_seconds"),
@@ -35,6 +38,14 @@ def test_a_conflict_in_the_job_file(files: Folder, job: str, place: str) -> None
     finding = files.finding(JOB + job)
     assert (finding.code, files.place(finding)) == ("conflict", place)
     assert finding.hint
+
+
+def test_a_small_cache_is_told_with_both_numbers(files: Folder) -> None:
+    engine = "engine: {max_seq_len: 500, tokens_per_block: 48, max_beam_width: 3}\n"
+    finding = files.finding(JOB + engine + "repository: {max_tokens_in_paged_kv_cache: 1583}\n")
+    # Eleven blocks of 48 hold 500 tokens, and each of the three beams has its own.
+    assert "1583 tokens" in finding.message and "500 and 3 beams" in finding.message
+    assert "takes 1584" in finding.message and "1584 or more" in (finding.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from tests.render.cases import CASES, plan_of
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.plan.model import Dependency, Plan
+from trtllm_hpc.reference.repository import MODELS
 
 JOB: dict[str, Any] = {"name": "demo"}
 CLUSTER: dict[str, Any] = {"name": "here"}
@@ -36,7 +37,7 @@ def test_the_written_plan_can_be_read_back(case: str) -> None:
     assert record["layout"]["world_size"] == plan.layout.world_size
     assert [stage["name"] for stage in record["stages"]] == [stage.name for stage in plan.stages]
     assert record["scheduler"] == plan.cluster.scheduler
-    assert set(record["repository"]) == {"preprocessing", "tensorrt_llm", "postprocessing", "ensemble"}
+    assert set(record["repository"]) == set(MODELS)
 
 
 def directives(plan: Plan, stage: str) -> dict[str, Any]:
@@ -174,3 +175,28 @@ def test_a_folder_whose_name_is_not_utf8_is_refused() -> None:
 @pytest.mark.parametrize("folder", ["/runs/it's a #run; $(x) é 模型", "/runs/a*b?[c]"])
 def test_other_folders_are_taken_as_they_are(folder: str) -> None:
     assert make(folder).run_folder == folder
+
+
+def test_only_what_is_asked_for_reaches_the_build() -> None:
+    words = make().build_command
+    assert words is not None
+    assert not {"--max-num-tokens", "--gather-context-logits", "--gather-generation-logits"} & set(words)
+    words = make(job={"engine": {"max_num_tokens": 64, "gather_context_logits": True}}).build_command
+    assert words is not None
+    assert words[words.index("--max-num-tokens") + 1] == "64"
+    assert "--gather-context-logits" in words and "--gather-generation-logits" not in words
+
+
+def test_the_settings_of_the_server_are_strings_as_tritons_parameters_are() -> None:
+    values = make(job={"repository": {"accumulate_tokens": True, "max_queue_size": 3}}).repository_values
+    assert (values["accumulate_tokens"], values["max_queue_size"]) == ("true", "3")
+    assert values["max_tokens_in_paged_kv_cache"] == ""
+    assert values["kv_cache_free_gpu_mem_fraction"] == "0.9"
+
+
+@pytest.mark.parametrize(("batch", "asked", "count"), [(4, None, 4), (64, None, 8), (64, 64, 64), (4, 1, 1)])
+def test_bls_serves_as_many_as_the_batch_holds_within_reason(
+    batch: int, asked: int | None, count: int
+) -> None:
+    job = {"engine": {"max_batch_size": batch}, "repository": {"bls_instances": asked}}
+    assert make(job=job).repository_values["bls_instance_count"] == count

@@ -20,6 +20,8 @@ def engine(tmp_path: Path) -> Path:
     folder = tmp_path / "engine"
     folder.mkdir()
     write_json(folder / "config.json", {"pretrained_config": {"mapping": {"world_size": 4}}})
+    for rank in range(4):
+        (folder / f"rank{rank}.engine").touch()
     return folder
 
 
@@ -86,6 +88,17 @@ def test_a_wrong_engine_is_told_in_one_sentence(engine: Path, content: str | Non
         config.write_text(content)
     verdict = judge(world(), Expected(4, 2, 2, engine), whole=True)
     assert verdict is not None and sentence in verdict and "\n" not in verdict
+
+
+@pytest.mark.parametrize(("stamp", "ending"), [({}, "engine"), ({"backend": "reference"}, "safetensors")])
+def test_a_missing_file_is_named(engine: Path, stamp: dict[str, str], ending: str) -> None:
+    mapping = {"mapping": {"world_size": 4}}
+    write_json(engine / "config.json", {"pretrained_config": mapping, "trtllm_hpc": stamp})
+    for rank in (0, 1, 3):
+        (engine / f"rank{rank}.{ending}").touch()
+    (engine / "rank2.engine").unlink()
+    verdict = judge(world(), Expected(4, 2, 2, engine), whole=True)
+    assert verdict is not None and f"rank2.{ending} is missing, build it again" in verdict
 
 
 def preflight(runtime: Runtime, engine: Path, size: int, **environment: str) -> tuple[int, str, str]:

@@ -17,8 +17,8 @@ class Model(Section):
 
     path: AbsolutePath | None = None
     """Folder with the weights and the tokenizer, as the compute nodes see it."""
-    synthetic: Literal["tiny-llama"] | None = None
-    """A small random model instead of ``path``; nothing is downloaded."""
+    synthetic: Literal["tiny-llama", "llama-170m", "llama-1b"] | None = None
+    """A random model instead of ``path``; nothing is downloaded. The larger ones are for benchmarks."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of the synthetic model's weights."""
 
@@ -39,6 +39,23 @@ class Engine(Section):
     """Longest prompt, in tokens."""
     max_seq_len: TokenCount = 512
     """Longest prompt and answer together, in tokens."""
+    max_num_tokens: TokenCount | None = None
+    """Tokens of all requests that one step computes; ``None`` is 8192, or all that a full batch can have."""
+    max_beam_width: Annotated[int, Field(ge=1, le=64)] = 1
+    tokens_per_block: Annotated[int, Field(ge=1, le=1024)] = 64
+    """The KV cache is handed out in blocks of so many tokens."""
+    gather_context_logits: bool = False
+    """Whether a request may ask for the logits of its prompt."""
+    gather_generation_logits: bool = False
+    """Whether a request may ask for the logits of its answer."""
+    max_lora_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Highest rank of the LoRA adapters that a request may name; 0 builds without LoRA."""
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of KV cache that the longest request holds, in whole blocks, all its beams together."""
+        size = self.tokens_per_block
+        return (self.max_seq_len + size - 1) // size * size * self.max_beam_width
 
     @property
     def world_size(self) -> int:
@@ -63,6 +80,20 @@ class Repository(Section):
     """Whether ``tensorrt_llm`` may stream: one response a token."""
     preprocessing_instances: Count = 1
     postprocessing_instances: Count = 1
+    bls_instances: Count | None = None
+    """Requests that ``tensorrt_llm_bls`` serves at once; ``None`` is ``engine.max_batch_size``, 8 at most.
+
+    Fewer instances than the engine's batch leave places in it empty, but each
+    is a process with tens of MiB.
+    """
+    accumulate_tokens: bool = False
+    """Whether a stream of ``tensorrt_llm_bls`` repeats the text so far in each response."""
+    max_queue_size: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Requests that may wait for a place in the batch; one more is refused. 0 sets no bound."""
+    max_tokens_in_paged_kv_cache: TokenCount | None = None
+    """Tokens of all running requests in the KV cache; ``None``: as many as a full batch can need."""
+    kv_cache_free_gpu_mem_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the GPU memory beside the weights that the KV cache may take."""
 
 
 class Serve(Section):

@@ -40,6 +40,28 @@ def prompt_leaves_room(job: JobFile) -> Problems:
         )
 
 
+def steps_hold_a_batch(job: JobFile) -> Problems:
+    """A step computes at least one token for every running request."""
+    tokens, batch = job.engine.max_num_tokens, job.engine.max_batch_size
+    if tokens is not None and tokens < batch:
+        message = f"a step of {tokens} tokens is too short for a batch of {batch} requests, a token each"
+        hint = f"set engine.max_num_tokens to {batch} or more, or lower engine.max_batch_size"
+        yield in_job("conflict", "engine.max_num_tokens", message, hint, tokens)
+
+
+def cache_holds_a_request(job: JobFile) -> Problems:
+    """Without room for the longest request, that request could never run."""
+    budget, longest = job.repository.max_tokens_in_paged_kv_cache, job.engine.longest_request
+    if budget is not None and budget < longest:
+        beams = "" if job.engine.max_beam_width == 1 else f" and {job.engine.max_beam_width} beams"
+        message = (
+            f"a KV cache of {budget} tokens does not hold one request of engine.max_seq_len "
+            f"{job.engine.max_seq_len}{beams}: in whole blocks it takes {longest}"
+        )
+        hint = f"set it to {longest} or more, or lower engine.max_seq_len"
+        yield in_job("conflict", "repository.max_tokens_in_paged_kv_cache", message, hint, budget)
+
+
 def answers_fit(job: JobFile) -> Problems:
     """The companion may not ask for more tokens than the engine can hold beside a prompt."""
     if not job.companion.enabled:
@@ -122,6 +144,8 @@ RULES: Sequence[Callable[[JobFile], Problems]] = (
     name_is_free,
     one_model,
     prompt_leaves_room,
+    steps_hold_a_batch,
+    cache_holds_a_request,
     answers_fit,
     reference_backend,
     server_wait_ends,

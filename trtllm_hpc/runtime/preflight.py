@@ -185,17 +185,27 @@ def _wrong_shm(ranks: list[Found], expected: Expected) -> str | None:
 def _wrong_engine(expected: Expected) -> str | None:
     config = expected.engine / "config.json"
     try:
-        mapping = json.loads(config.read_text(encoding="utf-8"))["pretrained_config"]["mapping"]
-        world_size = int(mapping["world_size"])
+        record = json.loads(config.read_text(encoding="utf-8"))
+        world_size = int(record["pretrained_config"]["mapping"]["world_size"])
+        ending = "safetensors" if record.get("trtllm_hpc", {}).get("backend") == "reference" else "engine"
     except FileNotFoundError:
         return f"there is no engine in {expected.engine}: run the build stage first"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{config} does not describe an engine ({type(error).__name__}: {error})"
     if world_size != expected.world_size:
         return (
             f"the engine in {expected.engine} is built for {world_size} rank(s), "
             f"but the plan says {expected.world_size}"
         )
+    return _missing_file(expected, ending)
+
+
+def _missing_file(expected: Expected, ending: str) -> str | None:
+    """Both backends load one file a rank: ``trtllm-build`` writes ``rank<N>.engine``."""
+    for rank in range(expected.world_size):
+        file = expected.engine / f"rank{rank}.{ending}"
+        if not file.is_file():
+            return f"the engine in {expected.engine} is not whole: {file.name} is missing, build it again"
     return None
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.job import Engine, JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import RepositoryModel
 from trtllm_hpc.reference.repository import MODELS, model_source
 
+MOST_BLS_INSTANCES = 8
+"""Unless more are asked for: each is a process, and all of them start with the server."""
+
 
 def build_command(job: JobFile, python: str, paths: RunPaths) -> tuple[str, ...]:
     """Command line that makes the engine folder."""
-    engine, model = job.engine, job.model
+    model = job.model
     source = ("--model", model.path) if model.path else ("--synthetic", model.synthetic or "tiny-llama")
     return (
         python,
@@ -19,13 +22,30 @@ def build_command(job: JobFile, python: str, paths: RunPaths) -> tuple[str, ...]
         *("--output", str(paths.engine)),
         *source,
         *("--seed", str(model.seed)),
-        *("--tensor-parallel", str(engine.tensor_parallel)),
-        *("--dtype", engine.dtype),
-        *("--max-batch-size", str(engine.max_batch_size)),
-        *("--max-input-len", str(engine.max_input_len)),
-        *("--max-seq-len", str(engine.max_seq_len)),
+        *_engine_options(job.engine),
         *("--run", str(paths.folder)),
     )
+
+
+def _engine_options(engine: Engine) -> tuple[str, ...]:
+    """The engine's keys; what the build decides by itself when it is not asked is left out."""
+    options = {
+        "--tensor-parallel": engine.tensor_parallel,
+        "--dtype": engine.dtype,
+        "--max-batch-size": engine.max_batch_size,
+        "--max-input-len": engine.max_input_len,
+        "--max-seq-len": engine.max_seq_len,
+        "--max-num-tokens": engine.max_num_tokens,
+        "--max-beam-width": engine.max_beam_width,
+        "--tokens-per-block": engine.tokens_per_block,
+        "--max-lora-rank": engine.max_lora_rank,
+    }
+    switches = {
+        "--gather-context-logits": engine.gather_context_logits,
+        "--gather-generation-logits": engine.gather_generation_logits,
+    }
+    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return (*given, *(name for name, is_on in switches.items() if is_on))
 
 
 def repository() -> tuple[RepositoryModel, ...]:
@@ -38,11 +58,18 @@ def repository() -> tuple[RepositoryModel, ...]:
 
 def repository_values(job: JobFile, engine_folder: str) -> dict[str, str | int | bool]:
     """Values that the templates of ``config.pbtxt`` ask for."""
+    values = job.repository
     return {
         "engine_dir": engine_folder,
         "tokenizer_dir": f"{engine_folder}/tokenizer",
         "max_batch_size": job.engine.max_batch_size,
-        "decoupled": job.repository.decoupled,
-        "preprocessing_instance_count": job.repository.preprocessing_instances,
-        "postprocessing_instance_count": job.repository.postprocessing_instances,
+        "decoupled": values.decoupled,
+        "preprocessing_instance_count": values.preprocessing_instances,
+        "postprocessing_instance_count": values.postprocessing_instances,
+        "bls_instance_count": values.bls_instances or min(job.engine.max_batch_size, MOST_BLS_INSTANCES),
+        # Triton's parameters are strings, and an empty one has its default.
+        "accumulate_tokens": str(values.accumulate_tokens).lower(),
+        "max_queue_size": str(values.max_queue_size),
+        "max_tokens_in_paged_kv_cache": str(values.max_tokens_in_paged_kv_cache or ""),
+        "kv_cache_free_gpu_mem_fraction": str(values.kv_cache_free_gpu_mem_fraction),
     }
