@@ -10,17 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from trtllm_hpc.reference import attention
+from trtllm_hpc.reference import attention, beams
+from trtllm_hpc.reference.beams import BeamResult, BeamSearch
 from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs
 from trtllm_hpc.reference.paged_cache import PADDING_BLOCK, PagedCache
 from trtllm_hpc.reference.steps import Admission, Chunk, Decode, Step
-
-if TYPE_CHECKING:
-    from trtllm_hpc.reference.beams import BeamResult
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +45,7 @@ class Executor:
         self._cache = cache
         self.device: torch.device = model.device
         self._admitted: dict[int, Admission] = {}
+        self._searches: dict[int, BeamSearch] = {}
         # One more row than slots: where padded rows of a CUDA graph read and write.
         self._tables = torch.full(
             (slots + 1, blocks_per_sequence), PADDING_BLOCK, dtype=torch.long, device=self.device
@@ -61,6 +60,8 @@ class Executor:
         """Carry out a step. Collective."""
         for slot in step.released:
             del self._admitted[slot]
+            if (search := self._searches.pop(slot, None)) is not None:
+                search.close()
         for admission in step.admitted:
             self._admit(admission)
         parts: list[torch.Tensor] = []
@@ -78,7 +79,13 @@ class Executor:
                 parts.append(logits[ended, -1])
                 read += [chunks[row].slot for row in ended]
         slots = (*(decode.slot for decode in step.decodes), *read)
-        return Outcome(torch.cat(parts) if len(parts) > 1 else next(iter(parts), None), slots, context, {})
+        found = {slot: self._searches[slot].advance() for slot in step.beams}
+        return Outcome(
+            torch.cat(parts) if len(parts) > 1 else next(iter(parts), None),
+            slots,
+            context,
+            {slot: result for slot, result in found.items() if result is not None},
+        )
 
     def warm_up(self) -> None:
         """Make ready what the first requests would otherwise wait for. Collective."""
@@ -87,6 +94,9 @@ class Executor:
 
     def _admit(self, admission: Admission) -> None:
         self._admitted[admission.slot] = admission
+        if admission.request.beam_width > 1:
+            self._searches[admission.slot] = BeamSearch(self._model, self._cache, admission)
+            return
         blocks = admission.blocks[0]
         row = torch.tensor(blocks, dtype=torch.long, device=self.device)
         self._tables[admission.slot, : len(blocks)] = row
@@ -182,6 +192,7 @@ class Executor:
 
 
 def prepare(model: Any) -> None:
-    """Make a model call our attention."""
+    """Make a model call our attention and wait for its turn in beam searches."""
+    beams.attach(model)
     attention.register()
     model.set_attn_implementation(attention.NAME)

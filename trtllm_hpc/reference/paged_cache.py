@@ -73,6 +73,14 @@ class PagedCache(Cache):  # type: ignore[misc]
             return key_states, value_states
         return self._read(self._keys[layer_idx]), self._read(self._values[layer_idx])
 
+    def read(self, layer_idx: int, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the keys and values at ``places`` [rows, tokens]: [rows, heads, tokens, head size]."""
+        keys, values = (
+            pool[layer_idx].index_select(0, places.flatten()).view(*places.shape, *pool[layer_idx].shape[1:])
+            for pool in (self._keys, self._values)
+        )
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
     def _read(self, pool: torch.Tensor) -> torch.Tensor:
         """[rows, heads, tokens, head size] of the rows' blocks, a copy."""
         assert self._tables is not None
