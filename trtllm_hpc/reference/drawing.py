@@ -61,10 +61,10 @@ def unbounded(scores: torch.Tensor, draws: torch.Tensor, top_p: torch.Tensor) ->
     fixed = _fixed(weights)
     rest = _rest(fixed.sum(dim=1, keepdim=True), draws, top_p)
     # Smaller numbers for larger weights, as the sum begins with the largest.
-    ranks = _ONE - weights.view(torch.int32).long()
+    ranks = _ONE - weights.view(torch.int32)
     rank = torch.zeros_like(rest)
     for shift in _SHIFTS:
-        digits = (ranks >> shift) & _LARGEST_DIGIT
+        digits = ((ranks >> shift) & _LARGEST_DIGIT).long()
         digit, rest = _descend(digits, fixed, rest)
         fixed.masked_fill_(digits != digit, 0)
         rank += digit << shift
@@ -90,7 +90,8 @@ def _rest(totals: torch.Tensor, draws: torch.Tensor, top_p: torch.Tensor) -> tor
 
 
 def _first_above(sums: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    place = (sums <= rest).sum(dim=1, keepdim=True)
+    """Where each row's running sum [rows, n] passes ``rest`` [rows, 1]."""
+    place = torch.searchsorted(sums, rest, right=True)
     return place.clamp_(max=sums.shape[1] - 1)
 
 
@@ -107,4 +108,4 @@ def _descend(
 def _nth_equal(weights: torch.Tensor, value: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
     """The token of each row that has exactly this weight, counted from 0 in the vocabulary's order."""
     seen = (weights == value).cumsum(dim=1, dtype=torch.int32)
-    return _first_above(seen, number).squeeze(1)
+    return _first_above(seen, number.int()).squeeze(1)
