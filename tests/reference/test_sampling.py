@@ -166,6 +166,18 @@ def test_a_slot_forgets_the_bad_words_of_the_request_before() -> None:
     assert step(sampler, logits).tokens[1] != best[1]
 
 
+def test_a_slot_forgets_the_tokens_of_the_request_before() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 5] = 1
+    sampler = sampler_of([request(prompt=(5,), presence_penalty=2.0)])
+    assert step(sampler, logits).tokens != [5]
+
+    sampler.release(0)
+    sampler.admit(0, request(prompt=(6,), presence_penalty=2.0))
+
+    assert step(sampler, logits).tokens == [5]
+
+
 def test_words_that_cannot_come_about_are_passed_over() -> None:
     logits = torch.randn(1, VOCAB)
     impossible = ((), (VOCAB,), (-1,), (5, VOCAB + 3, 5), tuple(range(70)))
@@ -275,7 +287,8 @@ def test_a_seed_has_64_bits(seed: int) -> None:
     tokens = answer(request(top_k=0, seed=seed), rows)
 
     assert tokens == answer(request(top_k=0, seed=seed), rows)
-    assert tokens != answer(request(top_k=0, seed=seed ^ 1), rows)
+    for bit in (0, 31, 32, 63):
+        assert tokens != answer(request(top_k=0, seed=seed ^ (1 << bit)), rows)
 
 
 def crowd() -> list[GenerationRequest]:

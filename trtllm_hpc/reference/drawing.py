@@ -74,9 +74,7 @@ def unbounded(scores: torch.Tensor, draws: torch.Tensor, top_p: torch.Tensor) ->
 
 def _weights(scores: torch.Tensor) -> torch.Tensor:
     """Probabilities but for a factor: 1 for the likeliest token of each row."""
-    weights = torch.exp(scores - scores.amax(dim=1, keepdim=True))
-    # Scores that are no numbers must not become indices outside of the tables here.
-    return weights.nan_to_num_(nan=0.0)
+    return torch.exp(scores - scores.amax(dim=1, keepdim=True))
 
 
 def _fixed(weights: torch.Tensor) -> torch.Tensor:
@@ -90,7 +88,10 @@ def _rest(totals: torch.Tensor, draws: torch.Tensor, top_p: torch.Tensor) -> tor
 
 
 def _first_above(sums: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    """Where each row's running sum [rows, n] passes ``rest`` [rows, 1]."""
+    """Where each row's running sum [rows, n] passes ``rest`` [rows, 1].
+
+    Always one of the n places, even if logits that are no numbers made the sum senseless.
+    """
     place = torch.searchsorted(sums, rest, right=True)
     return place.clamp_(max=sums.shape[1] - 1)
 
