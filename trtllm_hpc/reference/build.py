@@ -138,6 +138,8 @@ def _check_tokenizer(settings: BuildSettings, engine: EngineFolder) -> None:
 
 def _check_model(settings: BuildSettings, model: Any) -> None:
     """Refuse what cannot be served with these settings."""
+    from trtllm_hpc.reference import selfcheck  # it needs torch, and --help does not
+
     config, ranks = model.config.get_text_config(), settings.tensor_parallel
     for name in ("num_attention_heads", "num_key_value_heads"):
         value = getattr(config, name, None)
@@ -149,7 +151,7 @@ def _check_model(settings: BuildSettings, model: Any) -> None:
     if longest is not None and settings.max_seq_len > longest:
         raise BuildFailed(f"--max-seq-len {settings.max_seq_len} exceeds the model's own limit of {longest}.")
     sharding.check(model, ranks)
-    reason = _unservable(model, config, settings.max_seq_len)
+    reason = _unservable(model, config, settings.max_seq_len) or selfcheck.difference(model)
     if reason:
         raise BuildFailed(
             f"The reference backend cannot serve models of type {config.model_type} as they are: {reason}."
