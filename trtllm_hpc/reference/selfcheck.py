@@ -13,7 +13,7 @@ from trtllm_hpc.reference.paged_cache import PagedCache, layer_shapes
 from trtllm_hpc.reference.steps import Admission, Chunk, Decode, Step
 
 _LONG, _SHORT, _BLOCK = 11, 5, 4
-"""Tokens of the two prompts and of a block: both are cut in two, the shorter one padded, and blocks overrun."""
+"""Tokens of the two prompts and of a block: each is read in two parts, over several blocks."""
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
 """Distance allowed, of the spread of the logits. Another order of sums in 16 bits gives a few per cent in
