@@ -92,6 +92,11 @@ class Executor:
         if self._graphs is not None:
             self._graphs.capture_usual()
 
+    def close(self) -> None:
+        """Let go of what other ranks are part of, before they are left: NCCL waits for recorded graphs."""
+        if self._graphs is not None:
+            self._graphs.close()
+
     def _admit(self, admission: Admission) -> None:
         self._admitted[admission.slot] = admission
         if admission.request.beam_width > 1:

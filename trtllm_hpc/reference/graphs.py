@@ -68,6 +68,13 @@ class DecodeGraphs:
             self._capture((size, self._block_sizes[0]))
         _log.info("%d CUDA graphs recorded in %.1f s", len(self._graphs), time.perf_counter() - started)
 
+    def close(self) -> None:
+        """Forget all graphs."""
+        torch.cuda.synchronize()
+        for graph, _ in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+
     def _capture(self, shape: tuple[int, int]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Record the pass of one shape. It writes where the inputs say, as the replay that follows does."""
         rows, blocks = shape

@@ -159,6 +159,7 @@ class Leader:
             while self._turn():
                 pass
             self._channel.tell(Signal.STOP)
+            self._executor.close()
             self._channel.close()
         except BaseException as error:  # noqa: BLE001 - whatever it was, the ranks are out of step now
             _log.exception("the leader's loop failed")
@@ -286,6 +287,7 @@ def follow(executor: Executor, channel: Channel, ending: Ending, rank: int) -> N
         while (command := channel.listen()) is not Signal.STOP:
             if isinstance(command, Step):
                 executor.run(command)
+        executor.close()
         channel.close()
     except BaseException as error:  # noqa: BLE001 - whatever it was, the ranks are out of step now
         _log.exception("rank %d: the follower's loop failed", rank)
