@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from trtllm_hpc import __version__
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, read_json, write_json
-from trtllm_hpc.reference import sharding, synthetic, weights
+from trtllm_hpc.reference import servable, synthetic, weights
 from trtllm_hpc.reference.engine_folder import EngineFolder
 from trtllm_hpc.runtime.records import add_event
 
@@ -108,7 +108,7 @@ def _fill(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> 
         )
     else:
         model = _readable(AutoModelForCausalLM, settings.source, dtype=settings.dtype)
-    _check_model(settings, model)
+    servable.check(model, settings.tensor_parallel, settings.max_seq_len)
     progress(3, "writing weights")
     weights.write(model, engine, settings.tensor_parallel)
     progress(4, "writing the tokenizer")
@@ -134,49 +134,6 @@ def _check_tokenizer(settings: BuildSettings, engine: EngineFolder) -> None:
         raise BuildFailed(
             f"The tokenizer in {settings.source} cannot be written as tokenizer.json, which the server reads."
         )
-
-
-def _check_model(settings: BuildSettings, model: Any) -> None:
-    """Refuse what cannot be served with these settings."""
-    from trtllm_hpc.reference import selfcheck  # it needs torch, and --help does not
-
-    config, ranks = model.config.get_text_config(), settings.tensor_parallel
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        value = getattr(config, name, None)
-        if value is not None and value % ranks:
-            raise BuildFailed(
-                f"The model's {name} is {value}, which cannot be split over --tensor-parallel {ranks} ranks."
-            )
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None and settings.max_seq_len > longest:
-        raise BuildFailed(f"--max-seq-len {settings.max_seq_len} exceeds the model's own limit of {longest}.")
-    sharding.check(model, ranks)
-    reason = _unservable(model, config, settings.max_seq_len) or selfcheck.difference(model)
-    if reason:
-        raise BuildFailed(
-            f"The reference backend cannot serve models of type {config.model_type} as they are: {reason}."
-        )
-
-
-def _unservable(model: Any, config: Any, max_seq_len: int) -> str | None:
-    """Why attention over all tokens so far, in pages, would not be what this model computes."""
-    if model.config.is_encoder_decoder:
-        return "it has an encoder"
-    if not model._supports_attention_backend:
-        return "transformers lets nobody replace its attention"
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds or model._is_stateful:
-        return (
-            f"not all of its layers are attention over all tokens ({', '.join(sorted(kinds)) or 'a state'})"
-        )
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < max_seq_len:
-        return f"it attends to the last {window} tokens only, fewer than --max-seq-len {max_seq_len}"
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        return "it bounds the scores of its attention"
-    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
-        return "its attention has sinks"
-    return None
 
 
 def _engine_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
