@@ -1,4 +1,4 @@
-"""Which models the reference backend can serve: asked when an engine is built, so that no server gets others."""
+"""Which models the reference backend can serve; asked when an engine is built."""
 
 from __future__ import annotations
 
