@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.reference import build, synthetic
+from trtllm_hpc.reference.text import TextTokenizer
 
 from . import servers
 
@@ -14,9 +15,16 @@ Generate = Callable[[list[int], int, int | None], list[int]]
 
 LIMITS = ("--max-batch-size", "8", "--max-input-len", "96", "--max-seq-len", "128")
 
+FEATURES = (
+    *("--max-beam-width", "4"),
+    *("--max-lora-rank", "8"),
+    "--gather-context-logits",
+    "--gather-generation-logits",
+)
+
 
 def build_tiny(output: Path, *, tensor_parallel: int, seed: int = 0) -> Path:
-    arguments = ["--output", str(output), "--tensor-parallel", str(tensor_parallel), *LIMITS]
+    arguments = ["--output", str(output), "--tensor-parallel", str(tensor_parallel), *LIMITS, *FEATURES]
     assert build.main([*arguments, "--synthetic", "tiny-llama", "--seed", str(seed)]) == 0
     return output
 
@@ -29,6 +37,11 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @pytest.fixture(scope="session")
+def tokenizer(engines: dict[int, Path]) -> TextTokenizer:
+    return TextTokenizer(engines[1] / "tokenizer")
+
+
+@pytest.fixture(scope="session")
 def repository(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository for two ranks."""
     return servers.write_repository(tmp_path_factory.mktemp("repository") / "tp2", engines[2])
@@ -36,11 +49,12 @@ def repository(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def alone(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.World]:
-    """One rank, decoupled."""
+    """One rank, decoupled; its BLS model accumulates tokens."""
     folder = tmp_path_factory.mktemp("alone")
-    with servers.start(
-        folder / "run", servers.write_repository(folder / "repository", engines[1], decoupled=True), 1
-    ) as world:
+    repository = servers.write_repository(
+        folder / "repository", engines[1], decoupled=True, bls_instances=2, accumulate_tokens="true"
+    )
+    with servers.start(folder / "run", repository, 1) as world:
         yield world
 
 

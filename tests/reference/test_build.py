@@ -68,12 +68,12 @@ def test_config_has_the_layout_of_tensorrt_llm(engines: dict[int, Path]) -> None
         "max_batch_size": 8,
         "max_input_len": 96,
         "max_seq_len": 128,
-        "max_beam_width": 1,
+        "max_beam_width": 4,
         "max_num_tokens": 1024,
-        "gather_context_logits": False,
-        "gather_generation_logits": False,
-        "lora_config": {"max_lora_rank": 0},
-        "plugin_config": {"tokens_per_block": 64, "lora_plugin": None},
+        "gather_context_logits": True,
+        "gather_generation_logits": True,
+        "lora_config": {"max_lora_rank": 8},
+        "plugin_config": {"tokens_per_block": 64, "lora_plugin": "float32"},
     }
 
 

@@ -46,15 +46,14 @@ def test_answer_holds_prompt_and_new_tokens_of_every_beam() -> None:
     assert (found["batch_index"], found["sequence_index"]) == ([[3]], [[4]])
 
 
+def test_indices_and_log_probs_are_sent_only_where_they_tell_something() -> None:
+    assert set(values(Part(request()), TWO_BEAMS)) == {"output_ids", "sequence_length"}
+
+
 def test_only_the_best_beams_are_sent_where_fewer_are_wanted() -> None:
     found = values(Part(request(), beams=1), TWO_BEAMS)
     assert found["output_ids"] == [[[1, 2, 7, 8, 9]]]
     assert found["sequence_length"] == [[5]]
-
-
-def test_log_probs_are_zeros_unless_asked_for() -> None:
-    found = values(Part(request(), beams=1), TWO_BEAMS)
-    assert (found["cum_log_probs"], found["output_log_probs"]) == ([[0.0]], [[[0.0] * 3]])
 
 
 @pytest.mark.parametrize("change", [{"exclude_input": True}, {"streaming": True}])
@@ -79,7 +78,7 @@ def test_types_and_shapes_are_those_of_the_contract() -> None:
         context_logits=torch.ones(2, 6, dtype=torch.bfloat16),
         generation_logits=torch.ones(1, 2, 6),
     )
-    tensors = output_tensors(Part(request()), logits, ALL)
+    tensors = output_tensors(Part(request(return_log_probs=True), 0, 0), logits, ALL)
     assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} == {
         "output_ids": (torch.int32, (1, 1, 4)),
         "sequence_length": (torch.int32, (1, 1)),

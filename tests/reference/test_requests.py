@@ -49,7 +49,7 @@ def test_plain_request() -> None:
     assert request.prompt == (1, 5, 6, 7)
     assert (request.max_new_tokens, request.end_id, request.pad_id) == (8, 2, 2)
     assert request.sampling.is_greedy
-    assert (part.batch_index, part.sequence_index, part.beams) == (0, 0, 1)
+    assert (part.batch_index, part.sequence_index, part.beams) == (None, None, 1)
 
 
 def test_what_is_left_out_has_the_defaults_of_tensorrt_llm() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tritonclient.grpc as triton
 
 from trtllm_hpc.reference.text import TextTokenizer
 
+from .clients import ask_one, token_inputs
 from .conftest import Generate
 from .servers import World
 
@@ -31,11 +29,6 @@ PROMPTS = (
 NEW_TOKENS = 16
 
 
-@pytest.fixture(scope="session")
-def tokenizer(engines: dict[int, Path]) -> TextTokenizer:
-    return TextTokenizer(engines[1] / "tokenizer")
-
-
 @pytest.fixture(params=["alone", "pair"])
 def world(request: pytest.FixtureRequest) -> World:
     """One rank (decoupled), then two (not decoupled): a client gets the same from both."""
@@ -43,32 +36,8 @@ def world(request: pytest.FixtureRequest) -> World:
     return served
 
 
-def tensor(name: str, values: Any, kind: str) -> triton.InferInput:
-    array = np.array(values, dtype={"INT32": np.int32, "BOOL": np.bool_}[kind])
-    item = triton.InferInput(name, list(array.shape), kind)
-    item.set_data_from_numpy(array)
-    return item
-
-
-def infer(world: World, prompt: list[int], count: int, **flags: bool) -> dict[str, np.ndarray[Any, Any]]:
-    """One request to ``tensorrt_llm`` over a gRPC stream, which serves decoupled models and others."""
-    inputs = [
-        tensor("input_ids", [prompt], "INT32"),
-        tensor("input_lengths", [[len(prompt)]], "INT32"),
-        tensor("request_output_len", [[count]], "INT32"),
-        tensor("end_id", [[END]], "INT32"),
-        *(tensor(name, [[value]], "BOOL") for name, value in flags.items()),
-    ]
-    answers: list[Any] = []
-    with triton.InferenceServerClient(f"127.0.0.1:{world.grpc_port}") as client:
-        client.start_stream(lambda result, error: answers.append(error or result), stream_timeout=60)
-        client.async_stream_infer("tensorrt_llm", inputs)
-        client.stop_stream()
-    assert len(answers) == 1
-    if isinstance(answers[0], Exception):
-        raise answers[0]
-    names = ("output_ids", "sequence_length", "cum_log_probs", "output_log_probs")
-    return {name: answers[0].as_numpy(name) for name in names}
+def infer(world: World, prompt: list[int], count: int, **values: Any) -> Any:
+    return ask_one(world, "tensorrt_llm", token_inputs(prompt, count, end_id=END, **values))
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -76,10 +45,10 @@ def test_tokens_over_grpc_equal_transformers(
     world: World, prompt: str, tokenizer: TextTokenizer, greedy: Generate
 ) -> None:
     tokens = tokenizer.encode(prompt)
-    outputs = infer(world, tokens, NEW_TOKENS)
+    answer = infer(world, tokens, NEW_TOKENS)
     expected = tokens + greedy(tokens, NEW_TOKENS, END)
-    assert outputs["output_ids"].tolist() == [[expected]]
-    assert outputs["sequence_length"].tolist() == [[len(expected)]]
+    assert answer.as_numpy("output_ids").tolist() == [[expected]]
+    assert answer.as_numpy("sequence_length").tolist() == [[len(expected)]]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -103,15 +72,15 @@ def test_eight_requests_at_once_each_get_their_own_answer(
         )
         for tokens, outputs, (status, answer) in zip(prompts, over_grpc, over_http, strict=True):
             expected = tokens + greedy(tokens, NEW_TOKENS, END)
-            assert outputs["output_ids"].tolist() == [[expected]]
+            assert outputs.as_numpy("output_ids").tolist() == [[expected]]
             assert (status, answer["text_output"]) == (200, tokenizer.decode(expected))
 
 
 def test_input_can_be_excluded(world: World, tokenizer: TextTokenizer, greedy: Generate) -> None:
     tokens = tokenizer.encode(PROMPTS[0])
     outputs = infer(world, tokens, 5, exclude_input_in_output=True)
-    assert outputs["output_ids"].tolist() == [[greedy(tokens, 5, END)]]
-    assert outputs["sequence_length"].tolist() == [[5]]
+    assert outputs.as_numpy("output_ids").tolist() == [[greedy(tokens, 5, END)]]
+    assert outputs.as_numpy("sequence_length").tolist() == [[5]]
     body = {"text_input": PROMPTS[0], "max_tokens": 5, "exclude_input_in_output": True}
     assert world.generate(body)[1]["text_output"] == tokenizer.decode(greedy(tokens, 5, END))
 
@@ -130,13 +99,13 @@ def test_log_probs_equal_those_of_the_model(world: World, plain_model: Any, toke
 
     tokens = tokenizer.encode(PROMPTS[1])
     outputs = infer(world, tokens, 6, return_log_probs=True)
-    whole = torch.tensor(outputs["output_ids"][0])
+    whole = torch.tensor(outputs.as_numpy("output_ids")[0])
     with torch.no_grad():
         logits = plain_model(whole).logits[0]
     rows = torch.log_softmax(logits, -1)[len(tokens) - 1 : -1]
     expected = rows.gather(1, whole[0, len(tokens) :, None].long())[:, 0]
-    assert outputs["output_log_probs"][0, 0] == pytest.approx(expected.numpy(), abs=1e-4)
-    assert outputs["cum_log_probs"][0, 0] == pytest.approx(expected.sum().item(), abs=1e-4)
+    assert outputs.as_numpy("output_log_probs")[0, 0] == pytest.approx(expected.numpy(), abs=1e-4)
+    assert outputs.as_numpy("cum_log_probs")[0, 0] == pytest.approx(expected.sum().item(), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -145,13 +114,12 @@ def test_log_probs_equal_those_of_the_model(world: World, plain_model: Any, toke
         ({"text_input": "a b c d " * 40}, "max_input_len 96"),
         ({"max_tokens": 127}, "max_seq_len 128"),
         ({"max_tokens": 0}, "must be at least 1"),
-        ({"temperature": 0.7}, "temperature=0.7"),
-        ({"top_k": 50}, "runtime_top_k=50"),
-        ({"beam_width": 2}, "beam_width=2"),
-        ({"stream": True}, "streaming=True"),
-        ({"bad_words": "fox"}, "bad_words is not supported"),
-        ({"stop_words": ["fox"]}, "stop_words is not supported"),
-        ({"lora_task_id": 3}, "lora_task_id"),
+        ({"temperature": -0.7}, "temperature is -0.7"),
+        ({"top_k": -1}, "runtime_top_k is -1"),
+        ({"beam_width": 5}, "beam_width is 5"),
+        ({"end_id": 512}, "end_id is 512"),
+        ({"embedding_bias_words": ["fox"]}, "one weight a word"),
+        ({"num_draft_tokens": 3}, "request parameters: num_draft_tokens"),
         ({"text_input": ["a", "b"]}, "batch size"),
     ],
 )

@@ -21,51 +21,44 @@ PADDING = -1
 
 
 def output_tensors(part: Part, progress: Progress, wanted: Collection[str]) -> dict[str, torch.Tensor]:
-    """Output tensors by name, those that are wanted.
+    """Output tensors by name, those that are wanted and that there are.
 
     ``output_ids`` holds prompt and answer. It holds the new tokens alone if
     the request excludes its prompt, or wants each token as it comes.
-    Log-probabilities that were not asked for are zeros.
     """
-    import torch
-
-    request = part.request
-    beams = progress.tokens[: part.beams]
-    kept = () if request.exclude_input or request.streaming else request.prompt
-    tokens = [(*kept, *beam) for beam in beams]
-    probabilities = progress.log_probs[: part.beams] if request.return_log_probs else _zeros(beams)
-    cumulative = progress.cumulative[: part.beams] if request.return_log_probs else [0.0] * len(beams)
-    tensors = {
-        "output_ids": torch.tensor([_padded(tokens)], dtype=torch.int32),
-        "sequence_length": torch.tensor([[len(beam) for beam in tokens]], dtype=torch.int32),
-        "cum_log_probs": torch.tensor([list(cumulative)], dtype=torch.float32),
-        "output_log_probs": torch.tensor([_padded(probabilities)], dtype=torch.float32),
-        "batch_index": torch.tensor([[part.batch_index]], dtype=torch.int32),
-        "sequence_index": torch.tensor([[part.sequence_index]], dtype=torch.int32),
-        "context_logits": _logits(progress.context_logits, 2),
-        "generation_logits": _logits(
-            None if progress.generation_logits is None else progress.generation_logits[: part.beams], 3
-        ),
-    }
+    tensors = {**_tokens(part, progress), **_logits(part, progress)}
     return {name: tensor for name, tensor in tensors.items() if name in wanted}
 
 
-def _zeros(beams: Sequence[Sequence[int]]) -> list[list[float]]:
-    return [[0.0] * len(beam) for beam in beams]
+def _tokens(part: Part, progress: Progress) -> dict[str, torch.Tensor]:
+    import torch
+
+    request = part.request
+    kept = () if request.exclude_input or request.streaming else request.prompt
+    tokens = [(*kept, *beam) for beam in progress.tokens[: part.beams]]
+    tensors = {
+        "output_ids": torch.tensor([_padded(tokens)], dtype=torch.int32),
+        "sequence_length": torch.tensor([[len(beam) for beam in tokens]], dtype=torch.int32),
+    }
+    if request.return_log_probs:
+        probabilities = _padded(progress.log_probs[: part.beams])
+        tensors["output_log_probs"] = torch.tensor([probabilities], dtype=torch.float32)
+        tensors["cum_log_probs"] = torch.tensor([progress.cumulative[: part.beams]], dtype=torch.float32)
+    for name, index in (("batch_index", part.batch_index), ("sequence_index", part.sequence_index)):
+        if index is not None:
+            tensors[name] = torch.tensor([[index]], dtype=torch.int32)
+    return tensors
+
+
+def _logits(part: Part, progress: Progress) -> dict[str, torch.Tensor]:
+    tensors = {}
+    if progress.context_logits is not None:
+        tensors["context_logits"] = progress.context_logits.float().contiguous()[None]
+    if progress.generation_logits is not None:
+        tensors["generation_logits"] = progress.generation_logits[: part.beams].float().contiguous()[None]
+    return tensors
 
 
 def _padded(beams: Sequence[Sequence[float]]) -> list[list[float]]:
     longest = max(map(len, beams))
     return [[*beam, *[PADDING] * (longest - len(beam))] for beam in beams]
-
-
-def _logits(logits: torch.Tensor | None, dims: int) -> torch.Tensor:
-    """Logits with a batch dimension; one zero where there are none.
-
-    An ensemble, whose requests want every output, fails without them.
-    """
-    import torch
-
-    if logits is None:
-        return torch.zeros((1,) * (dims + 1))
-    return logits.float().contiguous()[None]

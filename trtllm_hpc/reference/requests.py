@@ -32,8 +32,10 @@ class Part:
     """One answer that a Triton request wants: a row of its batch, and one of its return sequences."""
 
     request: GenerationRequest
-    batch_index: int = 0
-    sequence_index: int = 0
+    batch_index: int | None = None
+    """Its prompt's place in the request; ``None`` for the only one, as upstream does not send it then."""
+    sequence_index: int | None = None
+    """Its place among the sequences of its prompt; ``None`` for the only one."""
     beams: int = 1
     """Beams that are sent back; a beam search may be asked for fewer than it follows."""
 
@@ -52,7 +54,9 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, .
     """
     batch = rows(inputs)
     parts = tuple(
-        part for index, row in enumerate(batch) for part in _sequences(row, _request(row, info), index)
+        part
+        for index, row in enumerate(batch)
+        for part in _sequences(row, _request(row, info), index if len(batch) > 1 else None)
     )
     if not decoupled and len(parts) > 1:
         raise RequestFailed(
@@ -80,7 +84,7 @@ def refuse_parameters(parameters: Mapping[str, object]) -> None:
         )
 
 
-def _sequences(row: Row, request: GenerationRequest, index: int) -> list[Part]:
+def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[Part]:
     """The answers to one prompt.
 
     Sampled sequences differ by their seed, to which each adds its index
@@ -102,7 +106,7 @@ def _sequences(row: Row, request: GenerationRequest, index: int) -> list[Part]:
         Part(
             replace(request, sampling=replace(request.sampling, seed=(seed + sequence) % _SEEDS)),
             index,
-            sequence,
+            sequence if count > 1 else None,
         )
         for sequence in range(count)
     ]

@@ -98,6 +98,8 @@ class TritonPythonModel:
                 _finish(sender, pb_utils.InferenceResponse(error=pb_utils.TritonError(error.message, code)))
             except _Refused as refused:
                 _finish(sender, pb_utils.InferenceResponse(error=refused.error))
+            except pb_utils.TritonModelException as error:
+                _finish(sender, pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error))))
 
     def _answer(self, request: Any, sender: Any) -> None:
         arrays = {
@@ -105,7 +107,7 @@ class TritonPythonModel:
             for name in self._inputs
             if (tensor := pb_utils.get_input_tensor_by_name(request, name)) is not None
         }
-        wanted = [name for name in PASSED_ON if name in request.requested_output_names()]
+        wanted = {name: name for name in PASSED_ON if name in request.requested_output_names()}
         prepared = _call("preprocessing", _renamed(arrays, TO_PREPROCESSING), list(FROM_PREPROCESSING))
         inputs = {
             **{FROM_PREPROCESSING[name]: array for name, array in _arrays(prepared).items()},
@@ -117,7 +119,7 @@ class TritonPythonModel:
         with _Generation(self._generation, inputs, sorted(set(outputs)), sender, self._decoupled) as answers:
             for answer in answers:
                 found = _arrays(answer)
-                tensors = {"text_output": texts.after(found), **{name: found[name] for name in wanted}}
+                tensors = {"text_output": texts.after(found), **_renamed(found, wanted)}
                 response = pb_utils.InferenceResponse(_tensors(tensors))
                 if not self._decoupled:
                     _finish(sender, response)
@@ -148,7 +150,7 @@ class _Texts:
     def after(self, answer: dict[str, Any]) -> Any:
         tokens, lengths = answer["output_ids"], answer["sequence_length"]
         if self._accumulates:
-            sequence = int(answer["batch_index"].flat[0]), int(answer["sequence_index"].flat[0])
+            sequence = _index(answer, "batch_index"), _index(answer, "sequence_index")
             before = self._tokens.get(sequence)
             tokens = tokens if before is None else np.concatenate([before, tokens], axis=2)
             self._tokens[sequence] = tokens
@@ -213,6 +215,11 @@ class _Generation:
             list(call.exec(decoupled=True))
         else:
             call.exec()
+
+
+def _index(answer: dict[str, Any], name: str) -> int:
+    """An index of an answer; the only one of its kind has none."""
+    return int(answer[name].flat[0]) if name in answer else 0
 
 
 def _renamed(arrays: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

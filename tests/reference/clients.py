@@ -1,0 +1,147 @@
+"""Clients of the reference backend's models over gRPC streams, which serve decoupled models and others."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from trtllm_hpc.reference.inputs import INPUTS
+
+from .servers import World
+
+Answer = Any
+"""A ``tritonclient.grpc.InferResult``, or the exception that came in its place."""
+
+TEXT_TYPES = {
+    "text_input": "BYTES",
+    "bad_words": "BYTES",
+    "stop_words": "BYTES",
+    "embedding_bias_words": "BYTES",
+    "embedding_bias_weights": "FP32",
+    "max_tokens": "INT32",
+    "top_k": "INT32",
+    "top_p": "FP32",
+    "length_penalty": "FP32",
+    "stream": "BOOL",
+}
+"""Types of those inputs of the text models that the model ``tensorrt_llm`` names otherwise."""
+
+DTYPES = {
+    "INT32": np.int32,
+    "UINT64": np.uint64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "BOOL": np.bool_,
+    "BYTES": np.object_,
+}
+
+
+def tensor(name: str, values: Any) -> triton.InferInput:
+    """An input; a lone value becomes [[value]]."""
+    kind = INPUTS[name].type if name in INPUTS else TEXT_TYPES[name]
+    array = np.array(values, dtype=DTYPES[kind])
+    array = array.reshape(1, 1) if array.ndim == 0 else array
+    if kind == "BYTES":
+        array = np.vectorize(str.encode, otypes=[np.object_])(array)
+    item = triton.InferInput(name, list(array.shape), kind)
+    item.set_data_from_numpy(array)
+    return item
+
+
+def token_inputs(prompt: list[int], count: int, **values: Any) -> dict[str, Any]:
+    """Inputs of ``tensorrt_llm`` for one prompt; every other input is a keyword."""
+    return {"input_ids": [prompt], "input_lengths": len(prompt), "request_output_len": count, **values}
+
+
+class Stream:
+    """One gRPC stream, and what came back on it."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        client.start_stream(lambda result, error: self._answers.put(error or result), stream_timeout=60)
+
+    def send(self, model: str, values: Mapping[str, Any], request_id: str = "", **options: Any) -> None:
+        inputs = [tensor(name, value) for name, value in values.items()]
+        self._client.async_stream_infer(model, inputs, request_id=request_id, **options)
+
+    def next(self, timeout_s: float = 30.0) -> Answer:
+        """The next answer, or the error that came in its place."""
+        return self._answers.get(timeout=timeout_s)
+
+    def rest(self) -> list[Answer]:
+        """End the stream in order and return all answers that were not taken yet."""
+        self._client.stop_stream()
+        answers = []
+        while not self._answers.empty():
+            answers.append(self._answers.get())
+        return answers
+
+    def cancel(self) -> None:
+        """Go away without waiting for an answer."""
+        self._client.stop_stream(cancel_requests=True)
+
+
+@contextmanager
+def stream(world: World) -> Iterator[Stream]:
+    with triton.InferenceServerClient(f"127.0.0.1:{world.grpc_port}") as client:
+        yield Stream(client)
+
+
+def ask(world: World, model: str, values: Mapping[str, Any], **options: Any) -> list[Answer]:
+    """All answers to one request."""
+    with stream(world) as opened:
+        opened.send(model, values, **options)
+        return opened.rest()
+
+
+def ask_one(world: World, model: str, values: Mapping[str, Any], **options: Any) -> Answer:
+    """The only answer to one request."""
+    (answer,) = ask(world, model, values, **options)
+    if isinstance(answer, InferenceServerException):
+        raise answer
+    return answer
+
+
+def tokens(answer: Answer) -> list[int]:
+    """The tokens of an answer's first beam."""
+    found: list[int] = answer.as_numpy("output_ids")[0, 0].tolist()
+    return found
+
+
+def texts(answer: Answer) -> list[str]:
+    """The texts of an answer, one a beam."""
+    return [text.decode() for text in answer.as_numpy("text_output").reshape(-1)]
+
+
+def metric(world: World, name: str, label: str) -> float:
+    """The value of a metric of the model ``tensorrt_llm`` with a label of that value."""
+    for line in world.metrics().splitlines():
+        if line.startswith(name + "{") and f'="{label}"' in line:
+            return float(line.rpartition(" ")[2])
+    raise AssertionError(f"there is no {name} with {label}")
+
+
+def wait_until(holds: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not so within {limit_s} s"
+        time.sleep(0.02)
+
+
+def wait_idle(world: World, limit_s: float = 10.0) -> None:
+    """Wait until the engine has no request and every block of its KV cache is free."""
+    wait_until(
+        lambda: (
+            metric(world, "nv_trt_llm_request_metrics", "active") == 0
+            and metric(world, "nv_trt_llm_kv_cache_block_metrics", "used") == 0
+        ),
+        limit_s,
+    )

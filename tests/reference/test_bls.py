@@ -1,0 +1,190 @@
+"""The models that take text: ``tensorrt_llm_bls`` and the ensemble, on real servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from trtllm_hpc.reference.text import TextTokenizer
+
+from .clients import ask, ask_one, metric, stream, texts, wait_idle, wait_until
+from .conftest import Generate
+from .servers import World
+
+pytestmark = pytest.mark.triton
+
+TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
+PROMPT = "What is machine learning?"
+
+
+@pytest.fixture(params=["alone", "pair"])
+def world(request: pytest.FixtureRequest) -> World:
+    served: World = request.getfixturevalue(request.param)
+    return served
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_json_of_the_generate_endpoint_works(
+    world: World, model: str, tokenizer: TextTokenizer, greedy: Generate
+) -> None:
+    body = {
+        "text_input": PROMPT,
+        "max_tokens": 20,
+        "bad_words": "",
+        "stop_words": "",
+        "pad_id": 2,
+        "end_id": 2,
+    }
+    status, answer = world.generate(body, model)
+    prompt = tokenizer.encode(PROMPT)
+    assert (status, answer["text_output"]) == (200, tokenizer.decode(prompt + greedy(prompt, 20, 2)))
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_both_models_pass_every_setting_on(world: World, model: str) -> None:
+    settings = {
+        "top_k": 20,
+        "top_p": 0.9,
+        "temperature": 1.5,
+        "random_seed": 3,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "min_length": 2,
+        "length_penalty": 0.5,
+        "exclude_input_in_output": True,
+        "return_log_probs": True,
+        "return_context_logits": True,
+        "return_generation_logits": True,
+    }
+    body = {"text_input": PROMPT, "max_tokens": 6, "end_id": -1, **settings}
+    answers = [world.generate(body, name) for name in (model, "ensemble", model)]
+    assert {status for status, _ in answers} == {200}
+    for name in ("text_output", "output_log_probs", "cum_log_probs", "generation_logits", "context_logits"):
+        assert answers[0][1][name] == pytest.approx(answers[1][1][name], abs=1e-4), name
+        assert answers[0][1][name] == answers[2][1][name], name
+    assert len(answers[0][1]["output_log_probs"]) == 6
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_words_are_text(world: World, model: str, tokenizer: TextTokenizer) -> None:
+    body = {"text_input": PROMPT, "max_tokens": 12, "end_id": -1, "exclude_input_in_output": True}
+    biased = {**body, "embedding_bias_words": ["fox"], "embedding_bias_weights": [100.0]}
+    text = world.generate(biased, model)[1]["text_output"]
+    pieces = [tokenizer.decode([token]) for token in tokenizer.encode("fox", add_special_tokens=False)]
+    assert set(text) <= set("fox")
+    first = next(piece for piece in pieces if text.startswith(piece))
+    stopped = world.generate({**biased, "stop_words": [first, "never"]}, model)[1]["text_output"]
+    assert stopped == first
+    forbidden = world.generate({**biased, "bad_words": [first]}, model)[1]["text_output"]
+    assert first not in forbidden
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_beams_come_back_as_texts_of_one_answer(world: World, model: str) -> None:
+    answer = ask_one(world, model, {"text_input": PROMPT, "max_tokens": 4, "beam_width": 3})
+    found = texts(answer)
+    assert len(found) == len(set(found)) == 3
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_several_prompts_come_back_as_one_response_each(
+    alone: World, model: str, tokenizer: TextTokenizer, greedy: Generate
+) -> None:
+    prompts = [PROMPT, "The scheduler", "x"]
+    answers = ask(
+        alone,
+        model,
+        {"text_input": [[text] for text in prompts], "max_tokens": [[5]] * 3, "end_id": [[2]] * 3},
+    )
+    found = {int(answer.as_numpy("batch_index")[0, 0]): texts(answer)[0] for answer in answers}
+    expected = {}
+    for index, text in enumerate(prompts):
+        tokens = tokenizer.encode(text)
+        expected[index] = tokenizer.decode(tokens + greedy(tokens, 5, 2))
+    assert found == expected
+
+
+def test_ensemble_streams_the_text_of_each_token_alone(
+    alone: World, tokenizer: TextTokenizer, greedy: Generate
+) -> None:
+    body = {"text_input": PROMPT, "max_tokens": 8, "stream": True, "end_id": -1}
+    events = alone.generate_stream(body)
+    new = greedy(tokenizer.encode(PROMPT), 8, None)
+    assert [event["text_output"] for event in events] == [tokenizer.decode([token]) for token in new]
+
+
+def test_bls_streams_the_text_of_all_tokens_so_far(
+    alone: World, tokenizer: TextTokenizer, greedy: Generate
+) -> None:
+    body = {"text_input": PROMPT, "max_tokens": 8, "stream": True, "end_id": -1}
+    events = alone.generate_stream(body, "tensorrt_llm_bls")
+    new = greedy(tokenizer.encode(PROMPT), 8, None)
+    assert [event["text_output"] for event in events] == [
+        tokenizer.decode(new[: count + 1]) for count in range(8)
+    ]
+
+
+def test_accumulated_texts_of_several_prompts_are_kept_apart(
+    alone: World, tokenizer: TextTokenizer, greedy: Generate
+) -> None:
+    prompts = [PROMPT, "The scheduler"]
+    answers = ask(
+        alone,
+        "tensorrt_llm_bls",
+        {
+            "text_input": [[text] for text in prompts],
+            "max_tokens": [[5]] * 2,
+            "stream": [[True]] * 2,
+            "end_id": [[-1]] * 2,
+        },
+    )
+    last = {int(answer.as_numpy("batch_index")[0, 0]): texts(answer)[0] for answer in answers}
+    assert len(answers) == 10
+    assert last == {
+        index: tokenizer.decode(greedy(tokenizer.encode(text), 5, None)) for index, text in enumerate(prompts)
+    }
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_client_of_the_bls_model_that_goes_away_frees_the_place(alone: World, is_streaming: bool) -> None:
+    def steps() -> float:
+        return metric(alone, "nv_trt_llm_general_metrics", "iteration_counter")
+
+    wait_idle(alone)
+    before = steps()
+    with stream(alone) as opened:
+        values = {"text_input": PROMPT, "max_tokens": 100, "stream": is_streaming, "end_id": -1}
+        opened.send("tensorrt_llm_bls", values)
+        wait_until(lambda: steps() > before)
+        opened.cancel()
+    wait_idle(alone)
+    assert 0 < steps() - before < 100
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"max_tokens": 0}, "must be at least 1"),
+        ({"text_input": ""}, None),
+        ({"decoder_text_input": "x"}, "decoder_text_input"),
+    ],
+)
+def test_refusals_come_through(
+    world: World, model: str, change: dict[str, Any], sentence: str | None
+) -> None:
+    status, answer = world.generate({"text_input": "x", "max_tokens": 2, **change}, model)
+    if sentence is None:
+        assert status == 200, "the token that begins a text is prompt enough"
+    else:
+        assert status == 400
+        assert sentence in answer["error"]
+
+
+def test_unknown_input_over_grpc_is_refused_by_name(world: World) -> None:
+    with pytest.raises(InferenceServerException, match="lora_task_id"):
+        ask_one(world, "tensorrt_llm_bls", {"text_input": "x", "max_tokens": 2, "lora_weights": [[[1.0]]]})

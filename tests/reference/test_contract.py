@@ -1,0 +1,288 @@
+"""The tensors of ``tensorrt_llm`` on real servers: one rank, decoupled, and two that are not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from . import servers
+from .clients import ask, ask_one, metric, stream, tensor, token_inputs, tokens, wait_idle, wait_until
+from .conftest import Generate
+from .servers import World
+
+pytestmark = pytest.mark.triton
+
+PROMPT = [1, 50, 60, 70, 80]
+STOP = {"input_ids": [[0]], "input_lengths": 0, "request_output_len": 0, "stop": True}
+"""What TensorRT-LLM's client sends to stop a request."""
+
+SAMPLED = {"runtime_top_k": 40, "temperature": 1.5, "random_seed": 11}
+
+
+@pytest.fixture(params=["alone", "pair"])
+def world(request: pytest.FixtureRequest) -> World:
+    served: World = request.getfixturevalue(request.param)
+    return served
+
+
+def infer(world: World, count: int, **values: Any) -> Any:
+    return ask_one(world, "tensorrt_llm", token_inputs(PROMPT, count, **values))
+
+
+def new_tokens(world: World, count: int, **values: Any) -> list[int]:
+    return tokens(infer(world, count, exclude_input_in_output=True, **values))
+
+
+def test_logits_and_log_probs_are_those_of_the_model(world: World, plain_model: Any) -> None:
+    import torch
+
+    wanted = dict.fromkeys(("return_context_logits", "return_generation_logits", "return_log_probs"), True)
+    answer = infer(world, 6, **wanted)
+    whole = torch.tensor(answer.as_numpy("output_ids")[0])
+    with torch.no_grad():
+        logits = plain_model(whole).logits[0]
+    context, generation = logits[: len(PROMPT)], logits[len(PROMPT) - 1 : -1]
+    chosen = torch.log_softmax(generation, -1).gather(1, whole[0, len(PROMPT) :, None].long())[:, 0]
+    assert answer.as_numpy("context_logits")[0] == pytest.approx(context.numpy(), abs=1e-4)
+    assert answer.as_numpy("generation_logits")[0, 0] == pytest.approx(generation.numpy(), abs=1e-4)
+    assert answer.as_numpy("output_log_probs")[0, 0] == pytest.approx(chosen.numpy(), abs=1e-4)
+    assert answer.as_numpy("cum_log_probs")[0, 0] == pytest.approx(chosen.sum().item(), abs=1e-4)
+
+
+def test_only_what_was_asked_for_comes_back(world: World) -> None:
+    outputs = {output.name for output in infer(world, 2).get_response().outputs}
+    assert outputs == {"output_ids", "sequence_length"}
+
+
+def test_seed_alone_decides_what_is_sampled(world: World) -> None:
+    alone = new_tokens(world, 12, **SAMPLED)
+    with ThreadPoolExecutor(6) as threads:
+        seeds = [11, 12, 13, 11, 14, 11]
+        together = list(
+            threads.map(lambda seed: new_tokens(world, 12, **{**SAMPLED, "random_seed": seed}), seeds)
+        )
+    assert together[0] == together[3] == together[5] == alone
+    assert len({tuple(found) for found in together}) > 1
+
+
+def test_no_bad_word_is_generated(world: World) -> None:
+    greedy = new_tokens(world, 8)
+    words = [[[*greedy[1:3], greedy[5]], [2, 3, -1]]]
+    found = new_tokens(world, 8, bad_words_list=words)
+    assert greedy[5] not in found
+    assert tuple(greedy[1:3]) not in set(itertools.pairwise(found))
+
+
+def test_generation_ends_after_a_stop_word(world: World) -> None:
+    greedy = new_tokens(world, 10)
+    assert new_tokens(world, 10, stop_words_list=[[greedy[3:5], [2, -1]]]) == greedy[:5]
+
+
+def test_bias_decides_what_is_likely(world: World) -> None:
+    bias = np.zeros((1, 512), dtype=np.float32)
+    bias[0, 99] = 1000
+    assert new_tokens(world, 4, embedding_bias=bias) == [99] * 4
+
+
+def test_penalties_and_minimum_length_change_the_answer(world: World, greedy: Generate) -> None:
+    plain = greedy(PROMPT, 16, None)
+    assert new_tokens(world, 16) == plain
+    end = plain[2]
+    assert new_tokens(world, 16, end_id=end) == plain[: plain.index(end) + 1]
+    longer = new_tokens(world, 16, end_id=end, min_length=6)
+    assert len(longer) > 6 or end not in longer
+    bias = np.zeros((1, 512), dtype=np.float32)
+    bias[0, 99] = 1000
+    repeated = new_tokens(world, 6, embedding_bias=bias, presence_penalty=2000.0)
+    assert repeated.count(99) == 1
+
+
+def test_beams_are_those_of_transformers(world: World, plain_model: Any) -> None:
+    import torch
+
+    answer = infer(world, 6, beam_width=3, len_penalty=1.0, end_id=2)
+    expected = plain_model.generate(
+        torch.tensor([PROMPT]),
+        max_new_tokens=6,
+        num_beams=3,
+        num_return_sequences=3,
+        do_sample=False,
+        eos_token_id=2,
+        pad_token_id=2,
+        length_penalty=1.0,
+        early_stopping=True,
+    ).tolist()
+    found = answer.as_numpy("output_ids")[0].tolist()
+    lengths = answer.as_numpy("sequence_length")[0].tolist()
+    assert [row[:length] for row, length in zip(found, lengths, strict=True)] == [
+        row[:length] for row, length in zip(expected, lengths, strict=True)
+    ]
+    best = infer(world, 6, beam_width=3, num_return_sequences=1, len_penalty=1.0, end_id=2)
+    assert best.as_numpy("output_ids").tolist() == [found[:1]]
+
+
+def test_batch_comes_back_as_one_response_a_prompt(alone: World, greedy: Generate) -> None:
+    other = [1, 9, 8]
+    answers = ask(
+        alone,
+        "tensorrt_llm",
+        {
+            "input_ids": [PROMPT, [*other, 0, 0]],
+            "input_lengths": [[len(PROMPT)], [len(other)]],
+            "request_output_len": [[4], [6]],
+        },
+    )
+    found = {int(answer.as_numpy("batch_index")[0, 0]): tokens(answer) for answer in answers}
+    assert found == {0: PROMPT + greedy(PROMPT, 4, None), 1: other + greedy(other, 6, None)}
+
+
+def test_each_return_sequence_has_its_index_and_its_seed(alone: World) -> None:
+    answers = ask(alone, "tensorrt_llm", token_inputs(PROMPT, 12, num_return_sequences=3, **SAMPLED))
+    found = {int(answer.as_numpy("sequence_index")[0, 0]): tokens(answer) for answer in answers}
+    assert sorted(found) == [0, 1, 2]
+    for index, whole in found.items():
+        seed = SAMPLED["random_seed"] + index
+        assert whole == PROMPT + new_tokens(alone, 12, **{**SAMPLED, "random_seed": int(seed)})
+
+
+def test_streaming_gives_one_response_a_token(alone: World, greedy: Generate) -> None:
+    answers = ask(alone, "tensorrt_llm", token_inputs(PROMPT, 8, streaming=True))
+    assert [tokens(answer) for answer in answers] == [[token] for token in greedy(PROMPT, 8, None)]
+
+
+def test_streamed_log_probs_and_logits_are_those_of_the_whole(alone: World) -> None:
+    wanted = dict.fromkeys(("return_log_probs", "return_generation_logits", "return_context_logits"), True)
+    whole = infer(alone, 5, **wanted)
+    answers = ask(alone, "tensorrt_llm", token_inputs(PROMPT, 5, streaming=True, **wanted))
+    for name, axis in (("output_log_probs", 2), ("generation_logits", 2)):
+        joined = np.concatenate([answer.as_numpy(name) for answer in answers], axis=axis)
+        assert joined == pytest.approx(whole.as_numpy(name), abs=1e-5)
+    assert answers[0].as_numpy("context_logits") == pytest.approx(whole.as_numpy("context_logits"), abs=1e-5)
+    assert answers[-1].as_numpy("cum_log_probs") == pytest.approx(whole.as_numpy("cum_log_probs"), abs=1e-4)
+
+
+def test_short_request_does_not_wait_for_a_long_one(alone: World) -> None:
+    with stream(alone) as long, stream(alone) as short:
+        long.send("tensorrt_llm", token_inputs(PROMPT, 120, streaming=True))
+        long.next()
+        short.send("tensorrt_llm", token_inputs([1, 9], 2))
+        assert len(tokens(short.next())) == 4
+        rest = long.rest()
+    assert len(rest) == 119
+
+
+def test_stop_request_ends_the_request_of_its_id_and_keeps_the_tokens(world: World) -> None:
+    whole = PROMPT + new_tokens(world, 120)
+    with stream(world) as opened, stream(world) as other:
+        opened.send("tensorrt_llm", token_inputs(PROMPT, 120), request_id="seven")
+        wait_until(lambda: metric(world, "nv_trt_llm_request_metrics", "active") > 0)
+        answer = ask_one(world, "tensorrt_llm", STOP, request_id="seven")
+        assert not answer.get_response().outputs
+        other.send("tensorrt_llm", STOP, request_id="no such id")
+        assert not other.next().get_response().outputs
+        stopped = tokens(opened.next())
+    assert len(PROMPT) < len(stopped) < len(whole)
+    assert stopped == whole[: len(stopped)]
+    wait_idle(world)
+
+
+def test_stop_request_without_an_id_is_refused(world: World) -> None:
+    with pytest.raises(InferenceServerException, match="stop=true needs a request id"):
+        ask_one(world, "tensorrt_llm", STOP)
+
+
+def test_client_that_goes_away_frees_its_place(world: World) -> None:
+    def steps() -> float:
+        return metric(world, "nv_trt_llm_general_metrics", "iteration_counter")
+
+    wait_idle(world)
+    before = steps()
+    with stream(world) as opened:
+        opened.send("tensorrt_llm", token_inputs(PROMPT, 120))
+        wait_until(lambda: steps() > before)
+        opened.cancel()
+    wait_idle(world)
+    assert 0 < steps() - before < 120
+    assert metric(world, "nv_trt_llm_request_metrics", "active") == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"beam_width": 5}, "max_beam_width 4"),
+        ({"bad_words_list": [[[9, 10], [3, -1]]]}, "second row of bad_words_list"),
+        ({"embedding_bias": [[0.0] * 600]}, "embedding_bias holds 600"),
+        ({"request_output_len": 0}, "at least 1"),
+    ],
+)
+def test_malformed_request_is_refused_and_harms_nobody(
+    world: World, values: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InferenceServerException) as refusal:
+        ask_one(world, "tensorrt_llm", {**token_inputs(PROMPT, 4), **values})
+    assert sentence in str(refusal.value)
+    assert len(new_tokens(world, 4)) == 4
+
+
+def test_parameters_are_refused_but_that_of_tensorrt_llms_client(world: World) -> None:
+    inputs = token_inputs(PROMPT, 2)
+    assert ask_one(world, "tensorrt_llm", inputs, parameters={"Streaming": False})
+    with pytest.raises(InferenceServerException, match="request parameters: seed"):
+        ask_one(world, "tensorrt_llm", inputs, parameters={"seed": 1})
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"streaming": True}, "streaming=true needs a decoupled model"),
+        ({"num_return_sequences": 2}, "wants 2 answers"),
+        (
+            {"input_ids": [[1, 2], [3, 4]], "input_lengths": [[2]] * 2, "request_output_len": [[2]] * 2},
+            "wants 2 answers",
+        ),
+    ],
+)
+def test_model_that_is_not_decoupled_says_so(pair: World, values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InferenceServerException, match=r"repository\.decoupled") as refusal:
+        ask_one(pair, "tensorrt_llm", {**token_inputs([1, 2], 2), **values})
+    assert sentence in str(refusal.value)
+
+
+@pytest.fixture
+def narrow(engines: dict[int, Path], tmp_path: Path) -> Iterator[World]:
+    """A server with room for one long request and a queue of one."""
+    repository = servers.write_repository(
+        tmp_path / "repository", engines[1], max_queue_size="1", max_tokens_in_paged_kv_cache="128"
+    )
+    with servers.start(tmp_path / "run", repository, 1) as world:
+        yield world
+
+
+def test_requests_wait_for_kv_cache_and_then_the_queue_is_full(narrow: World) -> None:
+    with stream(narrow) as first, stream(narrow) as second:
+        first.send("tensorrt_llm", token_inputs(PROMPT, 120))
+        wait_until(lambda: metric(narrow, "nv_trt_llm_kv_cache_block_metrics", "used") > 0)
+        second.send("tensorrt_llm", token_inputs(PROMPT, 120))
+        wait_until(lambda: metric(narrow, "nv_trt_llm_request_metrics", "waiting") == 1)
+        assert status_of(narrow, token_inputs(PROMPT, 2)) == "StatusCode.UNAVAILABLE"
+        assert "queue is full" in narrow.generate({"text_input": "x", "max_tokens": 2})[1]["error"]
+        assert tokens(first.next()) == tokens(second.next())
+    wait_idle(narrow)
+    assert status_of(narrow, token_inputs(PROMPT, 0)) == "StatusCode.INVALID_ARGUMENT"
+
+
+def status_of(world: World, values: dict[str, Any]) -> str:
+    """The status of a refusal by a model that is not decoupled; on a stream it is not told."""
+    with triton.InferenceServerClient(f"127.0.0.1:{world.grpc_port}") as client:
+        with pytest.raises(InferenceServerException) as refusal:
+            client.infer("tensorrt_llm", [tensor(name, value) for name, value in values.items()])
+        return str(refusal.value.status())

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from trtllm_hpc.reference.generation import Load
+from trtllm_hpc.reference.metrics import BATCHER, GENERAL, KV_CACHE, REQUESTS, gauges
+
+from .clients import ask_one, metric, token_inputs, wait_until
+from .servers import World
+
+LOAD = Load(
+    active=5,
+    scheduled=3,
+    context=1,
+    waiting=2,
+    max_requests=8,
+    blocks_max=40,
+    blocks_used=10,
+    tokens_per_block=64,
+    context_tokens=12,
+    generation_requests=2,
+    iteration=77,
+)
+
+LABELS = {
+    "nv_trt_llm_request_metrics": {
+        "request_type": {"active", "max", "scheduled", "context", "waiting"},
+    },
+    "nv_trt_llm_runtime_memory_metrics": {"memory_type": {"cpu", "gpu", "pinned"}},
+    "nv_trt_llm_kv_cache_block_metrics": {
+        "kv_cache_block_type": {"max", "free", "used", "tokens_per", "reused", "fraction"},
+    },
+    "nv_trt_llm_inflight_batcher_metrics": {
+        "inflight_batcher_specific_metric": {
+            "total_context_tokens",
+            "generation_requests",
+            "micro_batch_id",
+            "paused_requests",
+        },
+    },
+    "nv_trt_llm_general_metrics": {"general_type": {"timestamp", "iteration_counter"}},
+    "nv_llm_input_token_len_count": {"response_metric_type": {"total_input_tokens"}},
+    "nv_llm_output_token_len_count": {"response_metric_type": {"total_output_tokens"}},
+}
+"""Names, labels and their values of TensorRT-LLM's backend."""
+
+
+def test_load_becomes_gauges() -> None:
+    found = gauges(LOAD, {"cpu": 1}, now=2.5)
+    assert found[REQUESTS] == {"active": 5, "max": 8, "scheduled": 3, "context": 1, "waiting": 2}
+    assert found[KV_CACHE] == {
+        "max": 40,
+        "free": 30,
+        "used": 10,
+        "tokens_per": 64,
+        "reused": 0,
+        "fraction": 0.25,
+    }
+    assert found[BATCHER]["total_context_tokens"] == 12
+    assert found[BATCHER]["generation_requests"] == 2
+    assert found[GENERAL] == {"timestamp": 2_500_000, "iteration_counter": 77}
+
+
+@pytest.mark.triton
+def test_metrics_have_upstreams_names_and_labels(alone: World) -> None:
+    found: dict[str, dict[str, set[str]]] = {}
+    for name, labels in re.findall(r"^(nv_(?:trt_)?llm_\w+)\{([^}]*)\}", alone.metrics(), re.MULTILINE):
+        if name in LABELS:
+            pairs = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            assert (pairs.pop("model"), pairs.pop("version")) == ("tensorrt_llm", "1")
+            ((label, value),) = pairs.items()
+            found.setdefault(name, {}).setdefault(label, set()).add(value)
+    assert found == LABELS
+
+
+@pytest.mark.triton
+def test_histograms_count_tokens_of_finished_requests(alone: World) -> None:
+    def count(end: str) -> tuple[float, float]:
+        return (
+            metric(alone, f"nv_llm_input_token_len_{end}", "total_input_tokens"),
+            metric(alone, f"nv_llm_output_token_len_{end}", "total_output_tokens"),
+        )
+
+    requests, lengths = count("count"), count("sum")
+    ask_one(alone, "tensorrt_llm", token_inputs([1, 5, 6], 7))
+    wait_until(lambda: count("count")[0] > requests[0])
+    assert count("count") == (requests[0] + 1, requests[1] + 1)
+    assert count("sum") == (lengths[0] + 3, lengths[1] + 7)
+
+
+@pytest.mark.triton
+def test_gauges_follow_the_engine(alone: World) -> None:
+    steps = metric(alone, "nv_trt_llm_general_metrics", "iteration_counter")
+    ask_one(alone, "tensorrt_llm", token_inputs([1, 5, 6], 7))
+    wait_until(lambda: metric(alone, "nv_trt_llm_general_metrics", "iteration_counter") >= steps + 7)
+    assert metric(alone, "nv_trt_llm_request_metrics", "max") == 8
+    assert metric(alone, "nv_trt_llm_runtime_memory_metrics", "cpu") > 1e6
