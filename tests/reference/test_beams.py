@@ -1,34 +1,23 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig
 
 from trtllm_hpc.reference import synthetic
 from trtllm_hpc.reference.beams import BeamResult, BeamSearch, arguments
-from trtllm_hpc.reference.executor import Executor, Outcome, prepare
+from trtllm_hpc.reference.executor import Outcome, prepare
 from trtllm_hpc.reference.generation import GenerationRequest, Sampling
-from trtllm_hpc.reference.paged_cache import PagedCache, layer_shapes
-from trtllm_hpc.reference.steps import Admission, Chunk, Decode, Step
+from trtllm_hpc.reference.steps import Chunk, Decode, Step
 
-BLOCK = 8
-SLOTS = 4
+from .bench import Bench, new_bench, random_model
+
 PROMPT = (1, 40, 99, 7, 203, 12, 12, 430, 8, 77, 4)
 SHORT = (1, 300)
-
-
-def random_model() -> Any:
-    model = synthetic.make_model(seed=0, dtype="float32", max_seq_len=128).eval()
-    # As a server has it: nothing that a request leaves open is filled in by the model.
-    model.generation_config = GenerationConfig()
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -45,38 +34,9 @@ def paged() -> Any:
     return model
 
 
-@dataclass
-class Bench:
-    """An executor and who has which of its places."""
-
-    executor: Executor
-    blocks: Iterator[int]
-
-    def admission(self, slot: int, request: GenerationRequest) -> Admission:
-        each = -(-request.total_tokens // BLOCK)
-        rows = tuple(tuple(next(self.blocks) for _ in range(each)) for _ in range(request.beam_width))
-        return Admission(slot, rows, request)
-
-    def finish(self, slots: Sequence[int]) -> dict[int, BeamResult]:
-        """Advance searches in turn until all have ended."""
-        found: dict[int, BeamResult] = {}
-        while left := tuple(slot for slot in slots if slot not in found):
-            found |= self.executor.run(Step(beams=left)).beams
-        return found
-
-    def search(self, request: GenerationRequest) -> BeamResult:
-        self.executor.run(Step(admitted=(self.admission(0, request),)))
-        return self.finish([0])[0]
-
-
 @pytest.fixture
 def bench(paged: Any) -> Bench:
-    shapes = layer_shapes(paged)
-    cache = PagedCache(
-        shapes, blocks=120, tokens_per_block=BLOCK, dtype=torch.float32, device=torch.device("cpu")
-    )
-    # Blocks in falling order, so that nothing depends on blocks that follow each other.
-    return Bench(Executor(paged, cache, slots=SLOTS, blocks_per_sequence=16), count(120, -1))
+    return new_bench(paged)
 
 
 def beam_request(prompt: tuple[int, ...] = PROMPT, **changes: Any) -> GenerationRequest:

@@ -17,6 +17,7 @@ from trtllm_hpc.reference.ending import Ending
 from trtllm_hpc.reference.engine_folder import EngineFolder, EngineInfo
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.leader import Leader
+from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import LayerShape, PagedCache, bytes_per_token, layer_shapes
 from trtllm_hpc.reference.sampling import Sampler
 from trtllm_hpc.reference.scheduler import Limits, Scheduler
@@ -65,7 +66,8 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
     info = EngineInfo.read(folder)
     _share_cores(world)
     started = time.perf_counter()
-    model = load_model(folder, info, world)
+    adapters = _adapters(info, world)
+    model = load_model(folder, info, world, None if adapters is None else adapters.attach)
     executor.prepare(model)
     _log.info("rank %d: weights loaded in %.1f s", world.rank, time.perf_counter() - started)
     channel = Channel(world)
@@ -84,7 +86,11 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         device=model.device,
     )
     runner = Executor(
-        model, cache, slots=limits.slots, blocks_per_sequence=-(-info.max_seq_len // info.tokens_per_block)
+        model,
+        cache,
+        slots=limits.slots,
+        blocks_per_sequence=-(-info.max_seq_len // info.tokens_per_block),
+        adapters=adapters,
     )
     runner.warm_up()
     _log.info(
@@ -95,6 +101,12 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         limits.tokens_per_block,
     )
     return Engine(info, runner, limits, channel)
+
+
+def _adapters(info: EngineInfo, world: World) -> Adapters | None:
+    if info.max_lora_rank == 0:
+        return None
+    return Adapters(info.max_lora_rank, slots=info.max_batch_size, rank=world.rank, ranks=world.size)
 
 
 def _blocks(model: Any, layers: list[LayerShape], info: EngineInfo, settings: ServeSettings) -> int:

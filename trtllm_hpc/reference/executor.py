@@ -8,8 +8,9 @@ host from the step alone, so that all ranks do the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from trtllm_hpc.reference import attention, beams
 from trtllm_hpc.reference.beams import BeamResult, BeamSearch
 from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs
+from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import PADDING_BLOCK, PagedCache
 from trtllm_hpc.reference.steps import Admission, Chunk, Decode, Step
 
@@ -38,12 +40,24 @@ class Outcome:
 
 
 class Executor:
-    """One rank's model, its KV cache and the places of the running sequences."""
+    """One rank's model, its KV cache and the places of the running sequences.
 
-    def __init__(self, model: Any, cache: PagedCache, *, slots: int, blocks_per_sequence: int) -> None:
+    ``adapters`` are those that the model was loaded with; ``None`` for an engine without LoRA.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        cache: PagedCache,
+        *,
+        slots: int,
+        blocks_per_sequence: int,
+        adapters: Adapters | None = None,
+    ) -> None:
         self._model = model
         self._cache = cache
         self.device: torch.device = model.device
+        self.adapters = adapters
         self._admitted: dict[int, Admission] = {}
         self._searches: dict[int, BeamSearch] = {}
         # One more row than slots: where padded rows of a CUDA graph read and write.
@@ -51,9 +65,14 @@ class Executor:
             (slots + 1, blocks_per_sequence), PADDING_BLOCK, dtype=torch.long, device=self.device
         )
         self._padding_slot = slots
-        self._graphs: DecodeGraphs | None = None
+        # By whether there are rows with adapters; the others' graphs are spared the adapters' products.
+        self._graphs: dict[bool, DecodeGraphs] = {}
         if self.device.type == "cuda":
-            self._graphs = DecodeGraphs(self._decode_pass, most_rows=slots, most_blocks=blocks_per_sequence)
+            for with_adapters in (False,) if adapters is None else (False, True):
+                decode_pass = partial(self._decode_pass, with_adapters=with_adapters)
+                self._graphs[with_adapters] = DecodeGraphs(
+                    decode_pass, most_rows=slots, most_blocks=blocks_per_sequence
+                )
 
     @torch.no_grad()
     def run(self, step: Step) -> Outcome:
@@ -62,6 +81,8 @@ class Executor:
             del self._admitted[slot]
             if (search := self._searches.pop(slot, None)) is not None:
                 search.close()
+        for adapter in step.adapters:
+            self._loaded_adapters.load(adapter)
         for admission in step.admitted:
             self._admit(admission)
         parts: list[torch.Tensor] = []
@@ -79,7 +100,7 @@ class Executor:
                 parts.append(logits[ended, -1])
                 read += [chunks[row].slot for row in ended]
         slots = (*(decode.slot for decode in step.decodes), *read)
-        found = {slot: self._searches[slot].advance() for slot in step.beams}
+        found = {slot: self._advance(slot) for slot in step.beams}
         return Outcome(
             torch.cat(parts) if len(parts) > 1 else next(iter(parts), None),
             slots,
@@ -89,22 +110,42 @@ class Executor:
 
     def warm_up(self) -> None:
         """Make ready what the first requests would otherwise wait for. Collective."""
-        if self._graphs is not None:
-            self._graphs.capture_usual()
+        for graphs in self._graphs.values():
+            graphs.capture_usual()
 
     def close(self) -> None:
         """Let go of what other ranks are part of, before they are left: NCCL waits for recorded graphs."""
-        if self._graphs is not None:
-            self._graphs.close()
+        for graphs in self._graphs.values():
+            graphs.close()
 
     def _admit(self, admission: Admission) -> None:
         self._admitted[admission.slot] = admission
+        if self.adapters is not None:
+            self.adapters.admit(admission.slot, admission.request)
         if admission.request.beam_width > 1:
             self._searches[admission.slot] = BeamSearch(self._model, self._cache, admission)
             return
         blocks = admission.blocks[0]
         row = torch.tensor(blocks, dtype=torch.long, device=self.device)
         self._tables[admission.slot, : len(blocks)] = row
+
+    @property
+    def _loaded_adapters(self) -> Adapters:
+        assert self.adapters is not None, "an engine without LoRA is sent no adapter"
+        return self.adapters
+
+    def _have_adapters(self, slots: Iterable[int]) -> bool:
+        return any(self._admitted[slot].request.lora is not None for slot in slots)
+
+    def _aim(self, slots: torch.Tensor, *, with_adapters: bool) -> None:
+        """Say to whom the rows of the next pass belong."""
+        if self.adapters is not None:
+            self.adapters.aim(slots if with_adapters else None)
+
+    def _advance(self, slot: int) -> BeamResult | None:
+        rows = torch.full((self._admitted[slot].request.beam_width,), slot, device=self.device)
+        self._aim(rows, with_adapters=self._have_adapters([slot]))
+        return self._searches[slot].advance()
 
     def _ends_prompt(self, chunk: Chunk) -> bool:
         return chunk.end == len(self._admitted[chunk.slot].request.prompt)
@@ -114,13 +155,15 @@ class Executor:
         longest = max(decode.position for decode in decodes) + 1
         blocks = -(-longest // self._cache.tokens_per_block)
         rows = [(decode.slot, decode.token, decode.position) for decode in decodes]
-        if self._graphs is not None:
-            return self._graphs.run(rows, blocks, padding=(self._padding_slot, 0, 0))
+        with_adapters = self._have_adapters(decode.slot for decode in decodes)
+        if self._graphs:
+            return self._graphs[with_adapters].run(rows, blocks, padding=(self._padding_slot, 0, 0))
         inputs = DecodeInputs.of(torch.tensor(rows, dtype=torch.long, device=self.device).T)
-        return self._decode_pass(inputs, blocks)
+        return self._decode_pass(inputs, blocks, with_adapters=with_adapters)
 
-    def _decode_pass(self, inputs: DecodeInputs, blocks: int) -> torch.Tensor:
+    def _decode_pass(self, inputs: DecodeInputs, blocks: int, *, with_adapters: bool) -> torch.Tensor:
         """The pass itself; on GPUs recorded into a graph, so everything in it stays on the device."""
+        self._aim(inputs.slots, with_adapters=with_adapters)
         size = self._cache.tokens_per_block
         tables = self._tables[:, :blocks].index_select(0, inputs.slots)
         positions = inputs.positions[:, None]
@@ -158,6 +201,7 @@ class Executor:
         longest = max(chunk.end for chunk in chunks)
         blocks = -(-longest // self._cache.tokens_per_block)
         slots = torch.tensor([chunk.slot for chunk in chunks], device=self.device)
+        self._aim(slots, with_adapters=self._have_adapters(chunk.slot for chunk in chunks))
         tables = self._tables[:, :blocks].index_select(0, slots)
         write = torch.where(real, self._places(tables, positions), PADDING_BLOCK)
         is_beginning = chunks[0].start == 0

@@ -10,11 +10,12 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from trtllm_hpc.reference.adapter_places import AdapterPlaces
 from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.ending import Ending, first_sentence
 from trtllm_hpc.reference.executor import Executor
@@ -100,6 +101,7 @@ class Leader:
         self._channel = channel
         self._ending = ending
         self._max_queue_size = max_queue_size
+        self._adapters = AdapterPlaces(executor.adapters.sizes if executor.adapters else {})
         self._tickets = itertools.count()
         self._jobs: dict[int, Job] = {}
         self._inbox: queue.SimpleQueue[Job | _Cancellation | None] = queue.SimpleQueue()
@@ -121,18 +123,17 @@ class Leader:
         """Queue requests that belong together, all or none; returns a ticket for each.
 
         Raises:
-            RequestFailed: the queue is full, or the KV cache too small for one.
+            RequestFailed: the queue is full, or the KV cache too small for
+                one, or the LoRA adapter of one cannot be had.
         """
         for request in requests:
             refuse_too_long(request, self._scheduler.limits)
-        with self._count:
-            most = self._max_queue_size + self._room
-            if self._max_queue_size and self._unplaced + len(requests) > most:
-                raise QueueFull(
-                    f"The queue is full: {self._unplaced} requests wait, and max_queue_size is "
-                    f"{self._max_queue_size}. Try again later."
-                )
-            self._unplaced += len(requests)
+        requests = self._adapters.hold(requests)
+        try:
+            self._count_in(len(requests))
+        except QueueFull:
+            self._adapters.drop(requests)
+            raise
         jobs = [
             Job(Sequence(next(self._tickets), request), listener)
             for request, listener in zip(requests, listeners, strict=True)
@@ -140,6 +141,16 @@ class Leader:
         for job in jobs:
             self._inbox.put(job)
         return [job.sequence.ticket for job in jobs]
+
+    def _count_in(self, requests: int) -> None:
+        with self._count:
+            most = self._max_queue_size + self._room
+            if self._max_queue_size and self._unplaced + requests > most:
+                raise QueueFull(
+                    f"The queue is full: {self._unplaced} requests wait, and max_queue_size is "
+                    f"{self._max_queue_size}. Try again later."
+                )
+            self._unplaced += requests
 
     def cancel(self, ticket: int, *, keep: bool) -> None:
         """End a request and free its place (``generation.Service``)."""
@@ -171,6 +182,7 @@ class Leader:
         step = self._scheduler.plan()
         self._note_places(step)
         if step is not None:
+            step = replace(step, adapters=self._adapters.take_loads())
             self._channel.tell(step)
             self._carry_out(step)
             return True
@@ -214,6 +226,7 @@ class Leader:
             self._sampler.release(slot)
         self._scheduler.end(job.sequence)
         del self._jobs[job.sequence.ticket]
+        self._adapters.drop([job.request])
 
     def _note_places(self, step: Step | None) -> None:
         """Keep the queue's bound and the metrics up to date."""

@@ -107,7 +107,7 @@ class Scheduler:
         if not (decodes or chunks or beams):
             return None
         released, self._released = tuple(self._released), []
-        return Step(released, admitted, decodes, chunks, beams)
+        return Step(released, admitted=admitted, decodes=decodes, chunks=chunks, beams=beams)
 
     def _admissions(self) -> Iterable[Admission]:
         """Give places to the first of the waiting, until one does not fit."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from trtllm_hpc.reference.generation import GenerationRequest
+from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter that takes a place, from which the one before it is gone."""
+
+    place: int
+    lora: LoraRequest
+    """With its weights."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class Step:
 
     released: tuple[int, ...] = ()
     """Slots whose requests have ended."""
+    adapters: tuple[Adapter, ...] = ()
+    """Adapters that admitted requests may need."""
     admitted: tuple[Admission, ...] = ()
     decodes: tuple[Decode, ...] = ()
     chunks: tuple[Chunk, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,13 +37,16 @@ def _kept_buffers(model: Any) -> dict[str, Any]:
     return {name: buffer.contiguous() for name, buffer in model.named_buffers() if name in stored}
 
 
-def load_model(engine: EngineFolder, info: EngineInfo, world: World) -> Any:
+def load_model(
+    engine: EngineFolder, info: EngineInfo, world: World, adapt: Callable[[Any], None] | None = None
+) -> Any:
     """This rank's part of the model, ready for ``forward`` under ``torch.no_grad``.
 
     Nothing but the rank's own slices is ever in memory. On a CPU they stay in
     the file, which is mapped: it must not change while the model is used.
     In a world of several ranks, which must be connected, every forward pass
-    is a collective of all of them.
+    is a collective of all of them. ``adapt`` may change how layers compute
+    this rank's part, before they sum over the ranks.
 
     Raises:
         StartFailed: the engine is for another number of ranks, or this rank's
@@ -61,6 +64,8 @@ def load_model(engine: EngineFolder, info: EngineInfo, world: World) -> Any:
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     _fill(model, engine, world, device)
     model.to(device).eval().requires_grad_(False)
+    if adapt is not None:
+        adapt(model)
     if world.size > 1:
         _join_ranks(model, str(device).partition(":")[0], world.size)
     # The model's own defaults (sampling, end tokens) would fill what a request leaves open.
