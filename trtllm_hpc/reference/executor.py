@@ -17,6 +17,7 @@ import torch
 
 from trtllm_hpc.reference import attention, beams
 from trtllm_hpc.reference.beams import BeamResult, BeamSearch
+from trtllm_hpc.reference.fusion import fuse
 from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import PADDING_BLOCK, PagedCache
@@ -108,10 +109,24 @@ class Executor:
             {slot: result for slot, result in found.items() if result is not None},
         )
 
-    def warm_up(self) -> None:
-        """Make ready what the first requests would otherwise wait for. Collective."""
+    @torch.no_grad()
+    def warm_up(self, *, is_split: bool) -> None:
+        """Make ready what the first requests would otherwise wait for. Collective.
+
+        Args:
+            is_split: whether the model's layers exchange results with other ranks.
+        """
+        if self._graphs:
+            fuse(self._model, is_split=is_split, try_out=self._try_out)
         for graphs in self._graphs.values():
             graphs.capture_usual()
+
+    def _try_out(self) -> None:
+        """Passes of the kinds of shapes that torch compiles for; what they write is padding."""
+        for rows, tokens in ((1, 1), (2, 1), (1, 8), (2, 8)):
+            positions = torch.arange(tokens, device=self.device).expand(rows, tokens)
+            self._cache.aim(torch.zeros(rows * tokens, dtype=torch.long, device=self.device), None)
+            self._forward(torch.zeros_like(positions), positions, None, last_only=True)
 
     def close(self) -> None:
         """Let go of what other ranks are part of, before they are left: NCCL waits for recorded graphs."""
