@@ -20,10 +20,11 @@ from trtllm_hpc.reference.steps import Admission, Step
 
 BLOCK = 8
 SLOTS = 4
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def random_model() -> Any:
-    model = synthetic.make_model(seed=0, dtype="float32", max_seq_len=128).eval()
+    model = synthetic.make_model(seed=0, dtype="float32", max_seq_len=128).eval().to(DEVICE)
     # As a server has it: nothing that a request leaves open is filled in by the model.
     model.generation_config = GenerationConfig()
     return model
@@ -55,10 +56,10 @@ class Bench:
 
 def new_bench(model: Any, adapters: Adapters | None = None) -> Bench:
     """With a model that is prepared; its cache is empty."""
+    # Tests run beside each other, and threads that wait for a core make a small model many times slower.
+    torch.set_num_threads(1)
     shapes = layer_shapes(model)
-    cache = PagedCache(
-        shapes, blocks=120, tokens_per_block=BLOCK, dtype=torch.float32, device=torch.device("cpu")
-    )
+    cache = PagedCache(shapes, blocks=120, tokens_per_block=BLOCK, dtype=torch.float32, device=DEVICE)
     runner = Executor(model, cache, slots=SLOTS, blocks_per_sequence=16, adapters=adapters)
     # Blocks in falling order, so that nothing depends on blocks that follow each other.
     return Bench(runner, count(120, -1))

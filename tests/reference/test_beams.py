@@ -14,7 +14,7 @@ from trtllm_hpc.reference.executor import Outcome, prepare
 from trtllm_hpc.reference.generation import GenerationRequest, Sampling
 from trtllm_hpc.reference.steps import Chunk, Decode, Step
 
-from .bench import Bench, new_bench, random_model
+from .bench import DEVICE, Bench, new_bench, random_model
 
 PROMPT = (1, 40, 99, 7, 203, 12, 12, 430, 8, 77, 4)
 SHORT = (1, 300)
@@ -47,7 +47,7 @@ def expected(model: Any, request: GenerationRequest) -> tuple[list[list[int]], l
     """Tokens and raw log-probabilities by transformers alone: its cache, its logits, its beam indices."""
     told = arguments(request)
     told["generation_config"].output_logits = True
-    prompt = torch.tensor([request.prompt])
+    prompt = torch.tensor([request.prompt], device=DEVICE)
     found = model.generate(prompt, attention_mask=torch.ones_like(prompt), **told)
     tokens, log_probs = [], []
     for sequence, parents in zip(found.sequences[:, len(request.prompt) :], found.beam_indices, strict=True):
@@ -169,7 +169,7 @@ def test_logits_are_the_models_own(bench: Bench, plain: Any) -> None:
     assert progress.generation_logits is not None
     assert progress.generation_logits.shape[:2] == (3, max(map(len, progress.tokens)))
     for beam, logits in zip(progress.tokens, progress.generation_logits, strict=True):
-        whole = plain(torch.tensor([[*PROMPT, *beam]])).logits[0]
+        whole = plain(torch.tensor([[*PROMPT, *beam]], device=DEVICE)).logits[0].cpu()
         torch.testing.assert_close(progress.context_logits, whole[: len(PROMPT)], atol=1e-4, rtol=0)
         answer = whole[len(PROMPT) - 1 : -1]
         torch.testing.assert_close(logits[: len(beam)], answer, atol=1e-4, rtol=0)
@@ -194,7 +194,7 @@ def test_searches_and_the_batch_take_turns_without_touching_each_other(bench: Be
     found |= bench.finish([slot for slot in requests if slot not in found])
     for slot, request in requests.items():
         assert_equal(found[slot], expected(plain, request))
-    alone = plain.generate(torch.tensor([greedy.prompt]), max_new_tokens=12, do_sample=False)
+    alone = plain.generate(torch.tensor([greedy.prompt], device=DEVICE), max_new_tokens=12, do_sample=False)
     assert answer == alone[0, 7:].tolist()
 
 

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import json
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +22,8 @@ from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.steps import Adapter, Chunk, Decode, Step
 
-from .bench import Bench, new_bench, random_model
+from . import inprocess, servers
+from .bench import DEVICE, Bench, new_bench, random_model
 
 RANK = 4
 NUMBERS = {"q_proj": 1, "k_proj": 2, "v_proj": 3, "o_proj": 4, "gate_proj": 5, "down_proj": 6, "up_proj": 7}
@@ -40,7 +47,9 @@ class Oracle:
         return LoraRequest(task_id, self.weights, self.config)
 
     def greedy(self, prompt: Sequence[int]) -> list[int]:
-        output = self.model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)
+        output = self.model.generate(
+            torch.tensor([prompt], device=DEVICE), max_new_tokens=NEW_TOKENS, do_sample=False
+        )
         tokens: list[int] = output[0, len(prompt) :].tolist()
         return tokens
 
@@ -62,7 +71,7 @@ def make_oracle(seed: int, modules: Sequence[str], *, rank: int = RANK, alpha: i
                 (NUMBERS[name.rpartition(".")[2]], int(name.split(".layers.")[1].split(".")[0]), rank)
             )
     weights = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return Oracle(model, weights.numpy(), np.array(numbers, dtype=np.int32))
+    return Oracle(model, weights.cpu().numpy(), np.array(numbers, dtype=np.int32))
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +126,9 @@ def load(bench: Bench, **adapters: LoraRequest) -> None:
 
 
 def plain_answer(prompt: Sequence[int]) -> list[int]:
-    output = random_model().generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)
+    output = random_model().generate(
+        torch.tensor([prompt], device=DEVICE), max_new_tokens=NEW_TOKENS, do_sample=False
+    )
     tokens: list[int] = output[0, len(prompt) :].tolist()
     return tokens
 
@@ -141,7 +152,7 @@ def test_rows_of_one_batch_have_each_their_own_adapter(
 def test_logits_are_pefts(bench: Bench, everywhere: Oracle) -> None:
     load(bench, p5=everywhere.request(9))
     (answer,), logits = decode(bench, {2: greedy(9)})
-    whole = everywhere.model(torch.tensor([[*PROMPTS[0], *answer]])).logits[0]
+    whole = everywhere.model(torch.tensor([[*PROMPTS[0], *answer]], device=DEVICE)).logits[0]
     expected = whole[len(PROMPTS[0]) - 1 : -1]
     torch.testing.assert_close(logits[:, 0], expected, atol=1e-4, rtol=0)
 
@@ -159,7 +170,7 @@ def test_beams_follow_their_adapter(bench: Bench, everywhere: Oracle) -> None:
     request = replace(greedy(4), beam_width=3, length_penalty=0.0)
     result = bench.search(request)
     expected = everywhere.model.generate(
-        torch.tensor([request.prompt]),
+        torch.tensor([request.prompt], device=DEVICE),
         max_new_tokens=NEW_TOKENS,
         num_beams=3,
         num_return_sequences=3,
@@ -204,7 +215,7 @@ def test_attn_qkv_stands_for_three_layers(bench: Bench, adapters: Adapters) -> N
 @pytest.mark.parametrize(("name", "cut"), [("q_proj", 0), ("o_proj", 1)])
 def test_ranks_add_their_parts_of_an_adapter(everywhere: Oracle, name: str, cut: int) -> None:
     """What two ranks compute of one layer, joined by hand as the layer's style has it."""
-    inputs = torch.randn(1, 3, 256, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(1, 3, 256, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     whole = _layer_output(name, inputs, rank=0, ranks=1, oracle=everywhere)
     parts = [
         _layer_output(
@@ -228,9 +239,63 @@ def _layer_output(name: str, inputs: torch.Tensor, *, rank: int, ranks: int, ora
     adapters.attach(model)
     adapters.load(Adapter(0, oracle.request(1)))
     adapters.admit(0, greedy(1))
-    adapters.aim(torch.tensor([0]))
+    adapters.aim(torch.tensor([0], device=DEVICE))
     output: torch.Tensor = model.get_submodule(f"model.layers.2.self_attn.{name}")(inputs)
     return output.detach()
+
+
+def test_the_engine_keeps_adapters_for_later_requests(engines: dict[int, Path], everywhere: Oracle) -> None:
+    first = replace(greedy(), lora=everywhere.request(3))
+    with inprocess.running(engines[1]) as leader:
+        together = inprocess.ask(leader, first, greedy(), greedy(3, PROMPTS[1]))
+        answers = [heard.wait().tokens for heard in together]
+        later = inprocess.ask(leader, greedy(3, PROMPTS[2]))[0].wait().tokens
+        with pytest.raises(RequestFailed, match="not known"):
+            inprocess.ask(leader, greedy(4))
+    assert answers == [everywhere.greedy(PROMPTS[0]), plain_answer(PROMPTS[0]), everywhere.greedy(PROMPTS[1])]
+    assert later == everywhere.greedy(PROMPTS[2])
+
+
+def test_two_ranks_answer_as_one_does(engines: dict[int, Path], tmp_path: Path, everywhere: Oracle) -> None:
+    """Beams, adapters, and beams with adapters, all in flight at once."""
+    wide = GenerationRequest(PROMPTS[2], NEW_TOKENS, beam_width=4, length_penalty=1.0)
+    rounds = [
+        [replace(greedy(), lora=everywhere.request(3)), wide, greedy(None, PROMPTS[1])],
+        [replace(wide, lora=LoraRequest(3)), greedy(3, PROMPTS[1])],
+    ]
+    found = run_two(engines[2], tmp_path, rounds)
+    with inprocess.running(engines[1]) as leader:
+        expected = [
+            heard.wait().parts[-1] for together in rounds for heard in inprocess.ask(leader, *together)
+        ]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours["tokens"] == [list(beam) for beam in theirs.tokens]
+        for beam, numbers in zip(ours["log_probs"], theirs.log_probs, strict=True):
+            assert beam == pytest.approx(numbers, abs=1e-4)
+
+
+def run_two(engine: Path, folder: Path, rounds: list[list[GenerationRequest]]) -> list[dict[str, Any]]:
+    requests = folder / "requests"
+    requests.write_bytes(pickle.dumps(rounds))
+    where = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(servers.free_ports(1)[0]),
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.reference.two_engines", str(engine), str(requests)],
+            env={**os.environ, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    answers: list[dict[str, Any]] = json.loads(outputs[0].splitlines()[-1])
+    return answers
 
 
 def test_a_model_without_known_layers_is_refused() -> None:

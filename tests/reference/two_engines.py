@@ -1,0 +1,43 @@
+"""One rank of an engine over several: rank 0 answers requests and prints the answers as JSON.
+
+Usage: ``python -m tests.reference.two_engines ENGINE REQUESTS`` with RANK and its companions set.
+REQUESTS is a pickled list of lists; each list is submitted when the one before is answered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+from trtllm_hpc.reference import engine
+from trtllm_hpc.reference.engine_folder import EngineFolder
+from trtllm_hpc.reference.leader import follow
+from trtllm_hpc.reference.settings import ServeSettings
+from trtllm_hpc.reference.world import World
+
+from .inprocess import NoEnding, ask
+
+
+def main(folder: str, requests: str) -> None:
+    world = World.from_environment(os.environ)
+    world.connect()
+    settings = ServeSettings()
+    loaded = engine.load(EngineFolder(folder), settings, world)
+    if not world.is_leader:
+        follow(loaded.executor, loaded.channel, NoEnding(), world.rank)  # type: ignore[arg-type]
+        return
+    leader = loaded.leader(settings, NoEnding())  # type: ignore[arg-type]
+    leader.start()
+    answers = []
+    for together in pickle.loads(Path(requests).read_bytes()):
+        for heard in ask(leader, *together):
+            answers.append(heard.wait().parts[-1])
+    leader.stop()
+    print(json.dumps([{"tokens": answer.tokens, "log_probs": answer.log_probs} for answer in answers]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
