@@ -117,7 +117,8 @@ class Executor:
             is_split: whether the model's layers exchange results with other ranks.
         """
         if self._graphs:
-            fuse(self._model, is_split=is_split, try_out=self._try_out)
+            # What adapters add differs from layer to layer, which one compiled function for all cannot know.
+            fuse(self._model, is_split=is_split or self.adapters is not None, try_out=self._try_out)
         for graphs in self._graphs.values():
             graphs.capture_usual()
 

@@ -33,7 +33,7 @@ def fuse(model: Any, *, is_split: bool, try_out: Callable[[], None]) -> None:
 
     Args:
         model: the loaded model, on a GPU.
-        is_split: whether its layers exchange results with other ranks.
+        is_split: whether its linear layers do more than multiply, as exchange results with other ranks.
         try_out: runs passes of the usual shapes, which is when torch compiles.
     """
     started = time.perf_counter()
