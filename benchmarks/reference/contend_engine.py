@@ -1,0 +1,86 @@
+"""The reference backend's engine alone, in this process."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from benchmarks.reference.workload import (
+    ANSWER_LIMIT_S,
+    Answer,
+    BenchmarkFailed,
+    Measure,
+    Outcome,
+    Run,
+    Setup,
+    closed_loop,
+    inputs,
+)
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.reference import engine, requests
+from trtllm_hpc.reference.engine_folder import EngineFolder, EngineInfo
+from trtllm_hpc.reference.generation import Progress
+from trtllm_hpc.reference.leader import Leader
+from trtllm_hpc.reference.settings import ServeSettings
+from trtllm_hpc.reference.world import World
+
+Answers = queue.SimpleQueue[tuple[int, "Answer | Exception"]]
+
+
+@dataclass
+class _Heard:
+    """Puts the answer to one request into the queue of all."""
+
+    index: int
+    answers: Answers
+    tokens: Answer = field(default_factory=list)
+
+    def progress(self, progress: Progress) -> None:
+        self.tokens += progress.tokens[0]
+        if progress.is_final:
+            self.answers.put((self.index, self.tokens))
+
+    def failed(self, error: RequestFailed) -> None:
+        self.answers.put((self.index, error))
+
+
+@dataclass
+class _Ending:
+    """Stands for the server's end: a failed engine fails the measurement instead."""
+
+    answers: Answers
+
+    def die(self, sentence: str) -> NoReturn:
+        self.answers.put((-1, BenchmarkFailed(sentence)))
+        raise SystemExit(1)
+
+
+@contextmanager
+def contend(setup: Setup, mode: str) -> Iterator[Measure]:
+    """Load the engine of one rank."""
+    answers: Answers = queue.SimpleQueue()
+    settings = ServeSettings()
+    loaded = engine.load(EngineFolder(setup.engine(1)), settings, World(0, 1, 0, None))
+    ending: Any = _Ending(answers)
+    leader = loaded.leader(settings, ending)
+    leader.start()
+    try:
+        yield lambda run: _measure(setup, loaded.info, leader, answers, run)
+    finally:
+        leader.stop()
+
+
+def _measure(setup: Setup, info: EngineInfo, leader: Leader, answers: Answers, run: Run) -> Outcome:
+    prepared = [
+        requests.parse(inputs(setup, index, run.features), info, decoupled=False)[0].request
+        for index in range(run.requests)
+    ]
+
+    def send(index: int) -> None:
+        leader.submit([prepared[index]], [_Heard(index, answers)])
+
+    seconds, cpu, tokens = closed_loop(run, send, lambda: answers.get(timeout=ANSWER_LIMIT_S))
+    return Outcome(seconds, tokens, cpu)
