@@ -14,12 +14,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.reference.processes import cpu_seconds, peak_memory, process_tree
 from benchmarks.reference.workload import BenchmarkFailed, Measure, Outcome, Run, Setup, check
 
 START_LIMIT_S = 600.0
 RUN_LIMIT_S = 600.0
 END_LIMIT_S = 60.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class Child:
         self._ours.send("device memory")
         device = self.receive(RUN_LIMIT_S)
         pids = process_tree(self._pid)
-        return Memory(sum(_peak(pid) for pid in (pids[1:] if device is None else pids)), device)
+        return Memory(sum(peak_memory(pid) for pid in (pids[1:] if device is None else pids)), device)
 
     def cpu_seconds(self) -> float:
         """CPU time of all its processes that still run."""
-        return sum(_cpu_seconds(pid) for pid in process_tree(self._pid))
+        return sum(cpu_seconds(pid) for pid in process_tree(self._pid))
 
     def end(self) -> None:
         """Let it end by itself, which it does when the pipe closes."""
@@ -150,39 +150,3 @@ def _device_memory() -> int | None:
     if torch is None:
         return None
     return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0
-
-
-def process_tree(pid: int) -> list[int]:
-    """A process and its descendants, itself first."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(_stat_fields(stat)[1])
-        except OSError:  # it has ended meanwhile
-            continue
-    tree = [pid]
-    for member in tree:
-        tree += [found for found, parent in parents.items() if parent == member]
-    return tree
-
-
-def _stat_fields(stat: Path) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; the name before it may hold blanks."""
-    return stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-
-
-def _cpu_seconds(pid: int) -> float:
-    try:
-        fields = _stat_fields(Path(f"/proc/{pid}/stat"))
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def _peak(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except OSError:
-        return 0
-    lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
-    return int(lines[0][1]) * 1024 if lines else 0

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from benchmarks.reference.children import Child, Task, child
 from benchmarks.reference.lines import ENGINE, FEATURES, TRITON, Line
+from benchmarks.reference.processes import machine_cpu_seconds
 from benchmarks.reference.results import Results, Sample
 from benchmarks.reference.workload import Answer, BenchmarkFailed, Outcome, Run, Setup
 
@@ -89,16 +90,20 @@ class Measurement:
 
     def _sample(self, line: Line, concurrency: int) -> Sample:
         others = [other for task, other in self._children.items() if task != line.task]
-        before, started = sum(other.cpu_seconds() for other in others), time.perf_counter()
-        outcome = self._children[line.task].measure(self._run(line, concurrency))
-        idle, elapsed = sum(other.cpu_seconds() for other in others) - before, time.perf_counter() - started
+        contender = self._children[line.task]
+        started, before = time.perf_counter(), _cpu(contender, others)
+        outcome = contender.measure(self._run(line, concurrency))
+        elapsed, after = time.perf_counter() - started, _cpu(contender, others)
+        own, idle, machine = (end - begin for begin, end in zip(before, after, strict=True))
         return Sample(
             line=line.name,
             concurrency=concurrency,
             tokens=outcome.tokens,
             seconds=outcome.seconds,
             sender_cpu=outcome.cpu_seconds / outcome.seconds,
+            own_cpu=own / elapsed,
             idle_cpu=idle / elapsed,
+            strange_cpu=(machine - own - idle) / elapsed,
             same_answers=self._same(outcome, self._answers.get(COMPARED[line.features])),
         )
 
@@ -107,3 +112,8 @@ class Measurement:
             return None
         pairs = zip(outcome.answers, others, strict=True)
         return sum(answer == other for answer, other in pairs) / len(others)
+
+
+def _cpu(contender: Child, others: list[Child]) -> tuple[float, float, float]:
+    """CPU seconds up to now of one contender, of the others, and of the whole machine."""
+    return contender.cpu_seconds(), sum(other.cpu_seconds() for other in others), machine_cpu_seconds()

@@ -25,8 +25,12 @@ class Sample:
     seconds: float
     sender_cpu: float
     """CPU of the process that sent the requests, in cores."""
+    own_cpu: float
+    """CPU of the contender, in cores; a server's client belongs to it."""
     idle_cpu: float
     """CPU of all other contenders together meanwhile, in cores."""
+    strange_cpu: float
+    """CPU of whatever else ran on the machine, in cores: a quiet one has next to none."""
     same_answers: float | None
     """Share of the answers that equal those of the line all are compared with."""
 

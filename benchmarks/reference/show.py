@@ -88,6 +88,11 @@ def _shares(samples: Sequence[Sample]) -> list[str]:
             "CPU of the contenders that wait while another is measured: "
             f"at most {max(sample.idle_cpu for sample in samples):.1%} of a core, all together"
         )
+        strange = [sample.strange_cpu for sample in samples]
+        notes.append(
+            "CPU of all other processes of the machine: "
+            f"{statistics.median(strange):.1%} of a core in the middle, {max(strange):.1%} at most"
+        )
     for features, other in COMPARED.items():
         same = [
             sample.same_answers

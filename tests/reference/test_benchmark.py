@@ -58,7 +58,9 @@ def judged(**rates: float) -> Results:
     }
     results = Results(FACTS, [names[name] for name in rates], [32])
     for name, rate in rates.items():
-        results.samples.append(Sample(names[name].name, 32, round(rate * 100), 100.0, 0.0, 0.0, None))
+        results.samples.append(
+            Sample(names[name].name, 32, round(rate * 100), 100.0, 0.0, 0.0, 0.0, 0.0, None)
+        )
     return results
 
 
@@ -83,11 +85,12 @@ def test_triton_is_judged_by_the_fastest_in_one_process(rates: dict[str, float],
 def test_report_shows_the_middle_round_with_its_spread_and_the_ratios() -> None:
     results = judged(triton=90, engine=100, generate=60)
     for tokens in (8000, 12000):
-        results.samples.append(Sample("triton", 32, tokens, 100.0, 0.25, 0.5, None))
+        results.samples.append(Sample("triton", 32, tokens, 100.0, 0.25, 1.5, 0.5, 0.75, None))
     text = report(results)
     assert "90.0 (80.0-120) |" in text
     assert "| triton / engine              | 0.90 |" in text
     assert "| triton / best of the library | 1.50 |" in text
     assert "at most 100 tokens/s at concurrency 1" in text
     assert "Triton's client: at most 25.0% of a core" in text
+    assert "75.0% at most" in text
     assert "kept: triton / engine = 0.90" in text
