@@ -22,7 +22,7 @@ BODY = {"text_input": "What is machine learning?", "max_tokens": 100, "end_id": 
 def stub_of(world: servers.World, rank: int) -> int:
     """The process of the ``tensorrt_llm`` model; its command line holds the model's path."""
     for pid in world.children(rank):
-        if b"tensorrt_llm" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"/tensorrt_llm/" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return pid
     raise AssertionError(f"rank {rank} has no such process")
 

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
     """
     info = EngineInfo.read(folder)
     _share_cores(world)
+    _log.info("rank %d: Python and the libraries took %.1f s", world.rank, _age_s())
     started = time.perf_counter()
     adapters = _adapters(info, world)
     model = load_model(folder, info, world, None if adapters is None else adapters.attach)
@@ -101,6 +103,13 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         limits.tokens_per_block,
     )
     return Engine(info, runner, limits, channel)
+
+
+def _age_s() -> float:
+    """Seconds since this process began: proc(5), field 22 of stat."""
+    began = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    up = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
+    return up - began / os.sysconf("SC_CLK_TCK")
 
 
 def _adapters(info: EngineInfo, world: World) -> Adapters | None:

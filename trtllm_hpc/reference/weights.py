@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +10,6 @@ from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import sharding
 from trtllm_hpc.reference.engine_folder import REBUILD, EngineFolder, EngineInfo
 from trtllm_hpc.reference.world import World
-
-_log = logging.getLogger(__name__)
 
 
 def write(model: Any, engine: EngineFolder, ranks: int) -> None:
@@ -53,13 +49,11 @@ def load_model(
             file is missing or not of this engine.
     """
     _check(engine, info, world)
-    started = time.perf_counter()
     import torch
     from transformers import GenerationConfig
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    imported = time.perf_counter()
     model = _without_weights(engine, info)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     _fill(model, engine, world, device)
@@ -70,12 +64,6 @@ def load_model(
         _join_ranks(model, str(device).partition(":")[0], world.size)
     # The model's own defaults (sampling, end tokens) would fill what a request leaves open.
     model.generation_config = GenerationConfig()
-    _log.info(
-        "rank %d: libraries imported in %.1f s, weights loaded in %.1f s",
-        world.rank,
-        imported - started,
-        time.perf_counter() - imported,
-    )
     return model
 
 
