@@ -174,6 +174,7 @@ def test_parameters_are_refused_by_name() -> None:
         ({"beam_width": [2], "temperature": [0.7]}, "temperature=0.7 cannot be had with beam_width=2"),
         ({"beam_width": [2], "num_return_sequences": [3]}, "num_return_sequences is 3"),
         ({"num_return_sequences": [0]}, "num_return_sequences is 0"),
+        ({"num_return_sequences": [2_000_000]}, "num_return_sequences is 2000000"),
         ({"temperature": [-0.5]}, "temperature is -0.5"),
         ({"temperature": [float("nan")]}, "temperature is nan"),
         ({"repetition_penalty": [0.0]}, "repetition_penalty is 0; it must be above 0"),

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 HARMLESS_PARAMETERS = frozenset({"Streaming"})
 """Request parameters that TensorRT-LLM's own client sends beside the tensor of the same meaning."""
 
+MOST_SEQUENCES = 1024
+"""Most sequences of one prompt; a number without a bound would take all memory before anything is generated."""
+
 _SEEDS = 1 << 64
 
 
@@ -101,6 +104,8 @@ def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[
                 f"{request.beam_width} finds no more than that."
             )
         return [Part(request, index, beams=count if "num_return_sequences" in row else request.beam_width)]
+    if count > MOST_SEQUENCES:
+        raise RequestFailed(f"num_return_sequences is {count}; it must be {MOST_SEQUENCES} at most.")
     seed = request.sampling.seed
     return [
         Part(
@@ -227,7 +232,9 @@ def _lora(row: Row, info: EngineInfo) -> LoraRequest | None:
             return None
         raise RequestFailed("lora_weights and lora_config need a lora_task_id, the adapter's number.")
     if info.max_lora_rank == 0:
-        raise RequestFailed("This engine was built without LoRA. Leave lora_task_id out, or build it anew.")
+        raise RequestFailed(
+            "This engine was built without LoRA: leave lora_task_id out, or build it with engine.max_lora_rank."
+        )
     if (weights is None) != (config is None):
         raise RequestFailed("lora_weights and lora_config belong together: send both, or only lora_task_id.")
     if weights is not None and config is not None:
