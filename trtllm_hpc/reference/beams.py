@@ -8,7 +8,7 @@ What TensorRT-LLM and transformers call by the same name differs a little in
 beam search, and here it is transformers' way: penalties, bias and bad words
 change the log-probabilities, not the logits before the softmax. A search
 ends, as TensorRT-LLM's does by default (``getEarlyStopping`` in
-``layers/defaultDecodingParams.h``, 0.16), when it has as many finished
+``layers/defaultDecodingParams.h``, read as of 2024), when it has as many finished
 sequences as beams.
 """
 

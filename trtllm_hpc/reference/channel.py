@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from trtllm_hpc.reference.peers import Peers
 from trtllm_hpc.reference.steps import Command, Signal
 from trtllm_hpc.reference.world import World
 
@@ -25,11 +27,20 @@ class Channel:
 
     def __init__(self, world: World) -> None:
         self._group: Any = None
+        self._peers: Peers | None = None
         if world.size > 1:
             import torch.distributed as dist
 
             dist.barrier()
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=LOST_AFTER_S))
+            self._group, others = (
+                dist.new_group(backend="gloo", timeout=timedelta(seconds=LOST_AFTER_S)) for _ in range(2)
+            )
+            self._peers = Peers(others)
+
+    def watch(self, on_lost: Callable[[RuntimeError], object]) -> None:
+        """Be told from another thread when a rank is lost, even while this one waits for its GPU."""
+        if self._peers is not None:
+            self._peers.watch(on_lost)
 
     def tell(self, command: Command) -> None:
         """Leader: send a command to all other ranks."""
@@ -56,10 +67,11 @@ class Channel:
         return int(value.item())
 
     def close(self) -> None:
-        """Leave the other ranks in order."""
-        if self._group is not None:
+        """Leave the other ranks in order. Collective."""
+        if self._peers is not None:
             import torch.distributed as dist
 
+            self._peers.leave()
             dist.destroy_process_group()
 
     def _answer_heartbeat(self, command: Command) -> None:

@@ -3,7 +3,7 @@
 Tokens are ordered by probability, equal ones by number, and the token is
 taken at which the running sum of the probabilities passes ``draw * top_p``
 of all. So top_p cuts the last token's share and does not scale the others,
-as in TensorRT-LLM 0.16 (``kernels/samplingTopKKernels.cu`` and
+as in TensorRT-LLM (as of 2024, ``kernels/samplingTopKKernels.cu`` and
 ``kernels/samplingTopPKernels.cu``).
 
 Sums are of integers, so that a row's token does not depend on the order in
@@ -17,7 +17,7 @@ import torch
 TOP_K_MAX = 1024
 """Larger bounds on the number of tokens are lowered to this.
 
-So does TensorRT-LLM 0.16 (``TOP_K_MAX`` in ``kernels/samplingTopKKernels.h``).
+So does TensorRT-LLM (as of 2024, ``TOP_K_MAX`` in ``kernels/samplingTopKKernels.h``).
 """
 
 _SCALE = 2.0**40

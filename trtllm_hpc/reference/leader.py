@@ -117,6 +117,7 @@ class Leader:
 
     def start(self) -> None:
         """Begin to serve."""
+        _watch(self._channel, self._ending, 0)
         self._thread.start()
 
     def submit(self, requests: Sequences[GenerationRequest], listeners: Sequences[Listener]) -> list[int]:
@@ -296,6 +297,7 @@ def follow(executor: Executor, channel: Channel, ending: Ending, rank: int) -> N
 
     Any error ends this rank and its server: the leader cannot go on without it.
     """
+    _watch(channel, ending, rank)
     try:
         while (command := channel.listen()) is not Signal.STOP:
             if isinstance(command, Step):
@@ -305,3 +307,7 @@ def follow(executor: Executor, channel: Channel, ending: Ending, rank: int) -> N
     except BaseException as error:  # noqa: BLE001 - whatever it was, the ranks are out of step now
         _log.exception("rank %d: the follower's loop failed", rank)
         ending.die(f"Rank {rank} lost another rank or failed: {first_sentence(error)}")
+
+
+def _watch(channel: Channel, ending: Ending, rank: int) -> None:
+    channel.watch(lambda error: ending.die(f"Rank {rank} lost another rank: {first_sentence(error)}"))

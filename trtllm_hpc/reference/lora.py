@@ -9,7 +9,7 @@ into a CUDA graph. A row without an adapter gets zeros added.
 Numbers of the modules and layout of the tensors are TensorRT-LLM's
 (``docs/source/advanced/lora.md``, and for the layers that the numbers mean
 ``get_default_trtllm_modules_to_hf_modules`` in ``tensorrt_llm/lora_manager.py``,
-0.18; the two differ in what they call gate and up, and the code decides).
+as of 2025; the two differ in what they call gate and up, and the code decides).
 """
 
 from __future__ import annotations

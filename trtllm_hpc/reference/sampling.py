@@ -5,7 +5,7 @@ only some rows ask for leaves the others' scores as they are, bit by bit.
 Which rules a step needs is known on the host, so that a step of greedy
 requests costs little more than finding the largest logit.
 
-The rules and their order are TensorRT-LLM 0.16's (``kernels/penaltyKernels.cu``,
+The rules and their order are TensorRT-LLM's, as of 2024 (``kernels/penaltyKernels.cu``,
 ``layers/layersFactory.h``): embedding bias, temperature, repetition penalty,
 presence penalty, frequency penalty, minimum length, bad words. The
 prompt's tokens count for all three penalties. Temperature, penalties and

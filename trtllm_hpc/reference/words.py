@@ -1,7 +1,7 @@
 """Bad and stop words of the running requests, compared with the ends of their sequences on the device.
 
 A word may have begun in the prompt, for bad and for stop words alike, as in
-TensorRT-LLM 0.16 (``kernels/banBadWords.cu``, ``kernels/stopCriteriaKernels.cu``).
+TensorRT-LLM, as of 2024 (``kernels/banBadWords.cu``, ``kernels/stopCriteriaKernels.cu``).
 """
 
 from __future__ import annotations
