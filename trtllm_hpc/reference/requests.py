@@ -25,7 +25,7 @@ HARMLESS_PARAMETERS = frozenset({"Streaming"})
 """Request parameters that TensorRT-LLM's own client sends beside the tensor of the same meaning."""
 
 MOST_SEQUENCES = 1024
-"""Most sequences of one prompt; a number without a bound would take all memory before anything is generated."""
+"""Most sequences of one prompt: without a bound they would take all memory before anything is generated."""
 
 _SEEDS = 1 << 64
 
@@ -233,7 +233,8 @@ def _lora(row: Row, info: EngineInfo) -> LoraRequest | None:
         raise RequestFailed("lora_weights and lora_config need a lora_task_id, the adapter's number.")
     if info.max_lora_rank == 0:
         raise RequestFailed(
-            "This engine was built without LoRA: leave lora_task_id out, or build it with engine.max_lora_rank."
+            "This engine was built without LoRA: leave lora_task_id out, or build it with "
+            "engine.max_lora_rank."
         )
     if (weights is None) != (config is None):
         raise RequestFailed("lora_weights and lora_config belong together: send both, or only lora_task_id.")
