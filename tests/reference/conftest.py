@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import pytest
 from trtllm_hpc.reference import build, synthetic
 from trtllm_hpc.reference.text import TextTokenizer
 
-from . import servers
+from . import clients, oracle, servers
+from .oracle import Oracle
 
 Generate = Callable[[list[int], int, int | None], list[int]]
+Greedy = Callable[[servers.World, list[int], int, int | None], list[int]]
 
 LIMITS = ("--max-batch-size", "8", "--max-input-len", "96", "--max-seq-len", "128")
 
@@ -37,22 +40,44 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @pytest.fixture(scope="session")
+def served(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """What the servers load, for each world size; longer answers on GPUs, and other weights in bfloat16."""
+    folder = tmp_path_factory.mktemp("served")
+    if not oracle.ON_GPU and oracle.DTYPE == "float32":
+        return engines
+    oracle.make_model().save_pretrained(folder / "source")
+    shutil.copytree(engines[1] / "tokenizer", folder / "source", dirs_exist_ok=True)
+    limits = (*LIMITS[:-1], str(oracle.MAX_SEQ_LEN))
+    for size in engines:
+        arguments = [
+            "--output",
+            str(folder / f"tp{size}"),
+            "--tensor-parallel",
+            str(size),
+            *limits,
+            *FEATURES,
+        ]
+        assert build.main([*arguments, "--model", str(folder / "source"), "--dtype", oracle.DTYPE]) == 0
+    return {size: folder / f"tp{size}" for size in engines}
+
+
+@pytest.fixture(scope="session")
 def tokenizer(engines: dict[int, Path]) -> TextTokenizer:
     return TextTokenizer(engines[1] / "tokenizer")
 
 
 @pytest.fixture(scope="session")
-def repository(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(served: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository for two ranks."""
-    return servers.write_repository(tmp_path_factory.mktemp("repository") / "tp2", engines[2])
+    return servers.write_repository(tmp_path_factory.mktemp("repository") / "tp2", served[2])
 
 
 @pytest.fixture(scope="session")
-def alone(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.World]:
+def alone(served: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.World]:
     """One rank, decoupled; its BLS model accumulates tokens."""
     folder = tmp_path_factory.mktemp("alone")
     repository = servers.write_repository(
-        folder / "repository", engines[1], decoupled=True, bls_instances=2, accumulate_tokens="true"
+        folder / "repository", served[1], decoupled=True, bls_instances=2, accumulate_tokens="true"
     )
     with servers.start(folder / "run", repository, 1) as world:
         yield world
@@ -86,3 +111,39 @@ def greedy(plain_model: Any) -> Generate:
         return tokens
 
     return generate
+
+
+@pytest.fixture(scope="session")
+def judge(request: pytest.FixtureRequest) -> Iterator[Oracle]:
+    """Knows the right answers of ``alone`` and ``pair``."""
+    made = Oracle(oracle.make_model().float())
+    yield made
+    request.config.stash[DEVIATIONS] = made
+
+
+@pytest.fixture
+def greedy_alone(judge: Oracle) -> Greedy:
+    """New tokens of a prompt that an idle server answers, seen to be the right ones."""
+
+    def ask(world: servers.World, prompt: list[int], count: int, end_id: int | None) -> list[int]:
+        end = {} if end_id is None else {"end_id": end_id}
+        inputs = clients.token_inputs(prompt, count, exclude_input_in_output=True, **end)
+        found = clients.tokens(clients.ask_one(world, "tensorrt_llm", inputs))
+        judge.check_greedy(prompt, found, count, end_id)
+        return found
+
+    return ask
+
+
+DEVIATIONS = pytest.StashKey[Oracle]()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say how far the servers were from float32."""
+    made = config.stash.get(DEVIATIONS, None)
+    if made is not None:
+        bounds = {kind: getattr(made.bounds, kind) for kind in made.seen}
+        shown = ", ".join(
+            f"{kind} {value:.2g} (at most {bounds[kind]:g})" for kind, value in made.seen.items()
+        )
+        terminalreporter.write_line(f"largest deviations in {oracle.DTYPE}: {shown or 'none measured'}")

@@ -22,7 +22,7 @@ from typing import Any
 from trtllm_hpc.reference.repository import MODELS, model_source
 from trtllm_hpc.render.environment import render_template
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 120.0
 MAX_BATCH_SIZE = 8
 
 
@@ -230,5 +230,6 @@ def _environment(folder: Path, rank: int, size: int, master_port: int) -> dict[s
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(master_port),
         "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
         "TRTLLM_HPC_RANK_FAILURE": str(folder / f"failure{rank}.txt"),
     }

@@ -15,7 +15,8 @@ from tritonclient.utils import InferenceServerException
 
 from . import servers
 from .clients import ask, ask_one, metric, stream, tensor, token_inputs, tokens, wait_idle, wait_until
-from .conftest import Generate
+from .conftest import Greedy
+from .oracle import LONG, MAX_SEQ_LEN, Oracle
 from .servers import World
 
 pytestmark = pytest.mark.triton
@@ -24,7 +25,7 @@ PROMPT = [1, 50, 60, 70, 80]
 STOP = {"input_ids": [[0]], "input_lengths": 0, "request_output_len": 0, "stop": True}
 """What TensorRT-LLM's client sends to stop a request."""
 
-SAMPLED = {"runtime_top_k": 40, "temperature": 1.5, "random_seed": 11}
+SAMPLED: dict[str, Any] = {"runtime_top_k": 40, "temperature": 1.5, "random_seed": 11}
 
 
 @pytest.fixture(params=["alone", "pair"])
@@ -41,20 +42,15 @@ def new_tokens(world: World, count: int, **values: Any) -> list[int]:
     return tokens(infer(world, count, exclude_input_in_output=True, **values))
 
 
-def test_logits_and_log_probs_are_those_of_the_model(world: World, plain_model: Any) -> None:
-    import torch
-
+def test_logits_and_log_probs_are_those_of_the_model(world: World, judge: Oracle) -> None:
     wanted = dict.fromkeys(("return_context_logits", "return_generation_logits", "return_log_probs"), True)
     answer = infer(world, 6, **wanted)
-    whole = torch.tensor(answer.as_numpy("output_ids")[0])
-    with torch.no_grad():
-        logits = plain_model(whole).logits[0]
-    context, generation = logits[: len(PROMPT)], logits[len(PROMPT) - 1 : -1]
-    chosen = torch.log_softmax(generation, -1).gather(1, whole[0, len(PROMPT) :, None].long())[:, 0]
-    assert answer.as_numpy("context_logits")[0] == pytest.approx(context.numpy(), abs=1e-4)
-    assert answer.as_numpy("generation_logits")[0, 0] == pytest.approx(generation.numpy(), abs=1e-4)
-    assert answer.as_numpy("output_log_probs")[0, 0] == pytest.approx(chosen.numpy(), abs=1e-4)
-    assert answer.as_numpy("cum_log_probs")[0, 0] == pytest.approx(chosen.sum().item(), abs=1e-4)
+    new = tokens(answer)[len(PROMPT) :]
+    judge.check_logits(
+        PROMPT, new, answer.as_numpy("context_logits")[0], answer.as_numpy("generation_logits")[0, 0]
+    )
+    total = answer.as_numpy("cum_log_probs").item()
+    judge.check_log_probs(PROMPT, new, answer.as_numpy("output_log_probs")[0, 0], total)
 
 
 def test_only_what_was_asked_for_comes_back(world: World) -> None:
@@ -62,15 +58,19 @@ def test_only_what_was_asked_for_comes_back(world: World) -> None:
     assert outputs == {"output_ids", "sequence_length"}
 
 
-def test_seed_alone_decides_what_is_sampled(world: World) -> None:
-    alone = new_tokens(world, 12, **SAMPLED)
-    with ThreadPoolExecutor(6) as threads:
-        seeds = [11, 12, 13, 11, 14, 11]
-        together = list(
-            threads.map(lambda seed: new_tokens(world, 12, **{**SAMPLED, "random_seed": seed}), seeds)
-        )
-    assert together[0] == together[3] == together[5] == alone
-    assert len({tuple(found) for found in together}) > 1
+def test_seed_alone_decides_what_is_sampled(world: World, judge: Oracle) -> None:
+    seeds = [11, 12, 13, 11, 14, 11]
+
+    def sampled(seed: int) -> list[int]:
+        return new_tokens(world, 12, **{**SAMPLED, "random_seed": seed})
+
+    alone = {seed: sampled(seed) for seed in seeds}
+    assert alone[11] == sampled(11)
+    with ThreadPoolExecutor(len(seeds)) as threads:
+        for seed, found in zip(seeds, threads.map(sampled, seeds), strict=True):
+            judge.check_drawn(PROMPT, found, {**SAMPLED, "random_seed": seed}, alone[seed])
+    assert len({tuple(found) for found in alone.values()}) == 4
+    assert not judge.is_drawn(PROMPT, alone[12], SAMPLED)
 
 
 def test_no_bad_word_is_generated(world: World) -> None:
@@ -92,9 +92,8 @@ def test_bias_decides_what_is_likely(world: World) -> None:
     assert new_tokens(world, 4, embedding_bias=bias) == [99] * 4
 
 
-def test_penalties_and_minimum_length_change_the_answer(world: World, greedy: Generate) -> None:
-    plain = greedy(PROMPT, 16, None)
-    assert new_tokens(world, 16) == plain
+def test_penalties_and_minimum_length_change_the_answer(world: World, greedy_alone: Greedy) -> None:
+    plain = greedy_alone(world, PROMPT, 16, None)
     end = plain[2]
     assert new_tokens(world, 16, end_id=end) == plain[: plain.index(end) + 1]
     longer = new_tokens(world, 16, end_id=end, min_length=6)
@@ -105,31 +104,27 @@ def test_penalties_and_minimum_length_change_the_answer(world: World, greedy: Ge
     assert repeated.count(99) == 1
 
 
-def test_beams_are_those_of_transformers(world: World, plain_model: Any) -> None:
-    import torch
-
-    answer = infer(world, 6, beam_width=3, len_penalty=1.0, end_id=2)
-    expected = plain_model.generate(
-        torch.tensor([PROMPT]),
-        max_new_tokens=6,
+def test_beams_are_those_of_transformers(world: World, judge: Oracle) -> None:
+    search = {"beam_width": 3, "len_penalty": 1.0, "end_id": 2}
+    answer = infer(world, 6, return_log_probs=True, **search)
+    lengths = answer.as_numpy("sequence_length")[0].tolist()
+    found = answer.as_numpy("output_ids")[0].tolist()
+    judge.check_beams(
+        PROMPT,
+        [row[len(PROMPT) : length] for row, length in zip(found, lengths, strict=True)],
+        list(answer.as_numpy("output_log_probs")[0]),
+        count=6,
+        end_id=2,
         num_beams=3,
         num_return_sequences=3,
-        do_sample=False,
-        eos_token_id=2,
-        pad_token_id=2,
         length_penalty=1.0,
         early_stopping=True,
-    ).tolist()
-    found = answer.as_numpy("output_ids")[0].tolist()
-    lengths = answer.as_numpy("sequence_length")[0].tolist()
-    assert [row[:length] for row, length in zip(found, lengths, strict=True)] == [
-        row[:length] for row, length in zip(expected, lengths, strict=True)
-    ]
-    best = infer(world, 6, beam_width=3, num_return_sequences=1, len_penalty=1.0, end_id=2)
+    )
+    best = infer(world, 6, num_return_sequences=1, **search)
     assert best.as_numpy("output_ids").tolist() == [found[:1]]
 
 
-def test_batch_comes_back_as_one_response_a_prompt(alone: World, greedy: Generate) -> None:
+def test_batch_comes_back_as_one_response_a_prompt(alone: World, judge: Oracle) -> None:
     other = [1, 9, 8]
     answers = ask(
         alone,
@@ -141,21 +136,24 @@ def test_batch_comes_back_as_one_response_a_prompt(alone: World, greedy: Generat
         },
     )
     found = {int(answer.as_numpy("batch_index")[0, 0]): tokens(answer) for answer in answers}
-    assert found == {0: PROMPT + greedy(PROMPT, 4, None), 1: other + greedy(other, 6, None)}
+    for index, prompt, count in ((0, PROMPT, 4), (1, other, 6)):
+        assert found[index][: len(prompt)] == prompt
+        judge.check_greedy(prompt, found[index][len(prompt) :], count, None)
 
 
-def test_each_return_sequence_has_its_index_and_its_seed(alone: World) -> None:
+def test_each_return_sequence_has_its_index_and_its_seed(alone: World, judge: Oracle) -> None:
     answers = ask(alone, "tensorrt_llm", token_inputs(PROMPT, 12, num_return_sequences=3, **SAMPLED))
     found = {int(answer.as_numpy("sequence_index")[0, 0]): tokens(answer) for answer in answers}
     assert sorted(found) == [0, 1, 2]
     for index, whole in found.items():
-        seed = SAMPLED["random_seed"] + index
-        assert whole == PROMPT + new_tokens(alone, 12, **{**SAMPLED, "random_seed": int(seed)})
+        settings = {**SAMPLED, "random_seed": SAMPLED["random_seed"] + index}
+        judge.check_drawn(PROMPT, whole[len(PROMPT) :], settings, new_tokens(alone, 12, **settings))
 
 
-def test_streaming_gives_one_response_a_token(alone: World, greedy: Generate) -> None:
+def test_streaming_gives_one_response_a_token(alone: World, greedy_alone: Greedy) -> None:
+    expected = greedy_alone(alone, PROMPT, 8, None)
     answers = ask(alone, "tensorrt_llm", token_inputs(PROMPT, 8, streaming=True))
-    assert [tokens(answer) for answer in answers] == [[token] for token in greedy(PROMPT, 8, None)]
+    assert [tokens(answer) for answer in answers] == [[token] for token in expected]
 
 
 def test_streamed_log_probs_and_logits_are_those_of_the_whole(alone: World) -> None:
@@ -171,18 +169,18 @@ def test_streamed_log_probs_and_logits_are_those_of_the_whole(alone: World) -> N
 
 def test_short_request_does_not_wait_for_a_long_one(alone: World) -> None:
     with stream(alone) as long, stream(alone) as short:
-        long.send("tensorrt_llm", token_inputs(PROMPT, 120, streaming=True))
+        long.send("tensorrt_llm", token_inputs(PROMPT, LONG, streaming=True))
         long.next()
         short.send("tensorrt_llm", token_inputs([1, 9], 2))
         assert len(tokens(short.next())) == 4
         rest = long.rest()
-    assert len(rest) == 119
+    assert len(rest) == LONG - 1
 
 
 def test_stop_request_ends_the_request_of_its_id_and_keeps_the_tokens(world: World) -> None:
-    whole = PROMPT + new_tokens(world, 120)
+    whole = PROMPT + new_tokens(world, LONG)
     with stream(world) as opened, stream(world) as other:
-        opened.send("tensorrt_llm", token_inputs(PROMPT, 120), request_id="seven")
+        opened.send("tensorrt_llm", token_inputs(PROMPT, LONG), request_id="seven")
         wait_until(lambda: metric(world, "nv_trt_llm_request_metrics", "active") > 0)
         answer = ask_one(world, "tensorrt_llm", STOP, request_id="seven")
         assert not answer.get_response().outputs
@@ -206,11 +204,11 @@ def test_client_that_goes_away_frees_its_place(world: World) -> None:
     wait_idle(world)
     before = steps()
     with stream(world) as opened:
-        opened.send("tensorrt_llm", token_inputs(PROMPT, 120))
+        opened.send("tensorrt_llm", token_inputs(PROMPT, LONG))
         wait_until(lambda: steps() > before)
         opened.cancel()
     wait_idle(world)
-    assert 0 < steps() - before < 120
+    assert 0 < steps() - before < LONG
     assert metric(world, "nv_trt_llm_request_metrics", "active") == 0
 
 
@@ -258,10 +256,13 @@ def test_model_that_is_not_decoupled_says_so(pair: World, values: dict[str, Any]
 
 
 @pytest.fixture
-def narrow(engines: dict[int, Path], tmp_path: Path) -> Iterator[World]:
+def narrow(served: dict[int, Path], tmp_path: Path) -> Iterator[World]:
     """A server with room for one long request and a queue of one."""
     repository = servers.write_repository(
-        tmp_path / "repository", engines[1], max_queue_size="1", max_tokens_in_paged_kv_cache="128"
+        tmp_path / "repository",
+        served[1],
+        max_queue_size="1",
+        max_tokens_in_paged_kv_cache=str(MAX_SEQ_LEN),
     )
     with servers.start(tmp_path / "run", repository, 1) as world:
         yield world
@@ -269,9 +270,9 @@ def narrow(engines: dict[int, Path], tmp_path: Path) -> Iterator[World]:
 
 def test_requests_wait_for_kv_cache_and_then_the_queue_is_full(narrow: World) -> None:
     with stream(narrow) as first, stream(narrow) as second:
-        first.send("tensorrt_llm", token_inputs(PROMPT, 120))
+        first.send("tensorrt_llm", token_inputs(PROMPT, LONG))
         wait_until(lambda: metric(narrow, "nv_trt_llm_kv_cache_block_metrics", "used") > 0)
-        second.send("tensorrt_llm", token_inputs(PROMPT, 120))
+        second.send("tensorrt_llm", token_inputs(PROMPT, LONG))
         wait_until(lambda: metric(narrow, "nv_trt_llm_request_metrics", "waiting") == 1)
         assert status_of(narrow, token_inputs(PROMPT, 2)) == "StatusCode.UNAVAILABLE"
         assert "queue is full" in narrow.generate({"text_input": "x", "max_tokens": 2})[1]["error"]

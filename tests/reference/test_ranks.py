@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference.world import World
 
 from . import servers
+from .oracle import LONG
+from .two_peers import LOST
 
-BODY = {"text_input": "What is machine learning?", "max_tokens": 100, "end_id": -1}
+BODY = {"text_input": "What is machine learning?", "max_tokens": LONG - 20, "end_id": -1}
 
 
 def stub_of(world: servers.World, rank: int) -> int:
@@ -84,6 +87,25 @@ def assert_gone(pids: list[int]) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline, "processes of a dead server are left"
         time.sleep(0.1)
+
+
+def test_loss_is_noticed_by_a_rank_that_waits_for_something_else() -> None:
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(servers.free_ports(1)[0])}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.reference.two_peers"],
+            env={**os.environ, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == b"watching\n"
+    ranks[1].kill()
+    assert [rank.wait(10) for rank in ranks] == [LOST, -signal.SIGKILL]
+    for rank in ranks:
+        rank.communicate()
 
 
 @pytest.mark.parametrize(

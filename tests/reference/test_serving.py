@@ -10,7 +10,8 @@ import pytest
 from trtllm_hpc.reference.text import TextTokenizer
 
 from .clients import ask_one, token_inputs
-from .conftest import Generate
+from .conftest import Greedy
+from .oracle import MAX_SEQ_LEN, Oracle
 from .servers import World
 
 pytestmark = pytest.mark.triton
@@ -42,77 +43,81 @@ def infer(world: World, prompt: list[int], count: int, **values: Any) -> Any:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_tokens_over_grpc_equal_transformers(
-    world: World, prompt: str, tokenizer: TextTokenizer, greedy: Generate
+    world: World, prompt: str, tokenizer: TextTokenizer, judge: Oracle
 ) -> None:
     tokens = tokenizer.encode(prompt)
     answer = infer(world, tokens, NEW_TOKENS)
-    expected = tokens + greedy(tokens, NEW_TOKENS, END)
-    assert answer.as_numpy("output_ids").tolist() == [[expected]]
-    assert answer.as_numpy("sequence_length").tolist() == [[len(expected)]]
+    (whole,) = answer.as_numpy("output_ids")[0].tolist()
+    assert whole[: len(tokens)] == tokens
+    judge.check_greedy(tokens, whole[len(tokens) :], NEW_TOKENS, END)
+    assert answer.as_numpy("sequence_length").tolist() == [[len(whole)]]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_text_over_http_equals_transformers(
-    world: World, prompt: str, tokenizer: TextTokenizer, greedy: Generate
+    world: World, prompt: str, tokenizer: TextTokenizer, greedy_alone: Greedy
 ) -> None:
     words = {"bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
     status, answer = world.generate({"text_input": prompt, "max_tokens": 20, **words})
     tokens = tokenizer.encode(prompt)
-    assert (status, answer["text_output"]) == (200, tokenizer.decode(tokens + greedy(tokens, 20, END)))
+    expected = tokenizer.decode(tokens + greedy_alone(world, tokens, 20, END))
+    assert (status, answer["text_output"]) == (200, expected)
 
 
 def test_eight_requests_at_once_each_get_their_own_answer(
-    world: World, tokenizer: TextTokenizer, greedy: Generate
+    world: World, tokenizer: TextTokenizer, judge: Oracle, greedy_alone: Greedy
 ) -> None:
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+    alone = [greedy_alone(world, prompt, NEW_TOKENS, END) for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as threads:
         over_grpc = threads.map(lambda tokens: infer(world, tokens, NEW_TOKENS), prompts)
         over_http = threads.map(
             lambda text: world.generate({"text_input": text, "max_tokens": NEW_TOKENS}), PROMPTS
         )
-        for tokens, outputs, (status, answer) in zip(prompts, over_grpc, over_http, strict=True):
-            expected = tokens + greedy(tokens, NEW_TOKENS, END)
-            assert outputs.as_numpy("output_ids").tolist() == [[expected]]
-            assert (status, answer["text_output"]) == (200, tokenizer.decode(expected))
+        for prompt, known, outputs, (status, answer) in zip(
+            prompts, alone, over_grpc, over_http, strict=True
+        ):
+            (whole,) = outputs.as_numpy("output_ids")[0].tolist()
+            assert whole[: len(prompt)] == prompt
+            judge.check_greedy(prompt, whole[len(prompt) :], NEW_TOKENS, END)
+            assert status == 200
+            judge.check_text(answer["text_output"], tokenizer, prompt, known)
 
 
-def test_input_can_be_excluded(world: World, tokenizer: TextTokenizer, greedy: Generate) -> None:
+def test_input_can_be_excluded(world: World, tokenizer: TextTokenizer, greedy_alone: Greedy) -> None:
     tokens = tokenizer.encode(PROMPTS[0])
+    new = greedy_alone(world, tokens, 5, END)
     outputs = infer(world, tokens, 5, exclude_input_in_output=True)
-    assert outputs.as_numpy("output_ids").tolist() == [[greedy(tokens, 5, END)]]
+    assert outputs.as_numpy("output_ids").tolist() == [[new]]
     assert outputs.as_numpy("sequence_length").tolist() == [[5]]
     body = {"text_input": PROMPTS[0], "max_tokens": 5, "exclude_input_in_output": True}
-    assert world.generate(body)[1]["text_output"] == tokenizer.decode(greedy(tokens, 5, END))
+    assert world.generate(body)[1]["text_output"] == tokenizer.decode(new)
 
 
-def test_generation_ends_at_the_end_token(world: World, tokenizer: TextTokenizer, greedy: Generate) -> None:
+def test_generation_ends_at_the_end_token(
+    world: World, tokenizer: TextTokenizer, greedy_alone: Greedy
+) -> None:
     tokens = tokenizer.encode(PROMPTS[0])
-    end = greedy(tokens, 4, None)[3]
+    end = greedy_alone(world, tokens, 4, None)[3]
     body = {"text_input": PROMPTS[0], "max_tokens": 20, "end_id": end}
-    expected = greedy(tokens, 20, end)
+    expected = greedy_alone(world, tokens, 20, end)
     assert len(expected) <= 4
     assert world.generate(body)[1]["text_output"] == tokenizer.decode(tokens + expected)
 
 
-def test_log_probs_equal_those_of_the_model(world: World, plain_model: Any, tokenizer: TextTokenizer) -> None:
-    import torch
-
-    tokens = tokenizer.encode(PROMPTS[1])
-    outputs = infer(world, tokens, 6, return_log_probs=True)
-    whole = torch.tensor(outputs.as_numpy("output_ids")[0])
-    with torch.no_grad():
-        logits = plain_model(whole).logits[0]
-    rows = torch.log_softmax(logits, -1)[len(tokens) - 1 : -1]
-    expected = rows.gather(1, whole[0, len(tokens) :, None].long())[:, 0]
-    assert outputs.as_numpy("output_log_probs")[0, 0] == pytest.approx(expected.numpy(), abs=1e-4)
-    assert outputs.as_numpy("cum_log_probs")[0, 0] == pytest.approx(expected.sum().item(), abs=1e-4)
+def test_log_probs_equal_those_of_the_model(world: World, judge: Oracle, tokenizer: TextTokenizer) -> None:
+    prompt = tokenizer.encode(PROMPTS[1])
+    outputs = infer(world, prompt, 6, return_log_probs=True)
+    new = outputs.as_numpy("output_ids")[0, 0].tolist()[len(prompt) :]
+    total = outputs.as_numpy("cum_log_probs").item()
+    judge.check_log_probs(prompt, new, outputs.as_numpy("output_log_probs")[0, 0], total)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"text_input": "a b c d " * 40}, "max_input_len 96"),
-        ({"max_tokens": 127}, "max_seq_len 128"),
+        ({"max_tokens": MAX_SEQ_LEN - 1}, f"max_seq_len {MAX_SEQ_LEN}"),
         ({"max_tokens": 0}, "must be at least 1"),
         ({"temperature": -0.7}, "temperature is -0.7"),
         ({"top_k": -1}, "runtime_top_k is -1"),

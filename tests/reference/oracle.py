@@ -1,0 +1,236 @@
+"""What answers are held against: transformers' own float32 computation with the engine's weights, on the CPU.
+
+``TRTLLM_HPC_TEST_DTYPE`` names the type in which the servers compute. In
+float32, the default, tokens are equal and numbers differ by 1e-4 at most, on
+CPUs and on GPUs.
+
+In bfloat16 a number has 8 significant bits, and each kernel, size of batch
+and number of ranks rounds at other places. Tokens of a longer answer cannot be
+equal then: one near-tie decided otherwise changes all that follow. So each
+answer is checked token by token, after the tokens that it begins with itself
+(teacher forcing): a greedy token must be the likeliest, or less likely than
+that by no more than rounding explains; logits and log-probabilities must be
+those of float32 within ``BFLOAT16``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trtllm_hpc.reference import synthetic
+from trtllm_hpc.reference.text import TextTokenizer
+
+DTYPE = os.environ.get("TRTLLM_HPC_TEST_DTYPE", "float32")
+ON_GPU = Path("/dev/nvidiactl").exists()
+MAX_SEQ_LEN = 2048 if ON_GPU else 128
+"""A GPU needs longer answers for something to happen during one."""
+
+LONG = MAX_SEQ_LEN - 8
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far a server may be from float32."""
+
+    tie: float
+    """Between the logits of a greedy token and of the likeliest."""
+    logit: float
+    logits_rms: float
+    """Root of the mean square over all logits of an answer."""
+    log_prob: float
+
+
+FLOAT32 = Bounds(tie=0.0, logit=1e-4, logits_rms=1e-4, log_prob=1e-4)
+BFLOAT16 = Bounds(tie=0.4, logit=0.6, logits_rms=0.1, log_prob=0.3)
+"""The logits of the model here have a standard deviation of 1.6.
+
+transformers' own forward pass in bfloat16 on a CPU is up to 0.30 from float32
+in a logit (0.043 in the root of the mean square), 0.17 in a log-probability and
+0.18 between a greedy token and the likeliest, in 16 answers of 24 tokens.
+"""
+
+
+def make_model() -> Any:
+    """The model of the engines that the servers load, in ``DTYPE``.
+
+    Weights of half the size for bfloat16: as they are, they make the model
+    so sensitive that rounding changes logits by a tenth of their spread.
+    """
+    import torch
+
+    model = synthetic.make_model(seed=0, dtype="float32", max_seq_len=MAX_SEQ_LEN).eval()
+    if DTYPE != "float32":
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.data *= 0.5
+    return model.to(getattr(torch, DTYPE))
+
+
+@dataclass
+class Oracle:
+    """Checks a server's answers; the numbers that it checks are those of ``model``, in float32."""
+
+    model: Any
+    bounds: Bounds = FLOAT32 if DTYPE == "float32" else BFLOAT16
+    seen: dict[str, float] = field(default_factory=dict)
+    """The largest deviation of each kind so far."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether tokens must be equal."""
+        return self.bounds.tie == 0.0
+
+    def generate(
+        self, prompt: Sequence[int], count: int, end_id: int | None, **options: Any
+    ) -> list[list[int]]:
+        """New tokens by transformers' own ``generate``, a row a sequence."""
+        import torch
+
+        options = {"do_sample": False, "eos_token_id": end_id, "pad_token_id": 2, **options}
+        output = self.model.generate(torch.tensor([prompt]), max_new_tokens=count, **options)
+        rows: list[list[int]] = output[:, len(prompt) :].tolist()
+        return rows
+
+    def logits(self, tokens: Sequence[int]) -> Array:
+        """[tokens, vocabulary]"""
+        import torch
+
+        with torch.no_grad():
+            found: Array = self.model(torch.tensor([tokens])).logits[0].numpy()
+        return found
+
+    def before(self, prompt: Sequence[int], new: Sequence[int]) -> Array:
+        """The logits that each new token was chosen by, [new tokens, vocabulary]."""
+        return self.logits([*prompt, *new])[len(prompt) - 1 : -1]
+
+    def check_greedy(self, prompt: Sequence[int], new: Sequence[int], count: int, end_id: int | None) -> None:
+        """These are the ``count`` new tokens of a greedy answer, or fewer up to the end token."""
+        if self.is_exact:
+            assert list(new) == self.generate(prompt, count, end_id)[0]
+            return
+        assert len(new) == count or (0 < len(new) < count and new[-1] == end_id)
+        assert end_id not in new[:-1]
+        logits = self.before(prompt, new)
+        self._hold("tie", logits.max(-1) - logits[np.arange(len(new)), new])
+
+    def certain(self, prompt: Sequence[int], new: Sequence[int]) -> list[int]:
+        """The tokens of a greedy answer up to the first one that rounding may change."""
+        if self.is_exact:
+            return list(new)
+        likeliest = np.sort(self.before(prompt, new), axis=-1)[:, -2:]
+        ties = np.flatnonzero(likeliest[:, 1] - likeliest[:, 0] <= self.bounds.tie)
+        return list(new)[: ties[0] if len(ties) else None]
+
+    def check_text(
+        self,
+        text: str,
+        tokenizer: TextTokenizer,
+        prompt: Sequence[int],
+        alone: Sequence[int],
+        *,
+        with_prompt: bool = True,
+    ) -> None:
+        """This is the text of a greedy answer in company; the same alone are the tokens ``alone``."""
+        certain = self.certain(prompt, alone)
+        expected = tokenizer.decode([*(prompt if with_prompt else ()), *certain])
+        if len(certain) == len(alone):
+            assert text == expected
+        else:
+            # The first bytes of a letter may stand at the end.
+            assert text.startswith(expected.rstrip("\ufffd"))
+
+    def check_logits(
+        self, prompt: Sequence[int], new: Sequence[int], context: Array, generation: Array
+    ) -> None:
+        """These are a prompt's logits, and those that the new tokens were chosen by."""
+        whole = self.logits([*prompt, *new])[:-1]
+        found = np.concatenate([context, generation[1:]])
+        assert generation[0] == pytest.approx(context[-1], abs=self.bounds.logit)
+        self._hold("logit", np.abs(found - whole))
+        self._hold("logits_rms", np.sqrt(np.square(found - whole).mean(keepdims=True)))
+
+    def log_probs(self, prompt: Sequence[int], new: Sequence[int]) -> Array:
+        """Natural logarithms of the new tokens' probabilities."""
+        logits = self.before(prompt, new)
+        totals = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
+        found: Array = logits[np.arange(len(new)), new] - totals
+        return found
+
+    def check_log_probs(
+        self, prompt: Sequence[int], new: Sequence[int], found: Array, cumulative: float
+    ) -> None:
+        """These are the new tokens' log-probabilities and their sum."""
+        expected = self.log_probs(prompt, new)
+        self._hold("log_prob", np.abs(found - expected))
+        assert cumulative == pytest.approx(expected.sum().item(), abs=self.bounds.log_prob)
+
+    def check_drawn(
+        self, prompt: Sequence[int], new: Sequence[int], settings: Mapping[str, Any], alone: Sequence[int]
+    ) -> None:
+        """These tokens were drawn with this seed in company; alone the server drew the tokens ``alone``.
+
+        Where rounding depends on the company, they may differ. But each is one
+        that the seed's draw picks: the draw lies between the probabilities of
+        all tokens that are surely likelier, and of these and all that may be.
+        """
+        if self.is_exact:
+            assert list(new) == list(alone)
+        assert self.is_drawn(prompt, new, settings), f"not drawn with {settings}: {new}"
+
+    def is_drawn(self, prompt: Sequence[int], new: Sequence[int], settings: Mapping[str, Any]) -> bool:
+        """Whether the seed can have drawn these tokens."""
+        import torch
+
+        from trtllm_hpc.reference import randomness
+
+        streams = torch.full((len(new),), randomness.stream(int(settings["random_seed"])))
+        draws = randomness.uniform(streams, torch.arange(len(new))).numpy()
+        scores = self.before(prompt, new).astype(np.float64) / settings["temperature"]
+        slack = (self.bounds.tie or 1e-3) / settings["temperature"]
+        return all(
+            _may_pick(row, token, draw, settings["runtime_top_k"], slack)
+            for row, token, draw in zip(scores, new, draws, strict=True)
+        )
+
+    def check_beams(
+        self, prompt: Sequence[int], beams: Sequence[Sequence[int]], log_probs: Sequence[Array], **search: Any
+    ) -> None:
+        """These are the beams that ``generate`` finds, the best first, and their tokens' log-probabilities.
+
+        Rounding may lead a search elsewhere. Then its beams are as likely as
+        it says, and the best is no worse than transformers' best.
+        """
+        expected = [_up_to(row, search["end_id"]) for row in self.generate(prompt, **search)]
+        if self.is_exact:
+            assert [list(beam) for beam in beams] == expected
+        for beam, found in zip(beams, log_probs, strict=True):
+            self._hold("log_prob", np.abs(found[: len(beam)] - self.log_probs(prompt, beam)))
+        best, known = (self.log_probs(prompt, row).mean() for row in (beams[0], expected[0]))
+        assert best >= known - self.bounds.log_prob
+
+    def _hold(self, kind: str, deviations: Array) -> None:
+        largest = float(deviations.max())
+        self.seen[kind] = max(self.seen.get(kind, 0.0), largest)
+        assert largest <= getattr(self.bounds, kind), f"{kind}: {largest}"
+
+
+def _up_to(tokens: list[int], end_id: int) -> list[int]:
+    return tokens[: tokens.index(end_id) + 1] if end_id in tokens else tokens
+
+
+def _may_pick(scores: Array, token: int, draw: float, top_k: int, slack: float) -> bool:
+    """Whether a draw picks this token from scores that may each be off by half of ``slack``."""
+    weights = np.exp(scores - scores.max())
+    total = np.sort(weights)[-top_k:].sum()
+    likelier = weights[scores > scores[token] + slack].sum()
+    reached = weights[scores >= scores[token] - slack].sum()
+    return bool(likelier * np.exp(-slack) <= draw * total <= reached * np.exp(slack))
