@@ -1,8 +1,8 @@
 """What answers are held against: transformers' own float32 computation with the engine's weights, on the CPU.
 
 ``TRTLLM_HPC_TEST_DTYPE`` names the type in which the servers compute. In
-float32, the default, tokens are equal and numbers differ by 1e-4 at most, on
-CPUs and on GPUs.
+float32, the default, tokens are equal, and numbers differ by 1e-4 at most on
+CPUs, and by 5e-4 on GPUs, which add in another order: logits reach 15.
 
 In bfloat16 a number has 8 significant bits, and each kernel, size of batch
 and number of ranks rounds at other places. Tokens of a longer answer cannot be
@@ -49,7 +49,8 @@ class Bounds:
     log_prob: float
 
 
-FLOAT32 = Bounds(tie=0.0, logit=1e-4, logits_rms=1e-4, log_prob=1e-4)
+_NEAR = 5e-4 if ON_GPU else 1e-4
+FLOAT32 = Bounds(tie=0.0, logit=_NEAR, logits_rms=1e-4, log_prob=_NEAR)
 BFLOAT16 = Bounds(tie=0.4, logit=0.6, logits_rms=0.1, log_prob=0.3)
 """The logits of the model here have a standard deviation of 1.6.
 

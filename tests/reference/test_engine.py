@@ -16,6 +16,7 @@ from trtllm_hpc.reference.generation import Cancelled, GenerationRequest, QueueF
 from trtllm_hpc.reference.leader import Leader
 
 from .inprocess import Heard, ask, idle, running
+from .oracle import ON_GPU
 
 END = 2
 MAX_SEQ_LEN = 160
@@ -69,12 +70,12 @@ def drawn(draw: random.Random, **more: Any) -> GenerationRequest:
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Equal to 1e-4 and as much of the number.
+    """Equal to 1e-4 and as much of the number; on a GPU, which adds in another order, to 5e-4.
 
     Logits here reach 15, and transformers' own pass with a cache differs from
     that without one by 1.3e-4.
     """
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found, expected, atol=5e-4 if ON_GPU else 1e-4, rtol=1e-4)
 
 
 def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:

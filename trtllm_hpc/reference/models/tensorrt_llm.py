@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+from torch.utils.dlpack import from_dlpack
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import requests
@@ -90,4 +91,9 @@ class TritonPythonModel:
 
     def _read(self, request: Any) -> dict[str, Any]:
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
-        return {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
+        # Not by as_numpy: the stub of Triton 2.51 (24.10) makes senseless arrays with NumPy 2.
+        return {
+            name: from_dlpack(tensor.to_dlpack()).numpy().copy()
+            for name, tensor in tensors.items()
+            if tensor is not None
+        }
