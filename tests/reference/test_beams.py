@@ -15,6 +15,7 @@ from trtllm_hpc.reference.generation import GenerationRequest, Sampling
 from trtllm_hpc.reference.steps import Chunk, Decode, Step
 
 from .bench import DEVICE, Bench, new_bench, random_model
+from .oracle import NEAR
 
 PROMPT = (1, 40, 99, 7, 203, 12, 12, 430, 8, 77, 4)
 SHORT = (1, 300)
@@ -170,9 +171,9 @@ def test_logits_are_the_models_own(bench: Bench, plain: Any) -> None:
     assert progress.generation_logits.shape[:2] == (3, max(map(len, progress.tokens)))
     for beam, logits in zip(progress.tokens, progress.generation_logits, strict=True):
         whole = plain(torch.tensor([[*PROMPT, *beam]], device=DEVICE)).logits[0].cpu()
-        torch.testing.assert_close(progress.context_logits, whole[: len(PROMPT)], atol=1e-4, rtol=0)
+        torch.testing.assert_close(progress.context_logits, whole[: len(PROMPT)], atol=NEAR, rtol=0)
         answer = whole[len(PROMPT) - 1 : -1]
-        torch.testing.assert_close(logits[: len(beam)], answer, atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits[: len(beam)], answer, atol=NEAR, rtol=0)
         assert not logits[len(beam) :].any()
 
 

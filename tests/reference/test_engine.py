@@ -16,11 +16,10 @@ from trtllm_hpc.reference.generation import Cancelled, GenerationRequest, QueueF
 from trtllm_hpc.reference.leader import Leader
 
 from .inprocess import Heard, ask, idle, running
-from .oracle import ON_GPU
+from .oracle import NEAR
 
 END = 2
 MAX_SEQ_LEN = 160
-NEAR = 5e-4 if ON_GPU else 1e-4
 
 
 def built(output: Path, *limits: str) -> Path:
