@@ -38,6 +38,7 @@ def test_sigterm_to_the_leader_ends_all_ranks_in_order(repository: Path, tmp_pat
         assert [world.wait_ended(rank, 20) for rank in (0, 1)] == [0, 0]
         assert world.shared_memory() == []
         assert [world.failure(rank) for rank in (0, 1)] == ["", ""]
+        assert not [rank for rank in (0, 1) if "Fatal Python error" in world.log(rank)]
 
 
 @pytest.mark.triton

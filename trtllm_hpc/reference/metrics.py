@@ -126,16 +126,33 @@ class Metrics:
         self._output = self._histogram(OUTPUT_LENGTH, "total_output_tokens")
         self._update()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Begin to look at the engine.
+
+        Not while Triton still initialises the model: its stub has crashed
+        when another thread talked to Triton then. Nothing changes before the
+        first request.
+        """
+        if not self._thread.is_alive():
+            self._thread.start()
 
     def observe(self, prompt: int, answer: int) -> None:
         """Count a finished sequence with so many tokens."""
         self._lengths.put((prompt, answer))
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread and let go of Triton's objects.
+
+        Each sends a message to Triton when it goes; one that is left for the
+        end of the process finds no channel any more, and the stub crashes.
+        """
         self._closing.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
+        del self._input, self._output
+        self._metrics.clear()
+        self._families.clear()
 
     def _run(self) -> None:
         while not self._closing.wait(self._period_s):

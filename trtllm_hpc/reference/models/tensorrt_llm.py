@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -28,6 +29,8 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the engine. On ranks above 0 it returns only when the leader has said stop."""
+        # A crash of the stub leaves a traceback in the rank's log and not just its end.
+        faulthandler.enable()
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
@@ -51,6 +54,7 @@ class TritonPythonModel:
 
     def execute(self, triton_requests: list[Any]) -> None:
         """Submit the requests; their answers come from the threads of the delivery."""
+        self._metrics.start()
         for request in triton_requests:
             sender = request.get_response_sender()
             try:
