@@ -18,9 +18,9 @@ first three have a closed loop: a new request follows each answer. With
 penalties, bad and stop words, minimum length, seed and log-probs in every
 request.
 
-Bounds at concurrency 32: triton within 0.9 of the fastest in one process, and
-with all features within 0.9 of the library's fastest, which lacks them. The
-static batch is no bar. The exit code is 1 when a bound is broken, 2 when a
+Bounds at concurrency 32: on CPUs triton within 0.9 of the fastest in one
+process, and everywhere with all features within 0.9 of the library's fastest,
+which lacks them. The static batch is no bar. The exit code is 1 when a bound is broken, 2 when a
 contender failed.
 """
 

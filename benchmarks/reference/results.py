@@ -95,10 +95,12 @@ class Results:
         }
 
     def verdicts(self) -> list[Verdict]:
-        """Triton against the fastest in one process; all features against the library, which lacks them."""
+        """On CPUs Triton against the fastest; with all features against the library, which lacks them."""
         found = []
         for name, library_only in ((TRITON, False), (TRITON + FEATURES, True)):
             if name not in {line.name for line in self.lines}:
+                continue
+            if self.facts.device == "cuda" and not library_only:
                 continue
             best = self.best(JUDGED_CONCURRENCY, library_only=library_only)
             median = self.median(name, JUDGED_CONCURRENCY)
