@@ -63,10 +63,12 @@ def contend(setup: Setup, mode: str) -> Iterator[Measure]:
     """Load the engine of one rank."""
     answers: Answers = queue.SimpleQueue()
     settings = ServeSettings()
-    loaded = engine.load(EngineFolder(setup.engine(1)), settings, World(0, 1, 0, None))
+    thread = engine.one_thread()
+    folder = EngineFolder(setup.engine(1))
+    loaded = thread.submit(engine.load, folder, settings, World(0, 1, 0, None)).result()
     ending: Any = _Ending(answers)
     leader = loaded.leader(settings, ending)
-    leader.start()
+    leader.start(thread)
     try:
         yield lambda run: _measure(setup, loaded.info, leader, answers, run)
     finally:

@@ -78,13 +78,15 @@ class NoEnding:
 def running(folder: Path, **settings: Any) -> Iterator[Leader]:
     """A world of one rank, serving."""
     chosen = ServeSettings(**settings)
-    loaded = engine.load(EngineFolder(folder), chosen, World(0, 1, 0, None))
+    thread = engine.one_thread()
+    loaded = thread.submit(engine.load, EngineFolder(folder), chosen, World(0, 1, 0, None)).result()
     leader = loaded.leader(chosen, NoEnding())  # type: ignore[arg-type]
-    leader.start()
+    leader.start(thread)
     try:
         yield leader
     finally:
         leader.stop()
+        thread.shutdown()
 
 
 def ask(leader: Leader, *requests: GenerationRequest) -> list[Heard]:

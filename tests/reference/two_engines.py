@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 from trtllm_hpc.reference import engine
 from trtllm_hpc.reference.engine_folder import EngineFolder
@@ -23,14 +24,16 @@ from .inprocess import NoEnding, ask
 
 def main(folder: str, requests: str) -> None:
     world = World.from_environment(os.environ)
-    world.connect()
+    thread = engine.one_thread()
+    thread.submit(world.connect).result()
     settings = ServeSettings()
-    loaded = engine.load(EngineFolder(folder), settings, world)
+    loaded = thread.submit(engine.load, EngineFolder(folder), settings, world).result()
+    ending: Any = NoEnding()
     if not world.is_leader:
-        follow(loaded.executor, loaded.channel, NoEnding(), world.rank)  # type: ignore[arg-type]
+        thread.submit(follow, loaded.executor, loaded.channel, ending, world.rank).result()
         return
-    leader = loaded.leader(settings, NoEnding())  # type: ignore[arg-type]
-    leader.start()
+    leader = loaded.leader(settings, ending)
+    leader.start(thread)
     answers = []
     for together in pickle.loads(Path(requests).read_bytes()):
         for heard in ask(leader, *together):

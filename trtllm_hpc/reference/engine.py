@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,17 @@ from trtllm_hpc.reference.weights import load_model
 from trtllm_hpc.reference.world import World
 
 _log = logging.getLogger(__name__)
+
+
+def one_thread() -> ThreadPoolExecutor:
+    """The thread to load an engine in and to run it in.
+
+    OpenMP keeps a team for each thread that computes. As soon as the teams
+    together are more than the cores, it lets them sleep between two products
+    instead of waiting awake: 30 tokens/s instead of 39 on two cores. And
+    which GPU is a rank's own, ``World.connect`` tells the calling thread only.
+    """
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence as Sequences
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -113,12 +114,12 @@ class Leader:
         self._room = scheduler.limits.slots
         """Places that the next requests can have at once."""
         self._load = self._loaded(Step())
-        self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
+        self._running: Future[None] | None = None
 
-    def start(self) -> None:
-        """Begin to serve."""
+    def start(self, thread: ThreadPoolExecutor) -> None:
+        """Begin to serve, in the thread that loaded the engine."""
         _watch(self._channel, self._ending, 0)
-        self._thread.start()
+        self._running = thread.submit(self._run)
 
     def submit(self, requests: Sequences[GenerationRequest], listeners: Sequences[Listener]) -> list[int]:
         """Queue requests that belong together, all or none; returns a ticket for each.
@@ -164,7 +165,8 @@ class Leader:
     def stop(self) -> None:
         """Finish what is queued, send the other ranks home and return."""
         self._inbox.put(None)
-        self._thread.join()
+        if self._running is not None:
+            self._running.result()
 
     def _run(self) -> None:
         try:

@@ -15,7 +15,7 @@ from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import requests
 from trtllm_hpc.reference.delivery import Delivery
 from trtllm_hpc.reference.ending import Ending, stop_server_when_started
-from trtllm_hpc.reference.engine import load
+from trtllm_hpc.reference.engine import load, one_thread
 from trtllm_hpc.reference.engine_folder import EngineFolder
 from trtllm_hpc.reference.leader import Leader, follow
 from trtllm_hpc.reference.metrics import Metrics
@@ -41,15 +41,17 @@ class TritonPythonModel:
         self._ending = Ending(world)
         with self._ending.reporting_failure():
             settings = ServeSettings.from_parameters(parameters)
-            world.connect()
-            engine = load(EngineFolder(plain_path(parameters["gpt_model_path"])), settings, world)
+            thread = one_thread()
+            thread.submit(world.connect).result()
+            folder = EngineFolder(plain_path(parameters["gpt_model_path"]))
+            engine = thread.submit(load, folder, settings, world).result()
             self._info = engine.info
             if world.is_leader:
                 self._leader = engine.leader(settings, self._ending)
-                self._leader.start()
+                self._leader.start(thread)
                 self._serve(self._leader, settings, args)
         if not world.is_leader:
-            follow(engine.executor, engine.channel, self._ending, world.rank)
+            thread.submit(follow, engine.executor, engine.channel, self._ending, world.rank).result()
             stop_server_when_started()
 
     def execute(self, triton_requests: list[Any]) -> None:
