@@ -175,16 +175,23 @@ class Executor:
         if self._graphs:
             return self._graphs[with_adapters].run(rows, blocks, padding=(self._padding_slot, 0, 0))
         inputs = DecodeInputs.of(torch.tensor(rows, dtype=torch.long, device=self.device).T)
-        return self._decode_pass(inputs, blocks, with_adapters=with_adapters)
+        return self._decode_pass(inputs, blocks, with_adapters=with_adapters, longest=longest)
 
-    def _decode_pass(self, inputs: DecodeInputs, blocks: int, *, with_adapters: bool) -> torch.Tensor:
-        """The pass itself; on GPUs recorded into a graph, so everything in it stays on the device."""
+    def _decode_pass(
+        self, inputs: DecodeInputs, blocks: int, *, with_adapters: bool, longest: int | None = None
+    ) -> torch.Tensor:
+        """The pass itself; on GPUs recorded into a graph, so everything in it stays on the device.
+
+        With ``longest`` it reads so many tokens of each row, else whole blocks.
+        """
         self._aim(inputs.slots, with_adapters=with_adapters)
         size = self._cache.tokens_per_block
         tables = self._tables[:, :blocks].index_select(0, inputs.slots)
         positions = inputs.positions[:, None]
-        self._cache.aim(self._places(tables, positions).flatten(), tables)
-        seen = torch.arange(blocks * size, device=self.device) <= positions
+        keys = torch.arange(longest or blocks * size, device=self.device)
+        reads = tables if longest is None else self._places(tables, keys.expand(len(tables), -1))
+        self._cache.aim(self._places(tables, positions).flatten(), reads, by_token=longest is not None)
+        seen = keys <= positions
         mask = torch.zeros(seen.shape, dtype=self._model.dtype, device=self.device)
         mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
         return self._forward(inputs.tokens[:, None], positions, mask[:, None, None, :], last_only=True)[:, -1]

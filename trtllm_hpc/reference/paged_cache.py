@@ -50,17 +50,21 @@ class PagedCache(Cache):  # type: ignore[misc]
         self._keys = [torch.zeros(slots, s.heads, s.key_size, dtype=dtype, device=device) for s in layers]
         self._values = [torch.zeros(slots, s.heads, s.value_size, dtype=dtype, device=device) for s in layers]
         self._write: torch.Tensor | None = None
-        self._tables: torch.Tensor | None = None
+        self._reads: torch.Tensor | None = None
+        self._read_tokens = tokens_per_block
 
-    def aim(self, write: torch.Tensor, tables: torch.Tensor | None) -> None:
+    def aim(self, write: torch.Tensor, reads: torch.Tensor | None, *, by_token: bool = False) -> None:
         """Set the target of the next pass.
 
         Args:
             write: [rows * tokens], place in the pool of each token of the pass.
-            tables: [rows, blocks] to read; ``None`` if the rows read nothing
+            reads: [rows, blocks] to read; ``None`` if the rows read nothing
                 but what the pass itself writes.
+            by_token: ``reads`` are places of tokens instead, [rows, tokens]:
+                no more than is needed, in smaller pieces.
         """
-        self._write, self._tables = write, tables
+        self._write, self._reads = write, reads
+        self._read_tokens = 1 if by_token else self.tokens_per_block
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -69,7 +73,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         assert self._write is not None
         for pool, states in ((self._keys[layer_idx], key_states), (self._values[layer_idx], value_states)):
             pool.index_copy_(0, self._write, states.transpose(1, 2).flatten(0, 1))
-        if self._tables is None:
+        if self._reads is None:
             return key_states, value_states
         return self._read(self._keys[layer_idx]), self._read(self._values[layer_idx])
 
@@ -82,12 +86,11 @@ class PagedCache(Cache):  # type: ignore[misc]
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def _read(self, pool: torch.Tensor) -> torch.Tensor:
-        """[rows, heads, tokens, head size] of the rows' blocks, a copy."""
-        assert self._tables is not None
+        """[rows, heads, tokens, head size] of what the rows read, a copy."""
+        assert self._reads is not None
         _, heads, size = pool.shape
-        rows = self._tables.shape[0]
-        blocks = pool.view(-1, self.tokens_per_block * heads * size)
-        return blocks.index_select(0, self._tables.flatten()).view(rows, -1, heads, size).transpose(1, 2)
+        pieces = pool.view(-1, self._read_tokens * heads * size).index_select(0, self._reads.flatten())
+        return pieces.view(self._reads.shape[0], -1, heads, size).transpose(1, 2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: the executor passes positions and masks itself, so that transformers derives none from this."""
