@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,38 @@ def test_a_slot_forgets_the_adapter_of_the_request_before(bench: Bench, everywhe
     decode(bench, {0: greedy(1), 1: greedy(1)})
     bench.executor.run(Step(released=(0, 1)))
     (answer, _), _ = decode(bench, {0: greedy(None), 1: greedy(1)})
+    assert answer == plain_answer(PROMPTS[0])
+
+
+@pytest.fixture
+def overflowing() -> Bench:
+    """With an adapter, number 1, of finite values that makes infinite ones."""
+    model = random_model()
+    adapters = Adapters(64, slots=4, rank=0, ranks=1)
+    adapters.attach(model)
+    prepare(model)
+    made = new_bench(model, adapters)
+    config = np.array(
+        [(NUMBERS[name], 0, 64) for name in ("gate_proj", "up_proj", "down_proj")], dtype=np.int32
+    )
+    weights = np.full((3, adapters.sizes[5, 0].values(64)), 65504, dtype=np.float32)
+    load(made, p0=LoraRequest(1, weights, config))
+    return made
+
+
+def test_an_adapter_that_overflows_harms_no_other_row(overflowing: Bench) -> None:
+    long = PROMPTS[2] * 3
+    requests = {0: greedy(None, PROMPTS[1]), 1: greedy(None, long), 3: greedy(1, PROMPTS[0])}
+    answers, logits = decode(overflowing, requests)
+    assert not logits[:, 2].isfinite().all()
+    assert answers[:2] == [plain_answer(PROMPTS[1]), plain_answer(long)]
+
+
+def test_an_adapter_that_overflows_leaves_nothing_in_its_slot_and_blocks(overflowing: Bench) -> None:
+    decode(overflowing, {0: greedy(1, PROMPTS[2] * 3)})
+    overflowing.executor.run(Step(released=(0,)))
+    overflowing.blocks = count(120, -1)
+    (answer,), _ = decode(overflowing, {0: greedy(None)})
     assert answer == plain_answer(PROMPTS[0])
 
 

@@ -22,6 +22,7 @@ from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import PADDING_BLOCK, PagedCache
 from trtllm_hpc.reference.steps import Admission, Chunk, Decode, Step
+from trtllm_hpc.reference.words import to_device
 
 _log = logging.getLogger(__name__)
 
@@ -79,9 +80,7 @@ class Executor:
     def run(self, step: Step) -> Outcome:
         """Carry out a step. Collective."""
         for slot in step.released:
-            del self._admitted[slot]
-            if (search := self._searches.pop(slot, None)) is not None:
-                search.close()
+            self._release(slot)
         for adapter in step.adapters:
             self._loaded_adapters.load(adapter)
         for admission in step.admitted:
@@ -98,7 +97,7 @@ class Executor:
                     context[chunk.slot] = rows[-chunk.tokens :]
             ended = [row for row, chunk in enumerate(chunks) if self._ends_prompt(chunk)]
             if ended:
-                parts.append(logits[ended, -1])
+                parts.append(logits[:, -1].index_select(0, to_device(torch.tensor(ended), self.device)))
                 read += [chunks[row].slot for row in ended]
         slots = (*(decode.slot for decode in step.decodes), *read)
         found = {slot: self._advance(slot) for slot in step.beams}
@@ -134,6 +133,14 @@ class Executor:
         for graphs in self._graphs.values():
             graphs.close()
 
+    def _release(self, slot: int) -> None:
+        admission = self._admitted.pop(slot)
+        if (search := self._searches.pop(slot, None)) is not None:
+            search.close()
+        if admission.request.lora is not None:
+            # An adapter may have made infinite numbers, which the next owner's mask would not hide.
+            self._cache.forget([block for row in admission.blocks for block in row])
+
     def _admit(self, admission: Admission) -> None:
         self._admitted[admission.slot] = admission
         if self.adapters is not None:
@@ -142,8 +149,10 @@ class Executor:
             self._searches[admission.slot] = BeamSearch(self._model, self._cache, admission)
             return
         blocks = admission.blocks[0]
-        row = torch.tensor(blocks, dtype=torch.long, device=self.device)
-        self._tables[admission.slot, : len(blocks)] = row
+        # Behind its blocks the last one again. What is read there is hidden by a mask, but only if it
+        # is finite, and for that nobody should depend on another's request.
+        rest = blocks[-1:] * (self._tables.shape[1] - len(blocks))
+        self._tables[admission.slot] = to_device(torch.tensor(blocks + rest), self.device)
 
     @property
     def _loaded_adapters(self) -> Adapters:
@@ -220,24 +229,27 @@ class Executor:
             tokens[row, -chunk.tokens :] = torch.tensor(prompt[chunk.start : chunk.end])
             positions[row, -chunk.tokens :] = torch.arange(chunk.start, chunk.end)
             real[row, -chunk.tokens :] = True
-        tokens, positions, real = (item.to(self.device) for item in (tokens, positions, real))
+        is_padded = not bool(real.all())
+        tokens, positions, real = (to_device(item, self.device) for item in (tokens, positions, real))
         longest = max(chunk.end for chunk in chunks)
         blocks = -(-longest // self._cache.tokens_per_block)
-        slots = torch.tensor([chunk.slot for chunk in chunks], device=self.device)
+        slots = to_device(torch.tensor([chunk.slot for chunk in chunks]), self.device)
         self._aim(slots, with_adapters=self._have_adapters(chunk.slot for chunk in chunks))
         tables = self._tables[:, :blocks].index_select(0, slots)
         write = torch.where(real, self._places(tables, positions), PADDING_BLOCK)
         is_beginning = chunks[0].start == 0
         self._cache.aim(write.flatten(), None if is_beginning else tables)
-        mask = self._beginning_mask(real) if is_beginning else self._chunk_mask(positions, blocks)
+        mask: torch.Tensor | None = None
+        if not is_beginning:
+            mask = self._chunk_mask(positions, blocks)
+        elif is_padded:  # without padding torch's own causal mask is faster
+            mask = self._beginning_mask(real)
         wants_all = self._admitted[chunks[0].slot].request.return_context_logits
         return self._forward(tokens, positions, mask, last_only=not wants_all)
 
-    def _beginning_mask(self, real: torch.Tensor) -> torch.Tensor | None:
-        """Among the pass's own tokens; ``None``, which is faster, if there is no padding."""
+    def _beginning_mask(self, real: torch.Tensor) -> torch.Tensor:
+        """Among the pass's own tokens."""
         width = real.shape[1]
-        if bool(real.all()):
-            return None
         causal = torch.ones((width, width), dtype=torch.bool, device=self.device).tril()
         # Padding sees itself: a row without any key would be a division by zero.
         itself = torch.eye(width, dtype=torch.bool, device=self.device)

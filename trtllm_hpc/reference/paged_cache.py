@@ -8,11 +8,14 @@ there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
+
+from trtllm_hpc.reference.words import to_device
 
 PADDING_BLOCK = 0
 
@@ -76,6 +79,12 @@ class PagedCache(Cache):  # type: ignore[misc]
         if self._reads is None:
             return key_states, value_states
         return self._read(self._keys[layer_idx]), self._read(self._values[layer_idx])
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Make all keys and values in these blocks zero again."""
+        places = to_device(torch.tensor(blocks), self._keys[0].device)
+        for pool in (*self._keys, *self._values):
+            pool.view(-1, self.tokens_per_block, *pool.shape[1:]).index_fill_(0, places, 0)
 
     def read(self, layer_idx: int, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the keys and values at ``places`` [rows, tokens]: [rows, heads, tokens, head size]."""
