@@ -12,6 +12,7 @@ from trtllm_hpc.reference import synthetic
 from trtllm_hpc.reference.beams import BeamResult, BeamSearch, arguments
 from trtllm_hpc.reference.executor import Outcome, prepare
 from trtllm_hpc.reference.generation import GenerationRequest, Sampling
+from trtllm_hpc.reference.requests import MOST_LENGTH_PENALTY
 from trtllm_hpc.reference.steps import Chunk, Decode, Step
 
 from .bench import DEVICE, Bench, new_bench, random_model
@@ -86,6 +87,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "presence": {"sampling": Sampling(presence_penalty=1.5)},
     "frequency": {"sampling": Sampling(frequency_penalty=0.7)},
     "bias": {"embedding_bias": BIAS},
+    "largest-length-penalty": {"length_penalty": MOST_LENGTH_PENALTY, "max_new_tokens": 40},
 }
 
 

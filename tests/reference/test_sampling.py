@@ -11,6 +11,7 @@ import torch
 
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Sampling
 from trtllm_hpc.reference.sampling import Chosen, Sampler
+from trtllm_hpc.reference.words import WordTable
 
 VOCAB = 211
 END = 7
@@ -380,6 +381,19 @@ def test_a_longer_word_of_a_later_request_leaves_the_earlier_ones_words_intact()
     sampler.admit(1, request(stop_words=tuple((number,) * 20 for number in range(9)), bad_words=((4,) * 30,)))
 
     assert step(sampler, logits[[1, 0]], [0, 1]).finished == [True, False]
+
+
+def test_long_lists_of_words_take_memory_only_while_their_request_runs() -> None:
+    table = WordTable(4, CPU)
+    table.put(1, ((5,), (6, 7)))
+    table.put(2, tuple((number,) * 30 for number in range(100)))
+    table.clear(2)
+    tails = torch.tensor([[0] * 30 + [6, 7]] * 2)
+    assert table.complete(torch.tensor([1, 2]), tails).tolist() == [True, False]
+    table.clear(1)
+    assert table.length == 1
+    table.put(3, ((8, 9),))
+    assert table.complete(torch.tensor([1, 3]), torch.tensor([[6, 7], [8, 9]])).tolist() == [False, True]
 
 
 def test_log_probs_are_those_of_the_raw_logits() -> None:

@@ -27,6 +27,13 @@ HARMLESS_PARAMETERS = frozenset({"Streaming"})
 MOST_SEQUENCES = 1024
 """Most sequences of one prompt: without a bound they would take all memory before anything is generated."""
 
+MOST_WORDS = 2048
+LONGEST_WORD = 64
+"""Bounds of a request's bad and stop words: every place of the batch gets room for as many and as long."""
+
+MOST_LENGTH_PENALTY = 32.0
+"""Any length to this power is a number; a little more, and transformers' beam search ends with an error."""
+
 _SEEDS = 1 << 64
 
 
@@ -201,9 +208,18 @@ def _words(row: Row, name: str, info: EngineInfo) -> Words:
             "the first row, each above the one before, and then -1."
         )
     words = tuple(tuple(tokens[start:end]) for start, end in zip(starts, ends, strict=False))
+    _check_words(name, words)
     for word in words:
         _check_vocabulary(name, word, info)
     return words
+
+
+def _check_words(name: str, words: Words) -> None:
+    if len(words) > MOST_WORDS:
+        raise RequestFailed(f"{name} holds {len(words)} words; it may hold {MOST_WORDS} at most.")
+    longest = max(map(len, words), default=0)
+    if longest > LONGEST_WORD:
+        raise RequestFailed(f"{name} holds a word of {longest} tokens; it may have {LONGEST_WORD} at most.")
 
 
 def _embedding_bias(row: Row, info: EngineInfo) -> Array | None:
@@ -288,20 +304,26 @@ def _check_tokens(request: GenerationRequest, info: EngineInfo) -> None:
 
 
 def _check_beams(request: GenerationRequest, info: EngineInfo) -> None:
-    """What beam search can do. TensorRT-LLM passes over top k, top p and the seed there, and so do we."""
+    """What beam search can do. It draws nothing: TensorRT-LLM passes over top k and top p there."""
     width = request.beam_width
     if not 1 <= width <= info.max_beam_width:
         raise RequestFailed(
             f"beam_width is {width}; this engine was built for 1 to max_beam_width {info.max_beam_width}."
         )
-    if request.length_penalty < 0:
+    if not 0 <= request.length_penalty <= MOST_LENGTH_PENALTY:
         raise RequestFailed(
-            f"len_penalty (length_penalty) is {shown(request.length_penalty)}; it must be 0 or more."
+            f"len_penalty (length_penalty) is {shown(request.length_penalty)}; "
+            f"it must be between 0 and {MOST_LENGTH_PENALTY:g}."
         )
     if width > 1 and request.streaming:
         raise RequestFailed(
             f"streaming=true cannot be had with beam_width={width}: a beam is known at the end. "
             "Leave one of them out."
+        )
+    if width > 1 and not request.sampling.is_greedy:
+        raise RequestFailed(
+            f"runtime_top_k and runtime_top_p (top_k, top_p) cannot be had with beam_width={width}: "
+            "a beam search draws nothing. Leave one of them out."
         )
     if width > 1 and request.sampling.temperature != 1:
         raise RequestFailed(

@@ -27,10 +27,15 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class WordTable:
-    """Words of each slot, [slots, words, tokens], flush right; it grows with what is put in."""
+    """Words of each slot, [slots, words, tokens], flush right.
+
+    It grows with what is put in, and is small again when no slot has any.
+    """
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self._table = torch.full((slots, 1, 1), _ANY, dtype=torch.int64, device=device)
+        self._filled: set[int] = set()
+        """Slots that have words."""
 
     @property
     def length(self) -> int:
@@ -39,7 +44,11 @@ class WordTable:
 
     def put(self, slot: int, words: Words) -> None:
         """Replace the words of a slot; none of them is empty."""
-        self._grow(len(words), max(map(len, words), default=0))
+        if not words:
+            self.clear(slot)
+            return
+        self._filled.add(slot)
+        self._grow(len(words), max(map(len, words)))
         _, places, length = self._table.shape
         rows = [(_ANY,) * (length - len(word)) + word for word in words]
         rows += [(_ANY,) * length] * (places - len(rows))
@@ -48,6 +57,9 @@ class WordTable:
     def clear(self, slot: int) -> None:
         """Take all words of a slot away."""
         self._table[slot] = _ANY
+        self._filled.discard(slot)
+        if not self._filled:
+            self._table = self._table.new_full((self._table.shape[0], 1, 1), _ANY)
 
     def complete(self, slots: torch.Tensor, tails: torch.Tensor) -> torch.Tensor:
         """Whether each row's sequence, of which ``tails`` [rows, tokens] is the end, ends in a word."""
