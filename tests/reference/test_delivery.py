@@ -183,6 +183,20 @@ def test_client_that_goes_away_cancels_every_part_without_keeping_anything(setup
     assert [setup.engine.cancelled.get(timeout=5) for _ in range(2)] == [(0, False), (1, False)]
 
 
+def test_client_that_triton_knows_nothing_of_keeps_no_other_from_being_looked_at(setup: Setup) -> None:
+    asked = threading.Event()
+
+    class Lost(Sender):
+        def is_cancelled(self) -> bool:
+            asked.set()
+            raise RuntimeError("Triton has forgotten the request")
+
+    setup.delivery.accept(Lost(), "", [part()], WANTED)
+    assert asked.wait(5)
+    setup.accept(part()).is_gone = True
+    assert setup.engine.cancelled.get(timeout=5) == (1, False)
+
+
 def test_stop_cancels_what_has_the_id_and_keeps_the_tokens(setup: Setup) -> None:
     setup.accept(part(), request_id="a")
     setup.accept(part(), request_id="b")

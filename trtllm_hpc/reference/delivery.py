@@ -197,8 +197,11 @@ class Delivery:
     def _watch(self) -> None:
         while not self._closing.wait(self._check_s):
             for order in self._open_orders():
-                if self._is_cancelled(order):
-                    self._cancel(order, keep=False)
+                try:
+                    if self._is_cancelled(order):
+                        self._cancel(order, keep=False)
+                except Exception:  # noqa: BLE001 - whatever Triton says of one, the others must be looked at
+                    _log.exception("Triton does not say whether a client went away")
 
     def _is_cancelled(self, order: _Order) -> bool:
         """Ask Triton, unless an answer is just being sent: then the next look will tell."""

@@ -36,9 +36,11 @@ class ServeSettings:
         tokens = _number(parameters, "max_tokens_in_paged_kv_cache", int, 0)
         settings = cls(
             max_tokens_in_paged_kv_cache=tokens or None,
+            max_queue_size=_number(parameters, "max_queue_size", int, cls.max_queue_size),
             **{
-                name: _number(parameters, name, int, getattr(cls, name))
-                for name in ("max_queue_size", "cancellation_check_period_ms", "stats_check_period_ms")
+                # Without any time between two looks they would take all of a core.
+                name: _number(parameters, name, int, getattr(cls, name), least=1)
+                for name in ("cancellation_check_period_ms", "stats_check_period_ms")
             },
             kv_cache_free_gpu_mem_fraction=_number(
                 parameters, "kv_cache_free_gpu_mem_fraction", float, cls.kv_cache_free_gpu_mem_fraction
@@ -52,7 +54,9 @@ class ServeSettings:
         return settings
 
 
-def _number(parameters: Mapping[str, str], name: str, kind: Callable[[str], Value], default: Value) -> Value:
+def _number(
+    parameters: Mapping[str, str], name: str, kind: Callable[[str], Value], default: Value, *, least: int = 0
+) -> Value:
     text = parameters.get(name, "").strip()
     if not text:
         return default
@@ -60,6 +64,6 @@ def _number(parameters: Mapping[str, str], name: str, kind: Callable[[str], Valu
         value = kind(text)
     except ValueError as error:
         raise StartFailed(f"The model's parameter {name} is {text!r}, which is no number.") from error
-    if value < 0:
-        raise StartFailed(f"The model's parameter {name} is {text}; it must not be negative.")
+    if value < least:
+        raise StartFailed(f"The model's parameter {name} is {text}; it must be {least} or more.")
     return value

@@ -121,11 +121,13 @@ class TritonPythonModel:
                 found = _arrays(answer)
                 tensors = {"text_output": texts.after(found), **_renamed(found, wanted)}
                 response = pb_utils.InferenceResponse(_tensors(tensors))
-                if not self._decoupled:
-                    _finish(sender, response)
-                    return
-                sender.send(response)
-        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                if self._decoupled:
+                    sender.send(response)
+        # Only now: nobody may ask a sender whether its client went away after its last response.
+        if self._decoupled:
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        else:
+            _finish(sender, response)
 
 
 class _Refused(Exception):
