@@ -56,6 +56,8 @@ class AdapterPlaces:
         """Take note that requests have ended."""
         with self._lock:
             self._users.subtract(request.lora.task_id for request in requests if request.lora is not None)
+            # Only those in use are kept: clients may number their adapters as they like.
+            self._users = +self._users
 
     def take_loads(self) -> tuple[Adapter, ...]:
         """The adapters that must be loaded before any request that is held by now can run."""

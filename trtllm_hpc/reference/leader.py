@@ -48,6 +48,8 @@ class Job:
     sequence: Sequence
     listener: Listener
     log_probs: list[float] = field(default_factory=list)
+    cumulative: float = 0.0
+    """Their sum."""
     told: int = 0
     """New tokens that the listener knows of."""
     context_logits: list[torch.Tensor] = field(default_factory=list)
@@ -69,7 +71,7 @@ class Job:
                 # A beam search has nothing to tell before its end: its rows are empty then.
                 tokens=(tuple(self.sequence.new_tokens[since:]),) * beams,
                 log_probs=(tuple(self.log_probs[since:]),) * beams,
-                cumulative=(sum(self.log_probs),) * beams,
+                cumulative=(self.cumulative,) * beams,
                 is_final=is_final,
                 context_logits=torch.cat(context) if context else None,
                 generation_logits=torch.stack(generation)[None] if generation else None,
@@ -266,6 +268,7 @@ class Leader:
             job = self._job(slot)
             job.sequence.new_tokens.append(token)
             job.log_probs.append(log_prob)
+            job.cumulative += log_prob
             if job.request.return_generation_logits:
                 job.generation_logits.append(logits[row].float().cpu())
             if finished:

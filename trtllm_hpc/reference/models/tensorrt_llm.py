@@ -48,8 +48,9 @@ class TritonPythonModel:
             self._info = engine.info
             if world.is_leader:
                 self._leader = engine.leader(settings, self._ending)
-                self._leader.start(thread)
                 self._serve(self._leader, settings, args)
+                # Last: a process whose thread runs on does not end when something here fails.
+                self._leader.start(thread)
         if not world.is_leader:
             thread.submit(follow, engine.executor, engine.channel, self._ending, world.rank).result()
             stop_server_when_started()
