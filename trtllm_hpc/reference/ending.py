@@ -74,7 +74,9 @@ class Ending:
     def _report(self, sentence: str) -> None:
         _log.error("%s", sentence)
         if self._world.failure_file is not None:
-            write_text(self._world.failure_file, sentence + "\n")
+            # On a full disk the server must end all the same.
+            with suppress(OSError):
+                write_text(self._world.failure_file, sentence + "\n")
 
 
 def stop_server_when_started() -> None:

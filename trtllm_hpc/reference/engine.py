@@ -106,7 +106,7 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         blocks_per_sequence=-(-info.max_seq_len // info.tokens_per_block),
         adapters=adapters,
     )
-    runner.warm_up(is_split=world.size > 1)
+    runner.warm_up(channel, is_split=world.size > 1)
     _log.info(
         "rank %d: KV cache of %d tokens (%d blocks of %d)",
         world.rank,

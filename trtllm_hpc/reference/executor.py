@@ -17,7 +17,8 @@ import torch
 
 from trtllm_hpc.reference import attention, beams
 from trtllm_hpc.reference.beams import BeamResult, BeamSearch
-from trtllm_hpc.reference.fusion import fuse
+from trtllm_hpc.reference.channel import Channel
+from trtllm_hpc.reference.fusion import can_compile, fuse
 from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import PADDING_BLOCK, PagedCache
@@ -109,13 +110,15 @@ class Executor:
         )
 
     @torch.no_grad()
-    def warm_up(self, *, is_split: bool) -> None:
+    def warm_up(self, channel: Channel, *, is_split: bool) -> None:
         """Make ready what the first requests would otherwise wait for. Collective.
 
         Args:
+            channel: to the other ranks.
             is_split: whether the model's layers exchange results with other ranks.
         """
-        if self._graphs:
+        # Passes are collective: a rank without a compiler must not be alone in leaving them out.
+        if self._graphs and channel.lowest(can_compile()):
             # What adapters add differs from layer to layer, which one compiled function for all cannot know.
             fuse(self._model, is_split=is_split or self.adapters is not None, try_out=self._try_out)
         for graphs in self._graphs.values():

@@ -26,10 +26,20 @@ _ROTARY = "apply_rotary_pos_emb"
 """What transformers' modelling files call their function."""
 
 
-def fuse(model: Any, *, is_split: bool, try_out: Callable[[], None]) -> None:
-    """Compile small parts of a model, if this machine can.
+def can_compile() -> bool:
+    """Whether torch can compile for the GPU here; needs nothing of other ranks."""
+    try:
+        torch.compile(lambda value: value * 2 + 1)(torch.ones(8, device="cuda"))
+    except Exception as error:  # noqa: BLE001 - torch raises what the compilers below it raise
+        _log.warning("kernels cannot be fused: torch cannot compile here: %s", error)
+        return False
+    return True
 
-    A machine without a C compiler cannot; the model is then left as it was.
+
+def fuse(model: Any, *, is_split: bool, try_out: Callable[[], None]) -> None:
+    """Compile small parts of a model, on a machine that can; all ranks do it, or none.
+
+    A model whose parts cannot be compiled is left as it was.
 
     Args:
         model: the loaded model, on a GPU.

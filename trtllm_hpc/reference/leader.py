@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.adapter_places import AdapterPlaces
 from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.ending import Ending, first_sentence
@@ -135,7 +136,7 @@ class Leader:
         requests = self._adapters.hold(requests)
         try:
             self._count_in(len(requests))
-        except QueueFull:
+        except RequestFailed:
             self._adapters.drop(requests)
             raise
         jobs = [
@@ -149,6 +150,12 @@ class Leader:
     def _count_in(self, requests: int) -> None:
         with self._count:
             most = self._max_queue_size + self._room
+            if self._max_queue_size and requests > self._max_queue_size + self._scheduler.limits.slots:
+                raise RequestFailed(
+                    f"The request asks for {requests} sequences at once, more than can ever run and wait: "
+                    f"max_batch_size is {self._scheduler.limits.slots}, max_queue_size "
+                    f"{self._max_queue_size}. Send fewer at a time."
+                )
             if self._max_queue_size and self._unplaced + requests > most:
                 raise QueueFull(
                     f"The queue is full: {self._unplaced} requests wait, and max_queue_size is "
