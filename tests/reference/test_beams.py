@@ -18,6 +18,8 @@ from trtllm_hpc.reference.steps import Chunk, Decode, Step
 from .bench import DEVICE, Bench, new_bench, random_model
 from .oracle import NEAR
 
+pytestmark = pytest.mark.model
+
 PROMPT = (1, 40, 99, 7, 203, 12, 12, 430, 8, 77, 4)
 SHORT = (1, 300)
 

@@ -18,6 +18,8 @@ from trtllm_hpc.runtime.records import read_events
 
 from .conftest import LIMITS, build_tiny
 
+pytestmark = pytest.mark.model
+
 TINY = ("--synthetic", "tiny-llama", *LIMITS)
 
 

@@ -18,6 +18,8 @@ from trtllm_hpc.reference.leader import Leader
 from .inprocess import Heard, ask, idle, running
 from .oracle import NEAR
 
+pytestmark = pytest.mark.model
+
 END = 2
 MAX_SEQ_LEN = 160
 

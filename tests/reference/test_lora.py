@@ -26,6 +26,8 @@ from trtllm_hpc.reference.steps import Adapter, Chunk, Decode, Step
 from . import inprocess, servers
 from .bench import DEVICE, Bench, new_bench, random_model
 
+pytestmark = pytest.mark.model
+
 RANK = 4
 NUMBERS = {"q_proj": 1, "k_proj": 2, "v_proj": 3, "o_proj": 4, "gate_proj": 5, "down_proj": 6, "up_proj": 7}
 PROMPTS = ((1, 40, 99, 7, 203), (1, 300, 8), (5, 6, 7, 8, 9, 10, 11, 12, 13))

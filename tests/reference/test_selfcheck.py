@@ -13,6 +13,8 @@ from trtllm_hpc.reference import attention, build, selfcheck, synthetic
 
 from .conftest import LIMITS
 
+pytestmark = pytest.mark.model
+
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 96,

@@ -18,6 +18,8 @@ from trtllm_hpc.reference.world import World
 from . import servers
 from .conftest import LIMITS, Generate
 
+pytestmark = pytest.mark.model
+
 PROMPT = [1, 17, 300, 42, 511, 8]
 ALONE = World(0, 1, 0, None)
 
