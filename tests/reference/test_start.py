@@ -1,0 +1,15 @@
+"""What a rank's log says about its start."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from .servers import World
+
+
+@pytest.mark.triton
+def test_the_log_says_how_long_libraries_and_weights_took(alone: World) -> None:
+    assert re.search(r"rank 0: Python and the libraries took \d+\.\d s", alone.log(0))
+    assert re.search(r"rank 0: weights loaded in \d+\.\d s", alone.log(0))
