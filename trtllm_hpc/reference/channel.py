@@ -8,11 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 from trtllm_hpc.reference.peers import Peers
-from trtllm_hpc.reference.steps import Command, Signal
+from trtllm_hpc.reference.steps import Command
 from trtllm_hpc.reference.world import World
 
 LOST_AFTER_S = 30.0
-"""A rank that is silent this long between two steps is lost; one whose process died is noticed at once."""
+"""A rank that misses the meetings of ``Peers`` this long is lost; one that died is missed at the next one."""
+
+IDLE_AT_MOST = timedelta(days=365)
+"""Between two commands any time may pass; that the ranks are there is for ``Peers`` to see."""
 
 _FIRST_BYTES = 4096
 """A command of up to this size travels in one broadcast, as nearly all do."""
@@ -32,10 +35,8 @@ class Channel:
             import torch.distributed as dist
 
             dist.barrier()
-            self._group, others = (
-                dist.new_group(backend="gloo", timeout=timedelta(seconds=LOST_AFTER_S)) for _ in range(2)
-            )
-            self._peers = Peers(others)
+            self._group = dist.new_group(backend="gloo", timeout=IDLE_AT_MOST)
+            self._peers = Peers(dist.new_group(backend="gloo", timeout=timedelta(seconds=LOST_AFTER_S)))
 
     def watch(self, on_lost: Callable[[RuntimeError], object]) -> None:
         """Be told from another thread when a rank is lost, even while this one waits for its GPU."""
@@ -46,13 +47,11 @@ class Channel:
         """Leader: send a command to all other ranks."""
         if self._group is not None:
             self._broadcast(pickle.dumps(command, protocol=pickle.HIGHEST_PROTOCOL))
-            self._answer_heartbeat(command)
 
     def listen(self) -> Command:
         """Other ranks: wait for the leader's next command."""
         # The sender is rank 0 of the same job, in a group that only its ranks can join.
         command: Command = pickle.loads(self._broadcast(None))
-        self._answer_heartbeat(command)
         return command
 
     def lowest(self, number: int) -> int:
@@ -73,13 +72,6 @@ class Channel:
 
             self._peers.leave()
             dist.destroy_process_group()
-
-    def _answer_heartbeat(self, command: Command) -> None:
-        if command is Signal.HEARTBEAT:
-            import torch.distributed as dist
-
-            # A broadcast alone does not tell the leader that anybody received it.
-            dist.monitored_barrier(self._group)
 
     def _broadcast(self, message: bytes | None) -> bytes:
         """Send a message, or receive one if there is none: its length and its beginning, then the rest."""

@@ -36,9 +36,6 @@ from trtllm_hpc.reference.steps import Signal, Step
 if TYPE_CHECKING:
     from trtllm_hpc.reference.beams import BeamResult
 
-HEARTBEAT_S = 2.0
-"""Seconds between two signs of life of an idle leader."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -189,7 +186,7 @@ class Leader:
             self._ending.die(f"Rank 0 lost another rank or failed: {first_sentence(error)}")
 
     def _turn(self) -> bool:
-        """Carry out one step or send one heartbeat; ``False`` when all is done."""
+        """Carry out one step, or wait for a command; ``False`` when all is done."""
         self._take_commands()
         step = self._scheduler.plan()
         self._note_places(step)
@@ -200,10 +197,7 @@ class Leader:
             return True
         if self._is_stopping:
             return False
-        try:
-            self._take(self._inbox.get(timeout=HEARTBEAT_S))
-        except queue.Empty:
-            self._channel.tell(Signal.HEARTBEAT)
+        self._take(self._inbox.get())
         return True
 
     def _take_commands(self) -> None:

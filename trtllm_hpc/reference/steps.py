@@ -71,7 +71,6 @@ class Step:
 class Signal(enum.Enum):
     """What the leader may tell the other ranks besides a step."""
 
-    HEARTBEAT = enum.auto()
     STOP = enum.auto()
 
 
