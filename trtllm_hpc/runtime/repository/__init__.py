@@ -1,0 +1,5 @@
+"""Triton's model repository from upstream's templates: filled, edited, checked and written.
+
+Standard library and protobuf only: the same code runs before submission and,
+from the zipapp, as the first step of the serve stage.
+"""
