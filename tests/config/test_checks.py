@@ -7,7 +7,8 @@ import pytest
 from tests.config.files import CLUSTER, JOB, Folder
 from trtllm_hpc.config.checks import check
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.job import Engine, JobFile, Serve
+from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.job import JobFile, Serve
 from trtllm_hpc.config.resolved import Resolved
 
 LOCAL = CLUSTER + "scheduler: local\n"

@@ -8,8 +8,17 @@ from ruamel.yaml import YAML
 from tests.config.values import clusters, hostile, job_files
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
+from trtllm_hpc.config.engine import Engine, Speculative
 from trtllm_hpc.config.explain import all_keys, validate
-from trtllm_hpc.config.job import Benchmark, Companion, JobFile
+from trtllm_hpc.config.job import (
+    Benchmark,
+    Companion,
+    Disaggregated,
+    DisaggregatedModel,
+    JobFile,
+    Serve,
+)
+from trtllm_hpc.config.repository import ModelCopy, Repository
 from trtllm_hpc.config.tree import Source, parse
 
 
@@ -44,7 +53,16 @@ def test_text_is_the_same_text_to_other_readers(text: str) -> None:
 
 
 def test_every_default_is_written_out() -> None:
-    job = job_yaml(JobFile(name="a", companion=Companion(benchmark=Benchmark())))
+    phase = DisaggregatedModel(instances=[[0]])
+    job = job_yaml(
+        JobFile(
+            name="a",
+            engine=Engine(speculative=Speculative(mode="medusa")),
+            repository=Repository(models=[ModelCopy(name="a", gpu_device_ids=[0])]),
+            serve=Serve(disaggregated=Disaggregated(context=phase, generation=phase)),
+            companion=Companion(benchmark=Benchmark()),
+        )
+    )
     for key in all_keys(JobFile):
         assert f"{key.rpartition('.')[2]}:" in job
     for key in all_keys(ClusterProfile):

@@ -121,7 +121,12 @@ def test_the_remedy_can_be_copied(files: Folder, job: str, cluster: str, remedy:
 
 
 def test_choices_are_listed(files: Folder) -> None:
-    assert files.finding(JOB + "engine: {dtype: fp16}\n").choices == ("float32", "float16", "bfloat16")
+    assert files.finding(JOB + "engine: {dtype: fp16}\n").choices == (
+        "auto",
+        "float32",
+        "float16",
+        "bfloat16",
+    )
 
 
 def test_the_error_ends_with_the_next_command(files: Folder) -> None:

@@ -7,18 +7,18 @@ from typing import Any
 from hypothesis import strategies as st
 
 from trtllm_hpc.config.cluster import ClusterProfile, Container, Triton
+from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.explain import all_keys
 from trtllm_hpc.config.job import (
     Benchmark,
     Build,
     Companion,
-    Engine,
     JobFile,
     Model,
-    Repository,
     Request,
     Serve,
 )
+from trtllm_hpc.config.repository import Repository
 
 HOSTILE = [
     "$(touch pwned)", "`touch pwned`", "a; touch pwned", "' ; touch pwned #", '" && touch pwned', "a\nb",

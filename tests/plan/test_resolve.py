@@ -64,7 +64,7 @@ def test_what_is_not_wanted_has_no_stage() -> None:
         ("serve", ()),
         ("companion", (Dependency("after", "serve"),)),
     ]
-    assert plan.build_command is None and plan.engine_folder == "/engines/a"
+    assert plan.build_steps == () and plan.engine_folder == "/engines/a"
     assert plan.stage("build") is None
     assert [stage.name for stage in make(companion="overlap").stages] == ["build", "serve"]
     alone = make(job={"companion": {"enabled": False}})
@@ -137,7 +137,7 @@ def test_ranks_use_the_containers_python_and_the_rest_the_nodes() -> None:
     inside = {"runtime": "pyxis", "image": "a.sqsh", "python": "python3.12"}
     plan = make(python="/shared/bin/python", container=inside)
     assert (plan.python, plan.task_python) == ("/shared/bin/python", "python3.12")
-    assert plan.build_command is not None and plan.build_command[0] == "python3.12"
+    assert plan.build_steps[0].commands[0][0] == "python3.12"
     bare = make()
     assert bare.python == bare.task_python == "/opt/trtllm-hpc/bin/python3"
 
@@ -178,11 +178,10 @@ def test_other_folders_are_taken_as_they_are(folder: str) -> None:
 
 
 def test_only_what_is_asked_for_reaches_the_build() -> None:
-    words = make().build_command
-    assert words is not None
+    words = make().build_steps[0].commands[0]
     assert not {"--max-num-tokens", "--gather-context-logits", "--gather-generation-logits"} & set(words)
-    words = make(job={"engine": {"max_num_tokens": 64, "gather_context_logits": True}}).build_command
-    assert words is not None
+    job = {"engine": {"max_num_tokens": 64, "gather_context_logits": True}}
+    words = make(job=job).build_steps[0].commands[0]
     assert words[words.index("--max-num-tokens") + 1] == "64"
     assert "--gather-context-logits" in words and "--gather-generation-logits" not in words
 

@@ -77,7 +77,7 @@ def gpus_suffice(job: JobFile, cluster: ClusterProfile) -> Problems:
 def build_gpus(job: JobFile, cluster: ClusterProfile) -> Problems:
     """The build runs on one node."""
     wanted, there = job.build.gpus, cluster.gpus_per_node
-    if wanted > there:
+    if wanted is not None and wanted > there:
         message = f"{wanted} GPUs for the build, but a node of {cluster.name!r} has {there}"
         hint = f"set build.gpus to at most {there}, or mend gpus_per_node in the profile"
         yield in_job("conflict", "build.gpus", message, hint, wanted)

@@ -19,6 +19,12 @@ class Container(Section):
     """``source:target[:flags]``. The run folder is mounted in any case."""
     python: OneLine = "python3"
     """The Python (3.10 or later) inside the image."""
+    tensorrt_llm_version: OneLine | None = None
+    """What is in the image, where its name does not tell; also for TensorRT-LLM installed on the nodes."""
+    all_models: AbsolutePath | None = None
+    """Folder of upstream's model templates inside the image, instead of the release's own place."""
+    examples: AbsolutePath | None = None
+    """Folder of upstream's examples (``convert_checkpoint.py``...), instead of the release's own place."""
     options: list[OneLine] = Field(default_factory=list)
     """Further options for ``srun`` (pyxis) or ``apptainer exec``, one word each."""
 
@@ -50,6 +56,10 @@ class ClusterProfile(Section):
     """GPUs of one node; 0 for a cluster (or a trial) without."""
     gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     """How this site's Slurm wants GPUs asked for."""
+    gpu_memory_gib: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    """Memory of one GPU, for the memory planner."""
+    compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")] | None = None
+    """Of the GPUs, e.g. ``"9.0"``: engines are found in the cache by it. ``None``: read in the job."""
     mpi: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = "pmix"
     """MPI plugin, one of ``srun --mpi=list``."""
     network_interface: OneLine | None = None
@@ -72,5 +82,8 @@ class ClusterProfile(Section):
     """Partition of the companion job, e.g. one without GPUs."""
     runs_folder: AbsolutePath | None = None
     """Where run folders are made, on a file system that the nodes share; ``None`` is ``./runs``."""
+    engines_folder: AbsolutePath | None = None
+    """The cache of built engines, on a file system that the nodes share; ``None`` is ``engines`` beside the
+    folder of runs."""
     job_defaults: dict[str, Any] = Field(default_factory=dict)
     """Values for job files that are submitted here: above the built-in defaults, below the job file."""

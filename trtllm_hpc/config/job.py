@@ -6,10 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, JobName, Minutes, Seconds, Section
-
-Parallelism = Annotated[int, Field(ge=1, le=4096)]
-TokenCount = Annotated[int, Field(ge=1, le=10_000_000)]
+from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.repository import Repository
+from trtllm_hpc.config.types import (
+    AbsolutePath,
+    AnyText,
+    Count,
+    JobName,
+    Minutes,
+    OneLine,
+    Seconds,
+    Section,
+    TokenCount,
+)
 
 
 class Model(Section):
@@ -21,46 +30,8 @@ class Model(Section):
     """A random model instead of ``path``; nothing is downloaded. The larger ones are for benchmarks."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of the synthetic model's weights."""
-
-
-class Engine(Section):
-    """How the engine is built."""
-
-    backend: Literal["reference"] = "reference"
-    """What computes. ``reference`` is PyTorch/transformers behind the same Triton models."""
-    directory: AbsolutePath | None = None
-    """A finished engine. With it the build stage is left out."""
-    tensor_parallel: Parallelism = 1
-    pipeline_parallel: Parallelism = 1
-    context_parallel: Parallelism = 1
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    max_batch_size: Count = 8
-    max_input_len: TokenCount = 256
-    """Longest prompt, in tokens."""
-    max_seq_len: TokenCount = 512
-    """Longest prompt and answer together, in tokens."""
-    max_num_tokens: TokenCount | None = None
-    """Tokens of all requests that one step computes; ``None`` is 8192, or all that a full batch can have."""
-    max_beam_width: Annotated[int, Field(ge=1, le=64)] = 1
-    tokens_per_block: Annotated[int, Field(ge=1, le=1024)] = 64
-    """The KV cache is handed out in blocks of so many tokens."""
-    gather_context_logits: bool = False
-    """Whether a request may ask for the logits of its prompt."""
-    gather_generation_logits: bool = False
-    """Whether a request may ask for the logits of its answer."""
-    max_lora_rank: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Highest rank of the LoRA adapters that a request may name; 0 builds without LoRA."""
-
-    @property
-    def longest_request(self) -> int:
-        """Tokens of KV cache that the longest request holds, in whole blocks, all its beams together."""
-        size = self.tokens_per_block
-        return (self.max_seq_len + size - 1) // size * size * self.max_beam_width
-
-    @property
-    def world_size(self) -> int:
-        """Ranks that the engine needs: tp * pp * cp."""
-        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+    family: OneLine | None = None
+    """Folder of upstream's examples that converts it, e.g. ``llama``; ``None``: from its ``config.json``."""
 
 
 class Build(Section):
@@ -70,34 +41,34 @@ class Build(Section):
     cpus: Count = 4
     memory_gib: Count | None = None
     """Memory of the job; ``None`` leaves it to the partition."""
-    gpus: Annotated[int, Field(ge=0, le=64)] = 0
+    gpus: Annotated[int, Field(ge=0, le=64)] | None = None
+    """GPUs of the job; ``None``: one for TensorRT-LLM where the cluster has any, else none."""
 
 
-class Repository(Section):
-    """Triton's model repository."""
+class DisaggregatedModel(Section):
+    """The models of one phase: copies of ``tensorrt_llm``, each on GPUs of its own."""
 
-    decoupled: bool = False
-    """Whether ``tensorrt_llm`` may stream: one response a token."""
-    preprocessing_instances: Count = 1
-    postprocessing_instances: Count = 1
-    bls_instances: Count | None = None
-    """Requests that ``tensorrt_llm_bls`` serves at once; ``None`` is ``engine.max_batch_size``, 8 at most.
+    engine: AbsolutePath | None = None
+    """A finished engine; ``None`` is the one of this job."""
+    instances: list[list[Annotated[int, Field(ge=0, le=63)]]]
+    """GPUs of each copy, as the node numbers them: ``[[0, 1], [2, 3]]`` is two copies of two ranks."""
 
-    Fewer instances than the engine's batch leave places in it empty, but each
-    is a process with tens of MiB.
-    """
-    accumulate_tokens: bool = False
-    """Whether a stream of ``tensorrt_llm_bls`` repeats the text so far in each response."""
-    max_queue_size: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Requests that may wait for a place in the batch; one more is refused. 0 sets no bound."""
-    max_tokens_in_paged_kv_cache: TokenCount | None = None
-    """Tokens of all running requests in the KV cache; ``None``: as many as a full batch can need."""
-    kv_cache_free_gpu_mem_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of the GPU memory beside the weights that the KV cache may take."""
+
+class Disaggregated(Section):
+    """Prompts on some GPUs, answers on others (upstream's ``disaggregated_serving``)."""
+
+    context: DisaggregatedModel
+    generation: DisaggregatedModel
 
 
 class Serve(Section):
     """The serve stage."""
+
+    mode: Literal["leader", "orchestrator", "disaggregated"] = "leader"
+    """``leader``: a server a rank, rank 0 answers. ``orchestrator``: one server spawns the workers of
+    several models. ``disaggregated``: rank 0 orchestrates, the others compute either phase."""
+    disaggregated: Disaggregated | None = None
+    """What the mode of that name needs."""
 
     nodes: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Nodes to spread the ranks over; ``None`` takes as few as the GPUs allow."""

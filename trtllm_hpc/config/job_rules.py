@@ -33,7 +33,7 @@ def one_model(job: JobFile) -> Problems:
 def prompt_leaves_room(job: JobFile) -> Problems:
     """``max_seq_len`` counts prompt and answer together."""
     prompt, both = job.engine.max_input_len, job.engine.max_seq_len
-    if prompt >= both:
+    if prompt is not None and both is not None and prompt >= both:
         message = f"a prompt of {prompt} tokens leaves no room for an answer: engine.max_seq_len is {both}"
         yield in_job(
             "conflict", "engine.max_input_len", message, f"set engine.max_seq_len above {prompt}", prompt
@@ -43,7 +43,7 @@ def prompt_leaves_room(job: JobFile) -> Problems:
 def steps_hold_a_batch(job: JobFile) -> Problems:
     """A step computes at least one token for every running request."""
     tokens, batch = job.engine.max_num_tokens, job.engine.max_batch_size
-    if tokens is not None and tokens < batch:
+    if tokens is not None and batch is not None and tokens < batch:
         message = f"a step of {tokens} tokens is too short for a batch of {batch} requests, a token each"
         hint = f"set engine.max_num_tokens to {batch} or more, or lower engine.max_batch_size"
         yield in_job("conflict", "engine.max_num_tokens", message, hint, tokens)
@@ -52,8 +52,8 @@ def steps_hold_a_batch(job: JobFile) -> Problems:
 def cache_holds_a_request(job: JobFile) -> Problems:
     """Without room for the longest request, that request could never run."""
     budget, longest = job.repository.max_tokens_in_paged_kv_cache, job.engine.longest_request
-    if budget is not None and budget < longest:
-        beams = "" if job.engine.max_beam_width == 1 else f" and {job.engine.max_beam_width} beams"
+    if budget is not None and longest is not None and budget < longest:
+        beams = "" if job.engine.max_beam_width in (None, 1) else f" and {job.engine.max_beam_width} beams"
         message = (
             f"a KV cache of {budget} tokens does not hold one request of engine.max_seq_len "
             f"{job.engine.max_seq_len}{beams}: in whole blocks it takes {longest}"
@@ -70,6 +70,8 @@ def answers_fit(job: JobFile) -> Problems:
     if job.companion.benchmark is not None:
         asked["companion.benchmark.max_tokens"] = job.companion.benchmark.max_tokens
     longest = job.engine.max_seq_len
+    if longest is None:
+        return
     for field, tokens in asked.items():
         if tokens >= longest:
             message = f"{tokens} tokens and a prompt do not fit: engine.max_seq_len is {longest}"

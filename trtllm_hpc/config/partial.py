@@ -39,6 +39,7 @@ def partial(model: type[Model], plain: dict[str, Any], wrong: Collection[Path]) 
         plain: the values as they were written; not converted, since models are strict.
         wrong: where validation has complained, as paths from the model's root.
     """
+    plain = model.with_defaults(plain)
     values = {
         name: _field(field.annotation, plain[name], [path[1:] for path in wrong if path[:1] == (name,)])
         for name, field in model.model_fields.items()

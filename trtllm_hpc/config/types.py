@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -12,6 +12,11 @@ class Section(BaseModel):
     """A part of a job file or a profile: unknown keys refused, no silent conversion, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
+        """What was written, with the defaults that depend on it."""
+        return plain
 
 
 def _no_control_characters(text: str) -> str:
@@ -56,6 +61,7 @@ VariableName = Annotated[str, AfterValidator(_variable_name)]
 JobName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
 """Names the run folder and the Slurm jobs: a letter or digit, then letters, digits, ``.``, ``_``, ``-``."""
 
+TokenCount = Annotated[int, Field(ge=1, le=10_000_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Minutes = Annotated[int, Field(ge=1, le=525_600)]
 Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
@@ -72,5 +78,7 @@ PATTERNS: dict[str, tuple[str, str | None]] = {
         "must be the name of an MPI plugin",
         "'srun --mpi=list' prints them; pmix is the usual one",
     ),
+    r"^[a-z][a-z0-9_]*\z": ("must be small letters, digits and '_'", "write gemm for --gemm_plugin"),
+    r"^\d+\.\d+$": ("must be a compute capability such as 9.0", "quote it: '9.0'; nvidia-smi prints it"),
 }
 """The patterns of both files in words, and a hint where there is one."""

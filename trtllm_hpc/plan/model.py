@@ -6,7 +6,8 @@ plan alone decides every byte that is rendered.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -44,6 +45,40 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A word of a command that is only known when the step runs."""
+
+    name: str
+    """``output``: the step's own folder; ``model``; or an earlier step: that one's output."""
+    suffix: str = ""
+    """What follows it, e.g. ``/encoder``."""
+
+
+Word = str | Place
+
+
+@dataclass(frozen=True)
+class BuildStep:
+    """One step from a model to its engine: a conversion, a quantization, the build itself.
+
+    Its output is found again by a key that depends on everything here, and on
+    the model's files, but on no folder's name.
+    """
+
+    name: str
+    """``convert``, ``quantize``, ``build``, ``lora``; ``engine`` for the reference backend."""
+    commands: tuple[tuple[Word, ...], ...]
+    directory: str | None = None
+    """Working directory, inside the container; ``None`` is the run folder."""
+    inputs: tuple[str, ...] = ()
+    """``model``, and earlier steps that it reads."""
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """What else makes its output what it is: versions, layout. JSON values."""
+    on_gpu: bool = False
+    """Whether the output depends on the GPU's compute capability."""
+
+
+@dataclass(frozen=True)
 class RepositoryModel:
     """One model of Triton's repository."""
 
@@ -66,8 +101,8 @@ class Plan:
     """Python that runs the runtime in a rank: inside the container, if there is one."""
     layout: Layout
     engine_folder: str
-    build_command: tuple[str, ...] | None
-    """``None`` when the job file names a finished engine."""
+    build_steps: tuple[BuildStep, ...]
+    """In order; the output of the last is the engine. Empty when there is none to build."""
     repository: tuple[RepositoryModel, ...]
     repository_values: dict[str, str | int | bool]
     """Values of the repository's templates."""
@@ -75,6 +110,8 @@ class Plan:
     """In the order of submission."""
     job: JobFile
     cluster: ClusterProfile
+    notes: tuple[str, ...] = ()
+    """What a person should know, though nothing is wrong with it."""
 
     def stage(self, name: str) -> Stage | None:
         """The stage of that name, or ``None`` if this run has none."""
@@ -94,6 +131,7 @@ class Plan:
         }
         record["layout"] = asdict(self.layout)
         record["repository"] = [model.name for model in self.repository]
+        record["build_steps"] = [asdict(step) for step in self.build_steps]
         record["stages"] = [asdict(stage) for stage in self.stages]
         record["scheduler"] = self.cluster.scheduler
         record["slurm_conf"] = self.cluster.slurm_conf

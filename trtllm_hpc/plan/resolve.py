@@ -42,7 +42,7 @@ def make_plan(job: JobFile, cluster: ClusterProfile, paths: RunPaths, python: st
         task_python=task_python,
         layout=layout,
         engine_folder=engine_folder,
-        build_command=reference.build_command(job, task_python, paths) if builds else None,
+        build_steps=reference.build_steps(job, task_python, paths) if builds else (),
         repository=reference.repository(),
         repository_values=reference.repository_values(job, engine_folder),
         stages=make_stages(job, cluster, layout, paths),

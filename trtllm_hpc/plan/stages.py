@@ -25,6 +25,13 @@ def make_stages(job: JobFile, cluster: ClusterProfile, layout: Layout, paths: Ru
     return tuple(stages)
 
 
+def build_gpus(job: JobFile, cluster: ClusterProfile) -> int:
+    """GPUs of the build stage: TensorRT tunes its kernels on the GPU that is to run them."""
+    if job.build.gpus is not None:
+        return job.build.gpus
+    return 1 if job.engine.is_tensorrt_llm and cluster.gpus_per_node else 0
+
+
 def _if_built(has_build: bool) -> tuple[Dependency, ...]:
     return (Dependency("afterok", "build"),) if has_build else ()
 
@@ -36,7 +43,7 @@ def _build(job: JobFile, cluster: ClusterProfile, paths: RunPaths) -> Stage:
         Directive("--ntasks", 1),
         Directive("--cpus-per-task", job.build.cpus),
         *_memory(job.build.memory_gib),
-        *_gpus(cluster, job.build.gpus),
+        *_gpus(cluster, build_gpus(job, cluster)),
         *_time(job.build.time_limit_minutes),
         *_raw(cluster),
     ]

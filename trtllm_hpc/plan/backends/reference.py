@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.config.job import Engine, JobFile
+from trtllm_hpc import __version__
+from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.model import RepositoryModel
+from trtllm_hpc.plan.model import BuildStep, Place, RepositoryModel, Word
 from trtllm_hpc.reference.repository import MODELS, model_source
 
 MOST_BLS_INSTANCES = 8
 """Unless more are asked for: each is a process, and all of them start with the server."""
 
 
-def build_command(job: JobFile, python: str, paths: RunPaths) -> tuple[str, ...]:
-    """Command line that makes the engine folder."""
+def build_steps(job: JobFile, python: str, paths: RunPaths) -> tuple[BuildStep, ...]:
+    """The one step that makes the engine folder."""
     model = job.model
-    source = ("--model", model.path) if model.path else ("--synthetic", model.synthetic or "tiny-llama")
-    return (
-        python,
-        "-m",
-        "trtllm_hpc.reference.build",
-        *("--output", str(paths.engine)),
+    source: tuple[Word, ...] = ("--synthetic", model.synthetic or "tiny-llama", "--seed", str(model.seed))
+    if model.path:
+        source = ("--model", Place("model"))
+    command = (
+        *(python, "-m", "trtllm_hpc.reference.build"),
+        *("--output", Place("output")),
         *source,
-        *("--seed", str(model.seed)),
         *_engine_options(job.engine),
         *("--run", str(paths.folder)),
     )
+    identity = {"backend": "reference", "trtllm_hpc": __version__}
+    return (BuildStep("engine", (command,), inputs=("model",) if model.path else (), identity=identity),)
 
 
 def _engine_options(engine: Engine) -> tuple[str, ...]:
@@ -58,18 +61,19 @@ def repository() -> tuple[RepositoryModel, ...]:
 
 def repository_values(job: JobFile, engine_folder: str) -> dict[str, str | int | bool]:
     """Values that the templates of ``config.pbtxt`` ask for."""
-    values = job.repository
+    values, batch = job.repository, job.engine.max_batch_size
+    assert batch is not None  # this backend has a default for it
     return {
         "engine_dir": engine_folder,
         "tokenizer_dir": f"{engine_folder}/tokenizer",
-        "max_batch_size": job.engine.max_batch_size,
+        "max_batch_size": batch,
         "decoupled": values.decoupled,
         "preprocessing_instance_count": values.preprocessing_instances,
         "postprocessing_instance_count": values.postprocessing_instances,
-        "bls_instance_count": values.bls_instances or min(job.engine.max_batch_size, MOST_BLS_INSTANCES),
+        "bls_instance_count": values.bls_instances or min(batch, MOST_BLS_INSTANCES),
         # Triton's parameters are strings, and an empty one has its default.
         "accumulate_tokens": str(values.accumulate_tokens).lower(),
         "max_queue_size": str(values.max_queue_size),
         "max_tokens_in_paged_kv_cache": str(values.max_tokens_in_paged_kv_cache or ""),
-        "kv_cache_free_gpu_mem_fraction": str(values.kv_cache_free_gpu_mem_fraction),
+        "kv_cache_free_gpu_mem_fraction": str(values.kv_cache_free_gpu_mem_fraction or 0.9),
     }

@@ -1,0 +1,225 @@
+"""The job file's ``engine`` section: one vocabulary for every release of TensorRT-LLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from trtllm_hpc.config.types import AbsolutePath, Count, OneLine, Section, TokenCount
+
+Backend = Literal["reference", "tensorrtllm", "python", "llmapi"]
+Parallelism = Annotated[int, Field(ge=1, le=4096)]
+Plugin = Literal["auto", "float16", "bfloat16", "float32", "int32", "fp8", "enable", "disable"]
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "reference": {
+        "dtype": "float32",
+        "max_batch_size": 8,
+        "max_input_len": 256,
+        "max_seq_len": 512,
+        "max_beam_width": 1,
+        "tokens_per_block": 64,
+    },
+    "tensorrtllm": {"dtype": "auto"},
+    "python": {"dtype": "auto"},
+    "llmapi": {"dtype": "auto"},
+}
+"""What stands in a key that is left out. Those of TensorRT-LLM that are not here are the release's own."""
+
+
+class Quantization(Section):
+    """How weights, activations and the KV cache are made smaller."""
+
+    method: (
+        Literal[
+            "fp8",
+            "fp8_rowwise",
+            "int8_sq",
+            "int4_awq",
+            "w4a8_awq",
+            "int4_gptq",
+            "int8_wo",
+            "int4_wo",
+            "full_prec",
+            "auto",
+        ]
+        | None
+    ) = None
+    """Names of ``quantize.py``'s ``--qformat``; ``auto`` searches per layer (``--autoq_format``)."""
+    kv_cache: Literal["int8", "fp8"] | None = None
+    tool: Literal["convert", "quantize"] | None = None
+    """Which of upstream's programs does it; ``None``: ``convert_checkpoint.py`` for weights only,
+    ``quantize.py`` else."""
+    calibration_dataset: AbsolutePath | None = None
+    """A local folder. Upstream's default is downloaded, which compute nodes often cannot."""
+    calibration_size: Count | None = None
+    """Samples."""
+    batch_size: Count | None = None
+    """Samples at once."""
+    awq_block_size: Count | None = None
+    group_size: Count | None = None
+    smoothquant: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Smoothing of ``int8_sq`` by ``convert_checkpoint.py``, e.g. 0.5."""
+    per_token: bool = False
+    per_channel: bool = False
+    auto_formats: list[OneLine] = Field(default_factory=list)
+    """Formats that ``auto`` chooses from, e.g. ``[fp8, int4_awq]``."""
+    auto_bits: Annotated[float, Field(gt=0, le=16)] | None = None
+    """Bits a weight on average that ``auto`` aims at."""
+    checkpoint: AbsolutePath | None = None
+    """Weights that another tool has quantized already (GPTQ, or ModelOpt's for ``build.py``)."""
+
+
+class Lora(Section):
+    """LoRA adapters."""
+
+    target_modules: list[OneLine] = Field(default_factory=list)
+    """TensorRT-LLM's names, e.g. ``attn_q``."""
+    adapters: list[AbsolutePath] = Field(default_factory=list)
+    """Hugging Face adapters to convert for clients (``hf_lora_convert.py``)."""
+    storage_type: Literal["float16", "bfloat16", "float32"] = "float16"
+    directories: list[AbsolutePath] = Field(default_factory=list)
+    """Adapters whose modules and tokens the build itself looks at (``--lora_dir``)."""
+    checkpoint_source: Literal["hf", "nemo"] | None = None
+
+
+class Speculative(Section):
+    """Speculative decoding."""
+
+    mode: Literal["draft_tokens_external", "medusa", "eagle", "lookahead", "redrafter"]
+    max_draft_len: Count | None = None
+    """Draft tokens a step."""
+    model: AbsolutePath | None = None
+    """Weights of the heads (medusa, eagle, redrafter)."""
+    heads: Count | None = None
+    layers: Count | None = None
+    """Layers of a medusa head, or of eagle's network."""
+    max_non_leaves_per_layer: Count | None = None
+    """Eagle's tree."""
+
+
+class RawOptions(Section):
+    """Further words for upstream's programs, as they are; checked against the release's options."""
+
+    build_py: list[OneLine] = Field(default_factory=list)
+    convert: list[OneLine] = Field(default_factory=list)
+    quantize: list[OneLine] = Field(default_factory=list)
+    build: list[OneLine] = Field(default_factory=list)
+    lora: list[OneLine] = Field(default_factory=list)
+
+
+class Engine(Section):
+    """How the engine is built. In a key that is left out stands the backend's default, or the release's."""
+
+    backend: Backend = "reference"
+    """What computes: TensorRT-LLM behind Triton's C++ backend (``tensorrtllm``) or its Python backend
+    (``python``), its LLM API without an engine (``llmapi``), or ``reference``: PyTorch/transformers behind
+    the same Triton models."""
+    tensorrt_llm_version: OneLine | None = None
+    """E.g. ``0.16.0``; ``None``: told by the container image's tag."""
+    directory: AbsolutePath | None = None
+    """A finished engine. With it the build stage is left out."""
+
+    tensor_parallel: Parallelism = 1
+    pipeline_parallel: Parallelism = 1
+    context_parallel: Parallelism = 1
+    moe_tensor_parallel: Parallelism | None = None
+    """Share of the tensor parallel ranks that split each expert; times the next it is ``tensor_parallel``."""
+    moe_expert_parallel: Parallelism | None = None
+    """Share of the tensor parallel ranks that hold different experts."""
+
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
+    max_batch_size: Count | None = None
+    max_input_len: TokenCount | None = None
+    """Longest prompt, in tokens."""
+    max_seq_len: TokenCount | None = None
+    """Longest prompt and answer together, in tokens. Releases before 0.11 get it as ``max_output_len``."""
+    max_num_tokens: TokenCount | None = None
+    """Tokens of all requests that one step computes."""
+    opt_num_tokens: TokenCount | None = None
+    """Tokens of a step that TensorRT tunes its kernels for."""
+    max_beam_width: Annotated[int, Field(ge=1, le=64)] | None = None
+    max_encoder_input_len: TokenCount | None = None
+    max_prompt_embedding_table_size: TokenCount | None = None
+    """Virtual tokens of prompt tuning, or of images."""
+    tokens_per_block: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """The KV cache is handed out in blocks of so many tokens."""
+    gather_context_logits: bool = False
+    """Whether a request may ask for the logits of its prompt."""
+    gather_generation_logits: bool = False
+    """Whether a request may ask for the logits of its answer."""
+    max_lora_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Highest rank of the LoRA adapters that a request may name; 0 builds without LoRA."""
+    lora: Lora = Lora()
+
+    kv_cache: Literal["paged", "continuous", "disabled"] | None = None
+    inflight_batching: bool | None = None
+    """``build.py``'s switch; without it a release before 0.8 batches the V1 way."""
+    remove_input_padding: bool | None = None
+    context_fmha: bool | None = None
+    context_fmha_fp32_acc: bool | None = None
+    paged_context_fmha: bool | None = None
+    """Attention over a paged cache for prompts too: what KV cache reuse and chunked context need."""
+    fp8_context_fmha: bool | None = None
+    multi_block_mode: bool | None = None
+    custom_all_reduce: bool | None = None
+    fused_mlp: bool | None = None
+    reduce_fusion: bool | None = None
+    multiple_profiles: bool | None = None
+    weight_streaming: bool | None = None
+    weight_sparsity: bool | None = None
+    strongly_typed: bool | None = None
+    embedding_sharing: bool | None = None
+    parallel_embedding: bool | None = None
+    plugins: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\z")], Plugin] = Field(default_factory=dict)
+    """TensorRT plugins by their names without ``_plugin``: ``{gpt_attention: float16, gemm: auto}``."""
+    hidden_act: OneLine | None = None
+    """Activation, which GPT's ``build.py`` wants told."""
+    quantization: Quantization = Quantization()
+    speculative: Speculative | None = None
+    encoder_decoder: bool = False
+    """Two engines, an encoder and a decoder (T5, BART)."""
+    workers: Count | None = None
+    """Ranks that are built at once."""
+    options: RawOptions = RawOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, plain: Any) -> Any:
+        return cls.with_defaults(plain) if isinstance(plain, dict) else plain
+
+    @classmethod
+    def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
+        """The backend's defaults in the keys that are left out."""
+        backend = plain.get("backend", cls.model_fields["backend"].default)
+        defaults = DEFAULTS.get(backend, {}) if isinstance(backend, str) else {}
+        given = {key: value for key, value in plain.items() if value is not None or key not in defaults}
+        return {**defaults, **given}
+
+    @property
+    def is_tensorrt_llm(self) -> bool:
+        """Whether TensorRT-LLM computes, in whatever way."""
+        return self.backend != "reference"
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether there is an engine to build at all: the LLM API loads the model itself."""
+        return self.backend != "llmapi"
+
+    @property
+    def longest_request(self) -> int | None:
+        """Tokens of KV cache that the longest request holds, in whole blocks, all its beams together.
+
+        ``None`` if the release decides how long requests may be.
+        """
+        if self.max_seq_len is None:
+            return None
+        size = self.tokens_per_block or 1
+        return (self.max_seq_len + size - 1) // size * size * (self.max_beam_width or 1)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that the engine needs: tp * pp * cp."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel

@@ -1,0 +1,110 @@
+"""The job file's ``repository`` section: what Triton's model repository says of the models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, TokenCount
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+GpuIds = list[Annotated[int, Field(ge=0, le=63)]]
+
+
+class ModelCopy(Section):
+    """One copy of ``tensorrt_llm`` (orchestrator mode), with an ensemble and a BLS model of its own."""
+
+    name: Annotated[OneLine, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
+    gpu_device_ids: GpuIds
+    """GPUs that it computes on, as the node numbers them."""
+    engine: AbsolutePath | None = None
+    """A finished engine; ``None`` is the one of this job."""
+
+
+class Repository(Section):
+    """Triton's model repository. ``null`` leaves a key to the backend's own default."""
+
+    decoupled: bool = False
+    """Whether ``tensorrt_llm`` may stream: one response a token."""
+    triton_max_batch_size: Count | None = None
+    """Requests that Triton hands over at once; ``None`` is ``engine.max_batch_size``."""
+    instances: Count = 1
+    """Instances of ``tensorrt_llm`` on the same GPUs, each with its own KV cache."""
+    preprocessing_instances: Count = 1
+    postprocessing_instances: Count = 1
+    bls_instances: Count | None = None
+    """Requests that ``tensorrt_llm_bls`` serves at once; ``None`` is ``engine.max_batch_size``, 8 at most.
+
+    Fewer instances than the engine's batch leave places in it empty, but each
+    is a process with tens of MiB.
+    """
+    models: list[ModelCopy] = Field(default_factory=list)
+    """Copies of ``tensorrt_llm`` for ``serve.mode: orchestrator``."""
+    tokenizer: AbsolutePath | None = None
+    """Folder of the tokenizer; ``None`` is the model's."""
+    tokenizer_type: Literal["auto", "t5", "llama", "sp"] | None = None
+    """Which class reads it; releases before 0.9 only."""
+    add_special_tokens: bool | None = None
+    """Whether the prompt gets the tokenizer's special tokens."""
+    skip_special_tokens: bool | None = None
+    """Whether the answer loses them."""
+    accumulate_tokens: bool = False
+    """Whether a stream of ``tensorrt_llm_bls`` repeats the text so far in each response."""
+
+    batching_strategy: Literal["V1", "inflight_batching", "inflight_fused_batching"] = (
+        "inflight_fused_batching"
+    )
+    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] | None = None
+    max_queue_delay_microseconds: Annotated[int, Field(ge=0, le=60_000_000)] = 0
+    max_queue_size: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Requests that may wait for a place in the batch; one more is refused. 0 sets no bound."""
+    enable_trt_overlap: bool | None = None
+    """Two half batches at once; releases before 0.10."""
+
+    max_tokens_in_paged_kv_cache: TokenCount | None = None
+    """Tokens of all running requests in the KV cache; ``None``: as the memory, or a full batch, allows."""
+    kv_cache_free_gpu_mem_fraction: Fraction | None = None
+    """Share of the GPU memory that is free after loading that the KV cache may take.
+
+    ``None`` is the release's default: 0.9, before 0.8 it was 0.85.
+    """
+    kv_cache_reuse: bool | None = None
+    """Keep the KV cache of prompts for those that begin alike; needs ``engine.paged_context_fmha``."""
+    chunked_context: bool | None = None
+    """Compute long prompts piece by piece; needs ``engine.paged_context_fmha``."""
+    kv_cache_host_memory_bytes: Annotated[int, Field(ge=0)] | None = None
+    max_attention_window_size: list[TokenCount] | None = None
+    """Tokens back that attention sees, one for all layers or one each."""
+    sink_token_length: Annotated[int, Field(ge=0)] | None = None
+    cross_kv_cache_fraction: Fraction | None = None
+    """Share of the KV cache for what the encoder computed."""
+    gpu_weights_percent: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the weights that stays on the GPU; needs ``engine.weight_streaming``."""
+    gpu_device_ids: GpuIds | None = None
+    """GPUs of ``tensorrt_llm``; ``None``: all that a rank sees."""
+
+    decoding_mode: (
+        Literal[
+            "top_k",
+            "top_p",
+            "top_k_top_p",
+            "beam_search",
+            "medusa",
+            "redrafter",
+            "lookahead",
+            "eagle",
+        ]
+        | None
+    ) = None
+    medusa_choices: AnyText | None = None
+    eagle_choices: AnyText | None = None
+    exclude_input_in_output: bool | None = None
+    normalize_log_probs: bool | None = None
+    guided_decoding_backend: Literal["xgrammar"] | None = None
+    logits_datatype: Literal["TYPE_FP32", "TYPE_FP16", "TYPE_BF16"] = "TYPE_FP32"
+    encoder_input_features_data_type: Literal["TYPE_FP32", "TYPE_FP16", "TYPE_BF16"] = "TYPE_FP16"
+    prompt_embedding_table_data_type: Literal["TYPE_FP32", "TYPE_FP16", "TYPE_BF16"] = "TYPE_FP16"
+    parameters: dict[OneLine, dict[OneLine, bool | int | float | AnyText]] = Field(default_factory=dict)
+    """Further placeholders, by model: ``{tensorrt_llm: {lora_cache_max_adapter_size: 64}}``; checked against
+    the release's."""
