@@ -48,6 +48,11 @@ def make_layout(world_size: int, nodes: int | None, gpus_per_node: int) -> Layou
     return Layout(world_size, count, ranks_per_node, ranks_per_node if gpus_per_node else 0)
 
 
+def one_node(world_size: int, gpus: int) -> Layout:
+    """All ranks on one node, with ``gpus`` GPUs between them; for modes where ranks are not GPUs."""
+    return Layout(world_size, 1, world_size, gpus)
+
+
 def _fewest_nodes(world_size: int, gpus_per_node: int) -> int:
     if not gpus_per_node:
         return 1

@@ -13,6 +13,7 @@ from typing import Any
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.layout import Layout
+from trtllm_hpc.runtime.repository.recipe import ModelRecipe, RepositoryRecipe
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,19 @@ class RepositoryModel:
 
 
 @dataclass(frozen=True)
+class ServerPlan:
+    """What differs between the servers of the backends and of the modes of serving."""
+
+    worker_models: tuple[str, ...]
+    """What ranks above 0 load."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    """For every rank's ``tritonserver``, one word each."""
+    launcher: str | None = None
+    """Program that starts the server in its stead and joins the ranks (the LLM API's)."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A run, resolved."""
 
@@ -100,12 +114,23 @@ class Plan:
     task_python: str
     """Python that runs the runtime in a rank: inside the container, if there is one."""
     layout: Layout
+    server: ServerPlan
+    release: str | None
+    """Version of TensorRT-LLM; ``None`` for the reference backend."""
+    engines_folder: str
+    """The cache of built engines."""
     engine_folder: str
+    """What the server loads: a finished engine, or the run folder's link to one in the cache."""
+    engine_found: str | None
+    """An engine in the cache that makes the build stage needless."""
     build_steps: tuple[BuildStep, ...]
     """In order; the output of the last is the engine. Empty when there is none to build."""
-    repository: tuple[RepositoryModel, ...]
+    repository: tuple[RepositoryModel, ...] | RepositoryRecipe
+    """Models with templates of our own (the reference backend), or how to fill upstream's."""
     repository_values: dict[str, str | int | bool]
-    """Values of the repository's templates."""
+    """Values of the repository's own templates."""
+    templates: str | None
+    """Folder of upstream's templates, if it is at hand already; else the job takes the container's."""
     stages: tuple[Stage, ...]
     """In the order of submission."""
     job: JobFile
@@ -116,6 +141,16 @@ class Plan:
     def stage(self, name: str) -> Stage | None:
         """The stage of that name, or ``None`` if this run has none."""
         return next((stage for stage in self.stages if stage.name == name), None)
+
+    @property
+    def repository_models(self) -> tuple[RepositoryModel, ...] | tuple[ModelRecipe, ...]:
+        """The models of the repository, in whatever way they are made."""
+        return self.repository.models if isinstance(self.repository, RepositoryRecipe) else self.repository
+
+    @property
+    def fills_repository_in_job(self) -> bool:
+        """Whether the repository is made by the serve stage's first step."""
+        return isinstance(self.repository, RepositoryRecipe) and self.templates is None
 
     @property
     def stops_server(self) -> bool:
@@ -130,7 +165,8 @@ class Plan:
             if name not in ("job", "cluster", "repository")
         }
         record["layout"] = asdict(self.layout)
-        record["repository"] = [model.name for model in self.repository]
+        record["repository"] = [model.name for model in self.repository_models]
+        record["server"] = asdict(self.server)
         record["build_steps"] = [asdict(step) for step in self.build_steps]
         record["stages"] = [asdict(stage) for stage in self.stages]
         record["scheduler"] = self.cluster.scheduler

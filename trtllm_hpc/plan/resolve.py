@@ -3,52 +3,138 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.releases import release_of
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.backends import reference
-from trtllm_hpc.plan.layout import make_layout
-from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.plan.layout import Layout, make_layout, one_node
+from trtllm_hpc.plan.model import BuildStep, Plan, RepositoryModel
+from trtllm_hpc.plan.server import disaggregated_ranks, server_plan
 from trtllm_hpc.plan.stages import make_stages
+from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
+from trtllm_hpc.versions import Release, UnknownRelease
 
 
-def make_plan(job: JobFile, cluster: ClusterProfile, paths: RunPaths, python: str) -> Plan:
+@dataclass(frozen=True)
+class Surroundings:
+    """What was found on this machine when the plan was made; a plan depends on nothing else."""
+
+    engines_folder: str | None = None
+    """The cache of engines; ``None`` is ``engines`` beside the folder of runs."""
+    engine_found: str | None = None
+    """The engine that the job asks for, if the cache has it."""
+    templates: str | None = None
+    """Folder of upstream's model templates, if this machine has the image's."""
+    model_config: Mapping[str, Any] | None = field(default=None)
+    """The model's ``config.json``, if it can be read here."""
+
+
+def make_plan(
+    job: JobFile,
+    cluster: ClusterProfile,
+    paths: RunPaths,
+    python: str,
+    around: Surroundings | None = None,
+) -> Plan:
     """Resolve a job file and a profile into a plan.
 
     Args:
         python: the interpreter to use on the nodes when the profile names none.
+        around: what was found on this machine; nothing by default.
 
     Raises:
         RenderError: the ranks cannot be laid out, or the run folder's name
             means something else to Slurm or to the container runtime.
     """
+    around = around or Surroundings()
     _refuse_folder(paths, cluster)
     chosen = cluster.python or python
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
-    layout = make_layout(job.engine.world_size, job.serve.nodes, cluster.gpus_per_node)
-    if cluster.scheduler == "local" and layout.nodes > 1:
-        raise RenderError(
-            f"The profile {cluster.name!r} is one machine, but the job file asks for {layout.nodes} nodes.",
-            hint="leave serve.nodes out, or choose a Slurm profile with --cluster",
-        )
-    engine_folder = job.engine.directory or str(paths.engine)
-    builds = job.engine.directory is None
+    release = _release(job, cluster)
+    layout = _layout(job, cluster)
+    steps = _steps(job, cluster, release, layout, paths, task_python, around)
+    builds = bool(steps) and around.engine_found is None
     return Plan(
         name=job.name,
         run_folder=str(paths.folder),
         python=chosen,
         task_python=task_python,
         layout=layout,
-        engine_folder=engine_folder,
-        build_steps=reference.build_steps(job, task_python, paths) if builds else (),
-        repository=reference.repository(),
-        repository_values=reference.repository_values(job, engine_folder),
-        stages=make_stages(job, cluster, layout, paths),
+        server=server_plan(job, release, layout, with_slurm=cluster.scheduler == "slurm"),
+        release=release.version if release is not None else None,
+        engines_folder=around.engines_folder or str(paths.folder.parent.parent / "engines"),
+        engine_folder=job.engine.directory or str(paths.engine),
+        engine_found=around.engine_found if steps else None,
+        build_steps=steps,
+        repository=_repository(job, cluster, release, layout, paths),
+        repository_values=_repository_values(job, paths),
+        templates=around.templates,
+        stages=make_stages(job, cluster, layout, paths, builds=builds),
         job=job,
         cluster=cluster,
     )
+
+
+def _release(job: JobFile, cluster: ClusterProfile) -> Release | None:
+    try:
+        return release_of(job, cluster)
+    except UnknownRelease as error:
+        # Files that were loaded have been judged; this is for plans made in other ways.
+        raise RenderError(f"{error.message}.", hint=error.hint) from None
+
+
+def _layout(job: JobFile, cluster: ClusterProfile) -> Layout:
+    if job.serve.mode == "disaggregated" and job.serve.disaggregated is not None:
+        return one_node(disaggregated_ranks(job.serve.disaggregated), cluster.gpus_per_node)
+    if job.serve.mode == "orchestrator":
+        return one_node(1, cluster.gpus_per_node)
+    layout = make_layout(job.engine.world_size, job.serve.nodes, cluster.gpus_per_node)
+    if cluster.scheduler == "local" and layout.nodes > 1:
+        raise RenderError(
+            f"The profile {cluster.name!r} is one machine, but the job file asks for {layout.nodes} nodes.",
+            hint="leave serve.nodes out, or choose a Slurm profile with --cluster",
+        )
+    return layout
+
+
+def _repository_values(job: JobFile, paths: RunPaths) -> dict[str, str | int | bool]:
+    if job.engine.is_tensorrt_llm:
+        return {}
+    return reference.repository_values(job, job.engine.directory or str(paths.engine))
+
+
+def _steps(
+    job: JobFile,
+    cluster: ClusterProfile,
+    release: Release | None,
+    layout: Layout,
+    paths: RunPaths,
+    python: str,
+    around: Surroundings,
+) -> tuple[BuildStep, ...]:
+    if job.engine.directory is not None or not job.engine.has_engine:
+        return ()
+    if release is None:
+        return reference.build_steps(job, python, paths)
+    from trtllm_hpc.plan.backends import tensorrt_llm
+
+    return tensorrt_llm.make_steps(job, cluster, release, layout, around.model_config)
+
+
+def _repository(
+    job: JobFile, cluster: ClusterProfile, release: Release | None, layout: Layout, paths: RunPaths
+) -> tuple[RepositoryModel, ...] | RepositoryRecipe:
+    if release is None:
+        return reference.repository()
+    from trtllm_hpc.plan.backends import repository
+
+    return repository.recipe(job, release, layout, paths)
 
 
 def _refuse_folder(paths: RunPaths, cluster: ClusterProfile) -> None:

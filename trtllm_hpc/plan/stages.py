@@ -11,10 +11,12 @@ from trtllm_hpc.plan.layout import Layout
 from trtllm_hpc.plan.model import Dependency, Directive, Stage
 
 
-def make_stages(job: JobFile, cluster: ClusterProfile, layout: Layout, paths: RunPaths) -> tuple[Stage, ...]:
+def make_stages(
+    job: JobFile, cluster: ClusterProfile, layout: Layout, paths: RunPaths, *, builds: bool
+) -> tuple[Stage, ...]:
     """The stages of a run, in the order of submission."""
     stages = []
-    if job.engine.directory is None:
+    if builds:
         stages.append(_build(job, cluster, paths))
     built = _if_built(bool(stages))
     stages.append(_serve(job, cluster, layout, paths, built))

@@ -10,6 +10,7 @@ from trtllm_hpc import __version__
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.environment import render_template
+from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
 
 
 def render_scripts(plan: Plan) -> dict[str, str]:
@@ -37,8 +38,10 @@ def _script(plan: Plan, paths: RunPaths, template: str) -> str:
 
 
 def render_repository(plan: Plan) -> dict[str, str]:
-    """File name in ``repository/`` to text, for every model of the repository."""
-    files = {}
+    """File name in ``repository/`` to text, for every model that has a template of our own."""
+    files: dict[str, str] = {}
+    if isinstance(plan.repository, RepositoryRecipe):
+        return files
     for model in plan.repository:
         files[f"{model.name}/config.pbtxt"] = render_template(model.config_template, **plan.repository_values)
         # Triton wants a version folder even where nothing stands in it (an ensemble).
