@@ -41,7 +41,14 @@ class Ranks:
         return self.runtime.paths.folder / f"started_{rank}"
 
     def start(
-        self, rank: int = 0, *, world: int = 1, behaviour: str = "", server: str | None = None, **options: Any
+        self,
+        rank: int = 0,
+        *,
+        world: int = 1,
+        behaviour: str = "",
+        server: str | None = None,
+        environment: dict[str, str] | None = None,
+        **options: Any,
     ) -> subprocess.Popen[str]:
         prefix = f"{self.prefix}{rank}_"
         scratch = SCRATCH / f"{prefix}scratch"
@@ -71,6 +78,7 @@ class Ranks:
             TRTLLM_HPC_METRICS_PORT=metrics,
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=rendezvous,
+            **(environment or {}),
         )
 
     def facts(self, rank: int = 0) -> dict[str, Any]:
@@ -285,3 +293,65 @@ def test_a_server_that_cannot_be_executed_is_told_as_the_reason(ranks: Ranks, tm
     assert code == ExitCode.START and "cannot be started" in said
     failure = first_failure(ranks.runtime.paths, over=True)
     assert failure is not None and "cannot be started" in failure.sentence
+
+
+# The LLM API's launcher ---------------------------------------------------------------------
+
+
+@dataclass
+class Launched:
+    """Ranks that a launcher starts; ``fake_launcher.sh`` has upstream's manners."""
+
+    ranks: Ranks
+    over: Path
+
+    def start(self, rank: int = 0, behaviour: str = "", **options: Any) -> subprocess.Popen[str]:
+        launcher = Path(__file__).with_name("fake_launcher.sh")
+        os.environ["FAKE_LAUNCH_OVER"] = str(self.over)
+        os.environ["PMIX_RANK"] = os.environ["OMPI_COMM_WORLD_RANK"] = str(rank)
+        return self.ranks.start(
+            rank,
+            world=2,
+            behaviour=behaviour,
+            launcher=launcher,
+            environment={"SLURM_PROCID": str(rank)},
+            **options,
+        )
+
+
+@pytest.fixture
+def launched(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launched:
+    for name in ("FAKE_LAUNCH_OVER", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.setenv(name, "")  # taken back at the end
+    return Launched(ranks, tmp_path / "workers end")
+
+
+def test_a_launched_server_gets_its_words_whole_and_is_asked_to_end(launched: Launched) -> None:
+    """The program's name has a space in it, which the launcher would take apart."""
+    ranks = launched.ranks
+    worker, leader = launched.start(1), launched.start(0)
+    assert ranks.endpoint().http_port == ranks.ports[0]
+    facts = ranks.facts()
+    assert facts["argv"] == [f"--http-port={ranks.ports[0]}"]
+    assert "SLURM_PROCID" not in facts["environment"] and "PMIX_RANK" not in facts["environment"]
+    assert "RANK" not in facts["environment"], "the launcher joins the ranks by itself"
+    assert facts["environment"]["NCCL_SOCKET_IFNAME"] == "lo"
+    request_stop(ranks.runtime.paths, by="companion", reason="it is done")
+    assert end(leader)[0] == 0 and end(worker)[0] == 0
+    assert ranks.record().exit_code == 0 and ranks.left() == []
+
+
+def test_a_launcher_that_does_not_see_its_server_fail_is_ended(launched: Launched) -> None:
+    code, said = end(launched.start(behaviour="exit=3"))
+    assert code == 3 and "error: rank 0 ended (exit code 3)" in said
+    assert launched.ranks.left() == []
+
+
+def test_a_launcher_that_dies_takes_its_server_along(launched: Launched) -> None:
+    process = launched.start()
+    launched.ranks.endpoint()
+    server = launched.ranks.facts()["pid"]
+    launched.over.touch()
+    code, said = end(process)
+    assert code == ExitCode.START and "although nobody had asked" in said
+    assert eventually(lambda: not is_alive(server)) and launched.ranks.left() == []

@@ -57,8 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("--companion-start-seconds", type=float)
     rank.add_argument("--companion-silence-seconds", type=float)
     rank.add_argument("--server", required=True)
+    rank.add_argument("--launcher")
     rank.add_argument("server_arguments", nargs="*")
     rank.set_defaults(function=_rank)
+
+    launched = commands.add_parser("launched", help="what trtllm-llmapi-launch is given to start")
+    launched.add_argument("--scratch", type=Path, required=True)
+    launched.set_defaults(function=_launched)
 
     sweep = commands.add_parser("sweep", help="remove what killed ranks left on this node")
     sweep.add_argument("prefix")
@@ -118,6 +123,12 @@ def _rank(paths: RunPaths, options: argparse.Namespace) -> int:
     values = {name: value for name, value in vars(options).items() if name not in ("run", "function")}
     values["server_arguments"] = tuple(options.server_arguments)
     return Supervisor(paths, RankOptions(**values)).run()
+
+
+def _launched(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.launched import run_launched
+
+    return run_launched(options.scratch)
 
 
 def _sweep(paths: RunPaths, options: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.launched import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
 from trtllm_hpc.runtime.network import interface_towards
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, start_bound
@@ -25,6 +26,7 @@ from trtllm_hpc.runtime.records import RankRecord, StopRequest
 from trtllm_hpc.runtime.sweep import sweep
 from trtllm_hpc.runtime.triton import NoServer, Server, find_server
 
+Child = subprocess.Popen[bytes] | LaunchedServer
 _TICK_S = 0.2
 _SIGNAL_GRACE_S = 4.0
 """From a signal to SIGKILL. Slurm itself kills after KillWait, 30 s unless the site says less."""
@@ -48,6 +50,8 @@ class RankOptions:
     companion_start_seconds: float | None
     companion_silence_seconds: float | None
     server: str
+    launcher: str | None
+    """Program that starts the server and joins the ranks in its stead."""
     server_arguments: tuple[str, ...]
 
 
@@ -109,13 +113,18 @@ class Supervisor:
             companion_silence_s=self._options.companion_silence_seconds,
         )
 
-    def _start(self, server: Server) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **server.environment, **self._world()}
+    def _start(self, server: Server) -> Child:
+        launcher = self._options.launcher
+        world = self._interfaces() if launcher is not None else {**self._world(), **self._interfaces()}
+        environment = {**os.environ, **server.environment, **world}
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
         environment["TRTLLM_HPC_SCRATCH"] = str(self._options.scratch)
         command = [server.program, *server.arguments, *self._options.server_arguments]
-        print(f"rank {self._options.rank} on {self._record.host}: {' '.join(command)}", flush=True)
-        return start_bound(command, environment)
+        shown = [launcher, *command] if launcher is not None else command
+        print(f"rank {self._options.rank} on {self._record.host}: {' '.join(shown)}", flush=True)
+        if launcher is None:
+            return start_bound(command, environment)
+        return LaunchedServer(launcher, command, environment, self._options.scratch, self._paths.runtime)
 
     def _not_started(self, sentence: str, hint: str) -> int:
         """A record without an end would look like a rank that was killed."""
@@ -126,18 +135,21 @@ class Supervisor:
         return ExitCode.START
 
     def _world(self) -> dict[str, str]:
-        """What torch.distributed, gloo and NCCL read from the environment."""
+        """What torch.distributed reads from the environment."""
         options = self._options
-        world = {
+        return {
             "RANK": str(options.rank),
             "WORLD_SIZE": str(options.world_size),
             "LOCAL_RANK": str(options.rank % options.ranks_per_node),
         }
+
+    def _interfaces(self) -> dict[str, str]:
+        """The network interface that gloo and NCCL are to take."""
         interface = interface_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
-        if interface is not None:
-            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                world[variable] = os.environ.get(variable, interface)
-        return world
+        if interface is None:
+            return {}
+        variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        return {variable: os.environ.get(variable, interface) for variable in variables}
 
     # Watching -----------------------------------------------------------------------
 
@@ -145,7 +157,7 @@ class Supervisor:
         # Nothing more in a handler: a lock taken here may be held by the code it interrupts.
         self._signal = self._signal or name
 
-    def _watch(self, child: subprocess.Popen[bytes]) -> None:
+    def _watch(self, child: Child) -> None:
         while child.poll() is None:
             self._look_for_signal(child)
             self._look_for_stop(child)
@@ -159,11 +171,11 @@ class Supervisor:
             # Slurm signals the server as well, which may have ended within this tick.
             self._stopped_by, self._reason = self._signal, f"got {self._signal}"
 
-    def _look_for_signal(self, child: subprocess.Popen[bytes]) -> None:
+    def _look_for_signal(self, child: Child) -> None:
         if self._signal is not None and self._stopped_by != self._signal:
             self._stop(child, self._signal, f"got {self._signal}", _SIGNAL_GRACE_S)
 
-    def _look_for_stop(self, child: subprocess.Popen[bytes]) -> None:
+    def _look_for_stop(self, child: Child) -> None:
         if self._stopped_by is not None:
             return
         request = StopRequest.read(self._paths.stop_request)
@@ -177,7 +189,7 @@ class Supervisor:
         record = RankRecord.read(self._paths.rank_record("serve", 0))
         return record is not None and record.ended_at is not None
 
-    def _lead(self, child: subprocess.Popen[bytes]) -> None:
+    def _lead(self, child: Child) -> None:
         assert self._leader is not None
         if self._stopped_by is not None:
             return
@@ -186,7 +198,7 @@ class Supervisor:
             self._failed = complaint.exit_code
             self._stop(child, complaint.by, complaint.sentence, _STOP_GRACE_S)
 
-    def _stop(self, child: subprocess.Popen[bytes], by: str, reason: str, grace_s: float) -> None:
+    def _stop(self, child: Child, by: str, reason: str, grace_s: float) -> None:
         self._stopped_by, self._reason = by, reason
         self._kill_at = time.monotonic() + grace_s
         print(f"rank {self._options.rank} stops: asked by {by}, {reason}", flush=True)
