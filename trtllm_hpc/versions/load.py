@@ -20,6 +20,7 @@ from trtllm_hpc.versions.model import Command, ContainerPaths, Option, OptionHis
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
+        "hf_gpt_convert.py": "hf_gpt_convert",
         "build.py": "build_py",
         "convert_checkpoint.py": "convert_checkpoint",
         "trtllm-build": "trtllm_build",
