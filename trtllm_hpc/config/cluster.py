@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trtllm_hpc.config.types import AbsolutePath, AnyText, JobName, OneLine, Section, VariableName
 
@@ -56,6 +56,8 @@ class ClusterProfile(Section):
     """GPUs of one node; 0 for a cluster (or a trial) without."""
     gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
     """How this site's Slurm wants GPUs asked for."""
+    gpu: OneLine | None = None
+    """Kind of the GPUs, e.g. ``h100-80gb``: says what the two keys below leave out."""
     gpu_memory_gib: Annotated[float, Field(gt=0, le=10_000)] | None = None
     """Memory of one GPU, for the memory planner."""
     compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")] | None = None
@@ -87,3 +89,22 @@ class ClusterProfile(Section):
     folder of runs."""
     job_defaults: dict[str, Any] = Field(default_factory=dict)
     """Values for job files that are submitted here: above the built-in defaults, below the job file."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, plain: Any) -> Any:
+        return cls.with_defaults(plain) if isinstance(plain, dict) else plain
+
+    @classmethod
+    def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
+        """What the kind of GPU says in the keys that are left out; an unknown kind is a finding of its own."""
+        name = plain.get("gpu")
+        if not isinstance(name, str):
+            return plain
+        from trtllm_hpc.versions.gpus import gpus
+
+        gpu = gpus().get(name)
+        if gpu is None:
+            return plain
+        said = {"gpu_memory_gib": gpu.memory_gib, "compute_capability": gpu.compute_capability}
+        return {**said, **{key: value for key, value in plain.items() if value is not None or key not in said}}

@@ -41,6 +41,18 @@ def container_has_image(cluster: ClusterProfile) -> Problems:
             yield in_cluster("conflict", f"container.{key}", message, hint, value)
 
 
+def gpu_is_known(cluster: ClusterProfile) -> Problems:
+    """A kind of GPU is named as the table of GPUs names it."""
+    if cluster.gpu is None:
+        return
+    from trtllm_hpc.versions.gpus import gpus
+
+    if cluster.gpu not in gpus():
+        message = f"{cluster.gpu!r} is not in the table of GPUs"
+        hint = f"choose one of {', '.join(gpus())}, or set gpu_memory_gib and compute_capability instead"
+        yield in_cluster("bad-value", "gpu", message, hint, cluster.gpu)
+
+
 def local_has_no_slurm(cluster: ClusterProfile) -> Problems:
     """What only Slurm understands must not be lost without a word."""
     if cluster.scheduler != "local":
@@ -116,6 +128,7 @@ def environment(cluster: ClusterProfile) -> Problems:
 
 RULES: Sequence[Callable[[ClusterProfile], Problems]] = (
     container_has_image,
+    gpu_is_known,
     local_has_no_slurm,
     slurm_options,
     triton_options,
