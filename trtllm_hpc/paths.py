@@ -17,8 +17,8 @@ from typing import Any
 STAGES = ("build", "serve", "companion")
 """The stages of a run, in the order of their dependencies."""
 
-STEPS = ("build", "preflight", "serve", "companion")
-"""What writes one log a rank: each stage, and the preflight within ``serve``."""
+STEPS = ("build", "repository", "preflight", "serve", "companion")
+"""What writes one log a rank: each stage, and the two steps before the server within ``serve``."""
 
 COMPANION_MEASUREMENT = "benchmark"
 """Name of the companion's own measurement; any other is somebody's by hand."""
@@ -101,9 +101,19 @@ class RunPaths:
         return self.folder / "repository"
 
     @property
+    def repository_recipe(self) -> Path:
+        """How the model repository is made of upstream's templates."""
+        return self.folder / "repository.json"
+
+    @property
     def engine(self) -> Path:
-        """The engine, when this run builds it."""
+        """Link to the engine in the cache, there once it is built or found."""
         return self.folder / "engine"
+
+    @property
+    def build_recipe(self) -> Path:
+        """The steps of the build as data, for the engine cache."""
+        return self.folder / "build.json"
 
     # What the job writes ------------------------------------------------------------
 

@@ -38,9 +38,9 @@ def changed(rank: int, **facts: object) -> list[Found]:
 
 
 def test_a_world_as_planned_is_let_pass(engine: Path) -> None:
-    assert judge(world(), Expected(4, 2, 2, engine), whole=True) is None
-    assert judge(list(reversed(world())), Expected(4, 2, 2, engine), whole=True) is None
-    assert judge(world(), Expected(4, 2, 0, engine), whole=True) is None
+    assert judge(world(), Expected(4, 2, 2, engine, 4), whole=True) is None
+    assert judge(list(reversed(world())), Expected(4, 2, 2, engine, 4), whole=True) is None
+    assert judge(world(), Expected(4, 2, 0, engine, 4), whole=True) is None
 
 
 WRONG: list[tuple[Callable[[], list[Found]], str]] = [
@@ -63,7 +63,7 @@ WRONG: list[tuple[Callable[[], list[Found]], str]] = [
 def test_a_wrong_world_is_told_in_one_sentence(
     engine: Path, found: Callable[[], list[Found]], sentence: str
 ) -> None:
-    verdict = judge(found(), Expected(4, 2, 2, engine), whole=True)
+    verdict = judge(found(), Expected(4, 2, 2, engine, 4), whole=True)
     assert verdict is not None and verdict.startswith(sentence)
     assert "\n" not in verdict
 
@@ -86,7 +86,7 @@ def test_a_wrong_engine_is_told_in_one_sentence(engine: Path, content: str | Non
     config.unlink()
     if content is not None:
         config.write_text(content)
-    verdict = judge(world(), Expected(4, 2, 2, engine), whole=True)
+    verdict = judge(world(), Expected(4, 2, 2, engine, 4), whole=True)
     assert verdict is not None and sentence in verdict and "\n" not in verdict
 
 
@@ -97,7 +97,7 @@ def test_a_missing_file_is_named(engine: Path, stamp: dict[str, str], ending: st
     for rank in (0, 1, 3):
         (engine / f"rank{rank}.{ending}").touch()
     (engine / "rank2.engine").unlink()
-    verdict = judge(world(), Expected(4, 2, 2, engine), whole=True)
+    verdict = judge(world(), Expected(4, 2, 2, engine, 4), whole=True)
     assert verdict is not None and f"rank2.{ending} is missing, build it again" in verdict
 
 

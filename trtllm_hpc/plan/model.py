@@ -43,6 +43,8 @@ class Stage:
     after: tuple[Dependency, ...]
     """All of them must hold."""
     cpus_per_task: int
+    gpus: int = 0
+    """On each node."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class Plan:
     """Values of the repository's own templates."""
     templates: str | None
     """Folder of upstream's templates, if it is at hand already; else the job takes the container's."""
+    all_models: str | None
+    """Where the container has them."""
     stages: tuple[Stage, ...]
     """In the order of submission."""
     job: JobFile
@@ -146,6 +150,13 @@ class Plan:
     def repository_models(self) -> tuple[RepositoryModel, ...] | tuple[ModelRecipe, ...]:
         """The models of the repository, in whatever way they are made."""
         return self.repository.models if isinstance(self.repository, RepositoryRecipe) else self.repository
+
+    @property
+    def mounts(self) -> tuple[str, ...]:
+        """What the container sees: the run folder, the engines where there are any, and the profile's."""
+        caches = (self.engines_folder,) if self.build_steps else ()
+        own = (f"{folder}:{folder}" for folder in (self.run_folder, *caches))
+        return (*own, *self.cluster.container.mounts)
 
     @property
     def fills_repository_in_job(self) -> bool:

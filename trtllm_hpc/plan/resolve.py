@@ -75,6 +75,8 @@ def make_plan(
         repository=_repository(job, cluster, release, layout, paths),
         repository_values=_repository_values(job, paths),
         templates=around.templates,
+        all_models=cluster.container.all_models
+        or (release.paths.all_models if release is not None else None),
         stages=make_stages(job, cluster, layout, paths, builds=builds),
         job=job,
         cluster=cluster,

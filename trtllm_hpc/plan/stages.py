@@ -49,7 +49,7 @@ def _build(job: JobFile, cluster: ClusterProfile, paths: RunPaths) -> Stage:
         *_time(job.build.time_limit_minutes),
         *_raw(cluster),
     ]
-    return Stage("build", tuple(directives), (), job.build.cpus)
+    return Stage("build", tuple(directives), (), job.build.cpus, build_gpus(job, cluster))
 
 
 def _serve(
@@ -71,7 +71,7 @@ def _serve(
         *_time(job.serve.time_limit_minutes),
         *_raw(cluster),
     ]
-    return Stage("serve", tuple(directives), after, job.serve.cpus_per_rank)
+    return Stage("serve", tuple(directives), after, job.serve.cpus_per_rank, layout.gpus_per_node)
 
 
 def _companion(

@@ -34,6 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     end.add_argument("exit_code", type=int)
     end.set_defaults(function=_end)
 
+    engine = commands.add_parser("engine", help="build the engine, or find it in the cache")
+    engine.set_defaults(function=_engine)
+
     leader = commands.add_parser("leader", help="print address, three server ports and the rendezvous port")
     leader.add_argument("--interface")
     leader.add_argument("--loopback", action="store_true")
@@ -43,7 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     preflight.add_argument("--world-size", type=int, required=True)
     preflight.add_argument("--ranks-per-node", type=int, required=True)
     preflight.add_argument("--gpus-per-node", type=int, required=True)
-    preflight.add_argument("--engine", type=Path, required=True)
+    preflight.add_argument("--engine", type=Path, help="left out where the server loads a model by itself")
+    preflight.add_argument("--engine-ranks", type=int, help="ranks of the engine; the world's unless told")
     preflight.add_argument("--without-mpi", action="store_true")
     preflight.set_defaults(function=_preflight)
 
@@ -102,6 +106,12 @@ def _end(paths: RunPaths, options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _engine(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.engines.build import build_engine
+
+    return build_engine(paths)
+
+
 def _leader(paths: RunPaths, options: argparse.Namespace) -> int:
     from trtllm_hpc.runtime.network import free_ports, own_address
 
@@ -113,7 +123,13 @@ def _leader(paths: RunPaths, options: argparse.Namespace) -> int:
 def _preflight(paths: RunPaths, options: argparse.Namespace) -> int:
     from trtllm_hpc.runtime.preflight import Expected, run_preflight
 
-    expected = Expected(options.world_size, options.ranks_per_node, options.gpus_per_node, options.engine)
+    expected = Expected(
+        options.world_size,
+        options.ranks_per_node,
+        options.gpus_per_node,
+        options.engine,
+        options.engine_ranks or options.world_size,
+    )
     return run_preflight(paths, expected, with_mpi=not options.without_mpi)
 
 

@@ -39,7 +39,10 @@ class Expected:
     world_size: int
     ranks_per_node: int
     gpus_per_node: int
-    engine: Path
+    engine: Path | None
+    """``None`` for a server that needs no engine."""
+    engine_ranks: int
+    """Ranks that the engine is built for; fewer than the world where it is served more than once."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,8 @@ def _wrong_shm(ranks: list[Found], expected: Expected) -> str | None:
 
 
 def _wrong_engine(expected: Expected) -> str | None:
+    if expected.engine is None:
+        return None
     config = expected.engine / "config.json"
     try:
         record = json.loads(config.read_text(encoding="utf-8"))
@@ -192,20 +197,20 @@ def _wrong_engine(expected: Expected) -> str | None:
         return f"there is no engine in {expected.engine}: run the build stage first"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{config} does not describe an engine ({type(error).__name__}: {error})"
-    if world_size != expected.world_size:
+    if world_size != expected.engine_ranks:
         return (
             f"the engine in {expected.engine} is built for {world_size} rank(s), "
-            f"but the plan says {expected.world_size}"
+            f"but the plan says {expected.engine_ranks}"
         )
-    return _missing_file(expected, ending)
+    return _missing_file(expected.engine, world_size, ending)
 
 
-def _missing_file(expected: Expected, ending: str) -> str | None:
+def _missing_file(engine: Path, ranks: int, ending: str) -> str | None:
     """Both backends load one file a rank: ``trtllm-build`` writes ``rank<N>.engine``."""
-    for rank in range(expected.world_size):
-        file = expected.engine / f"rank{rank}.{ending}"
+    for rank in range(ranks):
+        file = engine / f"rank{rank}.{ending}"
         if not file.is_file():
-            return f"the engine in {expected.engine} is not whole: {file.name} is missing, build it again"
+            return f"the engine in {engine} is not whole: {file.name} is missing, build it again"
     return None
 
 
