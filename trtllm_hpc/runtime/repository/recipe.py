@@ -21,6 +21,9 @@ class ModelEdits:
     decoupled: bool | None = None
     instances: int | None = None
     """``count`` of the instance group."""
+    backend: str | None = None
+    max_queue_delay_microseconds: int | None = None
+    max_queue_size: int | None = None
     parameters: Mapping[str, str | None] = field(default_factory=dict)
     """Values of ``parameters`` by their own key; ``None`` takes the parameter out."""
     models: Mapping[str, str] = field(default_factory=dict)
