@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trtllm_hpc.config import cluster_rules, job_rules
+from trtllm_hpc.config import cluster_rules, job_rules, serve_rules
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.findings import dotted
 from trtllm_hpc.config.job import JobFile
@@ -31,7 +31,7 @@ def problems(job: JobFile, cluster: ClusterProfile) -> list[Problem]:
     """Everything that keeps this job file and this profile from going together."""
     found = [problem for rule in job_rules.RULES for problem in _judged(rule, job)]
     found += [problem for rule in cluster_rules.RULES for problem in _judged(rule, cluster)]
-    together = (ranks_spread, gpus_suffice, build_gpus)
+    together = (ranks_spread, gpus_suffice, build_gpus, *serve_rules.RULES)
     found += [problem for rule in together for problem in _judged(rule, job, cluster)]
     return found
 
@@ -47,7 +47,7 @@ def _judged(rule: Callable[..., Problems], *models: Section) -> list[Problem]:
 def ranks_spread(job: JobFile, cluster: ClusterProfile) -> Problems:
     """Every node runs the same number of ranks, and the local scheduler has one node."""
     world, nodes = job.engine.world_size, job.serve.nodes
-    if nodes is None:
+    if nodes is None or job.serve.mode != "leader":
         return
     if cluster.scheduler == "local" and nodes != 1:
         message = f"the profile {cluster.name!r} is this one machine, but the job asks for {nodes} nodes"
@@ -64,6 +64,8 @@ def gpus_suffice(job: JobFile, cluster: ClusterProfile) -> Problems:
     """One GPU a rank, where the cluster has GPUs."""
     world, gpus = job.engine.world_size, cluster.gpus_per_node
     nodes = 1 if cluster.scheduler == "local" else job.serve.nodes
+    if job.serve.mode != "leader":
+        return
     if not gpus or nodes is None or world % nodes or world // nodes <= gpus:
         return
     message = f"{world // nodes} ranks on a node need as many GPUs, but a node of {cluster.name!r} has {gpus}"

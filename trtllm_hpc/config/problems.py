@@ -25,8 +25,9 @@ Problems = Iterator[Problem]
 
 
 def in_job(code: str, field: str, message: str, hint: str, value: Any = None) -> Problem:
-    """A problem with the job file's field of that dotted name."""
-    return Problem("job", code, tuple(field.split(".")), message, hint, value)
+    """A problem with the job file's field of that dotted name; a number is a place in a list."""
+    parts = (int(part) if part.isdigit() else part for part in field.split("."))
+    return Problem("job", code, tuple(parts), message, hint, value)
 
 
 def in_cluster(code: str, field: str, message: str, hint: str, value: Any = None) -> Problem:

@@ -13,7 +13,7 @@ from trtllm_hpc.runtime.records import RankRecord
 _RECORDED = ("preflight", "serve")
 """Steps whose ranks write a record; the single rank of the others fares as its stage does."""
 
-_STAGE_OF = {"preflight": "serve"}
+_STAGE_OF = {"repository": "serve", "preflight": "serve"}
 """Steps that are no stage of their own."""
 
 

@@ -1,0 +1,61 @@
+"""Modes of serving: what a person can get wrong about them is told with its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.config.files import CLUSTER, JOB, Folder
+
+NODE = CLUSTER + "gpus_per_node: 4\ncontainer: {tensorrt_llm_version: 0.16.0}\n"
+BASE = (
+    JOB
+    + "model: {path: /models/llama, family: llama}\nengine:\n  backend: tensorrtllm\n  tensor_parallel: 2\n"
+)
+COPIES = "serve: {mode: orchestrator}\nrepository:\n  models:\n"
+ONE = "  - {name: tensorrt_llm, gpu_device_ids: [0, 1]}\n"
+TWO = "  - {name: tensorrt_llm_2, gpu_device_ids: [2, 3]}\n"
+PHASES = "serve:\n  mode: disaggregated\n  disaggregated:\n"
+CONTEXT = "    context: {instances: [[0, 1]]}\n"
+GENERATION = "    generation: {instances: [[2, 3]]}\n"
+
+
+@pytest.mark.parametrize("job", [COPIES + ONE + TWO, PHASES + CONTEXT + GENERATION])
+def test_two_engines_on_four_gpus_are_accepted(files: Folder, job: str) -> None:
+    assert files.load(BASE + job, NODE).job.engine.tensor_parallel == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "field", "words"),
+    [
+        ("serve: {mode: orchestrator}\n", "missing", "repository.models", "empty"),
+        ("repository:\n  models:\n" + ONE, "conflict", "repository.models", "one model"),
+        ("serve: {mode: disaggregated}\n", "missing", "serve.disaggregated", "both phases"),
+        ("serve:\n  disaggregated:\n" + CONTEXT + GENERATION, "conflict", "serve.disaggregated", "leader"),
+        (COPIES + ONE + "  - {name: b, gpu_device_ids: [2]}\n", "conflict",
+         "repository.models[1].gpu_device_ids", "1 GPUs for an engine of 2 ranks"),
+        (COPIES + ONE + "  - {name: b, gpu_device_ids: [1, 2]}\n", "conflict",
+         "repository.models[1].gpu_device_ids", "GPU 1 is taken"),
+        (COPIES + ONE + "  - {name: tensorrt_llm, gpu_device_ids: [2, 3]}\n", "conflict",
+         "repository.models[1].name", "already"),
+        (PHASES + CONTEXT + "    generation: {instances: [[3, 4]]}\n", "conflict",
+         "serve.disaggregated.generation.instances[0]", "GPU 4 is not there"),
+        (COPIES.replace("orchestrator", "orchestrator, nodes: 2") + ONE, "conflict", "serve.nodes",
+         "one node"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together(files: Folder, job: str, code: str, field: str, words: str) -> None:
+    finding = files.finding(BASE + job, NODE)
+    assert (finding.code, finding.field) == (code, field)
+    assert words in finding.message and finding.hint
+
+
+def test_the_reference_backend_serves_in_leader_mode_only(files: Folder) -> None:
+    finding = files.finding(
+        JOB + "engine: {tensor_parallel: 2}\n" + COPIES + ONE, CLUSTER + "gpus_per_node: 4\n"
+    )
+    assert finding.field == "serve.mode" and "reference" in finding.message
+
+
+def test_a_release_without_the_mode_is_named(files: Folder) -> None:
+    finding = files.finding(BASE + PHASES + CONTEXT + GENERATION, NODE.replace("0.16.0", "0.12.0"))
+    assert finding.field == "serve.mode" and "0.15.0" in finding.message
