@@ -105,6 +105,9 @@ class Repository(Section):
     logits_datatype: Literal["TYPE_FP32", "TYPE_FP16", "TYPE_BF16"] = "TYPE_FP32"
     encoder_input_features_data_type: Literal["TYPE_FP32", "TYPE_FP16", "TYPE_BF16"] = "TYPE_FP16"
     prompt_embedding_table_data_type: Literal["TYPE_FP32", "TYPE_FP16", "TYPE_BF16"] = "TYPE_FP16"
-    parameters: dict[OneLine, dict[OneLine, bool | int | float | AnyText]] = Field(default_factory=dict)
+    parameters: dict[OneLine, dict[OneLine, bool | int | float | AnyText | None]] = Field(
+        default_factory=dict
+    )
     """Further placeholders, by model: ``{tensorrt_llm: {lora_cache_max_adapter_size: 64}}``; checked against
-    the release's."""
+    the release's. ``null`` takes the parameter out. For ``llmapi`` further keys of ``model.yaml``, with dots
+    between levels: ``{tensorrt_llm: {kv_cache_config.dtype: fp8}}``."""

@@ -108,6 +108,18 @@ def known_placeholders(version: str, group: str, model: str) -> Mapping[str, Pla
     )
 
 
+def settable_placeholders(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
+    """Those of ``placeholders_of``, and parameters that the release's template has with a fixed value."""
+    wanted = Version(version)
+    return MappingProxyType(
+        {
+            name: _placeholder(name, entry, wanted)
+            for name, entry in _entries(group, model).items()
+            if _has({**entry, "since": entry.get("parameter_since", entry["since"])}, wanted)
+        }
+    )
+
+
 def templates() -> tuple[tuple[str, str], ...]:
     """Every template that is known, as group and model."""
     return tuple((group, model) for group, models in read_data("placeholders").items() for model in models)
