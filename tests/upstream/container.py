@@ -1,0 +1,64 @@
+"""A folder with upstream's programs, as a profile without a container can use it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = Path(__file__).with_name("programs.py")
+
+
+@dataclass(frozen=True)
+class FakeContainer:
+    """Where the stand-ins of one release lie."""
+
+    folder: Path
+    release: str
+
+    @property
+    def calls(self) -> Path:
+        """One JSON line for each program that was started: its name and its words."""
+        return self.folder / "calls.jsonl"
+
+    def profile(self) -> dict[str, Any]:
+        """The keys of a cluster profile that make jobs find it."""
+        paths = {"PATH": f"{self.folder / 'bin'}:$PATH", "PYTHONPATH": str(self.folder / "site")}
+        return {
+            "container": {
+                "tensorrt_llm_version": self.release,
+                "examples": str(self.folder / "examples"),
+                "all_models": str(self.folder / "all_models"),
+            },
+            "setup": [f'export {name}="{value}"' for name, value in paths.items()],
+        }
+
+
+def make_container(folder: Path, release: str, families: tuple[str, ...] = ("llama",)) -> FakeContainer:
+    """Lay out the programs of a release, and its package's metadata."""
+    made = FakeContainer(folder, release)
+    for family in families:
+        _program(made, folder / "examples" / family / "convert_checkpoint.py", family)
+        _program(made, folder / "examples" / family / "build.py", family)
+    _program(made, folder / "examples" / "quantization" / "quantize.py", "llama")
+    _program(made, folder / "examples" / "hf_lora_convert.py", "llama")
+    _program(made, folder / "bin" / "trtllm-build", "llama")
+    # Ours is not on PATH here: the programs run with the tests' own Python, as the container's do with its.
+    metadata = folder / "site" / f"tensorrt_llm-{release}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {release}\n", encoding="utf-8")
+    return made
+
+
+def _program(container: FakeContainer, file: Path, family: str) -> None:
+    """A Python file that ``python3 FILE`` and FILE itself run, as upstream's are."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, str(PROGRAMS), container.release, family, str(container.calls), file.name]
+    if file.suffix == ".py":
+        text = f"import os, sys\n\nos.execv({words[0]!r}, {words!r} + sys.argv[1:])\n"
+    else:
+        text = f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+    file.write_text(text, encoding="utf-8")
+    file.chmod(0o755)
