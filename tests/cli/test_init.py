@@ -11,8 +11,10 @@ from click.testing import CliRunner, Result
 from tests.config.test_slurm_facts import NEW_LIST, PARTITIONS, fake_slurm
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.config.load import load
+from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.errors import ConfigError, SubmissionError
 
 
@@ -33,6 +35,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+
+
+OF_TENSORRT_LLM = (
+    *("models", "instances", "batching_strategy", "max_queue_delay_microseconds", "parameters"),
+    *("logits_datatype", "encoder_input_features_data_type", "prompt_embedding_table_data_type"),
+    *("lora", "plugins", "quantization", "encoder_decoder", "options"),
+)
+"""Keys with a default that the reference backend does nothing with."""
 
 
 def init(*arguments: str) -> Result:
@@ -56,14 +66,27 @@ def test_what_stands_behind_a_hash_in_the_job_file_is_its_default() -> None:
     text = uncommented(Path("job.yaml"))
     # What has no default to show: it is one's own, or follows from other keys.
     own = "path|directory|nodes|memory_gib|memory_gib_per_node"
-    following = "bls_instances|max_num_tokens|max_tokens_in_paged_kv_cache"
+    following = (
+        "gpus|bls_instances|max_num_tokens|max_tokens_in_paged_kv_cache|kv_cache_free_gpu_mem_fraction"
+    )
     text = re.sub(rf"(?m)^ *({own}|{following}): .*\n", "", text)
     Path("all.yaml").write_text(text)
     job, every = load(Path("job.yaml"), "local").job, load(Path("all.yaml"), "local").job
     assert every == job
     sections = [value for value in job.model_dump(exclude_none=True).values() if isinstance(value, dict)]
-    keys = {key for section in sections for key in section}
-    assert all(re.search(rf"(?m)^ *{key}:", text) for key in keys)
+    keys = {key for section in sections for key in section} - set(OF_TENSORRT_LLM)
+    assert [key for key in keys if not re.search(rf"(?m)^ *{key}:", text)] == []
+
+
+def test_the_job_file_for_tensorrt_llm_loads_and_names_every_key() -> None:
+    result = init("job", "llama.yaml", "--backend", "tensorrtllm")
+    assert result.output.endswith("render llama.yaml --cluster pyxis\n")
+    text = Path("llama.yaml").read_text()
+    job = load(Path("llama.yaml"), "pyxis", ["model.family=llama"]).job
+    assert (job.name, job.engine.backend, job.engine.max_batch_size) == ("llama", "tensorrtllm", 64)
+    for section in (Model, Engine, Repository):
+        absent = [key for key in section.model_fields if not re.search(rf"(?m)[ #:,]{key}[:,]", text)]
+        assert absent == (["synthetic"] if section is Model else [])
 
 
 def test_the_job_file_differs_from_the_built_in_defaults_in_its_ranks_only() -> None:

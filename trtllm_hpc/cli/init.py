@@ -21,6 +21,7 @@ def command() -> None:
     \b
     Examples:
       trtllm-hpc init job job.yaml
+      trtllm-hpc init job llama.yaml --backend tensorrtllm
       trtllm-hpc init cluster mysite.yaml
     """
 
@@ -30,18 +31,27 @@ _force_option = click.option("--force", is_flag=True, help="Replace FILE if it i
 
 @command.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"), metavar="[FILE]")
+@click.option(
+    "--backend",
+    type=click.Choice(["reference", "tensorrtllm"]),
+    default="reference",
+    show_default=True,
+    help="What is to compute: PyTorch on any machine, or TensorRT-LLM in NVIDIA's container.",
+)
 @_force_option
-def job(file: Path, force: bool) -> None:
+def job(file: Path, backend: str, force: bool) -> None:
     """Write a commented job file.
 
-    FILE is job.yaml if it is not given. It runs as it is: a small random
-    model over two ranks. A relative model.path or engine.directory in it
-    starts at the folder of the file.
+    FILE is job.yaml if it is not given. For the reference backend it runs as
+    it is: a small random model over two ranks. For TensorRT-LLM set
+    model.path in it. A relative model.path or engine.directory starts at the
+    folder of the file.
     """
     _refuse_existing(file, force)
-    _write(file, "init/job.yaml.j2", title=_name_from(file, "my-job"))
+    kind, cluster = ("reference", "local") if backend == "reference" else ("tensorrt_llm", "pyxis")
+    _write(file, "init/job.yaml.j2", title=_name_from(file, "my-job"), backend=kind)
     click.echo(f"Wrote {click.format_filename(file)}.")
-    click.echo(f"  next: trtllm-hpc render {_word(file)} --cluster local")
+    click.echo(f"  next: trtllm-hpc render {_word(file)} --cluster {cluster}")
 
 
 @command.command()
