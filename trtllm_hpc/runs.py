@@ -14,10 +14,19 @@ from trtllm_hpc.paths import RunPaths, read_json
 RUNS_VARIABLE = "TRTLLM_HPC_RUNS"
 """Environment variable that names the folder of runs."""
 
+ENGINES_VARIABLE = "TRTLLM_HPC_ENGINES"
+"""Environment variable that names the cache of engines."""
+
 
 def default_runs_folder() -> Path:
     """The folder of runs when nobody names one: ``$TRTLLM_HPC_RUNS``, else ``./runs``."""
     return Path(os.environ.get(RUNS_VARIABLE) or "runs")
+
+
+def engines_folder(named: str | None, runs_folder: Path) -> Path:
+    """The cache of engines: ``named``, else ``$TRTLLM_HPC_ENGINES``, else ``engines`` beside the runs."""
+    beside = runs_folder.absolute().parent / "engines"
+    return Path(named or os.environ.get(ENGINES_VARIABLE) or beside).absolute()
 
 
 def call_name(paths: RunPaths) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtllm_hpc.cli.engine_words import engine_json, engine_lines
 from trtllm_hpc.cli.options import json_option
 from trtllm_hpc.cli.rendering import job_options, make_run
 
@@ -31,7 +32,7 @@ def command(
       trtllm-hpc render job.yaml --cluster pyxis
       trtllm-hpc render job.yaml --set serve.nodes=2 --runs /scratch/$USER/runs
     """
-    plan, paths = make_run(job_file, cluster, settings, runs)
+    plan, paths, engine = make_run(job_file, cluster, settings, runs)
     scripts = [paths.sbatch(stage.name) for stage in plan.stages]
     if as_json:
         import json
@@ -40,12 +41,15 @@ def command(
             "run_id": paths.run_id,
             "folder": str(paths.folder),
             "scripts": [str(file) for file in scripts],
+            "engine": engine_json(engine),
         }
         click.echo(json.dumps(record, indent=2))
         return
     click.echo(f"rendered {paths.folder}")
     for script in scripts:
         click.echo(f"  {script.relative_to(paths.folder)}")
+    for line in engine_lines(engine):
+        click.echo(line)
     click.echo("\nTo submit by hand, in this order:")
     click.echo(by_hand(plan, paths.folder))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -14,8 +15,12 @@ from trtllm_hpc.runs import default_runs_folder
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from trtllm_hpc.config.cluster import ClusterProfile
+    from trtllm_hpc.config.resolved import Resolved
     from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.plan.model import Plan
+    from trtllm_hpc.plan.resolve import Surroundings
+    from trtllm_hpc.runtime.engines.lookup import Hit, Miss, Unknown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -77,13 +82,22 @@ def _completed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(word) for word in found]
 
 
+class MadeRun(NamedTuple):
+    """A written run."""
+
+    plan: Plan
+    paths: RunPaths
+    engine: Hit | Miss | Unknown | None
+    """What the cache of engines said; ``None`` if the run needs none from it."""
+
+
 def make_run(
     job_file: Path,
     cluster: str,
     settings: tuple[str, ...],
     runs: Path | None,
     check: Callable[[Plan], None] = lambda plan: None,
-) -> tuple[Plan, RunPaths]:
+) -> MadeRun:
     """Load, plan and write; nothing is written when anything is wrong.
 
     Args:
@@ -99,10 +113,47 @@ def make_run(
     options = () if runs is None else ("--runs", str(runs))
     command = click.get_current_context().info_name or "render"
     resolved = load(job_file, cluster, settings, command=command, options=options)
-    folder = runs or (
-        Path(resolved.cluster.runs_folder) if resolved.cluster.runs_folder else default_runs_folder()
-    )
-    paths = new_run_folder(folder, resolved.job.name)
-    plan = make_plan(resolved.job, resolved.cluster, paths, default_python())
+    paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
+    around = surroundings(resolved, paths.folder.parent)
+    plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
     check(plan)
-    return plan, write_run(plan)
+    plan, engine = _with_engine(plan, paths, around)
+    return MadeRun(plan, write_run(plan), engine)
+
+
+def runs_folder(cluster: ClusterProfile) -> Path:
+    """Where runs are kept when the command line does not say."""
+    return Path(cluster.runs_folder) if cluster.runs_folder else default_runs_folder()
+
+
+def surroundings(resolved: Resolved, runs: Path) -> Surroundings:
+    """What this machine knows of a job, before the cache of engines is asked."""
+    from trtllm_hpc.config.model_folder import read_model_config
+    from trtllm_hpc.plan.resolve import Surroundings
+    from trtllm_hpc.runs import engines_folder
+
+    return Surroundings(
+        engines_folder=str(engines_folder(resolved.cluster.engines_folder, runs)),
+        model_config=read_model_config(resolved.job.model.path),
+    )
+
+
+def _with_engine(
+    plan: Plan, paths: RunPaths, around: Surroundings
+) -> tuple[Plan, Hit | Miss | Unknown | None]:
+    """The plan without its build stage, if the engine is in the cache."""
+    from trtllm_hpc.plan.resolve import make_plan
+    from trtllm_hpc.render.scripts import recipe_of
+    from trtllm_hpc.runtime.engines.lookup import Hit, lookup
+    from trtllm_hpc.runtime.engines.uses import register
+
+    if not plan.build_steps:
+        return plan, None
+    recipe = recipe_of(plan)
+    found = lookup(recipe)
+    if not isinstance(found, Hit):
+        return plan, found
+    if not register(found.entry, paths.folder):
+        return plan, lookup(recipe)  # somebody removed it at this very moment
+    around = replace(around, engine_found=str(found.entry.output))
+    return make_plan(plan.job, plan.cluster, paths, plan.python, around), found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtllm_hpc.cli.engine_words import engine_json, engine_lines
 from trtllm_hpc.cli.options import json_option
 from trtllm_hpc.cli.rendering import job_options, make_run
 from trtllm_hpc.errors import SubmissionError
@@ -16,6 +17,7 @@ from trtllm_hpc.runs import call_name
 if TYPE_CHECKING:
     from trtllm_hpc.lifecycle.status import RunStatus
     from trtllm_hpc.paths import RunPaths
+    from trtllm_hpc.runtime.engines.lookup import Hit, Miss, Unknown
 
 
 @click.command("submit")
@@ -47,9 +49,11 @@ def command(
     """
     from trtllm_hpc.lifecycle.chain import require_scheduler, submit_chain
 
-    plan, paths = make_run(job_file, cluster, settings, runs, check=require_scheduler)
+    plan, paths, engine = make_run(job_file, cluster, settings, runs, check=require_scheduler)
     say = (lambda text: None) if as_json else click.echo
     say(f"run {paths.run_id}\n  folder {paths.folder}")
+    for line in engine_lines(engine):
+        say(f"  {line}")
     unit = "process" if plan.cluster.scheduler == "local" else "job"
     try:
         submit_chain(plan, paths, progress=lambda stage, job: say(f"  {stage}: {unit} {job}"))
@@ -57,7 +61,7 @@ def command(
         error.message += f"\nThe rendered scripts are in {paths.scripts}."
         raise
     if not wait:
-        _print_next(paths, as_json)
+        _print_next(paths, engine, as_json)
         return 0
     status = _wait(paths, live=not as_json, keeps_serving=not plan.stops_server)
     if plan.stops_server and status.state.final and any(not stage.final for stage in status.stages):
@@ -69,7 +73,7 @@ def command(
     return int(status.exit_code)
 
 
-def _print_next(paths: RunPaths, as_json: bool) -> None:
+def _print_next(paths: RunPaths, engine: Hit | Miss | Unknown | None, as_json: bool) -> None:
     if as_json:
         import json
 
@@ -77,7 +81,8 @@ def _print_next(paths: RunPaths, as_json: bool) -> None:
 
         stages = (read_json(paths.jobs) or {})["stages"]
         jobs = {stage: job["job_id"] for stage, job in stages.items()}
-        click.echo(json.dumps({"run_id": paths.run_id, "folder": str(paths.folder), "jobs": jobs}, indent=2))
+        record = {"run_id": paths.run_id, "folder": str(paths.folder), "jobs": jobs}
+        click.echo(json.dumps({**record, "engine": engine_json(engine)}, indent=2))
         return
     run = call_name(paths)
     click.echo(f"next: trtllm-hpc status {run}, or trtllm-hpc logs {run} --follow")

@@ -52,7 +52,7 @@ class Place:
     """A word of a command that is only known when the step runs."""
 
     name: str
-    """``output``: the step's own folder; ``model``; or an earlier step: that one's output."""
+    """``output``: the step's own folder; ``model``; ``run``; or an earlier step: that one's output."""
     suffix: str = ""
     """What follows it, e.g. ``/encoder``."""
 
@@ -74,7 +74,8 @@ class BuildStep:
     directory: str | None = None
     """Working directory, inside the container; ``None`` is the run folder."""
     inputs: tuple[str, ...] = ()
-    """``model``, and earlier steps that it reads."""
+    """``model``, earlier steps that it reads, and the absolute paths of further folders or files, whose
+    content then counts instead of their name."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """What else makes its output what it is: versions, layout. JSON values."""
     on_gpu: bool = False

@@ -58,7 +58,7 @@ def make_plan(
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
     release = _release(job, cluster)
     layout = _layout(job, cluster)
-    steps = _steps(job, cluster, release, layout, paths, task_python, around)
+    steps = _steps(job, cluster, release, layout, task_python, around)
     builds = bool(steps) and around.engine_found is None
     return Plan(
         name=job.name,
@@ -116,14 +116,13 @@ def _steps(
     cluster: ClusterProfile,
     release: Release | None,
     layout: Layout,
-    paths: RunPaths,
     python: str,
     around: Surroundings,
 ) -> tuple[BuildStep, ...]:
     if job.engine.directory is not None or not job.engine.has_engine:
         return ()
     if release is None:
-        return reference.build_steps(job, python, paths)
+        return reference.build_steps(job, python)
     from trtllm_hpc.plan.backends import tensorrt_llm
 
     return tensorrt_llm.make_steps(job, cluster, release, layout, around.model_config)

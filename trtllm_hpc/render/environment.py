@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
 
 from trtllm_hpc.errors import RenderError
+from trtllm_hpc.plan.model import Place
 
 
 class PackagedTemplates(BaseLoader):
@@ -49,13 +50,23 @@ def shell_words(values: Iterable[str | int | float]) -> str:
     return " ".join(shell_word(value) for value in values)
 
 
-def wrapped_words(values: Iterable[str]) -> str:
-    """Words of a shell command, a continued line for each option."""
+def placed_words(values: Iterable[str | Place], indent: int = 0) -> str:
+    """Words of a build step's command, a continued line for each option.
+
+    A place becomes the shell variable of its name, in the quotes that keep it one word.
+    """
     first, *rest = values
-    lines = [
-        f" \\\n  {shell_word(word)}" if word.startswith("--") else f" {shell_word(word)}" for word in rest
-    ]
-    return shell_word(first) + "".join(lines)
+    new_line = " \\\n" + " " * (indent + 2)
+    lines = [(new_line if str(word).startswith("--") else " ") + _placed(word) for word in rest]
+    return _placed(first) + "".join(lines)
+
+
+def _placed(word: str | Place) -> str:
+    if isinstance(word, str):
+        return shell_word(word)
+    if not re.fullmatch(r"[a-z_][a-z0-9_]*", word.name):
+        raise RenderError(f"{word.name!r} cannot name a build step: it must name a shell variable too.")
+    return f'"${word.name}"' + (shell_word(word.suffix) if word.suffix else "")
 
 
 def sbatch_value(value: str | int) -> str:
@@ -109,7 +120,7 @@ def environment() -> Environment:
     made.filters.update(
         word=shell_word,
         words=shell_words,
-        wrapped=wrapped_words,
+        placed=placed_words,
         sbatch=sbatch_value,
         comment=comment_text,
         pbtxt=pbtxt_value,

@@ -8,15 +8,21 @@ import shutil
 import sys
 import time
 import zipfile
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.dump import cluster_yaml, job_yaml
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths, write_aside, write_text
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.render.scripts import render_repository, render_scripts
+from trtllm_hpc.render.scripts import recipe_of, render_repository, render_scripts
+from trtllm_hpc.runtime.engines.uses import link
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 _ZIPPED = ("__init__.py", "errors.py", "paths.py")
 """Modules beside ``runtime/`` that travel with it; standard library only, like it."""
@@ -61,6 +67,10 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
         target = paths.repository / name
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, text)
+    if plan.stage("build") is not None:
+        recipe_of(plan).write(paths.build_recipe)
+    elif plan.engine_found is not None:
+        link(paths, Path(plan.engine_found))
     write_text(paths.spec, job_yaml(plan.job))
     write_text(paths.cluster, cluster_yaml(plan.cluster))
     with write_aside(paths.runtime) as aside:
@@ -77,13 +87,16 @@ def _cannot_write(paths: RunPaths, error: OSError) -> RenderError:
     )
 
 
-def runtime_zipapp() -> bytes:
-    """The runtime as one executable zip; the same bytes for the same code."""
+def runtime_zipapp(further: Mapping[str, bytes] | None = None) -> bytes:
+    """The runtime as one executable zip; the same bytes for the same code.
+
+    Args:
+        further: files of other packages that it needs, by their names in the zip.
+    """
     package = resources.files("trtllm_hpc")
     files = {f"trtllm_hpc/{name}": package.joinpath(name).read_bytes() for name in _ZIPPED}
-    for source in sorted(package.joinpath("runtime").iterdir(), key=lambda item: item.name):
-        if source.name.endswith(".py"):
-            files[f"trtllm_hpc/runtime/{source.name}"] = source.read_bytes()
+    files |= dict(_sources(package.joinpath("runtime"), "trtllm_hpc/runtime"))
+    files |= further or {}
     files["__main__.py"] = b"import sys\n\nfrom trtllm_hpc.runtime.__main__ import main\n\nsys.exit(main())\n"
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -91,6 +104,15 @@ def runtime_zipapp() -> bytes:
             # A fixed date, so that the bytes depend on the code alone.
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
     return b"#!/usr/bin/env python3\n" + buffer.getvalue()
+
+
+def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    """Every Python file below a package's folder, by its name in the zip."""
+    for item in sorted(folder.iterdir(), key=lambda item: item.name):
+        if item.is_dir():
+            yield from _sources(item, f"{name}/{item.name}")
+        elif item.name.endswith(".py"):
+            yield f"{name}/{item.name}", item.read_bytes()
 
 
 def default_python() -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from trtllm_hpc import __version__
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.render.build_recipe import build_recipe
 from trtllm_hpc.render.environment import render_template
+from trtllm_hpc.runtime.engines.recipe import Recipe
 from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
 
 
@@ -17,10 +19,20 @@ def render_scripts(plan: Plan) -> dict[str, str]:
     """File name in ``scripts/`` to text, for every script of the run."""
     paths = RunPaths(plan.run_folder)
     files = {f"{stage.name}.sbatch": f"{stage.name}.sbatch.j2" for stage in plan.stages}
+    if plan.stage("build") is not None:
+        files["build.sh"] = "build.sh.j2"
     files["rank.sh"] = "rank.sh.j2"
     if plan.job.companion.enabled:
         files["companion.sh"] = "companion.sh.j2"
     return {name: _script(plan, paths, template) for name, template in files.items()}
+
+
+def recipe_of(plan: Plan) -> Recipe:
+    """What the engine cache is to build, or to look for.
+
+    The plan must have build steps.
+    """
+    return build_recipe(plan, _script(plan, RunPaths(plan.run_folder), "build.sh.j2"))
 
 
 def _script(plan: Plan, paths: RunPaths, template: str) -> str:

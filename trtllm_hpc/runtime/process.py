@@ -26,15 +26,25 @@ def _die_with_parent() -> None:
 
 
 def start_bound(
-    command: Sequence[str], environment: Mapping[str, str], output: int | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: int | None = None,
+    *,
+    session: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a process that the kernel kills if this one dies, however it dies.
 
     Args:
         output: file descriptor for its output and errors; ``None`` shares this process's.
+        session: in a session and a process group of its own.
     """
     return subprocess.Popen(
-        command, env=dict(environment), preexec_fn=_die_with_parent, stdout=output, stderr=output
+        command,
+        env=dict(environment),
+        preexec_fn=_die_with_parent,
+        stdout=output,
+        stderr=output,
+        start_new_session=session,
     )
 
 

@@ -29,7 +29,7 @@ if [ "$rank" -eq 0 ]; then
     --metrics-port="$TRTLLM_HPC_METRICS_PORT"
   )
 else
-  # A worker: it never returns from loading this one model, and opens no port.
+  # A worker: it never returns from loading its part, and opens no port.
   arguments+=(
     --model-control-mode=explicit
     --load-model=tensorrt_llm

@@ -5,7 +5,6 @@ from __future__ import annotations
 from trtllm_hpc import __version__
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import BuildStep, Place, RepositoryModel, Word
 from trtllm_hpc.reference.repository import MODELS, model_source
 
@@ -13,7 +12,7 @@ MOST_BLS_INSTANCES = 8
 """Unless more are asked for: each is a process, and all of them start with the server."""
 
 
-def build_steps(job: JobFile, python: str, paths: RunPaths) -> tuple[BuildStep, ...]:
+def build_steps(job: JobFile, python: str) -> tuple[BuildStep, ...]:
     """The one step that makes the engine folder."""
     model = job.model
     source: tuple[Word, ...] = ("--synthetic", model.synthetic or "tiny-llama", "--seed", str(model.seed))
@@ -24,7 +23,7 @@ def build_steps(job: JobFile, python: str, paths: RunPaths) -> tuple[BuildStep, 
         *("--output", Place("output")),
         *source,
         *_engine_options(job.engine),
-        *("--run", str(paths.folder)),
+        *("--run", Place("run")),
     )
     identity = {"backend": "reference", "trtllm_hpc": __version__}
     return (BuildStep("engine", (command,), inputs=("model",) if model.path else (), identity=identity),)

@@ -1,0 +1,225 @@
+"""The cache's folder: one entry for each step's output, under the name of its key.
+
+    <engines>/build-3f0c9a…/key.json       what the key is the hash of
+                            output/         there only when it is whole
+                            building.<x>/   of a build that runs, or was killed
+                            lock.<n>        see ``lock``
+                            uses/           the runs that use it
+                            used            touched at each use
+
+As open as the cache's folder itself is, so is everything in it: a group that
+shares the folder shares the engines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.paths import read_json
+from trtllm_hpc.runtime.engines.keys import SHOWN, StepKey, digest_of
+
+MANIFEST = "trtllm-hpc-manifest.json"
+"""File in a whole output that names all others."""
+
+_ASIDE = (".removed-", "building.", "broken.")
+"""How the names of folders begin that are on their way in or out."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a whole output is made of, and how it came to be."""
+
+    files: Mapping[str, list[Any]]
+    """Relative name to size in bytes and SHA-256."""
+    built_at: float
+    """Seconds since the epoch, by the builder's clock."""
+    seconds: float
+    """How long its commands took."""
+    host: str
+    job_id: str
+    versions: Mapping[str, str]
+    """What was found installed, e.g. ``tensorrt_llm``."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(int(size) for size, _ in self.files.values())
+
+    @classmethod
+    def read(cls, output: Path) -> Manifest | None:
+        """The manifest of an output; ``None`` if there is none, or it is damaged."""
+        try:
+            record = read_json(output / MANIFEST)
+            return None if record is None else cls(**record)
+        except (ValueError, TypeError, OSError):
+            return None
+
+
+class Entry:
+    """The folder of one key. Nothing here needs to exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        return f"Entry({str(self.folder)!r})"
+
+    @property
+    def name(self) -> str:
+        """Step and the key's first digits."""
+        return self.folder.name
+
+    @property
+    def output(self) -> Path:
+        """The finished output."""
+        return self.folder / "output"
+
+    @property
+    def uses(self) -> Path:
+        """Folder with a file for each run that uses the output."""
+        return self.folder / "uses"
+
+    @property
+    def used(self) -> Path:
+        """Touched at each use."""
+        return self.folder / "used"
+
+    def key(self) -> dict[str, Any] | None:
+        """What ``key.json`` says; ``None`` if it is not there or damaged."""
+        try:
+            record = read_json(self.folder / "key.json")
+        except (ValueError, OSError):
+            return None
+        return record if isinstance(record, dict) and isinstance(record.get("document"), dict) else None
+
+    def missing(self) -> list[str] | None:
+        """What is wrong with the output at a glance: files missing or of another size.
+
+        ``None`` means that there is no output; an empty list that it is whole.
+        """
+        if not self.output.is_dir():
+            return None
+        manifest = Manifest.read(self.output)
+        if manifest is None:
+            return [f"{MANIFEST} is missing or damaged"]
+        return [
+            complaint
+            for name, (size, _) in manifest.files.items()
+            if (complaint := _wrong_size(self.output / name, int(size))) is not None
+        ]
+
+    def is_whole(self) -> bool:
+        """Whether the output is there, with all files in their sizes."""
+        return self.missing() == []
+
+    def make(self, key: StepKey, about: Mapping[str, str], chain: Mapping[str, Any]) -> None:
+        """Make the folder, with its key.
+
+        Args:
+            chain: the documents of this step and of those before it, by step:
+                what an entry is compared by when another is missed.
+        """
+        self.folder.mkdir(exist_ok=True)
+        if self.key() is None:
+            record = {"key": key.digest, "document": key.document, "about": dict(about), "chain": dict(chain)}
+            write_shared(self.folder / "key.json", record)
+
+    def touch(self) -> None:
+        """Note that the output was just used; a cache that one may only read stays as it is."""
+        with suppress(OSError):
+            self.used.touch()
+
+    def asides(self) -> list[Path]:
+        """Folders and files that something which was killed has left."""
+        with suppress(OSError):
+            return [path for path in self.folder.iterdir() if path.name.startswith((*_ASIDE, "."))]
+        return []
+
+    def key_fault(self) -> str | None:
+        """What is wrong with the entry's own key, if anything."""
+        record = self.key()
+        if record is None:
+            return "key.json is missing or damaged"
+        digest = digest_of(record["document"])
+        if digest != record.get("key") or self.name != f"{record['document'].get('step')}-{digest[:SHOWN]}":
+            return "key.json is not the key that the folder is named after"
+        return None
+
+
+class Cache:
+    """The folder of all entries; it need not exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def entry(self, key: StepKey) -> Entry:
+        """The entry of a key, there or not."""
+        return Entry(self.folder / key.name)
+
+    def entries(self) -> list[Entry]:
+        """All entries, by name."""
+        return [Entry(path) for path in sorted(self._folders()) if not path.name.startswith(".")]
+
+    def removed(self) -> list[Path]:
+        """What was removed and is still on the disk, since its remover was killed."""
+        return [path for path in self._folders() if path.name.startswith(_ASIDE[0])]
+
+    def put_aside(self, path: Path) -> Path:
+        """Take an entry out under one rename, so that nobody sees half of it."""
+        aside = self.folder / f"{_ASIDE[0]}{path.name}-{secrets.token_hex(4)}"
+        path.rename(aside)
+        return aside
+
+    def _folders(self) -> Iterator[Path]:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            yield from (path for path in self.folder.iterdir() if path.is_dir())
+
+
+def _wrong_size(path: Path, size: int) -> str | None:
+    try:
+        found = path.stat().st_size
+    except OSError:
+        return f"{path.name} is missing"
+    return None if found == size else f"{path.name} has {found} bytes instead of {size}"
+
+
+def write_shared(path: Path, record: Any) -> None:
+    """Write a JSON document whole, readable to whoever may read the folder it lies in."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(record, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(path.parent.stat().st_mode & 0o666)
+        Path(name).replace(path)
+    except BaseException:  # whatever ends this, a nameless file must not stay
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def remove(path: Path, attempts: int = 5) -> bool:
+    """Remove a folder or file that nobody should use; whether it is gone.
+
+    A process of a killed build may still be writing in it: then it takes a few rounds.
+    """
+    for attempt in range(attempts):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        if not os.path.lexists(path):
+            return True
+        time.sleep(0.1 * attempt)
+    return False
