@@ -154,10 +154,11 @@ def test_render_and_submit_name_the_run_as_status_does(
 ) -> None:
     (home / "job.yaml").write_text("name: demo\n")
     (home / "here.yaml").write_text("name: here\npartition: batch\n")
-    for name, keys in (("render", ["run_id", "folder", "scripts"]), ("submit", ["run_id", "folder", "jobs"])):
+    for name, made in (("render", "scripts"), ("submit", "jobs")):
         shown = Typed(capsys, name, "job.yaml", "--cluster", "./here.yaml", "--json")
         record = json.loads(shown.output)
-        assert list(record) == keys and Path(record["folder"]).name == record["run_id"]
+        assert list(record) == ["run_id", "folder", made, "engine"]
+        assert Path(record["folder"]).name == record["run_id"]
 
 
 def test_findings_are_told_all_at_once_and_nothing_is_made(

@@ -125,8 +125,9 @@ def test_hostile_text_arrives_unharmed_and_is_never_run(tmp_path: Path) -> None:
         environment = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(calls), "SLURM_JOB_ID": job}
         environment |= {"SLURM_PROCID": "0", "TRTLLM_HPC_JOB_ID": job}
         environment |= {f"TRTLLM_HPC_{port}_PORT": "1" for port in ("HTTP", "GRPC", "METRICS")}
+        environment["output"] = text
         answer = subprocess.run(
-            ["bash", str(file)], env=environment, capture_output=True, text=True, timeout=30
+            ["bash", str(file), "engine"], env=environment, capture_output=True, text=True, timeout=30
         )
         assert answer.returncode == 0, (name, answer.stderr)
     for scratch in Path("/tmp").glob(f"trt{job}_0_*"):  # the rank's, which the real runtime removes
@@ -134,5 +135,5 @@ def test_hostile_text_arrives_unharmed_and_is_never_run(tmp_path: Path) -> None:
     assert not owned.exists()
     seen = [json.loads(line) for line in calls.read_text().splitlines()]
     assert any(f"--prompt={text}" in call["argv"] for call in seen)
-    assert any(f"/m/{owned.name} $(id)" in call["argv"] for call in seen)
+    assert any({f"/m/{owned.name} $(id)", text} < set(call["argv"]) for call in seen)  # the build
     assert all(call["note"] == text for call in seen if call["argv"][0].endswith("srun"))
