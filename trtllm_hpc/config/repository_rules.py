@@ -65,6 +65,8 @@ def repository_has_tokenizer(job: JobFile, cluster: ClusterProfile) -> Problems:
 
 def repository_parameters_exist(job: JobFile, cluster: ClusterProfile) -> Problems:
     """Each entry of ``repository.parameters`` is a placeholder of the release that no other key fills."""
+    if job.engine.backend == "llmapi":
+        yield from _only_model(job.repository.parameters)
     release = _release(job, cluster)
     if release is None:
         return
@@ -80,6 +82,13 @@ def repository_parameters_exist(job: JobFile, cluster: ClusterProfile) -> Proble
             yield in_job("bad-value", field, message, f"choose one of {known}")
             continue
         yield from _parameters(release, name, model, values)
+
+
+def _only_model(parameters: Mapping[str, object]) -> Iterator[Problem]:
+    for name in parameters:
+        if name != "tensorrt_llm":
+            message = f"{name!r} is no model of the LLM API's repository"
+            yield in_job("bad-value", f"repository.parameters.{name}", message, "write tensorrt_llm")
 
 
 def _parameters(

@@ -41,6 +41,8 @@ class ModelRecipe:
     values: Mapping[str, Value | None]
     """By placeholder; ``None`` takes the whole parameter out, so that the backend's default holds."""
     edits: ModelEdits = ModelEdits()
+    asked: tuple[str, ...] = ()
+    """Placeholders that somebody set by hand, which no template may lack in silence."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts that replace files of the template, by their path in the model's folder."""
 
@@ -65,6 +67,7 @@ class RepositoryRecipe:
             KeyError, TypeError: the record is none.
         """
         models = tuple(
-            ModelRecipe(**{**model, "edits": ModelEdits(**model["edits"])}) for model in record["models"]
+            ModelRecipe(**{**model, "edits": ModelEdits(**model["edits"]), "asked": tuple(model["asked"])})
+            for model in record["models"]
         )
         return cls(record["release"], models)

@@ -13,6 +13,7 @@ from typing import Any
 from trtllm_hpc.runtime.repository.check import check, duplicates
 from trtllm_hpc.runtime.repository.edit import edit
 from trtllm_hpc.runtime.repository.fill import fill
+from trtllm_hpc.runtime.repository.lexer import find_placeholders
 from trtllm_hpc.runtime.repository.problems import Problem, RepositoryInvalid
 from trtllm_hpc.runtime.repository.recipe import ModelRecipe, RepositoryRecipe
 from trtllm_hpc.runtime.repository.schema import text_format
@@ -79,6 +80,10 @@ def _finish(model: ModelRecipe, source: Path) -> tuple[Any | None, list[Problem]
     except (OSError, UnicodeDecodeError) as error:
         return None, [Problem(model.name, f"{source / CONFIG} cannot be read: {error}.", "fetch it again")]
     message, problems = fill(text, model.values, model.name)
+    there = {place.name for place in find_placeholders(text)}
+    for name in sorted(set(model.asked) - there):
+        sentence = f"its template has no ${{{name}}}, which the job file sets."
+        problems.append(Problem(model.name, sentence, f"remove repository.parameters.{model.name}.{name}"))
     if message is not None:
         edit(message, model)
     return message, problems

@@ -1,0 +1,238 @@
+"""The recipe of a model repository from upstream's templates: which models, with which values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trtllm_hpc.config.job import Disaggregated, JobFile
+from trtllm_hpc.config.repository_keys import GROUPS, KEYS, as_words, settable
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.backends.model_yaml import model_yaml
+from trtllm_hpc.plan.layout import Layout
+from trtllm_hpc.runtime.repository.fill import as_text
+from trtllm_hpc.runtime.repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
+from trtllm_hpc.versions import Release
+from trtllm_hpc.versions.placeholders import known_placeholders
+
+MOST_BLS_INSTANCES = 8
+"""Unless more are asked for: each is a process, and all of them start with the server."""
+
+CROSS_KV_CACHE_FRACTION = 0.5
+"""Upstream's documents call it the default (docs/model_config.md); its code refuses to start without."""
+
+_LLMAPI_TEMPLATE = "llmapi/tensorrt_llm"
+
+Chosen = Mapping[str, Value | None]
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """One copy of ``tensorrt_llm``."""
+
+    name: str
+    engine: str
+    instances: int = 1
+    gpu_device_ids: str | None = None
+    participant_ids: str | None = None
+
+
+def recipe(job: JobFile, release: Release, layout: Layout, paths: RunPaths) -> RepositoryRecipe:
+    """How to make the job's repository from the release's templates."""
+    if job.engine.backend == "llmapi":
+        return RepositoryRecipe(release.version, (_llmapi(job),))
+    engine = job.engine.directory or str(paths.engine)
+    plan = _Recipes(job, release)
+    if job.serve.mode == "disaggregated" and job.serve.disaggregated is not None:
+        return RepositoryRecipe(release.version, plan.disaggregated(job.serve.disaggregated, engine))
+    copies = [
+        _Copy(copy.name, copy.engine or engine, gpu_device_ids=str(as_words(copy.gpu_device_ids)))
+        for copy in job.repository.models
+    ]
+    only = _Copy("tensorrt_llm", engine, instances=job.repository.instances)
+    return RepositoryRecipe(release.version, plan.pipelines(copies or [only]))
+
+
+class _Recipes:
+    """Recipes of the models of the engine backends."""
+
+    def __init__(self, job: JobFile, release: Release) -> None:
+        self.job = job
+        self.release = release
+        self.batch = triton_batch_size(job, release)
+        self.bls_instances = job.repository.bls_instances or min(self.batch, MOST_BLS_INSTANCES)
+
+    def pipelines(self, copies: Sequence[_Copy]) -> tuple[ModelRecipe, ...]:
+        """Copies of ``tensorrt_llm``, each with an ensemble and a BLS model of its own."""
+        models = [self._ensemble(_copy_name("ensemble", copy.name), copy.name) for copy in copies]
+        models += self._text_models()
+        models += [self._tensorrt_llm(copy) for copy in copies]
+        if settable(self.release, "tensorrt_llm_bls"):
+            models += [self._bls(_copy_name("tensorrt_llm_bls", copy.name), copy.name) for copy in copies]
+        return tuple(models)
+
+    def disaggregated(self, phases: Disaggregated, engine: str) -> tuple[ModelRecipe, ...]:
+        """``context`` and ``generation``, and what takes a request through both."""
+        context, generation = phases.context.instances, phases.generation.instances
+        # Rank 0 orchestrates; then come the context's ranks, then the generation's.
+        first = 1 + sum(len(gpus) for gpus in context)
+        copies = (
+            _phase("context", phases.context.engine or engine, context, 1),
+            _phase("generation", phases.generation.engine or engine, generation, first),
+        )
+        bls = self._model(
+            "disaggregated_serving_bls",
+            {
+                "disaggregated_serving_bls_count": self.bls_instances,
+                "context_model_name": "context",
+                "generation_model_name": "generation",
+            },
+            ModelEdits(decoupled=self.job.repository.decoupled, instances=self.bls_instances),
+        )
+        ensemble = self._ensemble("ensemble", "disaggregated_serving_bls")
+        return (ensemble, *self._text_models(), *(self._tensorrt_llm(copy) for copy in copies), bls)
+
+    def _ensemble(self, name: str, serves: str) -> ModelRecipe:
+        return self._model("ensemble", {}, ModelEdits(models={"tensorrt_llm": serves}), name)
+
+    def _text_models(self) -> list[ModelRecipe]:
+        keys = self.job.repository
+        tokenizer = keys.tokenizer or self.job.model.path
+        return [
+            self._model(
+                model,
+                {"tokenizer_dir": tokenizer, f"{model}_instance_count": instances},
+                ModelEdits(instances=instances),
+            )
+            for model, instances in (
+                ("preprocessing", keys.preprocessing_instances),
+                ("postprocessing", keys.postprocessing_instances),
+            )
+        ]
+
+    def _bls(self, name: str, serves: str) -> ModelRecipe:
+        edits = ModelEdits(decoupled=self.job.repository.decoupled, instances=self.bls_instances)
+        chosen: dict[str, Value | None] = {
+            "bls_instance_count": self.bls_instances,
+            "tensorrt_llm_model_name": serves,
+        }
+        return self._model("tensorrt_llm_bls", chosen, edits, name)
+
+    def _tensorrt_llm(self, copy: _Copy) -> ModelRecipe:
+        job = self.job
+        chosen: dict[str, Value | None] = {
+            "triton_backend": job.engine.backend,
+            "engine_dir": f"{copy.engine}/decoder" if job.engine.encoder_decoder else copy.engine,
+            "max_beam_width": job.engine.max_beam_width,
+            "multi_block_mode": job.engine.multi_block_mode,
+            "enable_context_fmha_fp32_acc": job.engine.context_fmha_fp32_acc,
+            "participant_ids": copy.participant_ids,
+        }
+        if job.engine.encoder_decoder:
+            chosen["encoder_engine_dir"] = f"{copy.engine}/encoder"
+            chosen["cross_kv_cache_fraction"] = (
+                job.repository.cross_kv_cache_fraction or CROSS_KV_CACHE_FRACTION
+            )
+        if job.repository.guided_decoding_backend is not None and job.engine.backend == "python":
+            chosen["tokenizer_dir"] = job.repository.tokenizer or job.model.path
+        if copy.gpu_device_ids is not None:
+            chosen["gpu_device_ids"] = copy.gpu_device_ids
+        edits = ModelEdits(
+            decoupled=job.repository.decoupled,
+            instances=copy.instances,
+            backend=job.engine.backend,
+            max_queue_delay_microseconds=job.repository.max_queue_delay_microseconds or None,
+            max_queue_size=job.repository.max_queue_size or None,
+        )
+        return self._model("tensorrt_llm", chosen, edits, copy.name)
+
+    def _model(self, model: str, planned: Chosen, edits: ModelEdits, name: str | None = None) -> ModelRecipe:
+        """A model of ``all_models/<its group>/<model>``."""
+        name = name or model
+        by_hand = {
+            **self.job.repository.parameters.get(model, {}),
+            **self.job.repository.parameters.get(name, {}),
+        }
+        chosen = {**self._from_keys(model), **planned, "triton_max_batch_size": self.batch, **by_hand}
+        values = self._values(model, chosen)
+        parameters = self._parameters(model, chosen)
+        return ModelRecipe(
+            name=name,
+            template=f"{GROUPS[model]}/{model}",
+            values={**values, **{key: by_hand[key] for key in by_hand if key not in values}},
+            edits=replace(edits, max_batch_size=self.batch, parameters=parameters),
+            asked=tuple(key for key in by_hand if key not in settable(self.release, model)),
+        )
+
+    def _from_keys(self, model: str) -> dict[str, Value | None]:
+        chosen: dict[str, Value | None] = {}
+        for key, places in KEYS.items():
+            value = getattr(self.job.repository, key)
+            if value is not None:
+                chosen |= {name: as_words(value) for owner, name in places if owner == model}
+        return chosen
+
+    def _values(self, model: str, chosen: Chosen) -> dict[str, Value | None]:
+        """A value for every placeholder that the template has in any release.
+
+        A container may carry templates from between two releases. What nobody
+        chose is left to the backend: its parameter is taken out, or emptied
+        where the model's code wants it to be there.
+        """
+        values: dict[str, Value | None] = {}
+        for name, known in known_placeholders(self.release.version, GROUPS[model], model).items():
+            value = chosen.get(name)
+            if value is None and name not in chosen:
+                value = known.fallback
+            if value is not None or not known.required:
+                values[name] = known.unset if value is None else value
+        return values
+
+    def _parameters(self, model: str, chosen: Chosen) -> dict[str, str | None]:
+        """The chosen values by their parameter's own key, for templates that somebody filled by hand."""
+        here = settable(self.release, model)
+        parameters: dict[str, str | None] = {}
+        for name, value in chosen.items():
+            key = here[name].parameter if name in here else None
+            if key is not None and value is not None:
+                parameters[key] = as_text(value)
+        return parameters
+
+
+def triton_batch_size(job: JobFile, release: Release) -> int:
+    """Requests that Triton hands over at once: as asked, or what the engine is built for."""
+    asked = job.repository.triton_max_batch_size or job.engine.max_batch_size
+    if asked is not None:
+        return asked
+    for tool in ("trtllm-build", "build.py"):
+        command = release.command(tool)
+        option = command.options.get("--max_batch_size") if command is not None else None
+        if option is not None and isinstance(option.default, int):
+            return option.default
+    return 1
+
+
+def _copy_name(model: str, copy: str) -> str:
+    """``ensemble`` of ``tensorrt_llm``, ``ensemble_2`` of ``tensorrt_llm_2``, ``ensemble_x`` of ``x``."""
+    end = copy.removeprefix("tensorrt_llm").lstrip("_") if copy.startswith("tensorrt_llm") else copy
+    return f"{model}_{end}" if end else model
+
+
+def _phase(name: str, engine: str, instances: Sequence[Sequence[int]], first_rank: int) -> _Copy:
+    ranks, rank = [], first_rank
+    for gpus in instances:
+        ranks.append(",".join(str(rank + index) for index in range(len(gpus))))
+        rank += len(gpus)
+    devices = ";".join(",".join(map(str, gpus)) for gpus in instances)
+    return _Copy(name, engine, len(instances), devices, ";".join(ranks))
+
+
+def _llmapi(job: JobFile) -> ModelRecipe:
+    gpus = job.repository.gpu_device_ids
+    edits = ModelEdits(
+        decoupled=job.repository.decoupled,
+        instances=job.repository.instances,
+        parameters={} if gpus is None else {"gpu_device_ids": str(as_words(gpus))},
+    )
+    files = {"1/model.yaml": model_yaml(job)}
+    return ModelRecipe("tensorrt_llm", _LLMAPI_TEMPLATE, {}, edits, files=files)
