@@ -8,21 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.checks.engines import new_engine, old_engine
 from tests.runtime.conftest import Runtime
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import write_json
-from trtllm_hpc.runtime.preflight import Expected, Found, judge
+from trtllm_hpc.runtime.preflight import Expected, Found, doubts, judge
 from trtllm_hpc.runtime.records import RankRecord, read_events
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    folder = tmp_path / "engine"
-    folder.mkdir()
-    write_json(folder / "config.json", {"pretrained_config": {"mapping": {"world_size": 4}}})
-    for rank in range(4):
-        (folder / f"rank{rank}.engine").touch()
-    return folder
+    return new_engine(tmp_path / "engine", gpus_per_node=2)
 
 
 def world(size: int = 4, per_node: int = 2) -> list[Found]:
@@ -95,17 +91,63 @@ def test_a_missing_file_is_named(engine: Path, stamp: dict[str, str], ending: st
     mapping = {"mapping": {"world_size": 4}}
     write_json(engine / "config.json", {"pretrained_config": mapping, "trtllm_hpc": stamp})
     for rank in (0, 1, 3):
-        (engine / f"rank{rank}.{ending}").touch()
+        (engine / f"rank{rank}.{ending}").write_bytes(b"plan")
     (engine / "rank2.engine").unlink()
     verdict = judge(world(), Expected(4, 2, 2, engine, 4), whole=True)
-    assert verdict is not None and f"rank2.{ending} is missing, build it again" in verdict
+    assert verdict is not None and f"rank2.{ending} is missing; build it again" in verdict
+
+
+def test_an_engine_of_the_old_tools_is_let_pass_too(tmp_path: Path) -> None:
+    engine = old_engine(tmp_path / "old", tensor=4)
+    one_node = world(4, per_node=4)
+    assert judge(one_node, Expected(4, 4, 4, engine, 4), whole=True) is None
+
+
+def test_an_engine_for_other_nodes_is_refused(tmp_path: Path) -> None:
+    engine = new_engine(tmp_path / "wide", gpus_per_node=8)
+    verdict = judge(world(), Expected(4, 2, 2, engine, 4), whole=True)
+    assert verdict is not None and "is built for nodes of 8 GPUs, but each node has 2 ranks" in verdict
+    # Copies of the engine are told their GPUs one by one.
+    assert judge(world(), Expected(4, 2, 2, new_engine(tmp_path / "two", tensor=2), 2), whole=True) is None
+
+
+def test_a_paged_context_that_the_engine_lacks_is_named_with_its_key(engine: Path) -> None:
+    expected = Expected(4, 2, 2, engine, 4, paged_context="repository.kv_cache_reuse")
+    verdict = judge(world(), expected, whole=True)
+    assert verdict is not None and verdict.startswith("repository.kv_cache_reuse needs an engine with paged")
+
+
+def test_a_tokenizer_that_is_not_there_is_refused(engine: Path, tmp_path: Path) -> None:
+    expected = Expected(4, 2, 2, engine, 4, tokenizer=tmp_path)
+    verdict = judge(world(), expected, whole=True)
+    assert verdict is not None and verdict.startswith("there is no tokenizer in")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert judge(world(), expected, whole=True) is None
+
+
+@pytest.mark.parametrize(("release", "wrong"), [("0.16.0", False), ("0.17.0", True)])
+def test_engine_and_planned_release_are_compared(engine: Path, release: str, wrong: bool) -> None:
+    verdict = judge(world(), Expected(4, 2, 2, engine, 4, release=release), whole=True)
+    assert (verdict is not None) == wrong
+    if verdict is not None:
+        assert "is of TensorRT-LLM 0.16.0, but the container has 0.17.0" in verdict
+
+
+def test_little_locked_memory_is_a_doubt_where_nodes_talk(engine: Path) -> None:
+    expected = Expected(4, 2, 2, engine, 4)
+    assert doubts(world(), expected) == []
+    [doubt] = doubts(changed(2, memlock_kib=8192), expected)
+    assert doubt.startswith("only 8192 KiB of memory may be locked on n1")
+    assert judge(changed(2, memlock_kib=8192), expected, whole=True) is None
+    alone = [replace(found, memlock_kib=64) for found in world(4, per_node=4)]
+    assert doubts(alone, Expected(4, 4, 4, engine, 4)) == []
 
 
 def preflight(runtime: Runtime, engine: Path, size: int, **environment: str) -> tuple[int, str, str]:
     answer = runtime(
         "preflight",
         f"--world-size={size}",
-        "--ranks-per-node=1",
+        "--ranks-per-node=2",
         "--gpus-per-node=0",
         f"--engine={engine}",
         "--without-mpi",

@@ -48,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     preflight.add_argument("--gpus-per-node", type=int, required=True)
     preflight.add_argument("--engine", type=Path, help="left out where the server loads a model by itself")
     preflight.add_argument("--engine-ranks", type=int, help="ranks of the engine; the world's unless told")
+    preflight.add_argument("--release", help="TensorRT-LLM that the plan is for")
+    preflight.add_argument("--tokenizer", type=Path, help="its folder, where the engine has none")
+    preflight.add_argument("--paged-context-for", metavar="KEY", help="what needs paged context attention")
     preflight.add_argument("--without-mpi", action="store_true")
     preflight.set_defaults(function=_preflight)
 
@@ -129,6 +132,9 @@ def _preflight(paths: RunPaths, options: argparse.Namespace) -> int:
         options.gpus_per_node,
         options.engine,
         options.engine_ranks or options.world_size,
+        options.release,
+        options.tokenizer,
+        options.paged_context_for,
     )
     return run_preflight(paths, expected, with_mpi=not options.without_mpi)
 

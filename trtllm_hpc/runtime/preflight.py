@@ -6,19 +6,32 @@ initialises MPI: a process that has done so must not start a server.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.checks.engine import (
+    engine_files,
+    engine_gpus_per_node,
+    engine_version,
+    engine_world,
+    installed_version,
+    paged_context,
+    planned_version,
+)
+from trtllm_hpc.runtime.checks.engine_config import NotAnEngine, read_engines
+from trtllm_hpc.runtime.checks.node import locked_memory, shared_memory
+from trtllm_hpc.runtime.checks.outcome import FAIL, WARN, Outcome, fail
+from trtllm_hpc.runtime.checks.tokenizer import tokenizer_files
 from trtllm_hpc.runtime.records import RankRecord, add_event
 from trtllm_hpc.runtime.sweep import shm_free_gib
 
@@ -27,9 +40,6 @@ TIMEOUT_S = 120
 
 _AFTER_THE_WORD_S = 3
 """How long the other tasks wait for task 0 to have spoken."""
-
-MIN_SHM_GIB_PER_RANK = 0.25
-"""The Python backend alone takes tens of MiB a model; Docker's default of 64 MiB is too little."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,12 @@ class Expected:
     """``None`` for a server that needs no engine."""
     engine_ranks: int
     """Ranks that the engine is built for; fewer than the world where it is served more than once."""
+    release: str | None = None
+    """TensorRT-LLM that the plan is for; ``None`` for the reference backend."""
+    tokenizer: Path | None = None
+    """Folder of the tokenizer, where the engine does not bring its own."""
+    paged_context: str | None = None
+    """What needs an engine with paged context attention, by its key in the job file."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +144,9 @@ def _look_and_judge(paths: RunPaths, expected: Expected, task: int, *, with_mpi:
     verdict = world.share(None if gathered is None else judge(gathered, expected, whole=with_mpi))
     if verdict is not None:
         return _refuse(paths, task, verdict)
+    for sentence in [] if gathered is None else doubts(gathered, expected):
+        add_event(paths, "serve", "preflight_warning", reason=sentence)
+        print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
     if task == 0:
         add_event(paths, "serve", "preflight_ok", world_size=world.size, mpi_library=world.library)
     signal.alarm(0)
@@ -148,8 +167,50 @@ def judge(gathered: list[Found], expected: Expected, *, whole: bool) -> str | No
             "(does `srun --mpi=list` show the profile's mpi plugin, and is this MPI built for it?)"
         )
     ranks = sorted(gathered, key=lambda found: found.rank)
-    checks = (_wrong_block(ranks, expected) if whole else None, _wrong_gpus(ranks, expected))
-    return next(filter(None, (*checks, _wrong_shm(ranks, expected), _wrong_engine(expected))), None)
+    wrong = (_wrong_block(ranks, expected) if whole else None) or _wrong_gpus(ranks, expected)
+    return wrong or next((_told(it) for it in outcomes(ranks, expected) if it.state == FAIL), None)
+
+
+def doubts(gathered: list[Found], expected: Expected) -> list[str]:
+    """What works, but not as somebody may expect: a sentence each."""
+    return [_told(outcome) for outcome in outcomes(gathered, expected) if outcome.state == WARN]
+
+
+def _told(outcome: Outcome) -> str:
+    return outcome.sentence if outcome.remedy is None else f"{outcome.sentence}; {outcome.remedy}"
+
+
+def outcomes(ranks: list[Found], expected: Expected) -> Iterator[Outcome]:
+    """Every check that files and numbers can answer, each host once."""
+    hosts = {found.host: found for found in reversed(ranks)}
+    for host, found in sorted(hosts.items()):
+        yield shared_memory(host, found.shm_free_gib, expected.ranks_per_node)
+        if len(hosts) > 1 and expected.gpus_per_node:
+            yield locked_memory(host, found.memlock_kib)
+    installed = installed_version()
+    if expected.release is not None:
+        yield planned_version(expected.release, installed)
+    if expected.engine is not None:
+        yield from _engine(expected.engine, expected, installed, len(ranks[0].gpus))
+    if expected.tokenizer is not None:
+        yield tokenizer_files(expected.tokenizer)
+
+
+def _engine(folder: Path, expected: Expected, installed: str | None, gpus: int) -> Iterator[Outcome]:
+    try:
+        engines = read_engines(folder)
+    except NotAnEngine as error:
+        yield fail(str(error), "run the build stage first")
+        return
+    for engine in engines:
+        yield engine_world(engine, expected.engine_ranks)
+        yield engine_files(engine)
+        yield engine_version(engine, installed or expected.release)
+        if expected.engine_ranks == expected.world_size:
+            # Copies of one engine are told their GPUs (gpu_device_ids); the others take them by rank.
+            yield engine_gpus_per_node(engine, expected.world_size, expected.ranks_per_node, gpus)
+    if expected.paged_context is not None:
+        yield paged_context(engines[0], expected.paged_context)
 
 
 def _wrong_block(ranks: list[Found], expected: Expected) -> str | None:
@@ -171,46 +232,6 @@ def _wrong_gpus(ranks: list[Found], expected: Expected) -> str | None:
                 f"({', '.join(found.gpus) or 'none'}), "
                 f"but the plan gives each node {expected.gpus_per_node}, and every task must see them all"
             )
-    return None
-
-
-def _wrong_shm(ranks: list[Found], expected: Expected) -> str | None:
-    needed = MIN_SHM_GIB_PER_RANK * expected.ranks_per_node
-    for found in ranks:
-        if found.shm_free_gib < needed:
-            return (
-                f"/dev/shm on {found.host} has {found.shm_free_gib:.2f} GiB free, "
-                f"but {expected.ranks_per_node} rank(s) need {needed:.2f} GiB"
-            )
-    return None
-
-
-def _wrong_engine(expected: Expected) -> str | None:
-    if expected.engine is None:
-        return None
-    config = expected.engine / "config.json"
-    try:
-        record = json.loads(config.read_text(encoding="utf-8"))
-        world_size = int(record["pretrained_config"]["mapping"]["world_size"])
-        ending = "safetensors" if record.get("trtllm_hpc", {}).get("backend") == "reference" else "engine"
-    except FileNotFoundError:
-        return f"there is no engine in {expected.engine}: run the build stage first"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{config} does not describe an engine ({type(error).__name__}: {error})"
-    if world_size != expected.engine_ranks:
-        return (
-            f"the engine in {expected.engine} is built for {world_size} rank(s), "
-            f"but the plan says {expected.engine_ranks}"
-        )
-    return _missing_file(expected.engine, world_size, ending)
-
-
-def _missing_file(engine: Path, ranks: int, ending: str) -> str | None:
-    """Both backends load one file a rank: ``trtllm-build`` writes ``rank<N>.engine``."""
-    for rank in range(ranks):
-        file = engine / f"rank{rank}.{ending}"
-        if not file.is_file():
-            return f"the engine in {engine} is not whole: {file.name} is missing, build it again"
     return None
 
 

@@ -1,0 +1,1 @@
+"""Checks of files and numbers: ``doctor`` makes them before submission, the preflight in the job."""

@@ -1,0 +1,150 @@
+"""What an engine says of itself in its ``config.json``.
+
+Two layouts: releases before 0.8 (``build.py``) write ``builder_config`` and
+``plugin_config``, later ones ``pretrained_config`` and ``build_config``. The
+C++ runtime tells them apart in the same way (``gptJsonConfig.cpp``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEFAULT_GPUS_PER_NODE = 8
+"""What the C++ runtime takes where the engine has no number (``WorldConfig::kDefaultGpusPerNode``)."""
+
+
+class NotAnEngine(ValueError):
+    """The folder holds no engine; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """One engine of one folder."""
+
+    folder: Path
+    version: str | None
+    """TensorRT-LLM that built it; ``None`` before 0.8, which did not write it."""
+    is_reference: bool
+    world_size: int
+    tensor: int
+    pipeline: int
+    context: int
+    gpus_per_node: int | None
+    """GPUs of a node as ``trtllm-build`` was told, 8 unless it was; ``None`` before 0.10."""
+    files: tuple[str, ...]
+    """One for each rank."""
+    max_batch_size: int | None
+    max_input_len: int | None
+    max_seq_len: int | None
+    max_beam_width: int | None
+    paged_kv_cache: bool | None
+    paged_context_fmha: bool
+    gather_context_logits: bool
+    gather_generation_logits: bool
+
+    @property
+    def runtime_gpus_per_node(self) -> int:
+        """By what the runtime divides ranks: device = rank % this, node = rank / this (``worldConfig.h``)."""
+        return self.gpus_per_node or DEFAULT_GPUS_PER_NODE
+
+
+def read_engines(folder: Path) -> tuple[EngineConfig, ...]:
+    """The engine in a folder, or the decoder's and the encoder's in its sub-folders.
+
+    Raises:
+        NotAnEngine: there is none, or its ``config.json`` is none of an engine.
+    """
+    if not (folder / "config.json").is_file():
+        parts = [folder / name for name in ("decoder", "encoder")]
+        if all((part / "config.json").is_file() for part in parts):
+            return tuple(map(read_engine, parts))
+    return (read_engine(folder),)
+
+
+def read_engine(folder: Path) -> EngineConfig:
+    """The engine in a folder.
+
+    Raises:
+        NotAnEngine: see there.
+    """
+    file = folder / "config.json"
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise TypeError("it is no object")
+        reader = _new if "pretrained_config" in record else _old if "builder_config" in record else None
+        if reader is None:
+            raise KeyError("pretrained_config")
+        return reader(folder, record)
+    except FileNotFoundError:
+        raise NotAnEngine(f"there is no engine in {folder}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # What is wrong with a file that anybody may have written can be anything of these.
+        message = f"{file} does not describe an engine ({type(error).__name__}: {error})"
+        raise NotAnEngine(message) from None
+
+
+def _new(folder: Path, record: Mapping[str, Any]) -> EngineConfig:
+    mapping = record["pretrained_config"]["mapping"]
+    build = record.get("build_config") or {}
+    plugins = build.get("plugin_config") or {}
+    is_reference = (record.get("trtllm_hpc") or {}).get("backend") == "reference"
+    world = int(mapping["world_size"])
+    cache = build.get("kv_cache_type")
+    inputs, outputs = build.get("max_input_len"), build.get("max_output_len")
+    longest = build.get("max_seq_len")
+    if longest is None and inputs is not None and outputs is not None:
+        longest = inputs + outputs  # before 0.11
+    return EngineConfig(
+        folder=folder,
+        version=None if is_reference else record.get("version"),
+        is_reference=is_reference,
+        world_size=world,
+        tensor=int(mapping.get("tp_size", 1)),
+        pipeline=int(mapping.get("pp_size", 1)),
+        context=int(mapping.get("cp_size", 1)),
+        gpus_per_node=mapping.get("gpus_per_node"),
+        files=tuple(f"rank{rank}.{'safetensors' if is_reference else 'engine'}" for rank in range(world)),
+        max_batch_size=build.get("max_batch_size"),
+        max_input_len=inputs,
+        max_seq_len=longest,
+        max_beam_width=build.get("max_beam_width"),
+        # "PAGED", or the Python enumeration's "KVCacheType.PAGED".
+        paged_kv_cache=str(cache).upper().endswith("PAGED") if cache else plugins.get("paged_kv_cache"),
+        paged_context_fmha=bool(plugins.get("use_paged_context_fmha")),
+        gather_context_logits=bool(build.get("gather_context_logits")),
+        gather_generation_logits=bool(build.get("gather_generation_logits")),
+    )
+
+
+def _old(folder: Path, record: Mapping[str, Any]) -> EngineConfig:
+    """Files are named by ``build.py``'s ``get_engine_name``."""
+    build, plugins = record["builder_config"], record.get("plugin_config") or {}
+    tensor, pipeline = int(build["tensor_parallel"]), int(build.get("pipeline_parallel", 1))
+    stages = f"_pp{pipeline}" if pipeline > 1 else ""
+    name = f"{build['name']}_{build['precision']}_tp{tensor}{stages}"
+    inputs, outputs = build.get("max_input_len"), build.get("max_output_len")
+    both = bool(build.get("gather_all_token_logits"))
+    return EngineConfig(
+        folder=folder,
+        version=None,
+        is_reference=False,
+        world_size=tensor * pipeline,
+        tensor=tensor,
+        pipeline=pipeline,
+        context=1,
+        gpus_per_node=None,
+        files=tuple(f"{name}_rank{rank}.engine" for rank in range(tensor * pipeline)),
+        max_batch_size=build.get("max_batch_size"),
+        max_input_len=inputs,
+        max_seq_len=inputs + outputs if inputs is not None and outputs is not None else None,
+        max_beam_width=build.get("max_beam_width"),
+        paged_kv_cache=plugins.get("paged_kv_cache"),
+        paged_context_fmha=bool(plugins.get("use_paged_context_fmha")),
+        gather_context_logits=both or bool(build.get("gather_context_logits")),
+        gather_generation_logits=both or bool(build.get("gather_generation_logits")),
+    )

@@ -1,0 +1,39 @@
+"""Check of a tokenizer's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok
+
+NAMES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+)
+"""Files that hold a vocabulary, of any of transformers' tokenizers; ``*.tiktoken`` besides."""
+
+
+def tokenizer_files(folder: Path) -> Outcome:
+    """``AutoTokenizer`` finds a vocabulary in the folder, without asking the Hub."""
+    remedy = f"copy the model's tokenizer files ({NAMES[0]} or {NAMES[1]}...) into {folder}"
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        return fail(f"the tokenizer's folder {folder} cannot be read: {error.strerror}", remedy)
+    found = [name for name in names if name in NAMES or name.endswith(".tiktoken")]
+    if not found:
+        sentence = f"there is no tokenizer in {folder}, and compute nodes may not reach the Hub"
+        return fail(sentence, remedy)
+    for name in found:
+        try:
+            with (folder / name).open("rb") as file:
+                begin = file.read(64)
+        except OSError as error:
+            return fail(f"{folder / name} cannot be read: {error.strerror}", "check its permissions")
+        if begin.startswith(b"version https://git-lfs"):
+            return fail(f"{folder / name} is a pointer of Git LFS, not the file", "run git lfs pull there")
+    return ok(f"the tokenizer in {folder} can be read ({found[0]})")
