@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trtllm_hpc.config import cluster_rules, job_rules, repository_rules, serve_rules
+from trtllm_hpc.config import (
+    backend_rules,
+    cluster_rules,
+    engine_rules,
+    job_rules,
+    release_rules,
+    repository_rules,
+    serve_rules,
+)
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.findings import dotted
 from trtllm_hpc.config.job import JobFile
@@ -31,7 +39,14 @@ def problems(job: JobFile, cluster: ClusterProfile) -> list[Problem]:
     """Everything that keeps this job file and this profile from going together."""
     found = [problem for rule in job_rules.RULES for problem in _judged(rule, job)]
     found += [problem for rule in cluster_rules.RULES for problem in _judged(rule, cluster)]
-    together = (ranks_spread, gpus_suffice, build_gpus, *serve_rules.RULES, *repository_rules.RULES)
+    together = (
+        *(ranks_spread, gpus_suffice, build_gpus),
+        *serve_rules.RULES,
+        *backend_rules.RULES,
+        *release_rules.RULES,
+        *engine_rules.RULES,
+        *repository_rules.RULES,
+    )
     found += [problem for rule in together for problem in _judged(rule, job, cluster)]
     return found
 

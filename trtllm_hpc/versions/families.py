@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from trtllm_hpc.versions.load import read_data
@@ -28,7 +28,7 @@ class Family:
     source: str
 
 
-@lru_cache(maxsize=None)
+@cache
 def families() -> Mapping[str, Family]:
     """Every family that is known, by name."""
     return {name: _family(name, entry) for name, entry in read_data("families")["family"].items()}

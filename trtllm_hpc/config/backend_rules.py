@@ -1,0 +1,80 @@
+"""Which keys of the engine a backend knows at all: what would be lost without a word is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.engine import DEFAULTS, Engine
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.problems import Problems, in_job
+from trtllm_hpc.config.types import Section
+
+EVERYWHERE = ("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens")
+REFERENCE = (
+    *EVERYWHERE,
+    "pipeline_parallel",
+    "context_parallel",
+    "max_input_len",
+    "max_seq_len",
+    "max_beam_width",
+    "tokens_per_block",
+    "gather_context_logits",
+    "gather_generation_logits",
+    "max_lora_rank",
+)
+"""Keys of the reference backend; two of them it takes at 1 only, which a rule of their own says."""
+LLM_API = (
+    *EVERYWHERE,
+    "tensorrt_llm_version",
+    "pipeline_parallel",
+    "context_parallel",
+    "moe_tensor_parallel",
+    "moe_expert_parallel",
+    "max_input_len",
+    "max_seq_len",
+    "max_beam_width",
+)
+"""Arguments of ``LLM()`` that the job file has keys for; others go into ``repository.parameters``."""
+
+
+def reference_keys(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """The reference backend is not built by TensorRT-LLM's programs."""
+    if job.engine.backend == "reference":
+        yield from _unknown(job.engine, REFERENCE, "the reference backend has no such thing")
+
+
+def llm_api_keys(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """The LLM API builds no engine."""
+    if job.engine.backend != "llmapi":
+        return
+    yield from _unknown(job.engine, LLM_API, "the LLM API builds no engine that this could change")
+    if job.engine.directory is not None:
+        message = "the LLM API loads the model itself, not an engine"
+        hint = "remove it and set model.path, or take engine.backend: tensorrtllm"
+        yield in_job("conflict", "engine.directory", message, hint, job.engine.directory)
+
+
+def _unknown(engine: Engine, known: tuple[str, ...], why: str) -> Problems:
+    defaults = DEFAULTS[engine.backend]
+    for name, field in Engine.model_fields.items():
+        value = getattr(engine, name)
+        if name in known or value == defaults.get(name, field.get_default(call_default_factory=True)):
+            continue
+        for key, found in _leaves(f"engine.{name}", value):
+            hint = "remove it, or take engine.backend: tensorrtllm"
+            yield in_job("conflict", key, f"is set, but {why}", hint, found)
+
+
+def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The keys that are set below a section; the key itself if it is none."""
+    if not isinstance(value, Section):
+        return [(key, value)]
+    return [
+        (f"{key}.{name}", getattr(value, name))
+        for name in value.model_fields_set
+        if getattr(value, name) != type(value).model_fields[name].get_default(call_default_factory=True)
+    ] or [(key, value)]
+
+
+RULES = (reference_keys, llm_api_keys)

@@ -1,0 +1,143 @@
+"""Which of upstream's programs make a model into an engine, in a given release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.spelling import quantization, speculative
+from trtllm_hpc.config.spelling.wish import Role
+from trtllm_hpc.versions import Command, Release, releases_with
+from trtllm_hpc.versions.families import Family
+from trtllm_hpc.versions.load import family_folder
+
+PREPARED = ("gpt",)
+"""Families whose ``build.py`` reads weights in FasterTransformer's format, not Hugging Face's."""
+QUANTIZE_FOLDER = "quantization"
+"""Where ``quantize.py`` lies below ``examples`` (0.6.0 to 1.2.1)."""
+
+
+class NoRoute(Exception):
+    """The release has no way from this model to an engine.
+
+    Args:
+        key: the key of the job file that rules it out.
+        message: why.
+        hint: what to do.
+    """
+
+    def __init__(self, key: str, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.key = key
+        self.message = message
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Program:
+    """One of upstream's programs on the way."""
+
+    role: Role
+    command: Command
+    folder: str | None
+    """Below ``examples``, or ``None`` for a program on ``PATH``."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """The programs in their order."""
+
+    release: Release
+    family: Family
+    programs: tuple[Program, ...]
+
+    def program(self, role: Role) -> Program | None:
+        """The program that does this, if it is on the way."""
+        return next((program for program in self.programs if program.role == role), None)
+
+    @property
+    def by_build_py(self) -> bool:
+        """Whether ``build.py`` does it, which reads the model itself."""
+        return self.program("build_py") is not None
+
+
+def find_route(job: JobFile, release: Release, family: Family) -> Route:
+    """The programs for this model in this release.
+
+    Raises:
+        NoRoute: the release cannot build it.
+    """
+    if job.engine.encoder_decoder or family.encoder_decoder:
+        _encoder_decoder(release, family)
+    if release.command("build.py", family.examples) is not None:
+        return Route(release, family, _through_build_py(job, release, family))
+    return Route(release, family, _through_checkpoint(job, release, family))
+
+
+def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
+    how = speculative.mode(job)
+    if how is not None and how.examples is not None:
+        first = _first("convert_checkpoint.py", how.examples)
+        message = f"TensorRT-LLM {release.version} cannot draft tokens in this way{first}"
+        raise NoRoute("engine.speculative.mode", message, "take a newer release, or leave it out")
+    programs = [_program("build_py", "build.py", release, family.examples)]
+    if quantization.tool(job.engine.quantization, by_build_py=True) == "quantize":
+        programs.insert(0, _program("quantize", "quantize.py", release, family.examples))
+    elif family.examples in PREPARED:
+        programs.insert(0, _program("prepare", "hf_gpt_convert.py", release, family.examples))
+    return tuple(programs)
+
+
+def _through_checkpoint(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
+    build = _program("build", "trtllm-build", release, family.examples)
+    how = speculative.mode(job)
+    if quantization.tool(job.engine.quantization, by_build_py=False) == "quantize":
+        if how is not None and how.examples is not None:
+            message = f"with heads of its own a model is converted by {how.examples}'s convert_checkpoint.py"
+            hint = "set engine.quantization.tool to convert, or name a model that is quantized already"
+            raise NoRoute("engine.quantization.method", message, hint)
+        return (_program("quantize", "quantize.py", release, family.examples), build)
+    key = "engine.speculative.mode" if how is not None and how.examples else "model.family"
+    examples = how.examples if how is not None and how.examples else family.examples
+    return (_program("convert", "convert_checkpoint.py", release, examples, key), build)
+
+
+def _program(
+    role: Role, name: str, release: Release, family: str, key: str = "engine.tensorrt_llm_version"
+) -> Program:
+    command = release.command(name, family)
+    if command is None:
+        known = _first(name, family)
+        what = f"{name} for {family}" if role in ("convert", "build_py") else name
+        raise NoRoute(
+            key,
+            f"TensorRT-LLM {release.version} has no {what}{known}",
+            "take another release, or set model.family to one whose programs convert this model",
+        )
+    return Program(role, command, _folder(role, release, family))
+
+
+def _folder(role: Role, release: Release, family: str) -> str | None:
+    if role == "build":
+        return None
+    if role == "quantize":
+        return QUANTIZE_FOLDER
+    return family_folder(release.version, family) or family
+
+
+def _encoder_decoder(release: Release, family: Family) -> None:
+    build = release.command("trtllm-build", family.examples)
+    if build is not None and "--max_encoder_input_len" in build.options:
+        return
+    known = build.history("--max_encoder_input_len") if build is not None else None
+    since = f"; trtllm-build has it since {known.first}" if known is not None else ""
+    message = f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton{since}"
+    raise NoRoute("engine.encoder_decoder", message, "take a newer release")
+
+
+def _first(name: str, family: str) -> str:
+    """When the program was there, as the end of a sentence."""
+    having = releases_with(name, family)
+    if not having:
+        return f"; no release that is known here has a {name} for {family}"
+    return f"; it is there from {having[0]} to {having[-1]}"

@@ -1,0 +1,73 @@
+"""The step that makes the engine: ``trtllm-build``, or ``build.py`` before it."""
+
+from __future__ import annotations
+
+from trtllm_hpc.config.spelling.encoder_decoder import PARTS, Part
+from trtllm_hpc.config.spelling.quantization import BEFORE_BUILD_PY
+from trtllm_hpc.config.spelling.route import Program
+from trtllm_hpc.plan.backends.convert import MODEL, OUTPUT
+from trtllm_hpc.plan.backends.steps import Making
+from trtllm_hpc.plan.model import BuildStep, Place, Word
+
+QUANTIZED = "/llama_tp1_rank0.npz"
+"""File that quantize.py writes for LLaMA's build.py (examples/llama/README.md of 0.7.0)."""
+
+
+def build_step(making: Making) -> BuildStep:
+    """``trtllm-build`` from the checkpoint of the step before; for an encoder and a decoder, two of them."""
+    source = next(program.role for program in making.route.programs)
+    parts = making.job.engine.encoder_decoder or making.route.family.encoder_decoder
+    commands = [_trtllm_build(making, source, part) for part in (PARTS if parts else (None,))]
+    return BuildStep(
+        "build", tuple(commands), inputs=(source,), identity=making.layout_identity(), on_gpu=True
+    )
+
+
+def _trtllm_build(making: Making, source: str, part: Part | None) -> tuple[Word, ...]:
+    below = f"/{part}" if part is not None else ""
+    return (
+        *making.run("build"),
+        *("--checkpoint_dir", Place(source, below)),
+        *making.words("build", part),
+        *gpus_per_node(making, making.program("build")),
+        *("--output_dir", Place("output", below)),
+    )
+
+
+def build_py_step(making: Making) -> BuildStep:
+    """``build.py``, which reads the model itself."""
+    before = [program.role for program in making.route.programs if program.role != "build_py"]
+    model, inputs = MODEL, ("model", *before)
+    if "prepare" in before:
+        # hf_gpt_convert.py writes a folder below, named after the ranks (its saved_dir).
+        model = Place("prepare", f"/{making.job.engine.tensor_parallel}-gpu")
+        inputs = ("prepare",)
+    command = (
+        *making.run("build_py"),
+        *("--model_dir", model),
+        *_quantized(making),
+        *making.words("build_py"),
+        *gpus_per_node(making, making.program("build_py")),
+        *("--output_dir", OUTPUT),
+    )
+    return BuildStep("build", (command,), inputs=inputs, identity=making.layout_identity(), on_gpu=True)
+
+
+def _quantized(making: Making) -> tuple[Word, ...]:
+    """Where ``quantize.py`` has left what ``build.py`` is to read besides the model."""
+    method = making.job.engine.quantization.method
+    if making.route.program("quantize") is None or method is None:
+        return ()
+    return (BEFORE_BUILD_PY[method], Place("quantize", QUANTIZED))
+
+
+def gpus_per_node(making: Making, program: Program) -> tuple[str, ...]:
+    """GPUs of a node as the ranks will see them, which the engine keeps where the release has the option.
+
+    A rank's device is its number modulo this, so the default of 8 stops an
+    engine of 8 ranks on nodes of 4 GPUs (``worldConfig.h``, ``worldConfig.cpp``).
+    """
+    gpus = making.layout.gpus_per_node
+    if making.job.engine.world_size == 1 or not gpus or "--gpus_per_node" not in program.command.options:
+        return ()
+    return ("--gpus_per_node", str(gpus))
