@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ class FakeContainer:
 
     folder: Path
     release: str
+    python: Path
+    """Has this package: the programs look up their options in it."""
 
     @property
     def calls(self) -> Path:
@@ -36,16 +39,19 @@ class FakeContainer:
         }
 
 
-def make_container(folder: Path, release: str, families: tuple[str, ...] = ("llama",)) -> FakeContainer:
+def make_container(
+    folder: Path, release: str, families: tuple[str, ...] = ("llama",), python: Path = Path(sys.executable)
+) -> FakeContainer:
     """Lay out the programs of a release, and its package's metadata."""
-    made = FakeContainer(folder, release)
+    made = FakeContainer(folder, release, python)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(PROGRAMS, folder)
     for family in families:
         _program(made, folder / "examples" / family / "convert_checkpoint.py", family)
         _program(made, folder / "examples" / family / "build.py", family)
     _program(made, folder / "examples" / "quantization" / "quantize.py", "llama")
     _program(made, folder / "examples" / "hf_lora_convert.py", "llama")
     _program(made, folder / "bin" / "trtllm-build", "llama")
-    # Ours is not on PATH here: the programs run with the tests' own Python, as the container's do with its.
     metadata = folder / "site" / f"tensorrt_llm-{release}.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text(f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {release}\n", encoding="utf-8")
@@ -55,7 +61,8 @@ def make_container(folder: Path, release: str, families: tuple[str, ...] = ("lla
 def _program(container: FakeContainer, file: Path, family: str) -> None:
     """A Python file that ``python3 FILE`` and FILE itself run, as upstream's are."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, str(PROGRAMS), container.release, family, str(container.calls), file.name]
+    program = container.folder / PROGRAMS.name
+    words = [str(container.python), str(program), container.release, family, str(container.calls), file.name]
     if file.suffix == ".py":
         text = f"import os, sys\n\nos.execv({words[0]!r}, {words!r} + sys.argv[1:])\n"
     else:
