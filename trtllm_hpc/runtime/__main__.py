@@ -54,6 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     preflight.add_argument("--without-mpi", action="store_true")
     preflight.set_defaults(function=_preflight)
 
+    repository = commands.add_parser("repository", help="make the model repository from templates")
+    repository.add_argument("--all-models", type=Path, required=True)
+    repository.set_defaults(function=_repository)
+
     rank = commands.add_parser("rank", help="run one rank's server and watch it")
     rank.add_argument("--rank", type=int, required=True)
     rank.add_argument("--world-size", type=int, required=True)
@@ -137,6 +141,12 @@ def _preflight(paths: RunPaths, options: argparse.Namespace) -> int:
         options.paged_context_for,
     )
     return run_preflight(paths, expected, with_mpi=not options.without_mpi)
+
+
+def _repository(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.repository.command import make_repository
+
+    return make_repository(paths, options.all_models)
 
 
 def _rank(paths: RunPaths, options: argparse.Namespace) -> int:

@@ -1,0 +1,40 @@
+"""``runtime repository``: the model repository, made in the job from the image's templates."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.repository.problems import RepositoryInvalid
+from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
+from trtllm_hpc.runtime.repository.render import render_models, write_repository
+
+
+def make_repository(paths: RunPaths, all_models: Path) -> int:
+    """Fill, check and write the run's repository; returns the exit code.
+
+    Args:
+        all_models: upstream's templates, as this process sees them.
+    """
+    try:
+        record = read_json(paths.repository_recipe)
+        if record is None:
+            return _refuse(f"{paths.repository_recipe} is not there; render the job again.")
+        recipe = RepositoryRecipe.from_json(record)
+        models = render_models(recipe, all_models)
+        write_repository(models, paths.repository)
+    except RepositoryInvalid as error:
+        return _refuse(str(error))
+    except ModuleNotFoundError as error:
+        return _refuse(f"{error}; this run folder was rendered to be filled before submission.")
+    except OSError as error:
+        return _refuse(f"{error.filename or paths.repository}: {error.strerror or error}.")
+    print(f"repository: {', '.join(models)} from {all_models}")
+    return ExitCode.OK
+
+
+def _refuse(sentence: str) -> int:
+    print(f"error: repository: {sentence}", file=sys.stderr)
+    return ExitCode.START
