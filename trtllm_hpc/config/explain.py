@@ -158,9 +158,12 @@ def _sections(annotation: Any) -> Iterator[type[Section]]:
 
 
 def _choices(model: type[Section], path: Path) -> tuple[str, ...]:
-    section = section_at(model, path[:-1])
-    assert section is not None and isinstance(path[-1], str)
-    return tuple(_literals(section.model_fields[path[-1]].annotation))
+    """The choices of a field, also where they are those of a mapping's or a list's entries."""
+    for length in range(len(path), 0, -1):
+        section, name = section_at(model, path[: length - 1]), path[length - 1]
+        if section is not None and name in section.model_fields:
+            return tuple(_literals(section.model_fields[str(name)].annotation))
+    raise AssertionError(f"no field of {model.__name__} at {path}")
 
 
 def _literals(annotation: Any) -> Iterator[str]:
