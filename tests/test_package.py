@@ -19,7 +19,7 @@ PACKAGE = Path(trtllm_hpc.__file__).parent
 FLOORS = {
     "cli": 7, "__main__": 7.5,
     "sandbox": 6, "report": 6,
-    "lifecycle": 5, "logs": 5, "client": 5, "bench": 5,
+    "checks": 5, "lifecycle": 5, "logs": 5, "client": 5, "bench": 5,
     "render": 4,
     "plan": 3,
     "config": 2,
@@ -95,6 +95,7 @@ def test_what_travels_into_the_job_needs_only_the_standard_library() -> None:
         PACKAGE / "errors.py",
         PACKAGE / "paths.py",
         PACKAGE / "__init__.py",
+        *PACKAGE.glob("runtime/checks/*.py"),
         *PACKAGE.glob("runtime/*.py"),
     ]
     assert len(files) > 10

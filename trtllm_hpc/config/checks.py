@@ -39,7 +39,17 @@ def problems(job: JobFile, cluster: ClusterProfile) -> list[Problem]:
     """Everything that keeps this job file and this profile from going together."""
     found = [problem for rule in job_rules.RULES for problem in _judged(rule, job)]
     found += [problem for rule in cluster_rules.RULES for problem in _judged(rule, cluster)]
-    together = (
+    found += [problem for rule in _together() for problem in _judged(rule, job, cluster)]
+    return found
+
+
+def rules() -> tuple[Callable[..., Problems], ...]:
+    """Every rule, in the order in which they are judged; each has a sentence as its docstring."""
+    return (*job_rules.RULES, *cluster_rules.RULES, *_together())
+
+
+def _together() -> tuple[Callable[[JobFile, ClusterProfile], Problems], ...]:
+    return (
         *(ranks_spread, gpus_suffice, build_gpus),
         *serve_rules.RULES,
         *backend_rules.RULES,
@@ -47,8 +57,6 @@ def problems(job: JobFile, cluster: ClusterProfile) -> list[Problem]:
         *engine_rules.RULES,
         *repository_rules.RULES,
     )
-    found += [problem for rule in together for problem in _judged(rule, job, cluster)]
-    return found
 
 
 def _judged(rule: Callable[..., Problems], *models: Section) -> list[Problem]:

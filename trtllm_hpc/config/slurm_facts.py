@@ -65,12 +65,25 @@ def ask_slurm() -> SlurmFacts:
     Raises:
         SubmissionError: a command is missing, fails, or does not answer in time.
     """
-    nodes = _answer(["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"])
-    plugins = _answer(["srun", "--mpi=list"])
-    return SlurmFacts(_partitions(nodes), _plugins(plugins), os.environ.get("SLURM_CONF"))
+    return SlurmFacts(ask_partitions(), ask_mpi_plugins(), os.environ.get("SLURM_CONF"))
 
 
-def _answer(command: Sequence[str]) -> str:
+def ask_partitions(slurm_conf: str | None = None) -> tuple[Partition, ...]:
+    """Partitions that this person may see; raises as :func:`ask_slurm`."""
+    return _partitions(_answer(["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"], slurm_conf))
+
+
+def ask_mpi_plugins(slurm_conf: str | None = None) -> tuple[str, ...]:
+    """MPI plugins of ``srun``, without asking the controller; raises as :func:`ask_slurm`."""
+    return _plugins(_answer(["srun", "--mpi=list"], slurm_conf))
+
+
+def has_pyxis(slurm_conf: str | None = None) -> bool:
+    """Whether ``srun`` takes container images (NVIDIA's pyxis plugin); raises as :func:`ask_slurm`."""
+    return "--container-image" in _answer(["srun", "--help"], slurm_conf)
+
+
+def _answer(command: Sequence[str], slurm_conf: str | None = None) -> str:
     """Both outputs of a command: ``srun --mpi=list`` writes to either, by version."""
     try:
         done = subprocess.run(
@@ -82,6 +95,7 @@ def _answer(command: Sequence[str]) -> str:
             encoding="utf-8",
             errors="replace",
             check=False,
+            env={**os.environ, "SLURM_CONF": slurm_conf} if slurm_conf else None,
         )
     except FileNotFoundError:
         raise SubmissionError(f"There is no {command[0]} on this machine.") from None
