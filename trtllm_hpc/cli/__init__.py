@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "client": "Ask the served model a question.",
     "bench": "Measure the served model with an open-loop load.",
     "cancel": "Cancel every job of a run.",
+    "engines": "List, verify and prune the cache of built engines.",
     "sandbox": "A real Slurm cluster on this one machine.",
 }
 """Every command and its line in ``--help``, so that help imports none of them."""

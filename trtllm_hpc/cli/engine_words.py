@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ def engine_lines(found: Hit | Miss | Unknown | None) -> list[str]:
 
 
 def _built(hit: Hit) -> str:
+    from trtllm_hpc.report.engines import moment, span
+
     made = hit.manifest
     job = f" by job {made.job_id}" if made.job_id else ""
     return f"{hit.entry.name}, built {moment(made.built_at)}{job} on {made.host} in {span(made.seconds)}"
@@ -58,16 +59,3 @@ def engine_json(found: Hit | Miss | Unknown | None) -> dict[str, Any] | None:
         "steps_found": list(found.found),
         "broken": list(found.broken),
     }
-
-
-def moment(seconds: float) -> str:
-    """A time as this person's clock shows it."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def span(seconds: float) -> str:
-    """A length of time, roughly."""
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

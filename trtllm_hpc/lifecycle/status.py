@@ -306,7 +306,7 @@ def _culprit(stages: list[StageStatus]) -> StageStatus | None:
 
 def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], broken: StageStatus | None) -> str:
     if broken is None:
-        return _progress_sentence(state, stages)
+        return _progress_sentence(state, stages) + _building(paths, stages)
     parts = [f"stage {broken.stage} {broken.sentence}"]
     refused = [event for event in read_events(paths, broken.stage) if "reason" in event.data]
     inside = read_events(paths, "companion")
@@ -331,6 +331,14 @@ def _progress_sentence(state: RunState, stages: list[StageStatus]) -> str:
         return "every stage has ended well"
     busy = next((stage for stage in stages if not stage.final), None)
     return f"stage {busy.stage} {busy.sentence}" if busy else state.value
+
+
+def _building(paths: RunPaths, stages: list[StageStatus]) -> str:
+    """How far a build that runs is, in its own words."""
+    if not any(stage.stage == "build" and stage.state == "RUNNING" for stage in stages):
+        return ""
+    told = [event.data for event in read_events(paths, "build") if event.name == "progress"]
+    return f", step {told[-1]['step']} of {told[-1]['of']}: {told[-1]['message']}" if told else ""
 
 
 def _exit_code(state: RunState, broken: StageStatus | None, paths: RunPaths) -> ExitCode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+from trtllm_hpc import __version__
 from trtllm_hpc.plan.model import Place, Plan
 from trtllm_hpc.runtime.engines import recipe
 from trtllm_hpc.runtime.engines.recipe import Recipe
@@ -58,6 +59,6 @@ def _about(plan: Plan) -> dict[str, str]:
     return {
         "model": model.path.rstrip("/").rpartition("/")[2] if model.path else f"synthetic {model.synthetic}",
         "backend": engine.backend,
-        "version": plan.release or "",
+        "version": plan.release or __version__,
         "layout": " ".join(parts),
     }

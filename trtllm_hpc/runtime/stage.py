@@ -9,6 +9,7 @@ import time
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.engines.uses import entry_of, register
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event
 
@@ -36,6 +37,9 @@ def begin(paths: RunPaths, stage: str) -> int:
         return ExitCode.SUBMISSION
     if stage == "serve":
         _forget_last_server(paths)
+        if (fault := _engine_fault(paths)) is not None:
+            print(f"error: {fault}.\n  next: trtllm-hpc submit the job file again", file=sys.stderr)
+            return ExitCode.START
     job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
     group = os.getpgrp()
     add_event(
@@ -72,6 +76,16 @@ def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
         if time.monotonic() - last_change > patience_s:
             return False
         time.sleep(0.25)
+
+
+def _engine_fault(paths: RunPaths) -> str | None:
+    """What is wrong with the engine that this run has from the cache; that it is used is noted there."""
+    entry = entry_of(paths)
+    if entry is None or register(entry, paths.folder):
+        return None
+    complaints = entry.missing()
+    how = "was removed" if complaints is None else f"is broken ({complaints[0]})"
+    return f"the engine {entry.name} {how} since this run was made"
 
 
 def _forget_last_server(paths: RunPaths) -> None:

@@ -29,6 +29,13 @@ def differences(mine: Chain, other: Chain) -> list[str]:
     return lines
 
 
+def parts_of(chain: Chain) -> list[tuple[str, str]]:
+    """Everything that a key depends on, with its name."""
+    model = _revision(chain)
+    first = [("model", f"{len(model)} files, {_hash(model)}")] if model else []
+    return [*first, *dict(_parts(chain)).items()]
+
+
 def distance(mine: Chain, other: Chain) -> tuple[bool, int]:
     """How far two keys are apart: another model is further than any number of options."""
     return _model(mine, other) != _SAME_MODEL, len(differences(mine, other))

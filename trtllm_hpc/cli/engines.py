@@ -1,0 +1,322 @@
+"""``trtllm-hpc engines``: the cache of built engines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.errors import BuildFailed, ExitCode
+
+if TYPE_CHECKING:
+    from trtllm_hpc.config.cluster import ClusterProfile
+    from trtllm_hpc.runtime.engines.cache import Cache
+    from trtllm_hpc.runtime.engines.prune import Verdict
+    from trtllm_hpc.runtime.engines.survey import Item
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@click.group()
+def command() -> None:
+    """The cache of built engines: what is in it, whether it is whole, what may go.
+
+    An engine is found again by a key: a hash of the model's files, of every
+    build option, of the versions and of the GPU. `render` and `submit` look
+    there first. The cache is the profile's engines_folder, else
+    $TRTLLM_HPC_ENGINES, else `engines` beside the folder of runs.
+
+    \b
+    Examples:
+      trtllm-hpc engines list
+      trtllm-hpc engines verify
+      trtllm-hpc engines prune --unused-days 30
+    """
+
+
+def _cache_options(command: Command) -> Command:
+    """``--engines`` and ``--cluster``; the command gets ``cache``."""
+    command = click.option(
+        "--engines",
+        "folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder of the cache, instead of the profile's or $TRTLLM_HPC_ENGINES.",
+    )(command)
+    return click.option(
+        "--cluster",
+        metavar="PROFILE",
+        envvar="TRTLLM_HPC_CLUSTER",
+        show_envvar=True,
+        help="Cluster profile whose cache is meant: a file, or a name.",
+    )(command)
+
+
+def _cache(folder: Path | None, cluster: str | None) -> Cache:
+    from trtllm_hpc.runs import default_runs_folder, engines_folder
+    from trtllm_hpc.runtime.engines.cache import Cache
+
+    if folder is not None:
+        return Cache(folder.absolute())
+    named, runs = None, default_runs_folder()
+    if cluster is not None:
+        profile = _profile(cluster)
+        named, runs = profile.engines_folder, Path(profile.runs_folder or runs)
+    return Cache(engines_folder(named, runs))
+
+
+def _profile(name: str) -> ClusterProfile:
+    from trtllm_hpc.config.cluster import ClusterProfile
+    from trtllm_hpc.config.explain import validate
+    from trtllm_hpc.config.files import find_profile, read_tree
+    from trtllm_hpc.errors import ConfigError, Finding
+
+    file = find_profile(name)
+    if isinstance(file, Finding):
+        raise ConfigError([file])
+    tree, findings = read_tree(file, "cluster profile")
+    profile = None
+    if tree is not None:
+        profile, found = validate(ClusterProfile, tree)
+        findings = [*findings, *found]
+    if findings or profile is None:
+        raise ConfigError(findings)
+    return profile
+
+
+# list, show ---------------------------------------------------------------------------
+
+
+@command.command("list")
+@_cache_options
+@json_option
+def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> None:
+    """List every output in the cache, that used last coming first."""
+    from trtllm_hpc.report.engines import engines_table, in_bytes
+    from trtllm_hpc.report.tables import print_table
+    from trtllm_hpc.runtime.engines.survey import survey
+
+    cache = _cache(folder, cluster)
+    items = survey(cache)
+    if as_json:
+        click.echo(json.dumps([_item_json(item) for item in items], indent=2, ensure_ascii=False))
+        return
+    if not items:
+        click.echo(f"no engines in {cache.folder}")
+        return
+    print_table(engines_table(items))
+    click.echo(f"{len(items)} in {cache.folder}, {in_bytes(sum(item.size for item in items))}")
+
+
+def _item_json(item: Item) -> dict[str, Any]:
+    made = item.manifest
+    return {
+        "name": item.entry.name,
+        "step": item.step,
+        "state": item.state,
+        "note": item.note,
+        **{name: item.about.get(name) for name in ("model", "backend", "version", "layout")},
+        "bytes": item.size,
+        "built_at": made.built_at if made else None,
+        "build_seconds": made.seconds if made else None,
+        "last_used": item.last_used,
+        "folder": str(item.entry.output),
+    }
+
+
+@command.command()
+@click.argument("name")
+@_cache_options
+@json_option
+def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> None:
+    """Show what the engine NAME is made of, how it was built and who uses it.
+
+    NAME is a name of `engines list`, or the beginning of one or of its key.
+    """
+    from trtllm_hpc.runtime.engines.survey import look
+    from trtllm_hpc.runtime.engines.uses import uses_of
+
+    item = look(_chosen(_cache(folder, cluster), name).entry)
+    uses = [use.run for use in uses_of(item.entry)]
+    record = item.entry.key() or {}
+    made = item.manifest
+    if as_json:
+        whole = {**_item_json(item), "key": record, "uses": uses}
+        whole["manifest"] = None if made is None else vars(made)
+        click.echo(json.dumps(whole, indent=2, ensure_ascii=False))
+        return
+    for line in _described(item, record, uses):
+        click.echo(line)
+
+
+def _described(item: Item, record: dict[str, Any], uses: list[str]) -> list[str]:
+    from trtllm_hpc.report.engines import in_bytes, moment, span
+    from trtllm_hpc.runtime.engines.differences import parts_of
+
+    made = item.manifest
+    lines = [f"{item.entry.name}: {item.state} {item.note}".rstrip(), f"  folder: {item.entry.output}"]
+    lines += [f"  {name}: {value}" for name, value in item.about.items() if value]
+    if made is not None:
+        lines.append(f"  built: {moment(made.built_at)} on {made.host} in {span(made.seconds)}")
+        lines += [f"  {name} installed there: {version}" for name, version in made.versions.items()]
+    lines.append("key:")
+    chain = record.get("chain") or {item.step: record.get("document", {})}
+    lines += [f"  {name}: {value}" for name, value in parts_of(chain)]
+    if made is not None:
+        lines.append(f"files: {in_bytes(made.size)}")
+        lines += [f"  {in_bytes(size):>10}  {name}" for name, (size, _) in sorted(made.files.items())]
+    if uses:
+        lines += ["used by:", *(f"  {run}" for run in uses)]
+    return lines
+
+
+def _chosen(cache: Cache, name: str) -> Item:
+    from trtllm_hpc.runtime.engines.survey import survey
+
+    items = survey(cache)
+    exact = [item for item in items if item.entry.name == name]
+    found = exact or [
+        item
+        for item in items
+        if item.entry.name.startswith(name) or item.entry.name.rpartition("-")[2].startswith(name)
+    ]
+    if len(found) == 1:
+        return found[0]
+    what = "No engine is" if not found else f"{len(found)} engines are"
+    raise BuildFailed(f"{what} called {name!r} in {cache.folder}.", hint="trtllm-hpc engines list")
+
+
+# verify -------------------------------------------------------------------------------
+
+
+@command.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@_cache_options
+@json_option
+def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_json: bool) -> int:
+    """Read every file of every engine (or of NAMEs) and compare it with what was built.
+
+    \b
+    Exit code: 6 if anything is broken.
+    """
+    from trtllm_hpc.runtime.engines.survey import survey
+    from trtllm_hpc.runtime.engines.survey import verify as verify_entry
+
+    cache = _cache(folder, cluster)
+    items = [_chosen(cache, name) for name in names] if names else survey(cache)
+    faults = []
+    for item in items:
+        found = verify_entry(item.entry, _reading(item))
+        faults += found
+        if not as_json and item.manifest is not None and not found:
+            click.echo(f"{item.entry.name}: whole ({len(item.manifest.files)} files)")
+        elif not as_json and not found:
+            click.echo(f"{item.entry.name}: {item.state} {item.note}".rstrip())
+    if as_json:
+        click.echo(json.dumps({"entries": len(items), "faults": [vars(fault) for fault in faults]}, indent=2))
+        return ExitCode.BUILD if faults else ExitCode.OK
+    for fault in faults:
+        click.echo(f"error: {fault.entry}: {fault.sentence}", err=True)
+    if faults:
+        click.echo(
+            "  next: submit the job again, which builds it anew; or trtllm-hpc engines prune", err=True
+        )
+    return ExitCode.BUILD if faults else ExitCode.OK
+
+
+def _reading(item: Item) -> Callable[[str], None]:
+    """Progress on a terminal: the name of the file that is being read."""
+    stream = click.get_text_stream("stderr")
+
+    def say(name: str) -> None:
+        if stream.isatty():
+            stream.write(f"\r\033[K{item.entry.name}/{name}\r")
+            stream.flush()
+
+    return say
+
+
+# prune --------------------------------------------------------------------------------
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no size; write it like 500G or 1.5T.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@command.command()
+@click.option("--unused-days", type=click.FloatRange(min=0), metavar="N", help="What no run used for N days.")
+@click.option(
+    "--keep-bytes", callback=_size, metavar="SIZE", help="What is above SIZE (500G, 1.5T), least used first."
+)
+@click.option("--key", "names", multiple=True, metavar="NAME", help="This one.  [repeatable]")
+@click.option("--half-built", is_flag=True, help="What was left by killed builds, and what is broken.")
+@click.option("--yes", is_flag=True, help="Remove it; without this it is only said what would go.")
+@_cache_options
+@json_option
+def prune(
+    unused_days: float | None,
+    keep_bytes: int | None,
+    names: tuple[str, ...],
+    half_built: bool,
+    yes: bool,
+    folder: Path | None,
+    cluster: str | None,
+    as_json: bool,
+) -> None:
+    """Remove engines that nobody needs; tell which, without --yes.
+
+    What is being built, or used by a run that is not over, stays in any case.
+    """
+    from trtllm_hpc.lifecycle.uses import is_active
+    from trtllm_hpc.runtime.engines import prune as pruning
+    from trtllm_hpc.runtime.engines.survey import survey
+
+    wish = pruning.Wish(names, unused_days, keep_bytes, half_built)
+    if not wish:
+        raise click.UsageError("Say what may go: --unused-days, --keep-bytes, --key or --half-built.")
+    cache = _cache(folder, cluster)
+    items = survey(cache)
+    watches: pruning.Watches = {}
+    if half_built:
+        items, watches = pruning.watch_builders(items, lambda text: click.echo(text, err=True))
+    verdicts = pruning.judge(items, wish, is_active)
+    if yes:
+        verdicts = [pruning.prune(cache, verdict, is_active, watches) for verdict in verdicts]
+        if half_built:
+            pruning.tidy(cache)
+    _tell_verdicts(verdicts, yes, as_json)
+
+
+def _tell_verdicts(verdicts: list[Verdict], done: bool, as_json: bool) -> None:
+    from trtllm_hpc.report.engines import in_bytes
+
+    if as_json:
+        rows = [
+            {"name": verdict.item.entry.name, "bytes": verdict.item.size, "why": verdict.why}
+            | {"kept": verdict.kept}
+            for verdict in verdicts
+        ]
+        click.echo(json.dumps({"removed": done, "entries": rows}, indent=2, ensure_ascii=False))
+        return
+    for verdict in verdicts:
+        name = verdict.item.entry.name
+        if verdict.kept is not None:
+            click.echo(f"{name}: stays, it {verdict.kept}")
+        else:
+            click.echo(f"{name}: {'removed' if done else 'would go'}, it {verdict.why}")
+    gone = [verdict for verdict in verdicts if verdict.kept is None]
+    size = in_bytes(sum(verdict.item.size for verdict in gone))
+    click.echo(f"{len(gone)} {'removed' if done else 'would be removed'}, {size}")
+    if gone and not done:
+        click.echo("  next: the same command with --yes")

@@ -1,0 +1,61 @@
+"""The tables of the engine cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trtllm_hpc.runtime.engines.survey import Item
+
+_STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken": "red"}
+
+
+def engines_table(items: Sequence[Item]) -> Table:
+    """One row for each entry."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("name", no_wrap=True)
+    for column in ("model", "backend", "version", "layout"):
+        table.add_column(column, overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    for column in ("built", "last used"):
+        table.add_column(column)
+    table.add_column("state", overflow="fold")
+    for item in items:
+        about = [Text(item.about.get(name) or "-") for name in ("model", "backend", "version", "layout")]
+        size = in_bytes(item.size) if item.manifest else "-"
+        times = [moment(item.manifest.built_at if item.manifest else None), moment(item.last_used)]
+        state = Text(item.state, style=_STYLES.get(item.state, ""))
+        if item.note:
+            state.append(f" {item.note}", style="")
+        table.add_row(item.entry.name, *about, size, *times, state)
+    return table
+
+
+def moment(seconds: float | None) -> str:
+    """A time as this person's clock shows it."""
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def span(seconds: float) -> str:
+    """A length of time, roughly."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def in_bytes(count: float) -> str:
+    """A size, in the largest unit that leaves a number above 1."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
