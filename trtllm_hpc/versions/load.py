@@ -13,9 +13,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-from packaging.version import Version
-
-from trtllm_hpc.versions.defaults import changed_sentence, value_at
+from trtllm_hpc.versions.defaults import UNSET, changed_sentence, parsed, value_at
 from trtllm_hpc.versions.model import Command, ContainerPaths, Option, OptionHistory, Release
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
@@ -34,14 +32,18 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Upstream's tools and the data file of each, in the order of use."""
+BY_FAMILY = ("build.py", "convert_checkpoint.py")
+"""Tools of which every family of models has its own: their data are folders, with a file for each family."""
+
+_DATA = files("trtllm_hpc.versions") / "data"
 
 
 @cache
 def read_data(name: str) -> Mapping[str, Any]:
-    """The data file ``name`` (without its ending) as plain values."""
+    """The data file ``name`` (without its ending, with ``/`` for a folder) as plain values."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    text = (files("trtllm_hpc.versions") / "data" / f"{name}.toml").read_text(encoding="utf-8")
-    table: dict[str, Any] = toml.loads(text)
+    file = _DATA.joinpath(f"{name}.toml")
+    table: dict[str, Any] = toml.loads(file.read_text(encoding="utf-8"))
     return MappingProxyType(table)
 
 
@@ -49,7 +51,7 @@ def read_data(name: str) -> Mapping[str, Any]:
 def releases() -> tuple[Release, ...]:
     """Every release that is known, oldest first."""
     known = [_release(entry) for entry in read_data("releases")["release"]]
-    return tuple(sorted(known, key=lambda release: Version(release.version)))
+    return tuple(sorted(known, key=lambda release: parsed(release.version)))
 
 
 def _release(entry: Mapping[str, Any]) -> Release:
@@ -80,11 +82,9 @@ def load_command(version: str, name: str, family: str) -> Command | None:
     Raises:
         KeyError: ``name`` is none of ``COMMANDS``.
     """
-    data = read_data(COMMANDS[name])
-    table = data if "options" in data else _family_table(data, family)
+    table, own_family = _table(name, family)
     if table is None or version not in table["read"]:
         return None
-    own_family = family if table is not data else None
     return _command(name, own_family, version, table, table["read"])
 
 
@@ -92,11 +92,6 @@ def commands_of(version: str, family: str = "llama") -> tuple[Command, ...]:
     """The tools that the release ``version`` has for ``family``, in the order of use."""
     found = (load_command(version, name, family) for name in COMMANDS)
     return tuple(command for command in found if command is not None)
-
-
-def families(name: str) -> tuple[str, ...]:
-    """The families that have a list of their own for the tool ``name``; empty: one list for all."""
-    return tuple(read_data(COMMANDS[name]).get("family", ()))
 
 
 def releases_with(name: str, family: str = "llama") -> tuple[str, ...]:
@@ -109,18 +104,26 @@ def releases_with(name: str, family: str = "llama") -> tuple[str, ...]:
 @cache
 def family_folder(version: str, family: str) -> str | None:
     """The family's folder below TensorRT-LLM's ``examples``, ``llama`` or ``models/core/llama``."""
-    for file in ("convert_checkpoint", "build_py"):
-        table = _family_table(read_data(file), family)
-        if table is not None and "folder" in table:
-            return str(value_at(table["folder"], Version(version)))
-    return None
+    entry = _family(family)
+    return None if entry is None else value_at(entry[1]["folder"], version)
 
 
-def _family_table(data: Mapping[str, Any], family: str) -> Mapping[str, Any] | None:
-    tables: Mapping[str, Mapping[str, Any]] = data.get("family", {})
-    for name, table in tables.items():
-        if family == name or family in table.get("also", ()):
-            return table
+def _table(name: str, family: str) -> tuple[Mapping[str, Any] | None, str | None]:
+    """The data of a tool, and the family it is of where each family has a program of its own."""
+    if name not in BY_FAMILY:
+        return read_data(COMMANDS[name]), None
+    entry = _family(family)
+    file = f"{COMMANDS[name]}/{entry[0]}" if entry is not None else ""
+    if entry is None or not _DATA.joinpath(f"{file}.toml").is_file():
+        return None, None
+    return read_data(file), entry[0]
+
+
+def _family(family: str) -> tuple[str, Mapping[str, Any]] | None:
+    """Name and entry of the folder of examples that serves ``family``."""
+    for name, entry in read_data("examples")["family"].items():
+        if family == name or family in entry.get("also", ()):
+            return name, entry
     return None
 
 
@@ -131,7 +134,7 @@ def _command(
     table: Mapping[str, Any],
     read: Mapping[str, Mapping[str, str]],
 ) -> Command:
-    known = sorted(read, key=Version)
+    known = sorted(read, key=parsed)
     found = read[version]
     source = f"{found['status']}: {found['source']}"
     options = {}
@@ -141,13 +144,14 @@ def _command(
         histories[option] = history = _history(option, spans, known)
         for alias in {alias for span in spans for alias in span.get("aliases", ())}:
             histories.setdefault(alias, history)
-        span = _span_at(spans, Version(version))
+        span = _span_at(spans, version)
         if span is not None:
-            options[option] = _option(option, span, Version(version), source)
+            changed = changed_sentence(_defaults(spans, known), version)
+            options[option] = _option(option, span, version, source, changed)
     below = {
         word: _command(f"{name} {word}", family, version, part, read)
         for word, part in table.get("subcommand", {}).items()
-        if _span_at([part], Version(version)) is not None
+        if _span_at([part], version) is not None
     }
     return Command(
         name=name,
@@ -156,47 +160,76 @@ def _command(
         options=MappingProxyType(options),
         status=found["status"],
         source=found["source"],
+        file=_file(name, family, version, table),
         subcommands=MappingProxyType(below),
         histories=MappingProxyType(histories),
     )
 
 
-def _span_at(spans: list[Mapping[str, Any]], version: Version) -> Mapping[str, Any] | None:
+def _file(name: str, family: str | None, version: str, table: Mapping[str, Any]) -> str | None:
+    if family is not None:
+        folder = family_folder(version, family)
+        return None if folder is None else f"{folder}/{name}"
+    found = value_at(table.get("file", UNSET), version)
+    return None if found is None else str(found)
+
+
+def _span_at(spans: list[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
     """The entry that holds for ``version``: from ``since`` on, and before ``until``."""
+    at = parsed(version)
     for span in spans:
-        begun = "since" not in span or Version(span["since"]) <= version
-        ended = "until" in span and Version(span["until"]) <= version
+        begun = "since" not in span or parsed(span["since"]) <= at
+        ended = "until" in span and parsed(span["until"]) <= at
         if begun and not ended:
             return span
     return None
 
 
-def _option(name: str, span: Mapping[str, Any], version: Version, source: str) -> Option:
-    default = span.get("default")
+def _option(name: str, span: Mapping[str, Any], version: str, source: str, changed: str | None) -> Option:
     return Option(
         name=name,
         form=span["form"],
-        choices=tuple(str(word) for word in value_at(span.get("choices", ()), version) or ()),
-        default=value_at(default, version),
-        changed=changed_sentence(default, version),
+        choices=_choices(span, version),
+        default=_default(span, version),
+        changed=changed,
         ignored=span.get("ignored"),
         source=span.get("source", source),
         aliases=tuple(span.get("aliases", ())),
         required=span.get("required", False),
         note=span.get("note"),
+        bare="bare" in span,
     )
 
 
+def _default(span: Mapping[str, Any], version: str) -> Any:
+    return False if span["form"] == "flag" else value_at(span.get("default"), version)
+
+
+def _defaults(spans: list[Mapping[str, Any]], known: list[str]) -> dict[str, Any]:
+    """The default in each release that has the option; a flag's is ``disable``, as a switch has it."""
+    found = {}
+    for version in known:
+        span = _span_at(spans, version)
+        if span is not None:
+            found[version] = "disable" if span["form"] == "flag" else _default(span, version)
+    return found
+
+
+def _choices(span: Mapping[str, Any], version: str) -> tuple[str, ...]:
+    if span["form"] == "switch":
+        return ("enable", "disable")
+    return tuple(str(word) for word in value_at(span.get("choices", ()), version) or ())
+
+
 def _history(name: str, spans: list[Mapping[str, Any]], known: list[str]) -> OptionHistory:
-    """First and last release of an option; a gap between its spans is told in the note."""
-    having = [version for version in known if _span_at(spans, Version(version)) is not None]
-    gone = next((version for version in known if Version(version) > Version(having[-1])), None)
-    gaps = [version for version in known if having[0] != version and version not in having]
-    inner = [version for version in gaps if gone is None or Version(version) < Version(gone)]
+    """First and last release of an option; releases between that lack it are told in the note."""
+    having = [version for version in known if _span_at(spans, version) is not None]
+    first, last = known.index(having[0]), known.index(having[-1])
+    gone = known[last + 1] if last + 1 < len(known) else None
     notes = [span["note"] for span in spans if "note" in span]
-    inner = [version for version in inner if Version(version) > Version(having[0])]
-    if inner:
-        notes.append(f"Not in {', '.join(inner)}.")
+    missing = [version for version in known[first:last] if version not in having]
+    if missing:
+        notes.append(f"Not in {', '.join(missing)}.")
     replaced = [span["replaced_by"] for span in spans if "replaced_by" in span]
     return OptionHistory(
         name=name,

@@ -51,6 +51,8 @@ class Option:
     """Other spellings of the same option, such as ``-i``."""
     required: bool = False
     note: str | None = None
+    bare: bool = False
+    """Whether the value may be left out; upstream then has one of its own, which is not ``default``."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Command:
     status: str
     """``verified``: read at this very release; else which neighbour the list was taken from, and why."""
     source: str
+    file: str | None = None
+    """The program: below ``examples`` for what converts and builds, else below the checkout or ``/app``."""
     subcommands: Mapping[str, Command] = field(default_factory=dict)
     """By name. What stands before the sub-command is this command's, what follows is the sub-command's."""
     histories: Mapping[str, OptionHistory] = field(default_factory=dict, repr=False)
