@@ -38,7 +38,7 @@ def check(resolved: Resolved) -> list[Finding]:
 def problems(job: JobFile, cluster: ClusterProfile) -> list[Problem]:
     """Everything that keeps this job file and this profile from going together."""
     found = [problem for rule in job_rules.RULES for problem in _judged(rule, job)]
-    found += [problem for rule in cluster_rules.RULES for problem in _judged(rule, cluster)]
+    found += cluster_problems(cluster)
     found += [problem for rule in _together() for problem in _judged(rule, job, cluster)]
     return found
 
@@ -57,6 +57,11 @@ def _together() -> tuple[Callable[[JobFile, ClusterProfile], Problems], ...]:
         *engine_rules.RULES,
         *repository_rules.RULES,
     )
+
+
+def cluster_problems(cluster: ClusterProfile) -> list[Problem]:
+    """Everything that is wrong with this profile, whatever the job."""
+    return [problem for rule in cluster_rules.RULES for problem in _judged(rule, cluster)]
 
 
 def _judged(rule: Callable[..., Problems], *models: Section) -> list[Problem]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_hpc.config.checks import problems
+from trtllm_hpc.config.checks import cluster_problems, problems
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.explain import validate
 from trtllm_hpc.config.files import find_job, find_profile, read_tree
@@ -55,6 +55,33 @@ def load(
         typed += [word for setting in overrides for word in ("--set", setting)]
         raise trees.error(shlex.join([*typed, *options]))
     return Resolved(job, cluster_profile, str(trees.job_file), str(trees.cluster_file))
+
+
+def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
+    """Read a profile alone, with ``--set cluster.a=b`` settings on top.
+
+    Raises:
+        ConfigError: with every finding about it.
+    """
+    _, settings, findings = read_settings(overrides)
+    profile = find_profile(cluster)
+    if isinstance(profile, Finding):
+        raise ConfigError([*findings, profile])
+    tree, found = read_tree(profile, "cluster profile")
+    findings += found
+    model = None
+    if tree is not None:
+        tree = merge(tree, settings)
+        model, found = validate(ClusterProfile, tree)
+        findings += found
+        if model is not None:
+            findings += [
+                tree.finding(it.code, it.path, it.message, value=it.value, hint=it.hint)
+                for it in cluster_problems(model)
+            ]
+    if model is None or findings:
+        raise ConfigError(findings)
+    return model
 
 
 @dataclass

@@ -154,7 +154,7 @@ def _placeholder(name: str, entry: Mapping[str, Any], version: Version) -> Place
         ),
         place=entry.get("place"),
         required=entry.get("required", False),
-        default=value_at(entry.get("default"), release),
+        default=value_at(entry.get("default"), release.base_version),
         fallback=entry.get("fallback"),
         unset=entry.get("unset"),
         since=entry["since"],
