@@ -17,6 +17,7 @@ from trtllm_hpc.errors import ExitCode, TrtllmHpcError
 COMMANDS: dict[str, str] = {
     "init": "Write a commented job file or cluster profile to start from.",
     "render": "Write a run folder with its scripts; submit nothing.",
+    "doctor": "Check a job file, this machine and the cluster before submitting.",
     "submit": "Render a job file and submit its jobs.",
     "status": "Tell how the jobs and ranks of a run are.",
     "logs": "List or read the logs of a run, by rank.",
@@ -24,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Measure the served model with an open-loop load.",
     "cancel": "Cancel every job of a run.",
     "engines": "List, verify and prune the cache of built engines.",
+    "templates": "The model templates that an image carries, and what a job makes of them.",
     "sandbox": "A real Slurm cluster on this one machine.",
 }
 """Every command and its line in ``--help``, so that help imports none of them."""

@@ -27,15 +27,25 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def job_options(command: Command) -> Command:
     """``JOB``, ``--cluster``, ``--set`` and ``--runs``."""
-    command = runs_option(command)
-    command = click.option(
+    return click.argument(
+        "job_file", type=click.Path(path_type=Path), metavar="JOB", shell_complete=_complete_job
+    )(cluster_option(set_option(runs_option(command))))
+
+
+def set_option(command: Command) -> Command:
+    """``--set A.B=C``; passed on as ``settings: tuple[str, ...]``."""
+    return click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="A.B=C",
         help="Override one key, e.g. --set serve.nodes=2 or --set cluster.partition=gpu.  [repeatable]",
     )(command)
-    command = click.option(
+
+
+def cluster_option(command: Command) -> Command:
+    """``--cluster PROFILE``; passed on as ``cluster: str``."""
+    return click.option(
         "--cluster",
         default="sandbox",
         show_default=True,
@@ -45,9 +55,6 @@ def job_options(command: Command) -> Command:
         show_envvar=True,
         help="Cluster profile: a file, or a name such as sandbox, local, pyxis.",
     )(command)
-    return click.argument(
-        "job_file", type=click.Path(path_type=Path), metavar="JOB", shell_complete=_complete_job
-    )(command)
 
 
 def _complete_cluster(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -56,7 +63,8 @@ def _complete_cluster(ctx: click.Context, param: click.Parameter, incomplete: st
     return _completed(profiles(), incomplete)
 
 
-def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the shipped job files, and files here."""
     from trtllm_hpc.config.files import jobs
 
     return _completed(jobs(), incomplete)

@@ -1,0 +1,167 @@
+"""``trtllm-hpc templates fetch|list|show``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.cli.rendering import cluster_option, job_options, set_option
+
+if TYPE_CHECKING:
+    from trtllm_hpc.plan.model import Plan
+    from trtllm_hpc.render.templates_cache import KeptTemplates
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@click.group()
+def command() -> None:
+    """Upstream's model templates, which every image carries.
+
+    With an image's templates on this machine, 'submit' makes and checks the
+    whole model repository before anything is queued; without, the job does so
+    as its first step.
+
+    \b
+      trtllm-hpc templates fetch --cluster ./mysite.yaml
+      trtllm-hpc templates show job.yaml --cluster ./mysite.yaml tensorrt_llm
+    """
+
+
+@command.command()
+@cluster_option
+@set_option
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Take them from a folder: all_models, or a checkout of upstream's that has it.",
+)
+@click.option("--here", is_flag=True, help="Run the image on this machine (apptainer, enroot, docker).")
+@click.option(
+    "--wait-minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Give up after so long, the wait in the queue included.",
+)
+@json_option
+def fetch(
+    cluster: str,
+    settings: tuple[str, ...],
+    source: Path | None,
+    here: bool,
+    wait_minutes: float,
+    as_json: bool,
+) -> None:
+    """Take the templates out of the profile's image, once, and keep them here.
+
+    Without options one task under Slurm prints them inside the container.
+    """
+    from trtllm_hpc.config.load import load_cluster
+    from trtllm_hpc.render.templates_cache import keep_archive, keep_folder
+
+    profile = load_cluster(cluster, settings)
+    if source is not None:
+        kept = keep_folder(profile, source.absolute())
+    else:
+        from trtllm_hpc.lifecycle.templates import take_templates
+
+        image = profile.container.image or "the node's own files"
+        click.echo(f"taking the templates out of {image} ...", err=True)
+        archive, origin = take_templates(profile, here=here, wait_s=wait_minutes * 60)
+        kept = keep_archive(profile, archive, origin)
+    if as_json:
+        click.echo(json.dumps(_row(kept), indent=2))
+        return
+    click.echo(f"kept {len(kept.models)} templates of {kept.image} (from {kept.origin})")
+    click.echo(f"  {kept.all_models}")
+
+
+@command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List what is kept, by image."""
+    from trtllm_hpc.render.templates_cache import cache_folder, kept_templates
+
+    rows = [_row(kept) for kept in kept_templates()]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        click.echo(f"no templates in {cache_folder()}")
+        click.echo("  next: trtllm-hpc templates fetch --cluster PROFILE")
+    for row in rows:
+        state = f"{len(row['models'])} models" if row["whole"] else "not whole: fetch them again"
+        click.echo(f"{row['image']}\n  {state}, fetched {row['fetched']} UTC from {row['origin']}")
+        click.echo(f"  {row['folder']}")
+
+
+@command.command()
+@job_options
+@click.argument("model", required=False)
+def show(
+    job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None, model: str | None
+) -> None:
+    """Print the finished config.pbtxt files of JOB, or only that of MODEL.
+
+    Nothing is submitted. They are what `submit` would write, filled, edited
+    and checked against Triton's own schema.
+    """
+    texts = _finished(_plan(job_file, cluster, settings, runs))
+    if model is not None and model not in texts:
+        raise click.BadParameter(f"{model!r} is none of {', '.join(texts)}.", param_hint="MODEL")
+    for name, text in texts.items():
+        if model is None:
+            click.echo(f"# ---- {name}/config.pbtxt")
+        if model in (None, name):
+            click.echo(text, nl=not text.endswith("\n"))
+
+
+def _plan(job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None) -> Plan:
+    from trtllm_hpc.cli.rendering import runs_folder
+    from trtllm_hpc.config.load import load
+    from trtllm_hpc.plan.resolve import make_plan
+    from trtllm_hpc.render.run_folder import default_python, new_run_folder
+
+    resolved = load(job_file, cluster, settings, command="templates show")
+    paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
+    return make_plan(resolved.job, resolved.cluster, paths, default_python())
+
+
+def _finished(plan: Plan) -> dict[str, str]:
+    """Text of each ``config.pbtxt``, by model."""
+    from trtllm_hpc.errors import RenderError
+    from trtllm_hpc.render.scripts import render_repository
+    from trtllm_hpc.render.templates_cache import find_templates
+    from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
+    from trtllm_hpc.runtime.repository.render import render_models
+
+    if not isinstance(plan.repository, RepositoryRecipe):
+        files = render_repository(plan)
+        return {path.split("/")[0]: text for path, text in files.items() if path.endswith("config.pbtxt")}
+    templates = find_templates(plan.cluster)
+    if templates is None:
+        raise RenderError(
+            f"The templates of {plan.cluster.container.image or 'this profile'} are not on this machine.",
+            hint="trtllm-hpc templates fetch --cluster PROFILE, then the same command",
+        )
+    models = render_models(plan.repository, templates)
+    return {name: model.config for name, model in models.items()}
+
+
+def _row(kept: KeptTemplates) -> dict[str, Any]:
+    return {
+        "image": kept.image,
+        "origin": kept.origin,
+        "fetched": kept.fetched,
+        "folder": str(kept.all_models),
+        "models": kept.models,
+        "whole": kept.is_whole,
+    }
