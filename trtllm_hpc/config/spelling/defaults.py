@@ -12,6 +12,10 @@ from trtllm_hpc.versions import Option
 _TYPES = ("float16", "bfloat16", "float32")
 
 
+NOT_OF_THE_ENGINE = ("--workers", "--log_level")
+"""Options whose value makes no other engine."""
+
+
 def written_out(program: Program, told: Collection[str], context: Context) -> dict[str, tuple[str, ...]]:
     """Options that nothing was said of and whose default differs in other releases, with the release's own.
 
@@ -20,7 +24,7 @@ def written_out(program: Program, told: Collection[str], context: Context) -> di
     """
     found: dict[str, tuple[str, ...]] = {}
     for option in program.command.options.values():
-        if option.changed is None or option.name in told or option.form == "flag":
+        if option.changed is None or option.name in {*told, *NOT_OF_THE_ENGINE, *program.folders}:
             continue
         value = _follows_model(option, context)
         said = words(option, value) if value is not None else None

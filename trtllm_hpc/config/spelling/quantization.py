@@ -86,8 +86,10 @@ def _by_convert(quantization: Quantization) -> Iterator[Wish]:
     """Words of ``convert_checkpoint.py``; ``build.py`` knows those of weight-only too."""
     key, method = "engine.quantization.method", quantization.method
     if method is not None and method in WEIGHT_ONLY:
-        yield _either(key, "--use_weight_only", True)
-        yield _either(key, "--weight_only_precision", WEIGHT_ONLY[method])
+        yield _either(key, "--use_weight_only", True, needed=False)
+        precision = ("--weight_only_precision", "--use-weight-only-with-precision")
+        ways = tuple(Say(role, option) for role in _FLAGGED for option in precision)
+        yield Wish(key, WEIGHT_ONLY[method], ways)
         if method == "int4_gptq":
             yield _either(key, "--per_group", True)
     elif method == "fp8_rowwise":
@@ -100,11 +102,13 @@ def _by_convert(quantization: Quantization) -> Iterator[Wish]:
     elif method == "fp8":
         yield Wish(key, True, (Say("convert", "--use_fp8"), Say("build_py", "--enable_fp8")))
     elif method in BY_QUANTIZE and method not in BEFORE_BUILD_PY:
-        yield Wish(key, method, (Say("quantize", "--qformat"),))
+        # No program of this route: said so that the refusal tells which one it is, and since when.
+        way = Say("quantize", "--autoq_format", {}) if method == "auto" else Say("quantize", "--qformat")
+        yield Wish(key, method, (way,))
 
 
-def _either(key: str, option: str, value: Any) -> Wish:
-    return Wish(key, value, (Say("convert", option), Say("build_py", option)))
+def _either(key: str, option: str, value: Any, *, needed: bool = True) -> Wish:
+    return Wish(key, value, (Say("convert", option), Say("build_py", option)), needed=needed)
 
 
 def _in_build_py(quantization: Quantization) -> Iterator[Wish]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtllm_hpc.config.job import JobFile
@@ -9,12 +10,20 @@ from trtllm_hpc.config.spelling import quantization, speculative
 from trtllm_hpc.config.spelling.wish import Role
 from trtllm_hpc.versions import Command, Release, releases_with
 from trtllm_hpc.versions.families import Family
-from trtllm_hpc.versions.load import family_folder
 
 PREPARED = ("gpt",)
 """Families whose ``build.py`` reads weights in FasterTransformer's format, not Hugging Face's."""
-QUANTIZE_FOLDER = "quantization"
-"""Where ``quantize.py`` lies below ``examples`` (0.6.0 to 1.2.1)."""
+
+
+MODEL_OPTIONS = (
+    "--checkpoint_dir",
+    "--model_dir",
+    "--model-dir",
+    "--hf_model_dir",
+    "--weight_dir",
+    "--in-file",
+)
+OUTPUT_OPTIONS = ("--output_dir", "--output-model-dir", "--export_path", "--out-dir")
 
 
 class NoRoute(Exception):
@@ -39,8 +48,19 @@ class Program:
 
     role: Role
     command: Command
-    folder: str | None
-    """Below ``examples``, or ``None`` for a program on ``PATH``."""
+
+    @property
+    def folders(self) -> tuple[str, str]:
+        """Options that name what the program reads and where it writes."""
+        return self._first(MODEL_OPTIONS), self._first(OUTPUT_OPTIONS)
+
+    def _first(self, spellings: Sequence[str]) -> str:
+        return next((option for option in spellings if option in self.command.options), spellings[0])
+
+    @property
+    def script(self) -> str | None:
+        """The file below ``examples``; ``None`` for a program on ``PATH``."""
+        return None if self.role == "build" else self.command.file
 
 
 @dataclass(frozen=True)
@@ -92,11 +112,12 @@ def _through_checkpoint(job: JobFile, release: Release, family: Family) -> tuple
     build = _program("build", "trtllm-build", release, family.examples)
     how = speculative.mode(job)
     if quantization.tool(job.engine.quantization, by_build_py=False) == "quantize":
-        if how is not None and how.examples is not None:
-            message = f"with heads of its own a model is converted by {how.examples}'s convert_checkpoint.py"
-            hint = "set engine.quantization.tool to convert, or name a model that is quantized already"
-            raise NoRoute("engine.quantization.method", message, hint)
-        return (_program("quantize", "quantize.py", release, family.examples), build)
+        program = _program("quantize", "quantize.py", release, family.examples)
+        if how is not None and how.weights is not None and how.weights not in program.command.options:
+            message = f"quantize.py of TensorRT-LLM {release.version} does not join a model and its heads"
+            hint = "set engine.quantization.tool to convert, or leave engine.speculative out"
+            raise NoRoute("engine.speculative.mode", message, hint)
+        return (program, build)
     key = "engine.speculative.mode" if how is not None and how.examples else "model.family"
     examples = how.examples if how is not None and how.examples else family.examples
     return (_program("convert", "convert_checkpoint.py", release, examples, key), build)
@@ -114,15 +135,7 @@ def _program(
             f"TensorRT-LLM {release.version} has no {what}{known}",
             "take another release, or set model.family to one whose programs convert this model",
         )
-    return Program(role, command, _folder(role, release, family))
-
-
-def _folder(role: Role, release: Release, family: str) -> str | None:
-    if role == "build":
-        return None
-    if role == "quantize":
-        return QUANTIZE_FOLDER
-    return family_folder(release.version, family) or family
+    return Program(role, command)
 
 
 def _encoder_decoder(release: Release, family: Family) -> None:

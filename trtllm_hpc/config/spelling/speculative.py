@@ -59,7 +59,8 @@ def wishes(job: JobFile) -> Iterator[Wish]:
     if how.paged_context_fmha and job.engine.paged_context_fmha is None:
         yield Wish("engine.speculative.mode", True, (Say("build", "--use_paged_context_fmha"),))
     if how.weights is not None and wanted.model is not None:
-        yield Wish("engine.speculative.model", wanted.model, (Say("convert", how.weights),))
+        heads = (Say("convert", how.weights), Say("quantize", how.weights))
+        yield Wish("engine.speculative.model", wanted.model, heads)
     numbers = {
         "max_draft_len": (wanted.max_draft_len, _draft_length(wanted.mode)),
         "heads": (wanted.heads, ("--num_medusa_heads", "--redrafter_num_beams")),
@@ -68,7 +69,7 @@ def wishes(job: JobFile) -> Iterator[Wish]:
     }
     for key, (value, options) in numbers.items():
         if value is not None:
-            roles: tuple[Role, ...] = ("convert", "build", "build_py")
+            roles: tuple[Role, ...] = ("convert", "quantize", "build", "build_py")
             ways = tuple(Say(role, option) for role in roles for option in options)
             yield Wish(f"engine.speculative.{key}", value, ways)
 

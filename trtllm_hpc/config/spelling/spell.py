@@ -10,6 +10,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.problems import Problem, in_job
 from trtllm_hpc.config.spelling import encoder_decoder, lora, quantization, speculative, table
 from trtllm_hpc.config.spelling.defaults import written_out
+from trtllm_hpc.config.spelling.raw import raw_words
 from trtllm_hpc.config.spelling.refusals import refusal, too_much
 from trtllm_hpc.config.spelling.route import Program, Route
 from trtllm_hpc.config.spelling.wish import Context, Role, Unsayable, Wish
@@ -54,7 +55,11 @@ def spell(
     for wish in _wishes(job, route, part):
         _say(spelling, wish, context)
     for program in route.programs:
+        _require(spelling, program, job)
         told = {*spelling.said.get(program.role, ()), *spelling.left_out.get(program.role, ())}
+        told |= {word.partition("=")[0] for word in raw_words(job, program.role)}
+        if "--autoq_format" in told:
+            told.add("--qformat")  # not looked at beside the other
         spelling.defaults[program.role] = written_out(program, told, context)
     spelling.notes += _notes(job, route, context)
     return spelling
@@ -107,6 +112,19 @@ def _say(spelling: Spelling, wish: Wish, context: Context) -> None:
     if not told and wish.needed:
         message, hint = refusal(wish, spelling.route, reasons)
         spelling.problems.append(in_job("release", wish.key, message, hint, wish.value))
+
+
+def _require(spelling: Spelling, program: Program, job: JobFile) -> None:
+    """Options that the program wants and that no key says must stand among the further words."""
+    given = {word.partition("=")[0] for word in raw_words(job, program.role)}
+    told = {*spelling.said.get(program.role, ()), *program.folders, *spelling.route.family.convert}
+    for option in program.command.options.values():
+        if option.required and not {option.name, *option.aliases} & (told | given):
+            key = f"engine.options.{program.role}"
+            message = f"{program.command.name} {program.command.release} wants {option.name}"
+            choices = f" VALUE], VALUE one of {', '.join(option.choices)}" if option.choices else " VALUE]"
+            hint = f"set it to [{option.name},{choices}"
+            spelling.problems.append(in_job("release", key, message, hint))
 
 
 def _keep(spelling: Spelling, program: Program, option: str, said: OptionWords) -> None:

@@ -63,11 +63,13 @@ class Row:
     """A value that need not be said, since all releases do so by themselves."""
     always: bool = False
     """Whether the neutral value is written all the same where there is an option for it."""
+    needed: bool = True
+    """Whether it is an error that no program can be told a value that is not the neutral one."""
 
 
-def row(key: str, *ways: Say, everywhere: bool = False, neutral: Any = None, always: bool = False) -> Row:
-    """A row of the engine section."""
-    return Row(f"engine.{key}", ways, everywhere, neutral, always)
+def row(key: str, *ways: Say, **kind: Any) -> Row:
+    """A row of the engine section; ``kind`` is what else a ``Row`` has."""
+    return Row(f"engine.{key}", ways, **kind)
 
 
 def same(option: str, *roles: Role, means: Mapping[Any, Any] | Translate | None = None) -> tuple[Say, ...]:
@@ -75,15 +77,22 @@ def same(option: str, *roles: Role, means: Mapping[Any, Any] | Translate | None 
     return tuple(Say(role, option, means) for role in roles)
 
 
+WORLD = (
+    Say("build_py", "--world_size"),
+    Say("convert", "--world_size"),
+    Say("convert", "--world-size"),
+)
+"""All ranks; programs that know tensor parallelism only have this instead of ``--tp_size``."""
 PAGED: Mapping[str, bool] = {"paged": True, "continuous": False}
 
 ROWS: Sequence[Row] = (
     # The layout of the ranks.
-    row("world_size", Say("build_py", "--world_size"), neutral=1, always=True),
+    row("world_size", *WORLD, neutral=1, always=True, needed=False),
     row(
         "tensor_parallel",
         *same("--tp_size", "build_py", "convert", "quantize"),
         Say("prepare", "--tensor-parallelism"),
+        *WORLD,
         everywhere=True,
         neutral=1,
         always=True,
@@ -121,13 +130,13 @@ ROWS: Sequence[Row] = (
     # What an answer may carry besides its tokens.
     row(
         "gather_context_logits",
-        Say("build", "--gather_context_logits"),
+        *same("--gather_context_logits", "build", "build_py"),
         *same("--gather_all_token_logits", "build", "build_py"),
         neutral=False,
     ),
     row(
         "gather_generation_logits",
-        Say("build", "--gather_generation_logits"),
+        *same("--gather_generation_logits", "build", "build_py"),
         *same("--gather_all_token_logits", "build", "build_py"),
         neutral=False,
     ),
@@ -179,7 +188,7 @@ def rows(job: JobFile) -> Iterator[Wish]:
         is_neutral = value == each.neutral and type(value) is type(each.neutral)
         if value is None or (is_neutral and not each.always):
             continue
-        yield Wish(each.key, value, each.ways, each.everywhere, needed=not is_neutral)
+        yield Wish(each.key, value, each.ways, each.everywhere, needed=each.needed and not is_neutral)
 
 
 def _get(job: JobFile, key: str) -> Any:

@@ -25,12 +25,13 @@ def build_step(making: Making) -> BuildStep:
 
 def _trtllm_build(making: Making, source: str, part: Part | None) -> tuple[Word, ...]:
     below = f"/{part}" if part is not None else ""
+    checkpoint, output = making.program("build").folders
     return (
         *making.run("build"),
-        *("--checkpoint_dir", Place(source, below)),
+        *(checkpoint, Place(source, below)),
         *making.words("build", part),
         *gpus_per_node(making, making.program("build")),
-        *("--output_dir", Place("output", below)),
+        *(output, Place("output", below)),
     )
 
 
@@ -42,13 +43,14 @@ def build_py_step(making: Making) -> BuildStep:
         # hf_gpt_convert.py writes a folder below, named after the ranks (its saved_dir).
         model = Place("prepare", f"/{making.job.engine.tensor_parallel}-gpu")
         inputs = ("prepare",)
+    source, output = making.program("build_py").folders
     command = (
         *making.run("build_py"),
-        *("--model_dir", model),
+        *(source, model),
         *_quantized(making),
         *making.words("build_py"),
         *gpus_per_node(making, making.program("build_py")),
-        *("--output_dir", OUTPUT),
+        *(output, OUTPUT),
     )
     return BuildStep("build", (command,), inputs=inputs, identity=making.layout_identity(), on_gpu=True)
 

@@ -32,14 +32,15 @@ def lora_step(making: Making) -> BuildStep:
             f"Two adapters have the name {shown(twice[0])}, which names the folder of each.",
             hint="rename one of the folders in engine.lora.adapters",
         )
-    commands = tuple(_convert(making, adapter, name) for adapter, name in zip(adapters, names, strict=True))
+    file = command.file or PROGRAM
+    commands = tuple(_convert(making, file, *each) for each in zip(adapters, names, strict=True))
     return BuildStep("lora", commands, identity=making.identity())
 
 
-def _convert(making: Making, adapter: str, name: str) -> tuple[Word, ...]:
+def _convert(making: Making, file: str, adapter: str, name: str) -> tuple[Word, ...]:
     lora = making.job.engine.lora
     return (
-        *making.script("", PROGRAM),
+        *making.script(file),
         *("-i", adapter),
         *("-o", Place("output", f"/{name}")),
         *("--storage-type", lora.storage_type),

@@ -40,11 +40,9 @@ class Making:
     def run(self, role: Role) -> tuple[Word, ...]:
         """How the program is started."""
         program = self.program(role)
-        if program.folder is None:
-            return (program.command.name,)
-        return self.script(program.folder, program.command.name)
+        return (program.command.name,) if program.script is None else self.script(program.script)
 
-    def script(self, folder: str, name: str) -> tuple[Word, ...]:
+    def script(self, file: str) -> tuple[Word, ...]:
         """How a program of upstream's examples is started.
 
         Raises:
@@ -56,8 +54,7 @@ class Making:
                 f"Where upstream's examples of TensorRT-LLM {self.release.version} are is not known.",
                 hint="set container.examples in the cluster profile",
             )
-        path = f"{examples}/{folder}/{name}" if folder else f"{examples}/{name}"
-        return (self.cluster.container.python, path)
+        return (self.cluster.container.python, f"{examples}/{file}")
 
     def words(self, role: Role, part: Part | None = None) -> tuple[Word, ...]:
         """What the job file says to the program, its further words last."""
