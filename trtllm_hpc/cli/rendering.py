@@ -28,7 +28,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def job_options(command: Command) -> Command:
     """``JOB``, ``--cluster``, ``--set`` and ``--runs``."""
     return click.argument(
-        "job_file", type=click.Path(path_type=Path), metavar="JOB", shell_complete=_complete_job
+        "job_file", type=click.Path(path_type=Path), metavar="JOB", shell_complete=complete_job
     )(cluster_option(set_option(runs_option(command))))
 
 
@@ -142,8 +142,18 @@ def surroundings(resolved: Resolved, runs: Path) -> Surroundings:
 
     return Surroundings(
         engines_folder=str(engines_folder(resolved.cluster.engines_folder, runs)),
+        templates=_templates(resolved),
         model_config=read_model_config(resolved.job.model.path),
     )
+
+
+def _templates(resolved: Resolved) -> str | None:
+    if not resolved.job.engine.is_tensorrt_llm:
+        return None
+    from trtllm_hpc.render.templates_cache import find_templates
+
+    found = find_templates(resolved.cluster)
+    return None if found is None else str(found)
 
 
 def _with_engine(

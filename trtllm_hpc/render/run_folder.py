@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.dump import cluster_yaml, job_yaml
 from trtllm_hpc.errors import RenderError
-from trtllm_hpc.paths import RunPaths, write_aside, write_text
+from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.render.carried import protobuf_files
 from trtllm_hpc.render.scripts import recipe_of, render_repository, render_scripts
 from trtllm_hpc.runtime.engines.uses import link
+from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
+from trtllm_hpc.runtime.repository.render import FinishedModel, render_models, write_repository
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -44,9 +47,13 @@ def write_run(plan: Plan) -> RunPaths:
     # All text first: a value that fits nowhere must leave no half-made folder.
     scripts = render_scripts(plan)
     repository = render_repository(plan)
+    filled = fill_repository(plan)
     try:
         paths.make_folders()
         _fill(paths, plan, scripts, repository)
+        _fill_from_templates(paths, plan, filled)
+        # Last: a folder with a plan is a whole run.
+        write_text(paths.plan, json.dumps(plan.as_json(), indent=2, ensure_ascii=False) + "\n")
     except FileExistsError as error:
         if not paths.folder.is_dir():  # it is a folder above that is a file
             raise _cannot_write(paths, error) from None
@@ -74,10 +81,26 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
     write_text(paths.spec, job_yaml(plan.job))
     write_text(paths.cluster, cluster_yaml(plan.cluster))
     with write_aside(paths.runtime) as aside:
-        aside.write_bytes(runtime_zipapp())
+        aside.write_bytes(runtime_zipapp(protobuf_files() if plan.fills_repository_in_job else None))
         aside.chmod(0o700)
-    # Last: a folder with a plan is a whole run.
-    write_text(paths.plan, json.dumps(plan.as_json(), indent=2, ensure_ascii=False) + "\n")
+
+
+def _fill_from_templates(paths: RunPaths, plan: Plan, filled: Mapping[str, FinishedModel] | None) -> None:
+    if isinstance(plan.repository, RepositoryRecipe):
+        write_json(paths.repository_recipe, plan.repository.as_json())
+    if filled is not None:
+        write_repository(filled, paths.repository)
+
+
+def fill_repository(plan: Plan) -> dict[str, FinishedModel] | None:
+    """The models of upstream's templates, filled and checked; ``None`` where that is left to the job.
+
+    Raises:
+        RepositoryInvalid: the templates and the job file do not go together.
+    """
+    if not isinstance(plan.repository, RepositoryRecipe) or plan.templates is None:
+        return None
+    return render_models(plan.repository, Path(plan.templates))
 
 
 def _cannot_write(paths: RunPaths, error: OSError) -> RenderError:
