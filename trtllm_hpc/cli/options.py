@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,3 +64,9 @@ def run_argument(command: Command) -> Command:
 def json_option(command: Command) -> Command:
     """``--json``: machine-readable output; passed on as ``as_json: bool``."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
+
+
+def print_warnings(lines: Iterable[str]) -> None:
+    """Say something where it does not mix with the output."""
+    for line in lines:
+        click.echo(line, err=True)

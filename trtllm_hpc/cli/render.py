@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtllm_hpc.cli.engine_words import engine_json, engine_lines
-from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.cli.options import json_option, print_warnings
 from trtllm_hpc.cli.rendering import job_options, make_run
 
 if TYPE_CHECKING:
@@ -32,7 +32,11 @@ def command(
       trtllm-hpc render job.yaml --cluster pyxis
       trtllm-hpc render job.yaml --set serve.nodes=2 --runs /scratch/$USER/runs
     """
-    plan, paths, engine = make_run(job_file, cluster, settings, runs)
+    from trtllm_hpc.checks.before import before_rendering
+
+    plan, paths, engine = make_run(
+        job_file, cluster, settings, runs, check=lambda plan: print_warnings(before_rendering(plan))
+    )
     scripts = [paths.sbatch(stage.name) for stage in plan.stages]
     if as_json:
         import json

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtllm_hpc.cli.engine_words import engine_json, engine_lines
-from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.cli.options import json_option, print_warnings
 from trtllm_hpc.cli.rendering import job_options, make_run
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.runs import call_name
@@ -17,6 +17,7 @@ from trtllm_hpc.runs import call_name
 if TYPE_CHECKING:
     from trtllm_hpc.lifecycle.status import RunStatus
     from trtllm_hpc.paths import RunPaths
+    from trtllm_hpc.plan.model import Plan
     from trtllm_hpc.runtime.engines.lookup import Hit, Miss, Unknown
 
 
@@ -27,14 +28,27 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Follow the run to its end (or until it only serves); exit with the code of what failed.",
 )
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="CHECK-ID",
+    help="Submit although this check fails; `trtllm-hpc doctor` lists them.  [repeatable]",
+)
 @json_option
 def command(
-    job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None, wait: bool, as_json: bool
+    job_file: Path,
+    cluster: str,
+    settings: tuple[str, ...],
+    runs: Path | None,
+    wait: bool,
+    ignore: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Render JOB and submit its jobs: build, serve, companion.
 
     The scripts in the run folder are submitted as they are, chained by Slurm
-    dependencies. Without --wait the command returns at once.
+    dependencies. Without --wait the command returns at once. What the checks
+    of `doctor` find wrong is refused first.
 
     \b
     Examples:
@@ -47,9 +61,14 @@ def command(
     7 start, 8 not ready in time, 9 request, 10 measurement, 11 cancelled,
     12 a job was lost.
     """
+    from trtllm_hpc.checks.before import before_submission
     from trtllm_hpc.lifecycle.chain import require_scheduler, submit_chain
 
-    plan, paths, engine = make_run(job_file, cluster, settings, runs, check=require_scheduler)
+    def check(plan: Plan) -> None:
+        require_scheduler(plan)
+        print_warnings(before_submission(plan, ignore))
+
+    plan, paths, engine = make_run(job_file, cluster, settings, runs, check=check)
     say = (lambda text: None) if as_json else click.echo
     say(f"run {paths.run_id}\n  folder {paths.folder}")
     for line in engine_lines(engine):

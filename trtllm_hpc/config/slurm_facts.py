@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
 
@@ -85,6 +86,9 @@ def has_pyxis(slurm_conf: str | None = None) -> bool:
 
 def _answer(command: Sequence[str], slurm_conf: str | None = None) -> str:
     """Both outputs of a command: ``srun --mpi=list`` writes to either, by version."""
+    if slurm_conf is not None and not Path(slurm_conf).is_file():
+        # Slurm's commands would look for it in the network, for a long time.
+        raise SubmissionError(f"There is no {slurm_conf} on this machine.")
     try:
         done = subprocess.run(
             command,

@@ -101,6 +101,13 @@ class ModelShape:
         return total
 
 
+def synthetic_config(name: str) -> Config:
+    """What the ``config.json`` of a synthetic model says."""
+    from trtllm_hpc.reference.synthetic import SHAPES
+
+    return {"model_type": "llama", **SHAPES[name]}
+
+
 def read_shape(config: Config) -> ModelShape:
     """The shape of the model that a ``config.json`` describes.
 

@@ -1,0 +1,152 @@
+"""Checks of what a job file asks of its model and of its companion."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from trtllm_hpc.checks.context import Check, Context
+from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
+from trtllm_hpc.runtime.checks.tokenizer import tokenizer_files
+
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_LFS_BYTES = 1024
+"""Pointers of Git LFS are shorter, weights never."""
+
+
+def _has_job(context: Context) -> bool:
+    return context.has_job
+
+
+def _has_companion(context: Context) -> bool:
+    return context.has_job and context.job.companion.enabled
+
+
+def _has_model(context: Context) -> bool:
+    return context.has_job and context.job.model.path is not None and context.job.engine.directory is None
+
+
+def _needs_tokenizer(context: Context) -> bool:
+    """The reference backend's engine brings its own."""
+    return context.has_job and context.job.engine.is_tensorrt_llm
+
+
+def _is_split(context: Context) -> bool:
+    return context.has_job and context.job.engine.world_size > 1
+
+
+def world(context: Context) -> Outcome:
+    """The ranks of the engine are the tasks of the step."""
+    layout, engine = context.plan.layout, context.job.engine
+    where = f"{layout.nodes} node{'s' * (layout.nodes > 1)} of {layout.ranks_per_node}"
+    if context.job.serve.mode == "leader" and layout.world_size != engine.world_size:
+        return fail(f"{engine.world_size} ranks, but {layout.world_size} tasks on {where}", "set serve.nodes")
+    parts = (engine.tensor_parallel, engine.pipeline_parallel, engine.context_parallel)
+    sizes = " x ".join(
+        f"{name} {size}" for name, size in zip(("tp", "pp", "cp"), parts, strict=True) if size > 1
+    )
+    ranks = f"{layout.world_size} rank{'s' * (layout.world_size > 1)}"
+    return ok(f"{ranks}{f' ({sizes})' if sizes else ''} on {where}")
+
+
+def divides(context: Context) -> Outcome:
+    """Heads, layers and experts are shared evenly, as the runtime's models assume."""
+    config, engine = context.model_config, context.job.engine
+    if config is None:
+        return unknown("the model's config.json cannot be read here")
+    from trtllm_hpc.plan.memory_model import UnknownModel, read_shape
+    from trtllm_hpc.plan.memory_weights import parallel_of
+
+    try:
+        stack = read_shape(config).decoder
+    except UnknownModel as error:
+        return unknown(str(error))
+    tensor, pipeline = engine.tensor_parallel * engine.context_parallel, engine.pipeline_parallel
+    heads = stack.matrices[0].outputs // stack.head_size
+    if heads % tensor:
+        return fail(f"{heads} attention heads cannot be split over {tensor} ranks", _tensor_hint(heads))
+    if stack.kv_heads % tensor and tensor % stack.kv_heads:
+        return fail(
+            f"{stack.kv_heads} KV heads cannot be split over {tensor} ranks", _tensor_hint(stack.kv_heads)
+        )
+    if stack.layers % pipeline:
+        sentence = f"{stack.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
+        return warn(f"{sentence}: older releases refuse that", f"set it to a divisor of {stack.layers}")
+    experts, expert = next((it.count for it in stack.matrices if it.expert), 0), parallel_of(engine).expert
+    if experts and experts % expert:
+        sentence = f"{experts} experts do not divide by engine.moe_expert_parallel {expert}"
+        return fail(sentence, f"set it to a divisor of {experts}")
+    return ok(f"{heads} heads and {stack.layers} layers divide by the ranks")
+
+
+def _tensor_hint(count: int) -> str:
+    return f"set engine.tensor_parallel to a divisor of {count}"
+
+
+def decoupled(context: Context) -> Outcome:
+    """Triton refuses a unary gRPC call to a decoupled model, and the companion makes such calls."""
+    if not context.job.repository.decoupled:
+        return ok("the companion's calls suit a model that answers once")
+    return fail(
+        "the companion asks by single gRPC calls, which Triton refuses for a decoupled model",
+        "set repository.decoupled to false, or companion.enabled to false and stream with your own client",
+    )
+
+
+def model_files(context: Context) -> Outcome:
+    """The model's folder has a configuration, and all the weights that its index names."""
+    folder = context.model_folder
+    if folder is None:
+        return unknown(f"{context.job.model.path} cannot be read on this machine")
+    if context.model_config is None:
+        return fail(
+            f"there is no config.json in {folder} that can be read", "set model.path to the model's folder"
+        )
+    names = _weights(folder)
+    if not names:
+        return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", "finish the model's download")
+    for name in names:
+        file = folder / name
+        if not file.is_file():
+            return fail(
+                f"{name} is missing in {folder}, but its index names it", "finish the model's download"
+            )
+        if file.stat().st_size < _LFS_BYTES:
+            return fail(
+                f"{file} has {file.stat().st_size} bytes only: a pointer of Git LFS", "run git lfs pull there"
+            )
+    return ok(f"the model's {len(names)} file{'s' * (len(names) > 1)} of weights are there")
+
+
+def _weights(folder: Path) -> list[str]:
+    """Names that the index has; without an index, what lies there."""
+    for name in _INDEXES:
+        try:
+            index = json.loads((folder / name).read_text(encoding="utf-8"))
+            return sorted(set(index["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # no index of this name, or none that can be read: then what lies there counts
+    return sorted(file.name for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
+
+
+def tokenizer(context: Context) -> Outcome:
+    """Pre- and postprocessing read it from a folder; a compute node may not reach the Hub."""
+    path = context.job.repository.tokenizer or context.job.model.path
+    if path is None:
+        return fail(
+            "no tokenizer is named, and an engine has none",
+            "set repository.tokenizer to a folder with the model's tokenizer",
+        )
+    folder = context.here(path)
+    if not folder.is_dir():
+        return unknown(f"the tokenizer's folder {path} cannot be seen on this machine")
+    return tokenizer_files(folder)
+
+
+CHECKS = (
+    Check("world-size", "ranks and tasks are as many", _has_job, world),
+    Check("model-divides", "the model can be split", _is_split, divides),
+    Check("model-files", "the model is whole", _has_model, model_files),
+    Check("tokenizer", "the tokenizer can be read offline", _needs_tokenizer, tokenizer),
+    Check("decoupled", "client and model agree on streaming", _has_companion, decoupled),
+)

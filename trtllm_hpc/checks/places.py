@@ -1,0 +1,171 @@
+"""Checks of folders, files and programs that the profile names, and of this machine where it is the node."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+from pathlib import Path
+
+from trtllm_hpc.checks.context import Check, Context
+from trtllm_hpc.runtime.checks.node import shared_memory
+from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
+from trtllm_hpc.runtime.sweep import shm_free_gib
+
+_MOST_OF_APPTAINER = ("/tmp", "/var/tmp")
+"""Besides the home folder and the working folder, what Apptainer mounts unless a site forbids it."""
+
+
+def _always(context: Context) -> bool:
+    return True
+
+
+def _in_container(context: Context) -> bool:
+    return context.cluster.container.image is not None
+
+
+def _local(context: Context) -> bool:
+    return context.cluster.scheduler == "local"
+
+
+def _without_container(context: Context) -> bool:
+    return context.cluster.container.runtime == "none"
+
+
+def runs_folder(context: Context) -> Outcome:
+    """Each run is a folder in it."""
+    return _writable(context.runs, "runs_folder in the profile, or --runs")
+
+
+def engines_folder(context: Context) -> Outcome:
+    """Engines that are built are kept in it."""
+    return _writable(context.engines, "engines_folder in the profile, or $TRTLLM_HPC_ENGINES")
+
+
+def _writable(folder: Path, key: str) -> Outcome:
+    parent = folder
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not parent.is_dir():
+        return fail(f"{folder} cannot be made: {parent} is no folder", f"set {key}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return fail(f"{parent} cannot be written to", f"set {key}")
+    made = "" if parent == folder else " (it will be made)"
+    return ok(f"{folder} can be written to{made}")
+
+
+def container_image(context: Context) -> Outcome:
+    """A file is there; a name in a registry is pulled when the job starts."""
+    image = context.cluster.container.image or ""
+    path = Path(image.removeprefix("file://"))
+    if not path.is_absolute() and not image.endswith((".sqsh", ".sif")):
+        return warn(
+            f"{image} is pulled from a registry by every node when the job starts",
+            "import it once into a file on shared storage (enroot import, apptainer pull), and name that",
+        )
+    if not path.is_absolute():
+        return fail(
+            f"the image {image} has no absolute path, and jobs start elsewhere", "write its whole path"
+        )
+    if not path.exists():
+        return fail(
+            f"there is no image {path} on this machine",
+            "mend container.image in the profile; if only the compute nodes see it: --ignore container-image",
+        )
+    if not os.access(path, os.R_OK):
+        return fail(f"the image {path} cannot be read", "check its permissions")
+    return ok(f"the image {path} is there")
+
+
+def python(context: Context) -> Outcome:
+    """The Python of the batch scripts runs on the nodes; those see what this machine sees, or not."""
+    path = context.cluster.python
+    if path is None:
+        return ok("jobs use the Python of this command; its folder must be on shared storage")
+    if not Path(path).exists():
+        return unknown(f"{path} is not on this machine", "see that the compute nodes have it")
+    if not os.access(path, os.X_OK):
+        return fail(f"{path} cannot be run", "set python in the profile to a Python of 3.10 or later")
+    return ok(f"{path} is there")
+
+
+def mpi4py(context: Context) -> Outcome:
+    """The preflight joins the ranks by MPI; outside a container with this Python."""
+    if context.cluster.python is not None:
+        return unknown("whether the nodes' Python has mpi4py shows in the preflight")
+    if importlib.util.find_spec("mpi4py") is None:
+        return fail("this Python has no mpi4py, which the preflight needs", "pip install 'trtllm-hpc[mpi]'")
+    return ok("this Python has mpi4py")
+
+
+def server(context: Context) -> Outcome:
+    """``tritonserver`` without a container."""
+    name = context.cluster.triton.server
+    if name == "pytriton":
+        if importlib.util.find_spec("pytriton") is None:
+            return fail("this Python has no pytriton", "pip install 'trtllm-hpc[reference]'")
+        return ok("tritonserver comes with nvidia-pytriton")
+    if shutil.which(name) is None:
+        sentence = f"there is no {name} on this machine"
+        remedy = "set triton.server in the profile, or container.runtime"
+        return fail(sentence, remedy) if _local(context) else unknown(sentence, remedy)
+    return ok(f"{shutil.which(name)} is there")
+
+
+def shared(context: Context) -> Outcome:
+    """Where this machine is the node; else the preflight looks on each node."""
+    if not _local(context):
+        return unknown("how much of /dev/shm is free on each node shows in the job's first seconds")
+    ranks = context.plan.layout.ranks_per_node if context.has_job else 1
+    return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
+
+
+def locked(context: Context) -> Outcome:
+    """Only a network card needs it; the limit that counts is slurmd's, which the preflight reads."""
+    if _local(context) or (context.has_job and context.plan.layout.nodes == 1):
+        return ok("on one node no network card wants memory locked")
+    return unknown("how much memory may be locked on each node shows in the job's first seconds")
+
+
+def mounts(context: Context) -> Outcome:
+    """A container sees only what is mounted into it."""
+    job, container = context.job, context.cluster.container
+    asked = {
+        "model.path": job.model.path,
+        "engine.directory": job.engine.directory,
+        "repository.tokenizer": job.repository.tokenizer,
+        "engine.quantization.calibration_dataset": job.engine.quantization.calibration_dataset,
+    }
+    targets = [mount.split(":")[1] if ":" in mount else mount for mount in context.plan.mounts]
+    if container.runtime == "apptainer":
+        targets += [str(Path.home()), *_MOST_OF_APPTAINER]
+    for key, path in asked.items():
+        if path is not None and not any(Path(path).is_relative_to(target) for target in targets):
+            folder = Path(path).parent
+            return fail(
+                f"{key} {path} is not mounted into the container",
+                f"add '{folder}:{folder}:ro' to container.mounts in the profile",
+            )
+    return ok("what the job file names is mounted into the container")
+
+
+def _mounting(context: Context) -> bool:
+    return context.has_job and not _without_container(context)
+
+
+def _joined_by_mpi(context: Context) -> bool:
+    return _without_container(context) and not _local(context)
+
+
+CHECKS = (
+    Check("runs-folder", "runs can be written", _always, runs_folder),
+    Check("engines-folder", "engines can be kept", _always, engines_folder),
+    Check("container-image", "the container's image is there", _in_container, container_image),
+    Check("mounts", "the container sees the model", _mounting, mounts),
+    Check("python", "the nodes' Python is there", _always, python),
+    Check("mpi4py", "ranks can be joined", _joined_by_mpi, mpi4py),
+    Check("tritonserver", "the server is there", _without_container, server),
+    Check("shared-memory", "/dev/shm is large enough", _always, shared),
+    Check("locked-memory", "memory may be locked", _always, locked),
+)

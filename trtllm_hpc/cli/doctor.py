@@ -1,0 +1,138 @@
+"""``trtllm-hpc doctor``: what would fail, before it is in the queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtllm_hpc.cli.options import json_option, runs_option
+from trtllm_hpc.cli.rendering import cluster_option, complete_job, set_option
+from trtllm_hpc.errors import ExitCode
+
+if TYPE_CHECKING:
+    from trtllm_hpc.checks.context import Context
+    from trtllm_hpc.checks.run import Row
+
+
+@click.command("doctor")
+@click.argument(
+    "job_file",
+    type=click.Path(path_type=Path),
+    metavar="[JOB]",
+    required=False,
+    shell_complete=complete_job,
+)
+@cluster_option
+@set_option
+@runs_option
+@json_option
+def command(
+    job_file: Path | None, cluster: str, settings: tuple[str, ...], runs: Path | None, as_json: bool
+) -> int:
+    """Check JOB, this machine and the cluster; without JOB, the latter two.
+
+    A table with a row for each check: ok, warn, fail, or unknown where it
+    cannot be judged here (the job's first seconds then do). Below it stands
+    what the model takes of a rank's memory. Nothing is written or submitted.
+
+    \b
+    Examples:
+      trtllm-hpc doctor --cluster pyxis
+      trtllm-hpc doctor job.yaml --cluster pyxis --set engine.tensor_parallel=4
+
+    Exit code 3 if anything fails.
+    """
+    from trtllm_hpc.checks.run import rule_rows, run_checks, worst
+
+    context = _context(job_file, cluster, settings, runs)
+    rows = run_checks(context)
+    _print(context, rows, rule_rows() if context.has_job else [], as_json)
+    return ExitCode.CONFIG if worst(rows) == "fail" else ExitCode.OK
+
+
+def _context(job_file: Path | None, cluster: str, settings: tuple[str, ...], runs: Path | None) -> Context:
+    from trtllm_hpc.checks.context import Context
+    from trtllm_hpc.cli.rendering import runs_folder
+    from trtllm_hpc.config.load import load_cluster
+    from trtllm_hpc.runs import engines_folder
+
+    if job_file is not None:
+        return _job_context(job_file, cluster, settings, runs)
+    profile = load_cluster(cluster, settings)
+    folder = (runs or runs_folder(profile)).absolute()
+    return Context(profile, folder, engines_folder(profile.engines_folder, folder))
+
+
+def _job_context(job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None) -> Context:
+    from dataclasses import replace
+
+    from trtllm_hpc.checks.before import context_of
+    from trtllm_hpc.cli.rendering import runs_folder, surroundings
+    from trtllm_hpc.config.load import load
+    from trtllm_hpc.plan.resolve import make_plan
+    from trtllm_hpc.render.run_folder import default_python, new_run_folder
+    from trtllm_hpc.render.scripts import recipe_of
+    from trtllm_hpc.runtime.engines.lookup import Hit, lookup
+
+    options = () if runs is None else ("--runs", str(runs))
+    resolved = load(job_file, cluster, settings, command="doctor", options=options)
+    paths = new_run_folder((runs or runs_folder(resolved.cluster)).absolute(), resolved.job.name)
+    around = surroundings(resolved, paths.folder.parent)
+    plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
+    found = lookup(recipe_of(plan)) if plan.build_steps else None
+    if isinstance(found, Hit):
+        around = replace(around, engine_found=str(found.entry.output))
+        plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
+    return context_of(plan)
+
+
+def _print(context: Context, rows: list[Row], rules: list[Row], as_json: bool) -> None:
+    from trtllm_hpc.checks.memory import memory_of
+    from trtllm_hpc.plan.memory import MemoryPlan
+
+    plan = memory_of(context) if context.has_job else None
+    memory = plan.as_json() if isinstance(plan, MemoryPlan) else None
+    notes = list(context.plan.notes) if context.has_job else []
+    record: dict[str, Any] = {
+        "checks": [row.as_json() for row in rows],
+        "memory": memory,
+        "rules": [row.as_json() for row in rules],
+        "notes": notes,
+    }
+    if as_json:
+        import json
+
+        click.echo(json.dumps(record, indent=2, ensure_ascii=False))
+    else:
+        _print_tables(record)
+        click.echo(f"\n{_summary(rows)}")
+
+
+def _print_tables(record: dict[str, Any]) -> None:
+    from trtllm_hpc.report.doctor import checks_table, memory_table, rules_table
+    from trtllm_hpc.report.tables import print_table, terminal_width
+
+    print_table(checks_table(record["checks"], narrow=terminal_width() is not None))
+    if record["memory"] is not None:
+        click.echo()
+        print_table(memory_table(record["memory"]))
+    if record["rules"]:
+        click.echo()
+        print_table(rules_table(record["rules"]))
+    if record["notes"]:
+        click.echo()
+    for note in record["notes"]:
+        click.echo(f"note: {note}")
+
+
+def _summary(rows: list[Row]) -> str:
+    counts = {state: sum(row.outcome.state == state for row in rows) for state in ("fail", "warn", "unknown")}
+    words = {
+        "fail": "{} failed",
+        "warn": "{} to think about",
+        "unknown": "{} that only the job can tell",
+    }
+    told = [words[state].format(count) for state, count in counts.items() if count]
+    return f"{len(rows)} checks: {', '.join(told) or 'all is well'}."

@@ -1,0 +1,100 @@
+"""The tables of ``doctor``: what the checks found, and the model's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
+_GIB = 2**30
+
+
+def checks_table(rows: Sequence[dict[str, Any]], *, narrow: bool) -> Table:
+    """One row for each check, from ``Row.as_json()``.
+
+    Args:
+        narrow: for a terminal: the remedy stands below the sentence.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("check", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("what was found", overflow="fold")
+    if not narrow:
+        table.add_column("next", overflow="fold")
+    for row in rows:
+        state, remedy = row["outcome"], row["remedy"] or ""
+        found = Text(row["sentence"], style="dim" if state == "unknown" else "")
+        cells = [Text(row["id"]), Text(state, style=_STYLES[state])]
+        if narrow:
+            found.append(f"\nnext: {remedy}" if remedy else "", style="bold" if state == "fail" else "")
+            table.add_row(*cells, found)
+        else:
+            table.add_row(*cells, found, Text(remedy))
+    return table
+
+
+def rules_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The rules of job files and profiles, which a job that loads has kept."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("rule", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("what it says", overflow="fold")
+    for row in rows:
+        table.add_row(row["id"], Text(row["outcome"], style=_STYLES[row["outcome"]]), Text(row["sentence"]))
+    return table
+
+
+def memory_table(plan: dict[str, Any]) -> Table:
+    """The memory planner's figures for one rank, from ``MemoryPlan.as_json()``."""
+    room, limits = plan["room"], plan["limits"]
+    buffers = room["buffers"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("memory of one rank", no_wrap=True)
+    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column("how", overflow="fold")
+    layout = room["parallel"]
+    split = f"tp {layout['tensor']}, pp {layout['pipeline']}"
+    table.add_row("weights", _gib(room["weights"]), f"{_number(plan['parameters'])} parameters, {split}")
+    table.add_row("activations", _about(buffers["activations"]), _steps(limits))
+    table.add_row("logits and decoder", _about(buffers["logits"]), _batch(limits))
+    table.add_row("context", _about(buffers["context"]), "libraries and kernels")
+    per_token = f"{room['kv_per_token'] / 1024:.0f} KiB a token"
+    if room["tokens"] is None:
+        table.add_row("KV cache", "-", per_token)
+    else:
+        requests = "" if room["requests"] is None else f", {room['requests']} requests"
+        longest = "" if limits["request_tokens"] is None else f" of {limits['request_tokens']}"
+        table.add_row(
+            "KV cache", _gib(room["cache"]), f"{per_token}: {room['tokens']} tokens{requests}{longest}"
+        )
+    if room["capacity"] is not None:
+        share = f"the cache gets {plan['fraction']:.0%} of what is free after loading"
+        table.add_row("all that a rank has", _gib(room["capacity"]), share)
+    return table
+
+
+def _number(parameters: int) -> str:
+    if parameters < 1e9:
+        return f"{parameters / 1e6:.1f} million"
+    return f"{parameters / 1e9:.2f} billion"
+
+
+def _steps(limits: dict[str, Any]) -> str:
+    return f"a step of {limits['step_tokens']} tokens; an estimate"
+
+
+def _batch(limits: dict[str, Any]) -> str:
+    batch = limits["batch"]
+    return "an estimate" if batch is None else f"a batch of {batch}, {limits['beams']} beam(s); an estimate"
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.2f}"
+
+
+def _about(size: float) -> str:
+    return f"~{size / _GIB:.2f}"
