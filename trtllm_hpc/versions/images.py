@@ -21,6 +21,11 @@ def tag_of_image(image: str) -> str | None:
     return found[1] if found is not None else None
 
 
+def image_of_tag(tag: str) -> str | None:
+    """The image with TensorRT-LLM of Triton's ``tag``; ``None`` where it is not of the form ``24.12``."""
+    return f"tritonserver:{tag}-trtllm-python-py3" if re.fullmatch(r"\d\d\.\d\d", tag) else None
+
+
 def release_of_tag(tag: str) -> Release | None:
     """The release in Triton's container ``tag``."""
     return next((release for release in releases() if tag in release.tags), None)

@@ -119,6 +119,25 @@ def _table(name: str, family: str) -> tuple[Mapping[str, Any] | None, str | None
     return read_data(file), entry[0]
 
 
+def family_name(name: str) -> str | None:
+    """The family that goes by ``name``: its own, that of a model it serves, or that of its folder."""
+    entry = _family(name)
+    if entry is not None:
+        return entry[0]
+    for family, table in read_data("examples")["family"].items():
+        if any(folder.rpartition("/")[2] == name for folder in table["folder"].values()):
+            return str(family)
+    return None
+
+
+def families_with(version: str, name: str) -> tuple[str, ...]:
+    """Families for which the release has the tool ``name``; empty where the tool is one for all."""
+    if name not in BY_FAMILY:
+        return ()
+    known = read_data("examples")["family"]
+    return tuple(family for family in known if load_command(version, name, family) is not None)
+
+
 def _family(family: str) -> tuple[str, Mapping[str, Any]] | None:
     """Name and entry of the folder of examples that serves ``family``."""
     for name, entry in read_data("examples")["family"].items():

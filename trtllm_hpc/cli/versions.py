@@ -1,0 +1,168 @@
+"""``trtllm-hpc versions``: what the releases of TensorRT-LLM have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtllm_hpc.cli.options import json_option
+
+if TYPE_CHECKING:
+    from trtllm_hpc.versions import Release
+
+_family_option = click.option(
+    "--family",
+    metavar="NAME",
+    help="Family of models, for build.py and convert_checkpoint.py.  [default: llama]",
+)
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> None:
+    """Tell what the releases of TensorRT-LLM have, and check command lines.
+
+    Without a sub-command it lists the releases and the containers that carry
+    them. A RELEASE is a version, a Triton tag (24.12) or the name of an image.
+
+    \b
+    Examples:
+      trtllm-hpc versions
+      trtllm-hpc versions show 24.12
+      trtllm-hpc versions show 0.16 trtllm-build
+      trtllm-hpc versions check 0.16 -- trtllm-build --checkpoint_dir c --max_output_len 100
+    """
+    if context.invoked_subcommand is not None:
+        if as_json:
+            raise click.UsageError(f"Write --json behind {context.invoked_subcommand!r}.")
+        return
+    from trtllm_hpc.report.versions import releases_record, releases_table
+    from trtllm_hpc.versions import releases
+
+    if as_json:
+        _print_json([releases_record(release) for release in releases()])
+        return
+    from trtllm_hpc.report.tables import print_table
+
+    print_table(releases_table(releases()))
+
+
+@command.command()
+@click.argument("release")
+@click.argument("program", required=False, metavar="[PROGRAM]")
+@_family_option
+@json_option
+def show(release: str, program: str | None, family: str | None, as_json: bool) -> None:
+    """Show what RELEASE has: its programs, or the options of one PROGRAM.
+
+    With a PROGRAM it lists each option with its default, what changed
+    without a word between releases, and the options that other releases have.
+
+    \b
+    Examples:
+      trtllm-hpc versions show 0.16
+      trtllm-hpc versions show 24.04 trtllm-build
+      trtllm-hpc versions show 0.16 convert_checkpoint.py --family enc_dec
+    """
+    found = _release(release)
+    if program is None:
+        _show_release(found, as_json)
+    else:
+        _show_program(found, program, family or "llama", as_json)
+
+
+@command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@_family_option
+@json_option
+@click.argument("release")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED)
+def check(release: str, words: tuple[str, ...], family: str | None, as_json: bool) -> None:
+    """Check a command line of one of upstream's programs against RELEASE.
+
+    Says of each word that the release refuses which release brought, dropped
+    or renamed it. Ends with code 3 if any is refused. Options of this command
+    stand before RELEASE.
+
+    \b
+    Examples:
+      trtllm-hpc versions check 0.11 -- trtllm-build --checkpoint_dir c --kv_cache_type paged
+      trtllm-hpc versions check --json 24.12 -- python3 benchmark_core_model.py --request_rate 10
+    """
+    from trtllm_hpc.errors import ExitCode
+    from trtllm_hpc.versions.check import UnknownProgram, check_words
+
+    line = words[1:] if words[0] == "--" else words
+    try:
+        checked = check_words(_release(release), line, family)
+    except UnknownProgram as error:
+        raise _wrong("unknown-program", "WORDS", str(error), error.choices) from None
+    if as_json:
+        from trtllm_hpc.report.versions import checked_record
+
+        _print_json(checked_record(checked))
+    else:
+        from trtllm_hpc.report.versions import print_checked
+
+        print_checked(checked)
+    if not checked.accepted:
+        raise click.exceptions.Exit(ExitCode.CONFIG)
+
+
+def _show_release(release: Release, as_json: bool) -> None:
+    from trtllm_hpc.report.versions import print_release, release_record
+
+    if as_json:
+        _print_json(release_record(release))
+    else:
+        print_release(release)
+
+
+def _show_program(release: Release, name: str, family: str, as_json: bool) -> None:
+    from trtllm_hpc.report.version_options import command_record, print_command
+    from trtllm_hpc.versions import COMMANDS
+    from trtllm_hpc.versions.refusal import no_program
+
+    if name not in COMMANDS:
+        raise _wrong(
+            "unknown-program", "PROGRAM", f"no program of upstream's is called {name!r}", (*COMMANDS,)
+        )
+    found = release.command(name, family)
+    if found is None:
+        sentence, hint = no_program(release, name, family)
+        raise _wrong("not-in-release", "PROGRAM", sentence, hint=hint)
+    if as_json:
+        _print_json(command_record(found))
+    else:
+        print_command(found)
+
+
+def _release(word: str) -> Release:
+    """The release by version, by Triton's tag or by an image's name."""
+    from trtllm_hpc.versions import UnknownRelease, find_release, release_of_version
+    from trtllm_hpc.versions.images import image_of_tag, tag_of_image
+
+    found = release_of_version(word)
+    if found is not None:
+        return found
+    image = image_of_tag(word) or (word if tag_of_image(word) else None)
+    try:
+        return find_release(image, None if image else word)
+    except UnknownRelease as error:
+        hint = "trtllm-hpc versions"
+        raise _wrong("unknown-release", "RELEASE", error.message, error.choices, hint=hint) from None
+
+
+def _wrong(
+    code: str, field: str, message: str, choices: tuple[str, ...] = (), *, hint: str | None = None
+) -> Exception:
+    from trtllm_hpc.errors import ConfigError, Finding
+
+    return ConfigError([Finding(code, message, "the command line", field, choices=choices, hint=hint)])
+
+
+def _print_json(record: Any) -> None:
+    import json
+
+    click.echo(json.dumps(record, indent=2, ensure_ascii=False))
