@@ -107,4 +107,7 @@ class ClusterProfile(Section):
         if gpu is None:
             return plain
         said = {"gpu_memory_gib": gpu.memory_gib, "compute_capability": gpu.compute_capability}
-        return {**said, **{key: value for key, value in plain.items() if value is not None or key not in said}}
+        return {
+            **said,
+            **{key: value for key, value in plain.items() if value is not None or key not in said},
+        }
