@@ -50,7 +50,7 @@ def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Proble
 
 def _missing(place: Found, values: Values, model: str) -> Iterator[Problem]:
     if not NAME.match(place.name):
-        sentence = f"${{{place.name} is no placeholder that can be filled."
+        sentence = f"{place.name!r} ({place.field}) is no placeholder that can be filled."
         yield Problem(model, sentence, "write it as ${name}", place.line)
         return
     remedy = f"set repository.parameters.{model}.{place.name}"

@@ -13,7 +13,8 @@ _TOKEN = re.compile(
     r"""|(?P<placeholder>\$\{[^}\n]*\}?)""",
     re.VERBOSE,
 )
-PLACEHOLDER = re.compile(r"\$\{([^}\n]*)\}?")
+PLACEHOLDER = re.compile(r"\$\{([A-Za-z_]\w*)\}", re.ASCII)
+_ANYTHING_LIKE_IT = re.compile(r"\$\{([^}\n\"']*)\}?")
 NAME = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 
 
@@ -22,6 +23,7 @@ class Found:
     """One placeholder where it stands."""
 
     name: str
+    """What stands between the braces; with them if they are not closed."""
     line: int
     structural: bool
     """Outside quotes: the text is no protobuf as long as it stands there."""
@@ -41,10 +43,10 @@ def _found(text: str) -> Iterator[Found]:
     for token in _TOKEN.finditer(text):
         if token["comment"] is not None:
             continue
-        for match in PLACEHOLDER.finditer(token[0]):
+        for match in _ANYTHING_LIKE_IT.finditer(token[0]):
             start = token.start() + match.start()
             yield Found(
-                name=match[1],
+                name=match[1] if match[0].endswith("}") else match[0],
                 line=text.count("\n", 0, start) + 1,
                 structural=token["placeholder"] is not None,
                 start=start,
