@@ -53,8 +53,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         folder.mkdir()
     # Quicker than the strict fake, which tests/lifecycle has: here it is called a thousand times.
     (made.tools / "sbatch").write_text(f"#!/bin/sh\necho x >> '{made.submitted}'\necho 1\n")
-    for name in ("squeue", "sacct", "scontrol", "scancel", "srun"):
+    for name in ("squeue", "sacct", "scontrol", "scancel"):
         (made.tools / name).write_text(f"#!/bin/sh\necho {name} >> '{made.submitted}'\nexit 64\n")
+    # What it offers may be asked before anything is submitted.
+    offers = '[ "$*" = --mpi=list ] || [ "$*" = --help ] && echo pmix && exit 0'
+    (made.tools / "srun").write_text(f"#!/bin/sh\n{offers}\necho srun >> '{made.submitted}'\nexit 64\n")
     for tool in made.tools.iterdir():
         tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(made.tools), prepend=os.pathsep)

@@ -28,15 +28,7 @@ def _led(context: Context) -> bool:
 
 
 def _wants_paged_context(context: Context) -> bool:
-    return _has_engine(context) and wants_paged_context(context) is not None
-
-
-def wants_paged_context(context: Context) -> str | None:
-    """The key of the job file that needs it."""
-    repository = context.job.repository
-    if repository.kv_cache_reuse:
-        return "repository.kv_cache_reuse"
-    return "repository.chunked_context" if repository.chunked_context else None
+    return _has_engine(context) and context.plan.needs_paged_context is not None
 
 
 def _asked_by(context: Context) -> bool:
@@ -81,7 +73,7 @@ def gpus_per_node(context: Context, engine: EngineConfig) -> Outcome:
 
 def paged(context: Context, engine: EngineConfig) -> Outcome:
     """KV cache reuse and chunked context."""
-    return paged_context(engine, wants_paged_context(context) or "")
+    return paged_context(engine, context.plan.needs_paged_context or "")
 
 
 def lengths(context: Context, engine: EngineConfig) -> Outcome:

@@ -131,7 +131,7 @@ def _weights(folder: Path) -> list[str]:
 
 def tokenizer(context: Context) -> Outcome:
     """Pre- and postprocessing read it from a folder; a compute node may not reach the Hub."""
-    path = context.job.repository.tokenizer or context.job.model.path
+    path = context.plan.tokenizer
     if path is None:
         return fail(
             "no tokenizer is named, and an engine has none",

@@ -165,6 +165,23 @@ class Plan:
         return isinstance(self.repository, RepositoryRecipe) and self.templates is None
 
     @property
+    def tokenizer(self) -> str | None:
+        """Folder of the tokenizer; ``None`` where the engine brings its own, or none is named."""
+        if not self.job.engine.is_tensorrt_llm:
+            return None
+        return self.job.repository.tokenizer or self.job.model.path
+
+    @property
+    def needs_paged_context(self) -> str | None:
+        """The key that needs an engine with attention over a paged cache for prompts too."""
+        repository = self.job.repository
+        if not (self.job.engine.is_tensorrt_llm and self.job.engine.has_engine):
+            return None
+        if repository.kv_cache_reuse:
+            return "repository.kv_cache_reuse"
+        return "repository.chunked_context" if repository.chunked_context else None
+
+    @property
     def stops_server(self) -> bool:
         """Whether the companion stops the server when it is done."""
         return self.job.companion.enabled and not self.job.serve.keep_running
