@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from functools import cache
 
 from packaging.version import InvalidVersion, Version
 
@@ -31,6 +32,7 @@ def release_of_tag(tag: str) -> Release | None:
     return next((release for release in releases() if tag in release.tags), None)
 
 
+@cache
 def release_of_version(version: str) -> Release | None:
     """The release of that version, however it is written (``0.16``, ``v0.16.0``)."""
     try:
