@@ -69,7 +69,9 @@ def inflight_needs_paged_cache(job: JobFile, cluster: ClusterProfile) -> Problem
         yield in_job("conflict", "engine.remove_input_padding", message, hint, False)
     found = route_of(job, cluster)
     if found is not None and found[1].by_build_py and not engine.inflight_batching:
-        message = f"{job.repository.batching_strategy} needs an engine that build.py made for it"
+        build = found[1].programs[-1].command
+        message = f"{job.repository.batching_strategy} needs an engine that {build.name} of {build.release}"
+        message += " has made for it"
         hint = "set engine.inflight_batching to true, or repository.batching_strategy to V1"
         yield in_job("conflict", "repository.batching_strategy", message, hint)
 

@@ -102,6 +102,12 @@ def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[P
         raise NoRoute("engine.speculative.mode", message, "take a newer release, or leave it out")
     programs = [_program("build_py", "build.py", release, family.examples)]
     if quantization.tool(job.engine.quantization, by_build_py=True) == "quantize":
+        method = str(job.engine.quantization.method)
+        if quantization.BEFORE_BUILD_PY[method] not in programs[0].command.options:
+            message = f"build.py of TensorRT-LLM {release.version} reads nothing of quantize.py's for "
+            raise NoRoute(
+                "engine.quantization.method", message + family.name, "take a newer release, or another method"
+            )
         programs.insert(0, _program("quantize", "quantize.py", release, family.examples))
     elif family.examples in PREPARED:
         programs.insert(0, _program("prepare", "hf_gpt_convert.py", release, family.examples))

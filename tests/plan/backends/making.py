@@ -1,0 +1,94 @@
+"""Job files as values, and the steps that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trtllm_hpc.config.checks import problems
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.problems import Problem
+from trtllm_hpc.config.releases import release_of
+from trtllm_hpc.plan.backends.tensorrt_llm import make_notes, make_steps
+from trtllm_hpc.plan.layout import make_layout
+from trtllm_hpc.plan.model import BuildStep, Word
+from trtllm_hpc.versions import find_release
+
+CLUSTER: Mapping[str, Any] = {"name": "site", "gpus_per_node": 8}
+
+
+def job(release: str, family: str = "llama", model: str = "/models/m", **keys: Any) -> JobFile:
+    """A job for TensorRT-LLM; ``keys`` are sections, ``engine`` is filled up."""
+    engine = {"backend": "tensorrtllm", "tensorrt_llm_version": release, **keys.pop("engine", {})}
+    repository = keys.pop("repository", {})
+    by_build_py = find_release(None, release).command("build.py", family) is not None
+    if by_build_py and "inflight_batching" not in engine:
+        # What build.py makes without its switch serves the V1 way only.
+        repository = {"batching_strategy": "V1", **repository}
+    sections = {"model": {"path": model, "family": family}, "engine": engine, "repository": repository}
+    return JobFile.model_validate({"name": "x", **sections, **keys})
+
+
+def cluster(**keys: Any) -> ClusterProfile:
+    """A profile of nodes with eight GPUs."""
+    return ClusterProfile.model_validate({**CLUSTER, **keys})
+
+
+def found(made: JobFile, where: ClusterProfile | None = None) -> list[Problem]:
+    """What is wrong with it."""
+    return problems(made, where or cluster())
+
+
+def steps(
+    made: JobFile, where: ClusterProfile | None = None, config: Mapping[str, Any] | None = None
+) -> tuple[BuildStep, ...]:
+    """The steps of a job with which nothing is wrong."""
+    assert found(made, where) == []
+    return planned(made, where, config)
+
+
+def planned(
+    made: JobFile, where: ClusterProfile | None = None, config: Mapping[str, Any] | None = None
+) -> tuple[BuildStep, ...]:
+    """The steps of a job that somebody else has judged."""
+    where = where or cluster()
+    release = release_of(made, where)
+    assert release is not None
+    layout = make_layout(made.engine.world_size, made.serve.nodes, where.gpus_per_node)
+    return make_steps(made, where, release, layout, config)
+
+
+def notes(made: JobFile, config: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """What a person is told of a job with which nothing is wrong."""
+    release = release_of(made, cluster())
+    assert release is not None
+    return make_notes(made, cluster(), release, config)
+
+
+def text(word: Word) -> str:
+    """A word as a person reads it; a place in angle brackets."""
+    return word if isinstance(word, str) else f"<{word.name}{word.suffix}>"
+
+
+def line(words: tuple[Word, ...]) -> str:
+    """A command as a person reads it."""
+    return " ".join(map(text, words))
+
+
+def lines(made: JobFile, **kwargs: Any) -> list[str]:
+    """Every command of a job, in order."""
+    return [line(command) for step in steps(made, **kwargs) for command in step.commands]
+
+
+def options(words: tuple[Word, ...] | list[str]) -> dict[str, tuple[str, ...]]:
+    """Options and their values; ``--a=b`` is ``--a b``. The program and its script are left out."""
+    told: dict[str, tuple[str, ...]] = {}
+    name: str | None = None
+    for word in map(text, words):
+        if word.startswith("-") and not word[1:2].isdigit():
+            name, equals, value = word.partition("=")
+            told[name] = (value,) if equals else ()
+        elif name is not None:
+            told[name] += (word,)
+    return told

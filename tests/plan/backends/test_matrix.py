@@ -1,0 +1,220 @@
+"""Every key of the engine in every release: rendered in options that exist, or refused with a release."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from tests.plan.backends.making import cluster, job, options, planned
+from trtllm_hpc.config import engine_rules, release_rules
+from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.problems import Problem
+from trtllm_hpc.plan.model import BuildStep
+from trtllm_hpc.versions import Command, Release, releases
+
+QUANTIZED = {"calibration_dataset": "/data/calibration"}
+MEDUSA = {"mode": "medusa", "model": "/models/heads"}
+LORA = {"max_lora_rank": 8, "lora": {"target_modules": ["attn_q", "attn_k"]}}
+
+SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "tensor_parallel": ({"tensor_parallel": 4},),
+    "pipeline_parallel": ({"pipeline_parallel": 2},),
+    "context_parallel": ({"context_parallel": 2},),
+    "moe_tensor_parallel": (
+        {"tensor_parallel": 4, "moe_tensor_parallel": 2, "moe_expert_parallel": 2},
+        {"tensor_parallel": 4, "moe_tensor_parallel": 4},
+    ),
+    "moe_expert_parallel": ({"tensor_parallel": 4, "moe_expert_parallel": 4},),
+    "dtype": tuple({"dtype": each} for each in ("auto", "float32", "float16", "bfloat16")),
+    "max_batch_size": ({"max_batch_size": 32},),
+    "max_input_len": ({"max_input_len": 512},),
+    "max_seq_len": ({"max_seq_len": 4096}, {"max_input_len": 512, "max_seq_len": 1024}),
+    "max_num_tokens": ({"max_num_tokens": 4096},),
+    "opt_num_tokens": ({"opt_num_tokens": 64},),
+    "max_beam_width": ({"max_beam_width": 2},),
+    "max_encoder_input_len": ({"max_encoder_input_len": 512},),
+    "max_prompt_embedding_table_size": ({"max_prompt_embedding_table_size": 64},),
+    "tokens_per_block": ({"tokens_per_block": 64},),
+    "gather_context_logits": ({"gather_context_logits": True},),
+    "gather_generation_logits": ({"gather_generation_logits": True},),
+    "max_lora_rank": (LORA,),
+    "lora.target_modules": (LORA,),
+    "lora.adapters": ({**LORA, "lora": {**LORA["lora"], "adapters": ["/adapters/a"]}},),  # type: ignore[dict-item]
+    "lora.storage_type": (
+        {**LORA, "lora": {**LORA["lora"], "adapters": ["/adapters/a"], "storage_type": "bfloat16"}},  # type: ignore[dict-item]
+    ),
+    "lora.directories": ({"max_lora_rank": 8, "lora": {"directories": ["/adapters/a"]}},),
+    "lora.checkpoint_source": (
+        {**LORA, "lora": {**LORA["lora"], "checkpoint_source": "nemo"}},  # type: ignore[dict-item]
+    ),
+    "kv_cache": ({"kv_cache": "paged"}, {"kv_cache": "continuous"}, {"kv_cache": "disabled"}),
+    "inflight_batching": ({"inflight_batching": True},),
+    "remove_input_padding": ({"remove_input_padding": True}, {"remove_input_padding": False}),
+    "context_fmha": ({"context_fmha": True}, {"context_fmha": False}),
+    "context_fmha_fp32_acc": ({"context_fmha_fp32_acc": True},),
+    "paged_context_fmha": ({"paged_context_fmha": True}, {"paged_context_fmha": False}),
+    "fp8_context_fmha": ({"fp8_context_fmha": True},),
+    "multi_block_mode": ({"multi_block_mode": True}, {"multi_block_mode": False}),
+    "custom_all_reduce": ({"custom_all_reduce": True}, {"custom_all_reduce": False}),
+    "fused_mlp": ({"fused_mlp": True}, {"fused_mlp": False}),
+    "reduce_fusion": ({"reduce_fusion": True},),
+    "multiple_profiles": ({"multiple_profiles": True},),
+    "weight_streaming": ({"weight_streaming": True},),
+    "weight_sparsity": ({"weight_sparsity": True},),
+    "strongly_typed": ({"strongly_typed": True},),
+    "embedding_sharing": ({"embedding_sharing": True},),
+    "parallel_embedding": ({"parallel_embedding": True},),
+    "plugins": tuple(
+        {"plugins": {name: value}}
+        for name in ("gpt_attention", "gemm", "lookup", "rmsnorm", "layernorm", "moe", "nccl", "mamba_conv1d",
+                     "bert_attention", "gemm_swiglu", "fp8_rowwise_gemm", "low_latency_gemm", "dora")
+        for value in ("auto", "float16", "bfloat16", "fp8", "enable", "disable")
+    ),
+    "hidden_act": ({"hidden_act": "gelu"},),
+    "quantization.method": tuple(
+        {"quantization": {"method": each, **QUANTIZED}}
+        for each in ("fp8", "fp8_rowwise", "int8_sq", "int4_awq", "w4a8_awq", "int8_wo", "int4_wo",
+                     "full_prec")
+    ),
+    "quantization.kv_cache": tuple(
+        {"quantization": {"method": method, "kv_cache": kind}}
+        for method in (None, "fp8", "int8_wo") for kind in ("int8", "fp8")
+    ),
+    "quantization.tool": tuple(
+        {"quantization": {"method": method, "tool": each}}
+        for method in ("int8_sq", "int8_wo", "fp8", "int4_awq") for each in ("convert", "quantize")
+    ),
+    "quantization.calibration_dataset": ({"quantization": {"method": "fp8", **QUANTIZED}},),
+    "quantization.calibration_size": ({"quantization": {"method": "fp8", "calibration_size": 32}},),
+    "quantization.batch_size": ({"quantization": {"method": "fp8", "batch_size": 8}},),
+    "quantization.awq_block_size": ({"quantization": {"method": "int4_awq", "awq_block_size": 64}},),
+    "quantization.group_size": (
+        {"quantization": {"method": "int4_gptq", "group_size": 64, "checkpoint": "/models/gptq.safetensors"}},
+    ),
+    "quantization.smoothquant": (
+        {"quantization": {"method": "int8_sq", "tool": "convert", "smoothquant": 0.8}},
+    ),
+    "quantization.per_token": (
+        {"quantization": {"method": "int8_sq", "tool": "convert", "per_token": True}},
+    ),
+    "quantization.per_channel": (
+        {"quantization": {"method": "int8_sq", "tool": "convert", "per_channel": True}},
+    ),
+    "quantization.auto_formats": (
+        {"quantization": {"method": "auto", "auto_formats": ["fp8", "int4_awq"], "auto_bits": 5.0}},
+    ),
+    "quantization.auto_bits": (
+        {"quantization": {"method": "auto", "auto_formats": ["int8_sq"], "auto_bits": 8.5}},
+    ),
+    "quantization.checkpoint": tuple(
+        {"quantization": {"method": each, "tool": "convert", "checkpoint": "/models/quantized"}}
+        for each in ("int4_gptq", "fp8", "int4_awq", "int8_sq")
+    ),
+    "speculative.mode": (
+        {"speculative": {"mode": "draft_tokens_external", "max_draft_len": 10}},
+        {"speculative": MEDUSA},
+        {"speculative": {"mode": "eagle", "model": "/models/heads"}},
+        {"speculative": {"mode": "lookahead", "max_draft_len": 83}},
+        {"speculative": {"mode": "redrafter", "model": "/models/heads"}},
+    ),
+    "speculative.max_draft_len": ({"speculative": {**MEDUSA, "max_draft_len": 63}},),
+    "speculative.model": ({"speculative": MEDUSA},),
+    "speculative.heads": (
+        {"speculative": {**MEDUSA, "heads": 4}},
+        {"speculative": {"mode": "redrafter", "model": "/models/heads", "heads": 4}},
+    ),
+    "speculative.layers": (
+        {"speculative": {**MEDUSA, "layers": 1}},
+        {"speculative": {"mode": "eagle", "model": "/models/heads", "layers": 4}},
+    ),
+    "speculative.max_non_leaves_per_layer": (
+        {"speculative": {"mode": "eagle", "model": "/models/heads", "max_non_leaves_per_layer": 10}},
+    ),
+    "workers": ({"workers": 8},),
+}  # fmt: skip
+"""Values of each key, with what it needs beside it."""
+
+ELSEWHERE = {
+    "backend": "not an option of a program",
+    "tensorrt_llm_version": "the release itself",
+    "directory": "nothing is built",
+    "encoder_decoder": "another family: test_encoder_decoder.py",
+    "options.build_py": "test_raw_options.py",
+    "options.convert": "test_raw_options.py",
+    "options.quantize": "test_raw_options.py",
+    "options.build": "test_raw_options.py",
+    "options.lora": "test_raw_options.py",
+}
+
+RELEASE = re.compile(r"\b(" + "|".join(re.escape(release.version) for release in releases()) + r")\b")
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        section = next(
+            (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
+        )
+        if section is None:
+            yield prefix + name
+        else:
+            yield from _keys(section, f"{prefix}{name}.")
+
+
+def test_every_key_has_samples() -> None:
+    assert set(_keys(Engine)) == set(SAMPLES) | set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("release", releases(), ids=lambda release: release.version)
+@pytest.mark.parametrize("family", ["llama", "gpt"])
+def test_every_key_is_rendered_or_refused_with_a_release(release: Release, family: str) -> None:
+    for key, samples in SAMPLES.items():
+        for sample in samples:
+            repository = {"batching_strategy": "V1"} if key in ("kv_cache", "remove_input_padding") else {}
+            made = job(
+                release.version, family, engine={"max_input_len": 512, **sample}, repository=repository
+            )
+            refused = _refused(made)
+            if refused:
+                message = refused[0].message
+                assert RELEASE.search(message), f"{key} {sample}: {message}"
+                assert refused[0].hint
+            else:
+                _exists(made, release, family)
+
+
+def _refused(made: JobFile) -> list[Problem]:
+    """What the rules of releases say; those of other things would only take time."""
+    rules = (*release_rules.RULES, *engine_rules.RULES)
+    return [problem for rule in rules for problem in rule(made, cluster())]
+
+
+def _exists(made: JobFile, release: Release, family: str) -> None:
+    """Every option is in the release's list, and takes the value."""
+    for step in planned(made):
+        for words in step.commands:
+            command = _command(step, words, made, release, family)
+            for name, values in options(words).items():
+                option = command.find(name)
+                assert option is not None, f"{command.name} {release.version} has no {name}"
+                assert bool(values) == (option.form != "flag"), f"{name} {values}"
+                assert option.form == "list" or len(values) <= 1
+                assert not option.choices or set(values) <= set(option.choices), f"{name} {values}"
+                assert option.ignored is None
+
+
+def _command(
+    step: BuildStep, words: tuple[Any, ...], made: JobFile, release: Release, family: str
+) -> Command:
+    name = words[0] if step.name == "build" and words[0] == "trtllm-build" else words[1].rpartition("/")[2]
+    speculative = made.engine.speculative
+    heads = speculative is not None and speculative.mode in ("medusa", "eagle", "redrafter")
+    examples = speculative.mode if speculative is not None and heads and step.name == "convert" else family
+    command = release.command(name, examples)
+    assert command is not None, f"{release.version} has no {name}"
+    return command
