@@ -26,7 +26,7 @@ COMMANDS: dict[str, str] = {
     "cancel": "Cancel every job of a run.",
     "engines": "List, verify and prune the cache of built engines.",
     "templates": "The model templates that an image carries, and what a job makes of them.",
-    "versions": "Tell what the releases of TensorRT-LLM have; check a command line.",
+    "versions": "Tell what the releases of TensorRT-LLM have.",
     "sandbox": "A real Slurm cluster on this one machine.",
 }
 """Every command and its line in ``--help``, so that help imports none of them."""

@@ -188,11 +188,16 @@ class _Reader:
         return values
 
     def _skip_values(self) -> None:
-        """Leave out the word after an unknown option: most take one, and one refusal is enough."""
-        if self.place < len(self.words) and not _is_option(self.words[self.place]):
+        """Leave out the words after an unknown option: most take some, and one refusal is enough.
+
+        Where a sub-command may follow, one word at most.
+        """
+        while self.place < len(self.words) and not _is_option(self.words[self.place]):
             if self.command is self.top and self.words[self.place] in self.top.subcommands:
-                return
+                break
             self.place += 1
+            if self.top.subcommands:
+                break
 
     def _judge(
         self, option: Option, word: str, place: int, values: list[str], attached: bool

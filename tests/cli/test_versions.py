@@ -1,0 +1,137 @@
+"""``trtllm-hpc versions``: what a person sees of the releases."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from trtllm_hpc.cli import command
+from trtllm_hpc.errors import ConfigError, ExitCode
+
+README_BUILD = ["trtllm-build", "--checkpoint_dir", "c", "--kv_cache_type", "paged"]
+
+
+def versions(*words: str) -> Result:
+    return CliRunner().invoke(command, ["versions", *words], catch_exceptions=False)
+
+
+def as_json(*words: str) -> Any:
+    return json.loads(versions(*words).output)
+
+
+def test_the_table_has_a_row_for_every_release() -> None:
+    lines = versions().output.splitlines()
+    assert lines[0].split() == [
+        "release",
+        "containers",
+        "TensorRT",
+        "Python",
+        "CUDA",
+        "builds",
+        "with",
+        "backends",
+    ]
+    rows = {line.split()[0]: line for line in lines[2:]}
+    assert "24.04, 24.05" in rows["0.9.0"] and "9.3.0" in rows["0.9.0"]
+    assert "build.py" in rows["0.7.1"] and "trtllm-build" not in rows["0.7.1"]
+    assert rows["1.2.1"].endswith("tensorrtllm, python, llmapi")
+
+
+def test_the_same_as_json() -> None:
+    (release,) = [record for record in as_json("--json") if record["version"] == "0.16.0"]
+    assert release["tags"] == ["24.12"]
+    assert release["builds_with"] == ["convert_checkpoint.py", "trtllm-build"]
+    assert release["source"]
+
+
+@pytest.mark.parametrize(
+    "word", ["0.16", "0.16.0", "24.12", "nvcr.io/nvidia/tritonserver:24.12-trtllm-python-py3"]
+)
+def test_a_release_goes_by_several_names(word: str) -> None:
+    shown = versions("show", word).output
+    assert shown.startswith("TensorRT-LLM 0.16.0\n")
+    assert "convert_checkpoint.py is there for: llama, " in shown
+
+
+def test_a_programs_options_tell_what_changed_and_what_is_gone() -> None:
+    lines = versions("show", "0.13", "trtllm-build").output.splitlines()
+    (batch,) = [line for line in lines if line.startswith("--max_batch_size")]
+    assert "256" in batch and "1 before 0.11.0, 256 from 0.11.0, 2048 from 0.14.0." in batch
+    (gone,) = [line for line in lines if line.startswith("--max_output_len")]
+    assert "0.7.0 to 0.11.0" in gone and "--max_seq_len" in gone
+    (to_come,) = [line for line in lines if line.startswith("--monitor_memory")]
+    assert "from 0.15.0 on" in to_come
+
+
+def test_a_list_says_how_surely_it_was_read() -> None:
+    assert "list: verified" in versions("show", "0.9", "trtllm-build").output
+    assert "list: taken from 0.14.0.dev2024100800" in versions("show", "0.14", "trtllm-build").output
+    record = as_json("show", "0.9", "trtllm-build", "--json")
+    assert record["status"] == "verified" and "v0.9.0" in record["source"]
+    (option,) = [option for option in record["options"] if option["name"] == "--tp_size"]
+    assert "checkpoint" in option["ignored"]
+
+
+def test_sub_commands_are_shown_too() -> None:
+    shown = versions("show", "0.16", "benchmark_core_model.py").output
+    assert "benchmark_core_model.py token-norm-dist of TensorRT-LLM 0.16.0" in shown
+    record = as_json("show", "0.16", "benchmark_core_model.py", "--json")
+    assert len(record["subcommands"]) == 3
+
+
+def test_a_family_has_options_of_its_own() -> None:
+    assert "--nougat" in versions("show", "0.16", "convert_checkpoint.py", "--family", "enc_dec").output
+    assert "--nougat" not in versions("show", "0.16", "convert_checkpoint.py").output
+
+
+def test_a_line_that_the_release_takes() -> None:
+    result = versions("check", "0.13", "--", *README_BUILD)
+    assert result.exit_code == ExitCode.OK
+    assert result.output.startswith("accepted by trtllm-build of TensorRT-LLM 0.13.0")
+
+
+def test_a_line_that_it_refuses() -> None:
+    result = versions("check", "0.11", "--", *README_BUILD)
+    assert result.exit_code == ExitCode.CONFIG
+    (row,) = [line for line in result.output.splitlines() if line.startswith("--kv_cache_type")]
+    assert "refused" in row and "it came with 0.13.0" in row
+    assert "1 refused by trtllm-build of TensorRT-LLM 0.11.0" in result.output
+
+
+def test_the_verdict_as_json() -> None:
+    result = versions("check", "--json", "24.07", *README_BUILD)
+    record = json.loads(result.output)
+    assert result.exit_code == ExitCode.CONFIG
+    assert record["accepted"] is False
+    assert record["words"] == README_BUILD
+    assert [remark["place"] for remark in record["remarks"]] == [3]
+
+
+def test_an_ignored_word_is_told_but_not_refused() -> None:
+    result = versions("check", "24.04", "--", "trtllm-build", "--tp_size", "4")
+    assert result.exit_code == ExitCode.OK
+    assert "ignored" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("show", "0.99"), "TensorRT-LLM 0.99 is not a release known here"),
+        (("show", "24.03"), "which TensorRT-LLM is in the container 24.03"),
+        (("show", "0.16", "trtllm-bild"), "no program of upstream's is called 'trtllm-bild'"),
+        (("show", "0.16", "build.py"), "the last with it is 0.7.1"),
+        (("check", "0.16", "--", "ls", "-l"), "no word names one of upstream's programs: 'ls'"),
+    ],
+)
+def test_what_does_not_exist_is_said_in_a_sentence(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        versions(*words)
+
+
+def test_json_in_the_wrong_place_is_not_lost() -> None:
+    result = versions("--json", "show", "0.16")
+    assert result.exit_code == ExitCode.USAGE
+    assert "behind 'show'" in result.output
