@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -213,6 +214,7 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     faults = []
     for item in items:
         found = verify_entry(item.entry, _reading(item))
+        _clear_line()
         faults += found
         if not as_json and item.manifest is not None and not found:
             click.echo(f"{item.entry.name}: whole ({len(item.manifest.files)} files)")
@@ -230,14 +232,19 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     return ExitCode.BUILD if faults else ExitCode.OK
 
 
+def _clear_line() -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K")
+        sys.stderr.flush()
+
+
 def _reading(item: Item) -> Callable[[str], None]:
     """Progress on a terminal: the name of the file that is being read."""
-    stream = click.get_text_stream("stderr")
 
     def say(name: str) -> None:
-        if stream.isatty():
-            stream.write(f"\r\033[K{item.entry.name}/{name}\r")
-            stream.flush()
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\033[K{item.entry.name}/{name}\r")
+            sys.stderr.flush()
 
     return say
 
