@@ -19,20 +19,27 @@ def make_repository(paths: RunPaths, all_models: Path) -> int:
         all_models: upstream's templates, as this process sees them.
     """
     try:
-        record = read_json(paths.repository_recipe)
-        if record is None:
-            return _refuse(f"{paths.repository_recipe} is not there; render the job again.")
-        recipe = RepositoryRecipe.from_json(record)
+        recipe = _read(paths)
+    except (ValueError, KeyError, TypeError) as error:
+        return _refuse(f"{paths.repository_recipe} cannot be read ({error}); render the job again.")
+    if recipe is None:
+        return _refuse(f"{paths.repository_recipe} is not there; render the job again.")
+    try:
         models = render_models(recipe, all_models)
         write_repository(models, paths.repository)
     except RepositoryInvalid as error:
         return _refuse(str(error))
     except ModuleNotFoundError as error:
-        return _refuse(f"{error}; this run folder was rendered to be filled before submission.")
+        return _refuse(f"{error}, and the zipapp carries no protobuf; render the job again.")
     except OSError as error:
         return _refuse(f"{error.filename or paths.repository}: {error.strerror or error}.")
     print(f"repository: {', '.join(models)} from {all_models}")
     return ExitCode.OK
+
+
+def _read(paths: RunPaths) -> RepositoryRecipe | None:
+    record = read_json(paths.repository_recipe)
+    return None if record is None else RepositoryRecipe.from_json(record)
 
 
 def _refuse(sentence: str) -> int:

@@ -63,7 +63,7 @@ def _installed() -> ModuleType:
     # By its file: importing tritonclient.grpc costs the start of grpc, which nothing here needs.
     package = importlib.util.find_spec("tritonclient")
     if package is None or not package.submodule_search_locations:
-        raise ModuleNotFoundError("tritonclient is not installed, and nothing is carried in its place")
+        raise ModuleNotFoundError("there is neither tritonclient nor protobuf here")
     file = Path(package.submodule_search_locations[0]) / "grpc" / f"{_MODULE}.py"
     spec = importlib.util.spec_from_file_location(f"trtllm_hpc_{_MODULE}", file)
     if spec is None or spec.loader is None:
