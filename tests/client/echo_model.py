@@ -2,7 +2,7 @@
 
 ``sleep S: text`` answers after S seconds, ``fail: text`` with the error
 ``text``, ``escape`` with a terminal's escape sequence; anything else comes
-back in upper case.
+back in upper case; from a decoupled model letter by letter.
 """
 
 from __future__ import annotations
@@ -17,10 +17,30 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        self._outputs = [output["name"] for output in json.loads(args["model_config"])["output"]]
+        config = json.loads(args["model_config"])
+        self._outputs = [output["name"] for output in config["output"]]
+        self._decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
 
-    def execute(self, requests: list[Any]) -> list[Any]:
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        if self._decoupled:
+            for request in requests:
+                self._stream(request)
+            return None
         return [self._answer(request) for request in requests]
+
+    def _stream(self, request: Any) -> None:
+        sender = request.get_response_sender()
+        text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0].decode()
+        for number, letter in enumerate(text.upper(), start=1):
+            sender.send(
+                pb_utils.InferenceResponse(
+                    [
+                        pb_utils.Tensor("text_output", np.array([[letter.encode()]], dtype=np.object_)),
+                        pb_utils.Tensor("sequence_length", np.array([[number]], dtype=np.int32)),
+                    ]
+                )
+            )
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _answer(self, request: Any) -> Any:
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}

@@ -22,6 +22,7 @@ _TEXT_INPUTS = {"text_input": "STRING", "max_tokens": "INT32", "bad_words": "STR
 MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "ensemble": (_TEXT_INPUTS, {"text_output": "STRING", "sequence_length": "INT32"}),
     "uncounted": (_TEXT_INPUTS, {"text_output": "STRING"}),
+    "decoupled": (_TEXT_INPUTS, {"text_output": "STRING", "sequence_length": "INT32"}),
 }
 CORE_MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "preprocessing": (
@@ -116,6 +117,8 @@ def _write_repository(folder: Path, core_models: bool) -> None:
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "1" / "model.py").write_text(source, encoding="utf-8")
         config = [f'name: "{name}"', 'backend: "python"', "max_batch_size: 8"]
+        if name == "decoupled":
+            config.append("model_transaction_policy { decoupled: true }")
         for kind, tensors in (("input", inputs), ("output", outputs)):
             for tensor, datatype in tensors.items():
                 dims = "[ -1, -1 ]" if tensor == "output_ids" else "[ -1 ]"

@@ -50,6 +50,11 @@ def test_the_text_goes_there_and_back_unharmed(ask: object, prompt: str, endpoin
     assert 0 < answer.latency_s < 10
 
 
+def test_a_decoupled_model_is_heard_to_its_end(endpoint: Endpoint) -> None:
+    answer = ask_grpc(endpoint, "straße, letter by letter", 16, 10, model="decoupled")
+    assert (answer.text, answer.output_tokens) == ("STRASSE, LETTER BY LETTER", 25)
+
+
 def test_both_protocols_answer_and_the_answer_is_saved(run: RunPaths) -> None:
     result = client(run, "--prompt", "hello", "--save")
     assert result.exit_code == 0, result.output

@@ -84,12 +84,14 @@ def _tensor_hint(count: int) -> str:
 
 
 def decoupled(context: Context) -> Outcome:
-    """Triton refuses a unary gRPC call to a decoupled model, and the companion makes such calls."""
+    """Triton refuses a unary gRPC call to a decoupled model, and the benchmark makes such calls."""
     if not context.job.repository.decoupled:
         return ok("the companion's calls suit a model that answers once")
+    if context.job.companion.benchmark is None:
+        return ok("the companion asks its question by the streaming call")
     return fail(
-        "the companion asks by single gRPC calls, which Triton refuses for a decoupled model",
-        "set repository.decoupled to false, or companion.enabled to false and stream with your own client",
+        "the benchmark makes single gRPC calls, which Triton refuses for a decoupled model",
+        "set repository.decoupled to false, or companion.benchmark to null",
     )
 
 

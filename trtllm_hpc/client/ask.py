@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from trtllm_hpc.client.http import call_json
@@ -34,11 +35,13 @@ def ask_grpc(
 ) -> Answer:
     """Ask one question through Triton's gRPC endpoint.
 
+    By the streaming call, which a decoupled model needs and any other takes too.
+
     Raises:
         RequestFailed: with the server's own words.
     """
     from tritonclient.grpc import InferInput
-    from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+    from tritonclient.utils import np_to_triton_dtype
 
     from trtllm_hpc.client.tensors import LENGTH_OUTPUT, TEXT_OUTPUT, first_text, text_inputs
 
@@ -48,17 +51,43 @@ def ask_grpc(
         inputs.append(tensor.set_data_from_numpy(array))
     started = time.monotonic()
     with _grpc_client(endpoint) as client:
-        try:
-            result = client.infer(model, inputs, client_timeout=timeout_s)
-        except InferenceServerException as error:
-            raise RequestFailed(_grpc_words(error, endpoint, model)) from error
+        parts = _stream(client, endpoint, model, inputs, timeout_s)
     latency_s = time.monotonic() - started
-    output = result.as_numpy(TEXT_OUTPUT)
-    if output is None or output.size == 0:
+    outputs = [part.as_numpy(TEXT_OUTPUT) for part in parts]
+    texts = [first_text(output) for output in outputs if output is not None and output.size]
+    if not texts:
         raise RequestFailed(f"Model {model!r} answered over gRPC without a {TEXT_OUTPUT!r} output.")
-    length = result.as_numpy(LENGTH_OUTPUT)
-    tokens = None if length is None else int(length.reshape(-1)[0])
-    return Answer("grpc", first_text(output), latency_s, tokens)
+    lengths = [length for part in parts if (length := part.as_numpy(LENGTH_OUTPUT)) is not None]
+    tokens = int(lengths[-1].reshape(-1)[0]) if lengths else None
+    return Answer("grpc", "".join(texts), latency_s, tokens)
+
+
+def _stream(client: Any, endpoint: Endpoint, model: str, inputs: list[Any], timeout_s: float) -> list[Any]:
+    """Every response to one request, in order."""
+    from tritonclient.utils import InferenceServerException
+
+    arrived: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+    deadline = time.monotonic() + timeout_s
+    parts: list[Any] = []
+    try:
+        client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout_s)
+        # The last response may be empty: without asking for it nobody would know that it was the last.
+        client.async_stream_infer(model, inputs, enable_empty_final_response=True)
+        while True:
+            result, error = arrived.get(timeout=max(0.0, deadline - time.monotonic()))
+            if error is not None:
+                raise error
+            parts.append(result)
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                return parts
+    except Empty:
+        raise RequestFailed(
+            f"Model {model!r} at {endpoint.grpc} did not answer in {timeout_s:g} s."
+        ) from None
+    except InferenceServerException as error:
+        raise RequestFailed(_grpc_words(error, endpoint, model)) from error
+    finally:
+        client.stop_stream(cancel_requests=True)
 
 
 @contextmanager
