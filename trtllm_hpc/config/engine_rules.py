@@ -172,7 +172,15 @@ def build_py_has_scales(job: JobFile, cluster: ClusterProfile) -> Problems:
     """LLaMA's build.py reads int8 scales that another program has computed."""
     found = route_of(job, cluster)
     wanted = job.engine.quantization
-    if found is None or not found[1].by_build_py or found[1].program("prepare") is not None:
+    if found is None or not found[1].by_build_py:
+        return
+    from trtllm_hpc.config.spelling.quantization import tool
+
+    chosen = tool(wanted, by_build_py=True)
+    if wanted.tool is not None and wanted.tool != chosen:
+        message = f"with build.py of {found[0].release.version} there is no choice between programs"
+        yield in_job("release", "engine.quantization.tool", message, "leave it out", wanted.tool)
+    if found[1].program("prepare") is not None:
         return
     needs = wanted.method == "int8_sq" or wanted.kv_cache == "int8"
     if needs and wanted.checkpoint is None:

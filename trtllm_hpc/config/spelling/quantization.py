@@ -102,9 +102,15 @@ def _by_convert(quantization: Quantization) -> Iterator[Wish]:
     elif method == "fp8":
         yield Wish(key, True, (Say("convert", "--use_fp8"), Say("build_py", "--enable_fp8")))
     elif method in BY_QUANTIZE and method not in BEFORE_BUILD_PY:
-        # No program of this route: said so that the refusal tells which one it is, and since when.
-        way = Say("quantize", "--autoq_format", {}) if method == "auto" else Say("quantize", "--qformat")
+        # No program of this route does it: the refusal tells which one does, and since when.
+        way = (
+            Say("quantize", "--autoq_format", _formats) if method == "auto" else Say("quantize", "--qformat")
+        )
         yield Wish(key, method, (way,))
+
+
+def _formats(*_: object) -> None:
+    """``auto`` is no format: which ones are meant, another key says."""
 
 
 def _either(key: str, option: str, value: Any, *, needed: bool = True) -> Wish:

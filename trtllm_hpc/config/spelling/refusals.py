@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -31,61 +31,84 @@ def too_much(command: Command, option: Option, value: Any) -> str:
 
 def refusal(wish: Wish, route: Route, reasons: Sequence[str]) -> tuple[str, str]:
     """A message and a hint for a wish that no program of the route can be told."""
-    version, hint = route.release.version, f"leave {wish.key} out, or take a release that has it"
-    told = "; ".join(dict.fromkeys(_known(wish, route)))
+    version = route.release.version
     if reasons:
-        message = f"TensorRT-LLM {version} cannot do {shown(wish.value)}: {'; '.join(reasons)}"
-        return (f"{message}; {told}" if told else message), f"choose another value, or leave {wish.key} out"
+        told = "; ".join(dict.fromkeys((*reasons, *_known(wish, route, exactly=True))))
+        message = f"TensorRT-LLM {version} cannot do {shown(wish.value)}: {told}"
+        return message, f"choose another value, or leave {wish.key} out"
+    told = "; ".join(dict.fromkeys(_known(wish, route, exactly=False)))
     history = f": {told}" if told else ", and no release that is known here does"
+    hint = f"leave {wish.key} out, or take a release that has it"
     return f"TensorRT-LLM {version} has no option for it{history}", _instead(wish, route) or hint
 
 
-def _known(wish: Wish, route: Route) -> Iterator[str]:
-    """The releases that could, by way."""
-    family, version = route.family.examples, route.release.version
+def _known(wish: Wish, route: Route, *, exactly: bool) -> Iterator[str]:
+    """The releases that could, by way; ``exactly`` leaves out those that might not take the value."""
     for way in wish.ways:
-        word = wish.value if way.means is None and isinstance(wish.value, str) else None
-        having = _having(PROGRAMS[way.role], way.option, family, word)
+        if isinstance(way.means, Mapping) and wish.value not in way.means:
+            continue
+        program = route.program(way.role)
+        family = program.command.family if program is not None else None
+        told = isinstance(wish.value, str) and (exactly or way.means is None)
+        word = wish.value if told and not isinstance(way.means, Mapping) else None
+        found = _lifetime(PROGRAMS[way.role], way.option, family or route.family.examples, word)
         # One that this release has too is of another program than those of the route.
-        if having and version not in having:
-            yield _clause(PROGRAMS[way.role], " ".join(filter(None, (way.option, word))), family, having)
+        if found is not None and route.release.version not in found[0]:
+            yield found[1]
 
 
 def lifetime(program: str, option: str, family: str) -> str | None:
     """Which releases have an option, as a clause; ``None`` if none has it."""
-    having = _having(program, option, family, None)
-    return _clause(program, option, family, having) if having else None
-
-
-def _clause(program: str, what: str, family: str, having: Sequence[str]) -> str:
-    known = [release.version for release in releases() if release.command(program, family) is not None]
-    newer = [version for version in known if Version(version) > Version(having[-1])]
-    if newer:
-        since = "" if having[0] == known[0] else f" from {having[0]}"
-        return f"{program} had {what}{since} until {having[-1]}, {newer[0]} dropped it"
-    if known[-1] != releases()[-1].version:
-        return f"{program} had {what} from {having[0]} until {having[-1]}, its last release"
-    return f"{program} has {what} since {having[0]}"
+    found = _lifetime(program, option, family, None)
+    return found[1] if found is not None else None
 
 
 @cache
-def _having(program: str, option: str, family: str, word: str | None) -> tuple[str, ...]:
-    """The versions, oldest first, whose program has the option and takes the word."""
-    return tuple(each.version for each in releases() if _has(each.command(program, family), option, word))
+def _lifetime(program: str, option: str, family: str, word: str | None) -> tuple[tuple[str, ...], str] | None:
+    """The versions that have an option and take a word, and the clause that says so."""
+    known = [each for each in releases() if each.command(program, family) is not None]
+    commands = [(each.version, each.command(program, family)) for each in known]
+    having = [(version, _taking(command, option, word)) for version, command in commands]
+    taken = tuple(version for version, found in having if found is not None)
+    if not taken:
+        return None
+    # The word is worth a mention only where others would be refused.
+    choices = any(found.choices for _, found in having if found is not None)
+    what = f"{option} {word}" if word is not None and choices else option
+    newer = [each.version for each in known if Version(each.version) > Version(taken[-1])]
+    if newer:
+        since = "" if taken[0] == known[0].version else f" from {taken[0]}"
+        return taken, f"{program} had {what}{since} until {taken[-1]}, {newer[0]} dropped it"
+    if known[-1] is not releases()[-1]:
+        return taken, f"{program} had {what} from {taken[0]} until {taken[-1]}, its last release"
+    return taken, f"{program} has {what} since {taken[0]}"
 
 
-def _has(command: Command | None, option: str, word: str | None) -> bool:
+def _taking(command: Command | None, option: str, word: str | None) -> Option | None:
+    """The option, if the program has it and takes the word."""
     found = command.find(option) if command is not None else None
-    if found is None:
-        return False
-    return word is None or not found.choices or word in found.choices
+    if found is None or (word is not None and found.choices and word not in found.choices):
+        return None
+    return found
 
 
 def _instead(wish: Wish, route: Route) -> str | None:
-    """What upstream says to write instead, where it says so."""
-    for way in wish.ways:
-        program = route.program(way.role)
-        history = program.command.history(way.option) if program is not None else None
-        if history is not None and history.replaced_by:
-            return f"{way.option} became {history.replaced_by}; leave {wish.key} out"
-    return None
+    """What upstream says to write instead, where it says so of the newest spelling."""
+    gone = [
+        history
+        for way in wish.ways
+        if (program := route.program(way.role)) is not None
+        and (history := program.command.history(way.option)) is not None
+        and history.last is not None
+        and Version(history.last) < Version(route.release.version)
+    ]
+    last = max(gone, key=lambda history: Version(str(history.last)), default=None)
+    if last is None or last.replaced_by is None:
+        return None
+    placeholder, where, _ = last.replaced_by.partition(" in the config.pbtxt of tensorrt_llm")
+    if where:
+        return f"leave {wish.key} out and set repository.parameters.tensorrt_llm.{placeholder}"
+    nothing, _, why = last.replaced_by.partition("nothing: ")
+    if not nothing:
+        return f"leave {wish.key} out: {why}"
+    return f"leave {wish.key} out; {last.name} became {last.replaced_by}"

@@ -21,6 +21,8 @@ def words(option: Option, value: Any) -> tuple[str, ...] | None:
     if option.form == "list":
         items = [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
         return (option.name, *map(str, items)) if items and _taken(option, items) else None
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if isinstance(value, bool):
         value = "enable" if value else "disable"
         if option.form != "switch" and value not in option.choices:
