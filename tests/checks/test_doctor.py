@@ -135,7 +135,7 @@ def test_submit_goes_on_with_what_is_to_be_ignored(
     words = ("submit", "streams.yaml", "--cluster", "./here.yaml", "--ignore", "decoupled")
     code, _, errors = types(*words)
     assert code == 0 and len(fake_slurm.jobs) == 3
-    assert "warning: decoupled: the companion asks" in errors  # still said
+    assert "warning: decoupled: the benchmark makes" in errors  # still said
 
 
 def test_a_check_that_is_not_there_cannot_be_ignored(
@@ -151,7 +151,7 @@ def test_a_check_that_is_not_there_cannot_be_ignored(
 def test_render_only_warns(types: Callable[..., Typed], home: Path) -> None:
     code, output, errors = types("render", "streams.yaml", "--cluster", "./here.yaml", "--json")
     assert code == 0 and Path(json.loads(output)["folder"]).is_dir()
-    assert "warning: decoupled: the companion asks" in errors and "(submit refuses this)" in errors
+    assert "warning: decoupled: the benchmark makes" in errors and "(submit refuses this)" in errors
 
 
 def test_render_of_a_good_job_is_silent_on_its_checks(types: Callable[..., Typed]) -> None:
