@@ -1,0 +1,111 @@
+"""What a job file says of the repository and the release does not have, told with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.config.files import CLUSTER, JOB, Folder
+
+BASE = JOB + "model: {path: /models/llama, family: llama}\n"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def job(version: str, repository: str, backend: str = "tensorrtllm") -> str:
+    engine = f"engine: {{backend: {backend}, tensorrt_llm_version: {version}}}\n"
+    return BASE + engine + f"repository: {repository}\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "repository", "field", "words"),
+    [
+        (
+            "0.9.0",
+            "{max_queue_size: 5}",
+            "max_queue_size",
+            "0.9.0 has no max_queue_size, which came with 0.12.0",
+        ),
+        (
+            "0.8.0",
+            "{decoding_mode: top_k}",
+            "decoding_mode",
+            "0.8.0 has no decoding_mode, which came with 0.9.0",
+        ),
+        (
+            "0.16.0",
+            "{tokenizer_type: auto}",
+            "tokenizer_type",
+            "has no tokenizer_type, which went after 0.8.0",
+        ),
+        ("0.14.0", "{decoding_mode: eagle}", "decoding_mode", "must be one of top_k, top_p"),
+        ("0.20.0", "{batching_strategy: V1}", "batching_strategy", "must be one of inflight_batching"),
+        ("0.12.0", "{max_attention_window_size: [512, 1024]}", "max_attention_window_size", "one window"),
+        ("0.16.0", "{logits_datatype: TYPE_FP16}", "logits_datatype", "which came with 0.17.0"),
+        (
+            "0.16.0",
+            "{parameters: {tensorrt_llm: {lookahead_window_size: 4}}}",
+            "parameters.tensorrt_llm.lookahead_window_size",
+            "0.16.0 has no lookahead_window_size, which came with 0.19.0",
+        ),
+        (
+            "0.16.0",
+            "{parameters: {tensorrt_llm: {lora_cache_max_adapter: 4}}}",
+            "parameters.tensorrt_llm.lora_cache_max_adapter",
+            "is no placeholder of tensorrt_llm",
+        ),
+        (
+            "0.16.0",
+            "{parameters: {tensorrt_llm: {lora_cache_max_adapter_size: lots}}}",
+            "parameters.tensorrt_llm.lora_cache_max_adapter_size",
+            "must be a whole number",
+        ),
+        (
+            "0.16.0",
+            "{parameters: {tensorrt_llm: {engine_dir: /e}}}",
+            "parameters.tensorrt_llm.engine_dir",
+            "is what engine.directory fills in",
+        ),
+        ("0.16.0", "{parameters: {tensorrtllm: {}}}", "parameters.tensorrtllm", "no model of the repository"),
+    ],
+)
+def test_what_the_release_does_not_have(
+    files: Folder, version: str, repository: str, field: str, words: str
+) -> None:
+    findings = files.findings(job(version, repository), CLUSTER)
+    here = [finding for finding in findings if finding.field == f"repository.{field}"]
+    assert len(here) == 1, "\n".join(map(str, findings))
+    assert words in here[0].message
+    assert here[0].line and here[0].hint
+
+
+@pytest.mark.parametrize(
+    ("version", "repository"),
+    [
+        ("0.9.0", "{skip_special_tokens: false}"),
+        ("0.6.1", "{max_attention_window_size: [512], batching_strategy: V1}"),
+        ("0.16.0", "{parameters: {tensorrt_llm: {lora_cache_max_adapter_size: 8, medusa_tree: null}}}"),
+        ("0.16.0", "{parameters: {tensorrt_llm_bls: {tensorrt_llm_draft_model_name: draft}}}"),
+    ],
+)
+def test_what_the_release_has(files: Folder, version: str, repository: str) -> None:
+    loaded = files.load(job(version, repository), CLUSTER)
+    assert loaded.job.engine.tensorrt_llm_version == version
+
+
+def test_a_tokenizer_is_named(files: Folder) -> None:
+    text = JOB + "engine: {backend: tensorrtllm, tensorrt_llm_version: 0.16.0, directory: /engines/x}\n"
+    found = {finding.field for finding in files.findings(text + "model: {synthetic: null}\n", CLUSTER)}
+    assert "repository.tokenizer" in found
+    named = text + "model: {synthetic: null}\nrepository: {tokenizer: /models/t}\n"
+    assert files.load(named, CLUSTER).job.repository.tokenizer == "/models/t"
+
+
+def test_the_llm_api_has_one_model(files: Folder) -> None:
+    text = job("1.0.0", "{parameters: {preprocessing: {x: 1}}}", backend="llmapi")
+    found = {finding.field for finding in files.findings(text, CLUSTER)}
+    assert "repository.parameters.preprocessing" in found
