@@ -1,0 +1,165 @@
+"""The shipped job files render the commands of upstream's guides, argument for argument."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.jobs.seeds import GUIDES, LORA, LORA_CONVERT, LORA_IN_0_8, Guide
+from tests.plan.backends.making import found, job, notes, options, planned
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.files import jobs
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.load import load
+from trtllm_hpc.plan.model import BuildStep, Place, Word
+from trtllm_hpc.versions import find_release
+
+FOLDERS = ("--model_dir", "--output_dir", "--checkpoint_dir")
+PROFILE = {
+    "name": "site",
+    "gpus_per_node": 8,
+    "container": {"runtime": "pyxis", "image": "image.sqsh"},
+}
+
+
+def loaded(tmp_path: Path, name: str) -> tuple[JobFile, ClusterProfile]:
+    profile = tmp_path / "site.yaml"
+    profile.write_text(yaml.safe_dump(PROFILE), encoding="utf-8")
+    resolved = load(jobs()[name], str(profile))
+    return resolved.job, resolved.cluster
+
+
+def steps_of(tmp_path: Path, name: str) -> tuple[BuildStep, ...]:
+    made, cluster = loaded(tmp_path, name)
+    return planned(made, cluster)
+
+
+def command(steps: tuple[BuildStep, ...], program: str) -> tuple[Word, ...]:
+    """The one command of that program."""
+    commands = [words for step in steps for words in step.commands]
+    [wanted] = [words for words in commands if any(_is(word, program) for word in words[:2])]
+    return wanted
+
+
+def _is(word: Word, program: str) -> bool:
+    return isinstance(word, str) and word.rpartition("/")[2] == program
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: f"{guide.job}-{guide.program}")
+def test_a_guide_s_command(tmp_path: Path, guide: Guide) -> None:
+    words = command(steps_of(tmp_path, guide.job), guide.program)
+    plan = options(words)
+    seed = options(shlex.split(guide.words))
+    for name in FOLDERS:
+        if name in seed:
+            assert isinstance(words[words.index(name) + 1], Place), f"{name} is not the toolkit's choice"
+            del seed[name], plan[name]
+    for name in guide.left_out:
+        del seed[name]
+    for said in guide.instead.values():
+        seed |= options(shlex.split(said))
+    if guide.node:
+        assert plan.pop("--gpus_per_node") in {("4",), ("2",), ("8",)}
+    assert set(plan) - set(seed) == set(guide.added)
+    assert {name: plan[name] for name in seed} == seed
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: f"{guide.job}-{guide.program}")
+def test_what_a_plan_adds_is_the_release_s_own_default(tmp_path: Path, guide: Guide) -> None:
+    made, _ = loaded(tmp_path, guide.job)
+    release = find_release(None, made.engine.tensorrt_llm_version)
+    known = release.command(guide.program, made.model.family or "llama")
+    assert known is not None
+    plan = options(command(steps_of(tmp_path, guide.job), guide.program))
+    for name in guide.added:
+        default = known.options[name].default
+        assert plan[name] == (str(default),), name
+
+
+@pytest.mark.parametrize("guide", [guide for guide in GUIDES if guide.left_out], ids=lambda guide: guide.job)
+def test_what_a_release_refuses_of_a_guide(guide: Guide) -> None:
+    """The guide's own word, written as a raw option, is a finding or a note that says why."""
+    made = yaml.safe_load(jobs()[guide.job].read_text(encoding="utf-8"))
+    seed = options(shlex.split(guide.words))
+    for name in guide.left_out:
+        raw = [name, *seed[name]]
+        engine = {**made["engine"], "options": {"build": raw}}
+        with_raw = JobFile.model_validate({**made, "engine": engine})
+        problems = [problem for problem in found(with_raw) if problem.path[:2] == ("engine", "options")]
+        if name == "--kv_cache_type":
+            assert "0.11.0 has no option '--kv_cache_type'" in problems[0].message
+            assert "since 0.13.0" in problems[0].message
+        else:
+            assert problems == []
+            [note] = [note for note in notes(with_raw) if name in note]
+            assert "does nothing" in note and "checkpoint" in note
+
+
+def test_both_logits_are_gathered(tmp_path: Path) -> None:
+    """The README's --gather_all_token_logits is both of these."""
+    plan = options(command(steps_of(tmp_path, "readme-gpt2-logits"), "trtllm-build"))
+    assert plan["--gather_context_logits"] == plan["--gather_generation_logits"] == ()
+
+
+def test_gpt_s_checkpoint_is_prepared_for_build_py(tmp_path: Path) -> None:
+    """'Prepare the model checkpoint following the instructions in the README file'."""
+    prepare, build = steps_of(tmp_path, "ifb-gpt")
+    assert options(prepare.commands[0])["--storage-type"] == ("float16",)
+    assert Place("prepare", "/1-gpu") in build.commands[0]
+
+
+@pytest.mark.parametrize("release", ["0.5.0", "0.6.1", "0.7.1"])
+def test_no_build_py_of_llama_takes_the_guide_s_lora_options(release: str) -> None:
+    made = yaml.safe_load(jobs()["ifb-llama-7b-lora"].read_text(encoding="utf-8"))
+    engine = {**made["engine"], "tensorrt_llm_version": release, "inflight_batching": True}
+    problems = {
+        ".".join(map(str, problem.path)): problem.message
+        for problem in found(JobFile.model_validate({**made, "engine": engine}))
+    }
+    for key in ("engine.max_lora_rank", "engine.lora.target_modules"):
+        assert f"TensorRT-LLM {release} has no option for it" in problems[key]
+        assert "0.8.0" in problems[key] and "0.9.0" in problems[key]
+
+
+def test_the_guide_s_lora_options_in_the_words_of_0_8(tmp_path: Path) -> None:
+    steps = {step.name: step for step in steps_of(tmp_path, "ifb-llama-7b-lora")}
+    assert list(steps) == ["lora", "convert", "build"]
+    told = {name: options(steps[name].commands[0]) for name in ("convert", "build")}
+    seed = options(shlex.split(LORA))
+    # In-flight batching needs no switch from 0.8 on, and the world's size is tp * pp.
+    assert set(seed) - set(LORA_IN_0_8) - set(FOLDERS) == {"--use_inflight_batching", "--world_size"}
+    for step, said in LORA_IN_0_8.values():
+        for name, values in options(shlex.split(said)).items():
+            assert told[step][name] == values
+
+
+def test_adapters_are_converted_as_in_the_guide(tmp_path: Path) -> None:
+    step = steps_of(tmp_path, "ifb-llama-7b-lora")[0]
+    for words, said in zip(sorted(map(options, step.commands), key=str), sorted(LORA_CONVERT), strict=True):
+        seed = options(shlex.split(said))
+        name = seed["-i"][0]
+        assert words["-i"] == (f"/models/{name}",) and words["-o"] == (f"<output/{name}>",)
+        assert words["--storage-type"] == seed["--storage-type"]
+
+
+def test_v1_batching_is_one_switch_less() -> None:
+    """'To disable the support for in-flight batching, remove --use_inflight_batching.'"""
+    made = job("0.7.1", engine={"inflight_batching": False}, repository={"batching_strategy": "V1"})
+    assert found(made) == []
+    assert "--use_inflight_batching" not in options(planned(made)[0].commands[0])
+
+
+def test_seven_b_on_one_gpu_and_behind_an_orchestrator_are_built_alike(tmp_path: Path) -> None:
+    leader, spawned, one = (
+        command(steps_of(tmp_path, name), "trtllm-build")
+        for name in (
+            "llama2-7b-multi-instance",
+            "llama2-7b-multi-instance-orchestrator",
+            "llama2-7b-multi-instance-one-gpu",
+        )
+    )
+    assert options(leader) | {"--gpus_per_node": ()} == options(spawned) | {"--gpus_per_node": ()}
+    assert set(options(leader)) - set(options(one)) == {"--gpus_per_node"}
