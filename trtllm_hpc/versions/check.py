@@ -225,7 +225,8 @@ def _beginning_with(name: str, command: Command) -> list[Option]:
 
 
 def _is_option(word: str) -> bool:
-    return word.startswith("-") and len(word) > 1 and not _NUMBER.match(word) and " " not in word
+    name = word.partition("=")[0]
+    return name.startswith("-") and len(name) > 1 and not _NUMBER.match(word) and " " not in name
 
 
 def _wanted(option: Option) -> str:
