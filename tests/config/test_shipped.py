@@ -25,10 +25,16 @@ def test_every_job_loads_with_every_profile_and_comes_back_from_a_run_folder(
     files: Folder, cluster: str
 ) -> None:
     for name, path in jobs().items():
-        resolved = load(path, cluster)
+        resolved = load(path, cluster, _same_release(path))
         assert (resolved.job.name, resolved.cluster.name) == (name, cluster)
         again = files.load(job_yaml(resolved.job), cluster_yaml(resolved.cluster))
         assert (again.job, again.cluster) == (resolved.job, resolved.cluster)
+
+
+def _same_release(job: Path) -> tuple[str, ...]:
+    """A job that states its release goes with an image of that release only."""
+    found = re.search(r"(?m)^ +tensorrt_llm_version: (\S+)", job.read_text())
+    return () if found is None else (f"cluster.container.tensorrt_llm_version={found[1]}",)
 
 
 @pytest.mark.parametrize("profile", ["sandbox", "local"])
