@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import stat
+import subprocess
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -17,6 +19,7 @@ from tests.repository.upstream import write_all_models
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import RenderError, TrtllmHpcError
+from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.render.templates_cache import (
     find_templates,
     image_key,
@@ -205,7 +208,8 @@ def test_pyxis_is_entered_by_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     srun.parent.mkdir()
     srun.write_text(
         f"#!/bin/bash\nprintf '%s\\0' \"$@\" > {tmp_path}/words\nenv > {tmp_path}/environment\n"
-        f"cat {tmp_path}/answer\necho /app/all_models >&2\n"
+        "echo srun: job 5 queued >&2\necho templates: /app/all_models >&2\n"
+        f"cat {tmp_path}/answer\necho srun: bye >&2\n"
     )
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
@@ -217,6 +221,7 @@ def test_pyxis_is_entered_by_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     fetched = run("templates", "fetch", "--cluster", site)
     assert fetched.exit_code == 0, fetched.output
+    assert [kept.origin for kept in kept_templates()] == ["/app/all_models"]
     words = (tmp_path / "words").read_text().split("\0")
     for word in (
         "--partition=gpu",
@@ -230,3 +235,12 @@ def test_pyxis_is_entered_by_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     # Inside somebody's allocation it would have become a step of that job.
     assert "SLURM_JOB_ID" not in environment
     assert "SLURM_CONF=/etc/slurm/other.conf" in environment
+
+
+def test_the_tasks_script_is_clean_bash(tmp_path: Path) -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+    script = tmp_path / "templates.sh"
+    script.write_text(render_template("scripts/templates.sh.j2", folders=["/a 'b'", "/$(touch x)"]))
+    subprocess.run([shellcheck, "--shell=bash", script], check=True, stdout=subprocess.PIPE)

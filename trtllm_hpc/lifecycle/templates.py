@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -47,7 +48,9 @@ def take_templates(cluster: ClusterProfile, *, here: bool, wait_s: float) -> tup
         archive = b""
     if not archive:
         raise SubmissionError(f"{command[0]} printed no templates: {said or 'nor anything else'}")
-    return archive, said.splitlines()[-1] if said else "the image"
+    # srun and the container's runtime have words of their own around it.
+    found = re.search(r"^templates: (.+)$", said, re.MULTILINE)
+    return archive, found[1] if found is not None else "the image"
 
 
 def _folders(cluster: ClusterProfile) -> Sequence[str]:

@@ -1,0 +1,61 @@
+"""Templates taken by a real task of a real Slurm, and a repository made of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.repository.upstream import write_all_models
+from tests.slurm.conftest import USER, Person
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def all_models(person: Person) -> Path:
+    """Templates in a folder that the nodes see."""
+    made = write_all_models(person.folder / "an installed TensorRT-LLM", "0.16.0")
+    for path in (made.parent, *made.parent.rglob("*")):
+        shutil.chown(path, USER.pw_uid, USER.pw_gid)
+    return made
+
+
+def test_one_task_prints_the_templates_and_a_job_is_made_of_them(person: Person, all_models: Path) -> None:
+    options: list[str | Path] = [
+        "--cluster",
+        person.profile,
+        "--set",
+        f"cluster.container.all_models={json.dumps(str(all_models))}",
+    ]
+    version = ["--set", "cluster.container.tensorrt_llm_version=0.16.0"]
+    fetched = person.types("templates", "fetch", *options, "--json")
+    assert fetched.returncode == 0, fetched.stderr
+    record = json.loads(fetched.stdout)
+    assert record["origin"] == str(all_models)
+    assert record["whole"]
+    assert "inflight_batcher_llm/tensorrt_llm" in record["models"]
+    assert person.jobs_in_queue() == []
+
+    # The templates on the nodes are gone: what was kept is enough.
+    shutil.rmtree(all_models)
+    job = person.job(
+        "upstream",
+        model={"path": "/models/llama"},
+        engine={"backend": "tensorrtllm", "directory": "/engines/a, b: c", "max_batch_size": 4},
+    )
+    shown = person.types("templates", "show", job, *options, *version, "tensorrt_llm")
+    assert shown.returncode == 0, shown.stderr
+    assert 'string_value: "/engines/a, b: c"' in shown.stdout
+    assert "${" not in shown.stdout
+
+
+def test_a_folder_that_the_nodes_lack_is_told(person: Person) -> None:
+    answer = person.types(
+        "templates", "fetch", "--cluster", person.profile, "--set", "cluster.container.all_models=/not/there"
+    )
+    assert answer.returncode == 5
+    assert "looked for /not/there" in answer.stderr
+    assert "Traceback" not in answer.stderr
