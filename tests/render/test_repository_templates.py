@@ -243,4 +243,6 @@ def test_the_tasks_script_is_clean_bash(tmp_path: Path) -> None:
         pytest.skip("shellcheck is not installed")
     script = tmp_path / "templates.sh"
     script.write_text(render_template("scripts/templates.sh.j2", folders=["/a 'b'", "/$(touch x)"]))
-    subprocess.run([shellcheck, "--shell=bash", script], check=True, stdout=subprocess.PIPE)
+    subprocess.run(
+        [shellcheck, "--shell=bash", "--exclude=SC2016", script], check=True, stdout=subprocess.PIPE
+    )
