@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from trtllm_hpc.cli.options import runs_option
+from trtllm_hpc.cli.options import print_warnings, runs_option
 from trtllm_hpc.runs import default_runs_folder
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ def make_run(
     around = surroundings(resolved, paths.folder.parent)
     plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
     check(plan)
+    print_warnings(f"note: {note}" for note in plan.notes)
     plan, engine = _with_engine(plan, paths, around)
     return MadeRun(plan, write_run(plan), engine)
 

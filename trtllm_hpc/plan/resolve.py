@@ -80,6 +80,7 @@ def make_plan(
         stages=make_stages(job, cluster, layout, paths, builds=builds),
         job=job,
         cluster=cluster,
+        notes=_notes(job, cluster, release, around),
     )
 
 
@@ -126,6 +127,16 @@ def _steps(
     from trtllm_hpc.plan.backends import tensorrt_llm
 
     return tensorrt_llm.make_steps(job, cluster, release, layout, around.model_config)
+
+
+def _notes(
+    job: JobFile, cluster: ClusterProfile, release: Release | None, around: Surroundings
+) -> tuple[str, ...]:
+    if release is None:
+        return ()
+    from trtllm_hpc.plan.backends import tensorrt_llm
+
+    return tensorrt_llm.make_notes(job, cluster, release, around.model_config)
 
 
 def _repository(
