@@ -241,6 +241,11 @@ def test_the_folder_of_the_program_tells_the_family() -> None:
     assert refused("0.16", "examples/llama/convert_checkpoint.py --nougat")
 
 
+def test_a_folder_that_is_not_known_is_not_taken_for_llama() -> None:
+    (said,) = refused("0.16", "examples/no-such-model/convert_checkpoint.py --model_dir m").values()
+    assert "no convert_checkpoint.py for no-such-model" in said
+
+
 def test_what_runs_the_program_is_left_out() -> None:
     checked = check("0.16", "mpirun -n 4 --unknown python3 /x/launch_triton_server.py --world_size 4")
     assert checked.program == "launch_triton_server.py" and checked.remarks == ()

@@ -79,7 +79,7 @@ def check_words(release: Release, words: Sequence[str], family: str | None = Non
     if at is None:
         raise UnknownProgram(words)
     name = PurePosixPath(words[at]).name
-    family = family or family_name(PurePosixPath(words[at]).parent.name) or "llama"
+    family = family or _family_of(PurePosixPath(words[at])) or "llama"
     command = load_command(release.version, name, family)
     if command is None:
         remarks: tuple[Remark, ...] = (Remark("refused", words[at], at, *no_program(release, name, family)),)
@@ -93,6 +93,12 @@ def check_words(release: Release, words: Sequence[str], family: str | None = Non
         words=tuple(words),
         remarks=remarks,
     )
+
+
+def _family_of(program: PurePosixPath) -> str | None:
+    """The family whose folder of examples a program stands in; ``None`` where its path does not tell."""
+    folder = program.parent.name
+    return family_name(folder) or (folder if "examples" in program.parent.parts[:-1] else None)
 
 
 class _Reader:
