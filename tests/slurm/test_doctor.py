@@ -1,0 +1,73 @@
+"""The checks on a real Slurm: before the queue, and in the job's first seconds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.conftest import Person
+from tests.slurm.test_backbone import two_ranks
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.checks.node import MIN_MEMLOCK_KIB
+from trtllm_hpc.runtime.records import RankRecord, read_events
+
+pytestmark = pytest.mark.slurm
+
+
+def outcomes(person: Person, job: Path, *words: str) -> dict[str, dict[str, str]]:
+    answer = person.types("doctor", job, "--cluster", person.profile, "--json", *words)
+    return {row["id"]: row for row in json.loads(answer.stdout)["checks"]}
+
+
+def test_doctor_asks_this_slurm(person: Person, engine: Path) -> None:
+    job = person.job("asked", **two_ranks(engine))
+    rows = outcomes(person, job)
+    assert {row["outcome"] for row in rows.values()} <= {"ok", "unknown"}, rows
+    assert rows["mpi-plugin"]["sentence"] == "this Slurm offers the MPI plugin pmix"
+    assert rows["partition"]["sentence"] == "the partition 'batch' has 2 nodes of 4 GPUs"
+    assert rows["engine-files"]["outcome"] == rows["engine-world"]["outcome"] == "ok"
+    wrong = outcomes(person, job, "--set", "cluster.mpi=openmpi", "--set", "cluster.partition=gpu")
+    assert "no MPI plugin 'openmpi'; it offers" in wrong["mpi-plugin"]["sentence"]
+    assert "no partition 'gpu'; you may see batch" in wrong["partition"]["sentence"]
+
+
+def test_what_cannot_work_does_not_reach_the_queue(person: Person, engine: Path) -> None:
+    job = person.job("refused", **two_ranks(engine))
+    words = ("submit", job, "--cluster", person.profile, "--set", "cluster.mpi=openmpi")
+    answer = person.types(*words)
+    assert answer.returncode == ExitCode.CONFIG and answer.stdout == ""
+    assert "check mpi-plugin: this Slurm has no MPI plugin 'openmpi'" in answer.stderr
+    assert "--ignore mpi-plugin" in answer.stderr
+    assert person.jobs_in_queue() == []
+
+
+def test_what_is_ignored_before_the_queue_is_refused_in_the_job(
+    person: Person, engine: Path, home: Path
+) -> None:
+    broken = home.parent / "a broken engine"
+    shutil.copytree(engine, broken)
+    (broken / "rank1.safetensors").unlink()
+    job = person.job("broken", **two_ranks(broken))
+    refused = person.types("submit", job, "--cluster", person.profile)
+    assert refused.returncode == ExitCode.CONFIG and "rank1.safetensors is missing" in refused.stderr
+    answer, run = person.submit(job, "--ignore", "engine-files")
+    assert answer.returncode == ExitCode.START
+    [event] = [event for event in read_events(run) if event.name == "preflight_failed"]
+    assert "is not whole: rank1.safetensors is missing; build it again" in event.data["reason"]
+    assert "error: preflight: the engine in" in run.rank_log("preflight", 0).read_text()
+
+
+def test_little_locked_memory_is_warned_about_in_the_job(person: Person, engine: Path) -> None:
+    answer, run = person.submit(person.job("locked", **two_ranks(engine)))
+    assert answer.returncode == 0, answer.stderr
+    records = [RankRecord.read(run.rank_record("preflight", rank)) for rank in (0, 1)]
+    limits = [record.details["memlock_kib"] for record in records if record is not None]
+    little = [limit for limit in limits if limit is not None and limit < MIN_MEMLOCK_KIB]
+    warned = [event.data["reason"] for event in read_events(run) if event.name == "preflight_warning"]
+    assert len(limits) == 2 and len(warned) == len(little)  # as many as this machine gives reason for
+    for reason, limit in zip(warned, little, strict=True):
+        assert f"only {limit} KiB of memory may be locked on" in reason
+        assert f"warning: preflight: {reason}" in run.rank_log("preflight", 0).read_text()
