@@ -325,7 +325,7 @@ def test_an_engine_for_other_nodes(context: Callable[..., Context], tmp_path: Pa
     fits = context(engine={"directory": str(engine), "tensor_parallel": 8})
     four = context(cluster={"gpus_per_node": 4}, engine={"directory": str(engine), "tensor_parallel": 8})
     found = {row.id: row for row in run_checks(four, ("",))}
-    says(found, "engine-gpus-per-node", "is built for nodes of 8 GPUs, but each node has 4 ranks")
+    says(found, "engine-gpus-per-node", "is built for nodes of 8 GPUs, but 4 of the ranks run on each node")
     assert {row.id: row for row in run_checks(fits, ("",))}["engine-gpus-per-node"].outcome.state == "ok"
 
 

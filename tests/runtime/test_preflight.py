@@ -106,7 +106,9 @@ def test_an_engine_of_the_old_tools_is_let_pass_too(tmp_path: Path) -> None:
 def test_an_engine_for_other_nodes_is_refused(tmp_path: Path) -> None:
     engine = new_engine(tmp_path / "wide", gpus_per_node=8)
     verdict = judge(world(), Expected(4, 2, 2, engine, 4), whole=True)
-    assert verdict is not None and "is built for nodes of 8 GPUs, but each node has 2 ranks" in verdict
+    assert (
+        verdict is not None and "is built for nodes of 8 GPUs, but 2 of the ranks run on each node" in verdict
+    )
     # Copies of the engine are told their GPUs one by one.
     assert judge(world(), Expected(4, 2, 2, new_engine(tmp_path / "two", tensor=2), 2), whole=True) is None
 

@@ -54,7 +54,8 @@ def engine_gpus_per_node(
     if nodes == 1 and world_size > built:
         return fail(f"{told}: rank {built} would share a GPU with rank 0", remedy)
     if nodes > 1 and built != ranks_per_node:
-        sentence = f"{told}, but {ranks_per_node} of the ranks run on each node: they would take the wrong GPUs"
+        there = f"{ranks_per_node} of the ranks run on each node"
+        sentence = f"{told}, but {there}: they would take the wrong GPUs"
         return fail(sentence, remedy)
     if 1 < visible_gpus < min(built, world_size):
         sentence = f"{told}, but a rank sees {visible_gpus}"

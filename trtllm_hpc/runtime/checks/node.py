@@ -28,8 +28,8 @@ def locked_memory(host: str, limit_kib: int | None) -> Outcome:
         return warn(
             f"only {limit_kib} KiB of memory may be locked on {host}: NCCL and UCX register more with the "
             "network card",
-            "ask your site for LimitMEMLOCK=infinity in slurmd's unit and PropagateResourceLimitsExcept=MEMLOCK "
-            "in slurm.conf",
+            "ask your site for LimitMEMLOCK=infinity in slurmd's unit, and in slurm.conf for "
+            "PropagateResourceLimitsExcept=MEMLOCK",
         )
     amount = "any amount" if limit_kib is None else f"{limit_kib // 1024} MiB"
     return ok(f"{amount} of memory may be locked on {host}")
