@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
@@ -113,6 +114,30 @@ def lora_names_modules(job: JobFile, cluster: ClusterProfile) -> Problems:
     if not rank and (lora.target_modules or lora.adapters or lora.directories):
         hint = "set engine.max_lora_rank to the adapters' rank, or remove engine.lora"
         yield in_job("conflict", "engine.lora", "is set, but engine.max_lora_rank is 0: built without", hint)
+
+
+def adapters_can_be_converted(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """The release has a program for adapters, and each goes into a folder of its own name."""
+    found = route_of(job, cluster)
+    adapters = job.engine.lora.adapters
+    if found is None or not adapters:
+        return
+    from trtllm_hpc.config.spelling.lora import PROGRAM
+    from trtllm_hpc.config.spelling.raw import lora_problems
+    from trtllm_hpc.config.spelling.refusals import lifetime
+
+    release, family = found[0].release, found[1].family.examples
+    command = release.command(PROGRAM, family)
+    if command is None:
+        since = lifetime(PROGRAM, "--in-file", family)
+        message = f"TensorRT-LLM {release.version} has no {PROGRAM}: {since}"
+        yield in_job("release", "engine.lora.adapters", message, "remove it, or take another release")
+        return
+    names = [PurePosixPath(adapter).name for adapter in adapters]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        message = f"two adapters are called {name}, which names the folder of each"
+        yield in_job("conflict", "engine.lora.adapters", message, "rename the folder of one")
+    yield from lora_problems(job, command)
 
 
 def speculative_is_whole(job: JobFile, cluster: ClusterProfile) -> Problems:
@@ -235,6 +260,7 @@ RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
     inflight_needs_paged_cache,
     prompts_over_paged_cache,
     lora_names_modules,
+    adapters_can_be_converted,
     speculative_is_whole,
     quantization_is_whole,
     build_py_has_scales,

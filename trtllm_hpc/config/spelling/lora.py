@@ -8,6 +8,9 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.spelling.table import plugin
 from trtllm_hpc.config.spelling.wish import Say, Wish
 
+PROGRAM = "hf_lora_convert.py"
+"""Makes a Hugging Face adapter into the arrays that requests carry."""
+
 
 def wishes(job: JobFile) -> Iterator[Wish]:
     """Rank, modules and the plugin, where ``engine.max_lora_rank`` is not 0."""

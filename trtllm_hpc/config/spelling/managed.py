@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from functools import cache
 
 from trtllm_hpc.config.spelling.table import ROWS
-from trtllm_hpc.config.spelling.wish import Role
 
 _FOLDERS: Mapping[str, str] = {
     "--model_dir": "set model.path",
@@ -70,8 +69,12 @@ _OTHERS: Mapping[str, str] = {
 """Keys below ``engine``."""
 
 
-def managing_key(role: Role, option: str) -> str | None:
+def managing_key(role: str, option: str) -> str | None:
     """What to do instead of writing this option as a raw word; ``None``: nothing else sets it."""
+    if role == "lora" and option == "--storage-type":
+        return "set engine.lora.storage_type"
+    if role == "lora" and option == "--in-file":
+        return "set engine.lora.adapters"
     if option in _FOLDERS:
         return _FOLDERS[option]
     key = _table().get((role, option)) or _OTHERS.get(option)
@@ -82,7 +85,7 @@ def managing_key(role: Role, option: str) -> str | None:
 
 
 @cache
-def _table() -> Mapping[tuple[Role, str], str]:
+def _table() -> Mapping[tuple[str, str], str]:
     return {
         (way.role, way.option): row.key.removeprefix("engine.") for row in reversed(ROWS) for way in row.ways
     }

@@ -11,7 +11,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.problems import Problem
 from trtllm_hpc.config.spelling.managed import managing_key
 from trtllm_hpc.config.spelling.refusals import lifetime
-from trtllm_hpc.config.spelling.route import Program, Route
+from trtllm_hpc.config.spelling.route import Route
 from trtllm_hpc.config.spelling.wish import Role
 from trtllm_hpc.versions import Command, Option
 
@@ -42,9 +42,18 @@ def raw_problems(job: JobFile, route: Route) -> Iterator[Problem]:
         if program is None:
             yield _unused(role, route)
             continue
-        for found in _checked(given, program, route):
-            path = ("engine", "options", role, found.index)
-            yield Problem("job", "release", path, found.message, found.hint, given[found.index])
+        yield from _problems(given, role, program.command, route.family.examples)
+
+
+def lora_problems(job: JobFile, command: Command) -> Iterator[Problem]:
+    """The same for ``hf_lora_convert.py``, which is beside the way from model to engine."""
+    yield from _problems(tuple(job.engine.options.lora), "lora", command, "")
+
+
+def _problems(given: tuple[str, ...], role: str, command: Command, family: str) -> Iterator[Problem]:
+    for found in _checked(given, role, command, family):
+        path = ("engine", "options", role, found.index)
+        yield Problem("job", "release", path, found.message, found.hint, given[found.index])
 
 
 def raw_notes(job: JobFile, route: Route) -> Iterator[str]:
@@ -65,7 +74,7 @@ def _unused(role: Role, route: Route) -> Problem:
     return Problem("job", "release", ("engine", "options", role), message, hint)
 
 
-def _checked(given: Sequence[str], program: Program, route: Route) -> Iterator[_Word]:
+def _checked(given: Sequence[str], role: str, command: Command, family: str) -> Iterator[_Word]:
     open_option: Option | None = None
     values = 0
     for index, word in enumerate(given):
@@ -76,8 +85,8 @@ def _checked(given: Sequence[str], program: Program, route: Route) -> Iterator[_
         if open_option is not None and open_option.form != "flag" and values == 0:
             yield _Word(index - 1, f"{open_option.name} wants a value after it", "add the value")
         name, equals, value = word.partition("=")
-        open_option, values = program.command.find(name), 0
-        yield from _option(index, name, program, route)
+        open_option, values = command.find(name), 0
+        yield from _option(index, name, role, command, family)
         if equals and open_option is not None:
             values = 1
             yield from _value(index, value, open_option, values)
@@ -89,19 +98,18 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and not word[1:2].isdigit()
 
 
-def _option(index: int, name: str, program: Program, route: Route) -> Iterator[_Word]:
-    command = program.command
+def _option(index: int, name: str, role: str, command: Command, family: str) -> Iterator[_Word]:
     option = command.find(name)
     if option is None:
-        yield _Word(index, _unknown(name, command, route), _instead(name, command))
+        yield _Word(index, _unknown(name, command, family), _instead(name, command))
         return
-    key = managing_key(program.role, option.name)
+    key = managing_key(role, option.name)
     if key is not None:
         yield _Word(index, f"{name} is set by the toolkit itself", key)
 
 
-def _unknown(name: str, command: Command, route: Route) -> str:
-    history = lifetime(command.name, name, route.family.examples)
+def _unknown(name: str, command: Command, family: str) -> str:
+    history = lifetime(command.name, name, command.family or family)
     told = f": {history}" if history is not None else ""
     return f"{command.name} {command.release} has no option {shown(name)}{told}"
 

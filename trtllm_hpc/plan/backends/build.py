@@ -18,9 +18,8 @@ def build_step(making: Making) -> BuildStep:
     source = next(program.role for program in making.route.programs)
     parts = making.job.engine.encoder_decoder or making.route.family.encoder_decoder
     commands = [_trtllm_build(making, source, part) for part in (PARTS if parts else (None,))]
-    return BuildStep(
-        "build", tuple(commands), inputs=(source,), identity=making.layout_identity(), on_gpu=True
-    )
+    inputs = (source, *making.folders(*commands))
+    return BuildStep("build", tuple(commands), inputs=inputs, identity=making.layout_identity(), on_gpu=True)
 
 
 def _trtllm_build(making: Making, source: str, part: Part | None) -> tuple[Word, ...]:
@@ -38,7 +37,7 @@ def _trtllm_build(making: Making, source: str, part: Part | None) -> tuple[Word,
 def build_py_step(making: Making) -> BuildStep:
     """``build.py``, which reads the model itself."""
     before = [program.role for program in making.route.programs if program.role != "build_py"]
-    model, inputs = MODEL, ("model", *before)
+    model, inputs = MODEL, tuple(["model", *before])
     if "prepare" in before:
         # hf_gpt_convert.py writes a folder below, named after the ranks (its saved_dir).
         model = Place("prepare", f"/{making.job.engine.tensor_parallel}-gpu")
@@ -52,6 +51,7 @@ def build_py_step(making: Making) -> BuildStep:
         *gpus_per_node(making, making.program("build_py")),
         *(output, OUTPUT),
     )
+    inputs += making.folders(command)
     return BuildStep("build", (command,), inputs=inputs, identity=making.layout_identity(), on_gpu=True)
 
 

@@ -35,4 +35,5 @@ def _step(making: Making, role: Role, further: tuple[str, ...] = ()) -> BuildSte
         *(output, OUTPUT),
     )
     # Quantization measures on the GPU, but what it writes is of no GPU in particular.
-    return BuildStep(role, (command,), inputs=("model",), identity=making.identity())
+    inputs = ("model", *making.folders(command))
+    return BuildStep(role, (command,), inputs=inputs, identity=making.identity())

@@ -60,6 +60,19 @@ class Making:
         """What the job file says to the program, its further words last."""
         return (*spell(self.job, self.route, self.model_config, part).words(role), *raw_words(self.job, role))
 
+    def folders(self, *commands: tuple[Word, ...]) -> tuple[str, ...]:
+        """Folders and files besides the model's that these commands read: their content makes the output."""
+        engine = self.job.engine
+        named = (
+            engine.quantization.checkpoint,
+            engine.quantization.calibration_dataset,
+            engine.speculative.model if engine.speculative is not None else None,
+            *engine.lora.directories,
+            *engine.lora.adapters,
+        )
+        words = {word for command in commands for word in command if isinstance(word, str)}
+        return tuple(dict.fromkeys(name for name in named if name is not None and name in words))
+
     def identity(self) -> dict[str, Any]:
         """What makes this release's outputs differ from those of others."""
         return {"tensorrt_llm": self.release.version}
