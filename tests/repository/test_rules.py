@@ -109,3 +109,12 @@ def test_the_llm_api_has_one_model(files: Folder) -> None:
     text = job("1.0.0", "{parameters: {preprocessing: {x: 1}}}", backend="llmapi")
     found = {finding.field for finding in files.findings(text, CLUSTER)}
     assert "repository.parameters.preprocessing" in found
+
+
+@pytest.mark.parametrize(
+    ("repository", "field"), [("{instances: 2}", "instances"), ("{decoding_mode: top_k}", "decoding_mode")]
+)
+def test_the_llm_api_loses_no_key_in_silence(files: Folder, repository: str, field: str) -> None:
+    finding = files.finding(job("1.2.0", repository, backend="llmapi"), CLUSTER)
+    assert finding.field == f"repository.{field}"
+    assert files.load(job("1.2.0", "{kv_cache_reuse: true}", backend="llmapi"), CLUSTER)

@@ -14,6 +14,22 @@ from trtllm_hpc.config.repository_keys import GROUPS, KEYS, PLANNED, as_words, s
 from trtllm_hpc.versions import Release, UnknownRelease
 from trtllm_hpc.versions.placeholders import Placeholder, known_placeholders
 
+_LLM_API_KEYS = (
+    "decoupled",
+    "tokenizer",
+    "parameters",
+    "batch_scheduler_policy",
+    "chunked_context",
+    "kv_cache_free_gpu_mem_fraction",
+    "kv_cache_host_memory_bytes",
+    "kv_cache_reuse",
+    "max_attention_window_size",
+    "max_tokens_in_paged_kv_cache",
+    "models",  # serve_rules has a better sentence
+    "sink_token_length",
+)
+"""Keys that ``model.yaml`` is written from."""
+
 
 def _release(job: JobFile, cluster: ClusterProfile) -> Release | None:
     """The release, if templates of it are filled at all."""
@@ -41,6 +57,25 @@ def repository_keys_exist(job: JobFile, cluster: ClusterProfile) -> Problems:
         elif misfit := here[0].misfit(as_words(value)):
             message = f"{misfit} in TensorRT-LLM {release.version}"
             yield in_job("bad-value", f"repository.{key}", message, "choose another value", value)
+
+
+def llm_api_has_the_key(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """The LLM API has one model: a key for anything else would be lost in silence."""
+    if job.engine.backend != "llmapi":
+        return
+    for key, field in Repository.model_fields.items():
+        value = getattr(job.repository, key)
+        if (
+            key not in _LLM_API_KEYS
+            and value is not None
+            and value != field.get_default(call_default_factory=True)
+        ):
+            message = f"nothing of the LLM API is told {key}"
+            hint = "remove it; further arguments of LLM() go into repository.parameters.tensorrt_llm"
+            if key == "instances":
+                message = "several instances of the LLM API share no MPI world, which is how ranks start here"
+                hint = "set it to 1, and submit the job once for each instance"
+            yield in_job("conflict", f"repository.{key}", message, hint, value)
 
 
 def one_window_before_lists(job: JobFile, cluster: ClusterProfile) -> Problems:
@@ -142,6 +177,7 @@ def _at_least(release: Release, version: str) -> bool:
 
 RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
     repository_keys_exist,
+    llm_api_has_the_key,
     one_window_before_lists,
     repository_has_tokenizer,
     repository_parameters_exist,

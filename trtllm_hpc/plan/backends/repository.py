@@ -228,11 +228,6 @@ def _phase(name: str, engine: str, instances: Sequence[Sequence[int]], first_ran
 
 
 def _llmapi(job: JobFile) -> ModelRecipe:
-    gpus = job.repository.gpu_device_ids
-    edits = ModelEdits(
-        decoupled=job.repository.decoupled,
-        instances=job.repository.instances,
-        parameters={} if gpus is None else {"gpu_device_ids": str(as_words(gpus))},
-    )
-    files = {"1/model.yaml": model_yaml(job)}
-    return ModelRecipe("tensorrt_llm", _LLMAPI_TEMPLATE, {}, edits, files=files)
+    # In model.yaml too; here for a server that is started without auto-completion.
+    edits = ModelEdits(decoupled=job.repository.decoupled)
+    return ModelRecipe("tensorrt_llm", _LLMAPI_TEMPLATE, {}, edits, files={"1/model.yaml": model_yaml(job)})
