@@ -112,9 +112,19 @@ def test_the_llm_api_has_one_model(files: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("repository", "field"), [("{instances: 2}", "instances"), ("{decoding_mode: top_k}", "decoding_mode")]
+    ("backend", "repository", "field"),
+    [
+        ("llmapi", "{instances: 2}", "instances"),
+        ("llmapi", "{decoding_mode: top_k}", "decoding_mode"),
+        ("reference", "{kv_cache_reuse: true}", "kv_cache_reuse"),
+        ("reference", "{parameters: {tensorrt_llm: {x: 1}}}", "parameters"),
+    ],
 )
-def test_the_llm_api_loses_no_key_in_silence(files: Folder, repository: str, field: str) -> None:
-    finding = files.finding(job("1.2.0", repository, backend="llmapi"), CLUSTER)
-    assert finding.field == f"repository.{field}"
-    assert files.load(job("1.2.0", "{kv_cache_reuse: true}", backend="llmapi"), CLUSTER)
+def test_no_key_is_lost_in_silence(files: Folder, backend: str, repository: str, field: str) -> None:
+    findings = files.findings(job("1.2.0", repository, backend=backend), CLUSTER)
+    assert f"repository.{field}" in {finding.field for finding in findings}
+
+
+def test_the_llm_api_takes_what_model_yaml_has(files: Folder) -> None:
+    loaded = files.load(job("1.2.0", "{kv_cache_reuse: true}", backend="llmapi"), CLUSTER)
+    assert loaded.job.repository.kv_cache_reuse

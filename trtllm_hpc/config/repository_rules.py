@@ -14,21 +14,34 @@ from trtllm_hpc.config.repository_keys import GROUPS, KEYS, PLANNED, as_words, s
 from trtllm_hpc.versions import Release, UnknownRelease
 from trtllm_hpc.versions.placeholders import Placeholder, known_placeholders
 
-_LLM_API_KEYS = (
-    "decoupled",
-    "tokenizer",
-    "parameters",
-    "batch_scheduler_policy",
-    "chunked_context",
-    "kv_cache_free_gpu_mem_fraction",
-    "kv_cache_host_memory_bytes",
-    "kv_cache_reuse",
-    "max_attention_window_size",
-    "max_tokens_in_paged_kv_cache",
-    "models",  # serve_rules has a better sentence
-    "sink_token_length",
-)
-"""Keys that ``model.yaml`` is written from."""
+_KEYS_OF: Mapping[str, tuple[str, ...]] = {
+    "llmapi": (
+        "decoupled",
+        "tokenizer",
+        "parameters",
+        "batch_scheduler_policy",
+        "chunked_context",
+        "kv_cache_free_gpu_mem_fraction",
+        "kv_cache_host_memory_bytes",
+        "kv_cache_reuse",
+        "max_attention_window_size",
+        "max_tokens_in_paged_kv_cache",
+        "models",  # serve_rules has a better sentence
+        "sink_token_length",
+    ),
+    "reference": (
+        "decoupled",
+        "preprocessing_instances",
+        "postprocessing_instances",
+        "bls_instances",
+        "accumulate_tokens",
+        "kv_cache_free_gpu_mem_fraction",
+        "max_queue_size",
+        "max_tokens_in_paged_kv_cache",
+        "models",
+    ),
+}
+"""Keys that do something where no template of upstream's pipeline is filled."""
 
 
 def _release(job: JobFile, cluster: ClusterProfile) -> Release | None:
@@ -59,23 +72,23 @@ def repository_keys_exist(job: JobFile, cluster: ClusterProfile) -> Problems:
             yield in_job("bad-value", f"repository.{key}", message, "choose another value", value)
 
 
-def llm_api_has_the_key(job: JobFile, cluster: ClusterProfile) -> Problems:
-    """The LLM API has one model: a key for anything else would be lost in silence."""
-    if job.engine.backend != "llmapi":
+def backend_has_the_key(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """A key that the backend's repository has no place for would be lost in silence."""
+    backend = job.engine.backend
+    if backend not in _KEYS_OF:
         return
     for key, field in Repository.model_fields.items():
         value = getattr(job.repository, key)
-        if (
-            key not in _LLM_API_KEYS
-            and value is not None
-            and value != field.get_default(call_default_factory=True)
-        ):
-            message = f"nothing of the LLM API is told {key}"
+        default = field.get_default(call_default_factory=True)
+        if key in _KEYS_OF[backend] or value is None or value == default:
+            continue
+        message, hint = f"nothing of the backend {backend} is told {key}", "remove it"
+        if backend == "llmapi":
             hint = "remove it; further arguments of LLM() go into repository.parameters.tensorrt_llm"
             if key == "instances":
                 message = "several instances of the LLM API share no MPI world, which is how ranks start here"
                 hint = "set it to 1, and submit the job once for each instance"
-            yield in_job("conflict", f"repository.{key}", message, hint, value)
+        yield in_job("conflict", f"repository.{key}", message, hint, value)
 
 
 def one_window_before_lists(job: JobFile, cluster: ClusterProfile) -> Problems:
@@ -177,7 +190,7 @@ def _at_least(release: Release, version: str) -> bool:
 
 RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
     repository_keys_exist,
-    llm_api_has_the_key,
+    backend_has_the_key,
     one_window_before_lists,
     repository_has_tokenizer,
     repository_parameters_exist,
