@@ -1,0 +1,114 @@
+"""Encoder-decoder models: two engines from one step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.plan.backends.making import found, job, options, steps
+from trtllm_hpc.plan.model import Place
+from trtllm_hpc.versions import releases
+
+T5 = {
+    "dtype": "float16",
+    "max_batch_size": 8,
+    "max_encoder_input_len": 1024,
+    "max_seq_len": 201,
+    "max_beam_width": 1,
+    "plugins": {"gemm": "float16", "bert_attention": "float16", "gpt_attention": "float16"},
+}
+"""docs/encoder_decoder.md of tensorrtllm_backend v0.16.0: INPUT_LEN=1024, OUTPUT_LEN=201."""
+
+
+def engines(release: str, family: str = "t5", **engine: Any) -> list[dict[str, tuple[str, ...]]]:
+    build = steps(job(release, family, engine={**T5, **engine}))[-1]
+    return [options(words) for words in build.commands]
+
+
+def test_both_are_built_by_one_step_from_one_conversion() -> None:
+    convert, build = steps(job("0.16.0", "t5", engine=T5))
+    assert options(convert.commands[0])["--model_type"] == ("t5",)
+    assert (
+        convert.commands[0][1] == "/tensorrtllm_backend/tensorrt_llm/examples/enc_dec/convert_checkpoint.py"
+    )
+    for part, words in zip(("encoder", "decoder"), build.commands, strict=True):
+        assert Place("convert", f"/{part}") in words and Place("output", f"/{part}") in words
+
+
+def test_the_words_of_upstream_s_guide() -> None:
+    encoder, decoder = engines("0.16.0")
+    both = {
+        "--moe_plugin": ("disable",),
+        "--max_beam_width": ("1",),
+        "--max_batch_size": ("8",),
+        "--gemm_plugin": ("float16",),
+        "--bert_attention_plugin": ("float16",),
+        "--gpt_attention_plugin": ("float16",),
+        "--context_fmha": ("disable",),
+    }
+    of_encoder = {"--kv_cache_type": ("disabled",), "--max_input_len": ("1024",)}
+    of_decoder = {
+        "--max_input_len": ("1",),
+        "--max_encoder_input_len": ("1024",),
+        "--max_seq_len": ("201",),
+    }
+    assert {name: encoder[name] for name in (*both, *of_encoder)} == both | of_encoder
+    assert {name: decoder[name] for name in (*both, *of_decoder)} == both | of_decoder
+    assert not {"--max_seq_len", "--max_encoder_input_len"} & set(encoder)
+    assert "--kv_cache_type" not in decoder
+
+
+def test_bart_keeps_fused_attention() -> None:
+    for words in engines("0.16.0", "bart"):
+        assert "--context_fmha" not in words
+    convert = steps(job("0.16.0", "bart", engine=T5))[0]
+    assert options(convert.commands[0])["--model_type"] == ("bart",)
+
+
+def test_before_0_13_the_encoder_s_cache_is_switched_off_in_other_words() -> None:
+    encoder, decoder = engines("0.12.0", kv_cache="paged")
+    assert encoder["--paged_kv_cache"] == ("disable",)
+    assert decoder["--paged_kv_cache"] == ("enable",)
+
+
+def test_the_prompt_s_length_stands_for_the_encoder_s_too() -> None:
+    encoder, decoder = engines("0.16.0", max_encoder_input_len=None, max_input_len=512, max_seq_len=1024)
+    assert encoder["--max_input_len"] == decoder["--max_encoder_input_len"] == ("512",)
+    assert decoder["--max_input_len"] == ("1",)
+
+
+@pytest.mark.parametrize("release", releases(), ids=lambda release: release.version)
+def test_every_option_exists_or_the_release_is_refused(release: Any) -> None:
+    made = job(release.version, "t5", engine=T5)
+    if found(made):
+        assert any(release.version in problem.message for problem in found(made))
+        return
+    command = release.command("trtllm-build", "t5")
+    for words in steps(made)[-1].commands:
+        for name, values in options(words).items():
+            option = command.options[name]
+            assert not option.choices or set(values) <= set(option.choices)
+
+
+@pytest.mark.parametrize("release", ["0.7.1", "0.9.0"])
+def test_older_releases_are_refused_with_the_first_that_can(release: str) -> None:
+    problems = [each for each in found(job(release, "t5")) if each.path[-1] == "encoder_decoder"]
+    assert problems and release in problems[0].message
+
+
+def test_what_does_not_go_with_it() -> None:
+    keys = {
+        ".".join(map(str, each.path)): each.message
+        for each in found(
+            job(
+                "0.16.0",
+                "t5",
+                engine={**T5, "context_fmha": True, "paged_context_fmha": True},
+                repository={"chunked_context": True},
+            )
+        )
+    }
+    assert set(keys) == {"engine.context_fmha", "repository.chunked_context"}
+    [problem] = found(job("0.16.0", "llama", engine={"encoder_decoder": True}))
+    assert problem.path == ("engine", "encoder_decoder") and "llama" in problem.message

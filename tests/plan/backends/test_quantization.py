@@ -1,0 +1,189 @@
+"""Quantization: which program does it in which release, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.plan.backends.making import found, job, notes, options, steps
+from trtllm_hpc.plan.model import Place
+
+
+def made(release: str, **quantization: Any) -> Any:
+    return job(release, engine={"dtype": "float16", "quantization": quantization})
+
+
+def said(release: str, **quantization: Any) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    """Options by step."""
+    return {step.name: options(step.commands[0]) for step in steps(made(release, **quantization))}
+
+
+@pytest.mark.parametrize("method", ["fp8", "int8_sq", "int4_awq", "w4a8_awq", "full_prec"])
+def test_calibrated_methods_by_quantize_py(method: str) -> None:
+    words = said("0.16.0", method=method, calibration_dataset="/data/cnn", calibration_size=32, batch_size=4)
+    assert list(words) == ["quantize", "build"]
+    wanted = {
+        "--qformat": (method,),
+        "--calib_dataset": ("/data/cnn",),
+        "--calib_size": ("32",),
+        "--batch_size": ("4",),
+        "--tp_size": ("1",),
+    }
+    assert {name: words["quantize"][name] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(("method", "precision"), [("int8_wo", "int8"), ("int4_wo", "int4")])
+@pytest.mark.parametrize(
+    ("release", "step"), [("0.7.1", "build"), ("0.8.0", "convert"), ("1.2.1", "convert")]
+)
+def test_weight_only_where_the_weights_are_read(method: str, precision: str, release: str, step: str) -> None:
+    words = said(release, method=method)[step]
+    assert words["--use_weight_only"] == () and words["--weight_only_precision"] == (precision,)
+
+
+def test_weight_only_by_quantize_py_where_asked() -> None:
+    assert said("0.16.0", method="int8_wo", tool="quantize")["quantize"]["--qformat"] == ("int8_wo",)
+
+
+def test_smoothquant_by_convert() -> None:
+    words = said("0.16.0", method="int8_sq", tool="convert", per_token=True, per_channel=True)["convert"]
+    assert (words["--smoothquant"], words["--per_token"], words["--per_channel"]) == (("0.5",), (), ())
+    words = said("0.16.0", method="int8_sq", tool="convert", smoothquant=0.8)["convert"]
+    assert words["--smoothquant"] == ("0.8",)
+
+
+def test_auto_names_formats_and_bits_and_no_format() -> None:
+    words = said("0.16.0", method="auto", auto_formats=["fp8", "int4_awq"], auto_bits=5.0)["quantize"]
+    assert (words["--autoq_format"], words["--auto_quantize_bits"]) == (("fp8,int4_awq",), ("5",))
+    assert "--qformat" not in words
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_the_cache_alone(kind: str) -> None:
+    words = said("0.16.0", kv_cache=kind)["quantize"]
+    assert (words["--kv_cache_dtype"], words["--qformat"]) == ((kind,), ("full_prec",))
+    assert f"--{kind}_kv_cache" in said("0.16.0", method="int8_wo", kv_cache=kind)["convert"]
+
+
+@pytest.mark.parametrize(
+    ("method", "file", "flags"),
+    [
+        ("fp8", "--quantized_fp8_model_path", {"--enable_fp8"}),
+        ("int4_awq", "--quant_ckpt_path", {"--use_weight_only", "--per_group", "--weight_only_precision"}),
+    ],
+)
+def test_build_py_reads_what_quantize_py_wrote(method: str, file: str, flags: set[str]) -> None:
+    """examples/llama/README.md of 0.7.0, 'FP8 Post-Training Quantization' and 'AWQ'."""
+    quantize, build = steps(made("0.7.1", method=method))
+    assert options(quantize.commands[0])["--export_path"] == ("<output>",)
+    words = build.commands[0]
+    assert words[words.index(file) + 1] == Place("quantize", "/llama_tp1_rank0.npz")
+    assert flags <= set(options(words)) and build.inputs == ("model", "quantize")
+
+
+def test_build_py_for_gpt_reads_nothing_of_quantize_py() -> None:
+    wanted = {"quantization": {"method": "fp8"}}
+    [problem] = found(job("0.7.1", "gpt", engine=wanted))
+    assert problem.path == ("engine", "quantization", "method") and "0.7.1" in problem.message
+
+
+def test_scales_of_llama_s_build_py_come_from_elsewhere() -> None:
+    [problem] = found(made("0.7.1", method="int8_sq"))
+    assert problem.path[-1] == "checkpoint" and "hf_llama_convert.py" in problem.hint
+    words = said("0.7.1", method="int8_sq", checkpoint="/models/sq0.5/1-gpu", per_token=True)["build"]
+    assert words["--ft_model_dir"] == ("/models/sq0.5/1-gpu",) and "--use_smooth_quant" in words
+    [step] = steps(made("0.7.1", method="int8_sq", checkpoint="/models/sq0.5/1-gpu"))
+    assert step.inputs == ("model", "/models/sq0.5/1-gpu")
+
+
+def test_gpt_s_are_computed_on_the_way() -> None:
+    wanted = {"quantization": {"method": "int8_sq", "smoothquant": 0.5}}
+    prepare, build = steps(job("0.7.1", "gpt", engine=wanted))
+    assert options(prepare.commands[0])["--smoothquant"] == ("0.5",)
+    assert "--use_smooth_quant" in options(build.commands[0])
+
+
+@pytest.mark.parametrize(
+    ("release", "option"),
+    [
+        ("0.9.0", "--ammo_quant_ckpt_path"),
+        ("0.10.0", "--modelopt_quant_ckpt_path"),
+        ("0.11.0", "--quant_ckpt_path"),
+    ],
+)
+def test_gptq_s_weights_by_the_name_of_the_day(release: str, option: str) -> None:
+    convert, _ = steps(
+        made(release, method="int4_gptq", checkpoint="/models/gptq.safetensors", group_size=64)
+    )
+    words = options(convert.commands[0])
+    assert words[option] == ("/models/gptq.safetensors",) and words["--group_size"] == ("64",)
+    assert words["--weight_only_precision"] == ("int4_gptq",) and "--per_group" in words
+    assert convert.inputs == ("model", "/models/gptq.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("release", "method", "since"),
+    [("0.7.1", "w4a8_awq", "0.8.0"), ("0.11.0", "fp8_rowwise", "0.12.0"), ("0.5.0", "int8_sq", None)],
+)
+def test_a_method_that_came_later_is_refused_with_its_release(
+    release: str, method: str, since: str | None
+) -> None:
+    messages = [problem.message for problem in found(made(release, method=method))]
+    assert any(release in message and (since or "") in message for message in messages)
+
+
+def test_samples_that_are_downloaded_are_a_note_and_no_refusal() -> None:
+    wanted = made("0.16.0", method="fp8")
+    assert found(wanted) == []
+    [note] = notes(wanted)
+    assert "cnn_dailymail" in note and "engine.quantization.calibration_dataset" in note
+    assert notes(made("0.16.0", method="fp8", calibration_dataset="/data/cnn")) == ()
+    assert notes(made("0.16.0", method="int8_wo")) == ()
+    [note] = notes(made("0.9.0", method="fp8"))
+    assert "cache of Hugging Face" in note
+
+
+@pytest.mark.parametrize(
+    ("quantization", "key"),
+    [
+        ({"method": "auto", "auto_bits": 5.0}, "auto_formats"),
+        ({"method": "auto", "auto_formats": ["fp8"]}, "auto_bits"),
+        ({"method": "int4_gptq"}, "checkpoint"),
+        ({"method": "fp8", "smoothquant": 0.5}, "smoothquant"),
+        ({"method": "fp8", "awq_block_size": 64}, "awq_block_size"),
+    ],
+)
+def test_keys_that_go_with_a_method(quantization: Mapping[str, Any], key: str) -> None:
+    assert key in {problem.path[-1] for problem in found(made("0.16.0", **quantization))}
+
+
+@pytest.mark.parametrize(
+    ("capability", "quantization", "refused"),
+    [
+        ("8.0", {"method": "fp8"}, True),
+        ("8.9", {"method": "fp8"}, False),
+        ("9.0", {"method": "w4a8_awq", "kv_cache": "fp8"}, False),
+        ("8.6", {"kv_cache": "fp8"}, True),
+        ("8.0", {"method": "int4_awq"}, False),
+        (None, {"method": "fp8"}, False),
+    ],
+)
+def test_fp8_needs_gpus_that_have_it(
+    capability: str | None, quantization: Mapping[str, Any], refused: bool
+) -> None:
+    from tests.plan.backends.making import cluster
+
+    problems = found(made("0.16.0", **quantization), cluster(compute_capability=capability))
+    assert bool(problems) is refused
+    assert all("8.9" in problem.message and str(capability) in problem.message for problem in problems)
+
+
+def test_volta_is_gone_from_0_16_on() -> None:
+    from tests.plan.backends.making import cluster
+
+    volta = cluster(compute_capability="7.0")
+    assert found(made("0.15.0"), volta) == []
+    [problem] = found(made("0.16.0"), volta)
+    assert "0.16.0" in problem.message

@@ -1,0 +1,82 @@
+"""Further words for upstream's programs, as a person writes them in a job file."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.config.conftest import files as files
+from tests.config.files import CLUSTER, JOB, Folder
+from tests.plan.backends.making import found, job, line, notes, options, steps
+
+ENGINE = (
+    JOB
+    + "model: {path: /models/llama, family: llama}\nengine:\n  backend: tensorrtllm\n"
+    + "  tensorrt_llm_version: 0.9.0\n  options:\n"
+)
+
+
+def test_they_are_the_last_words_of_their_program() -> None:
+    raw = {"build": ["--strip_plan", "--visualize_network"], "convert": ["--load_model_on_cpu"]}
+    convert, build = steps(job("0.16.0", engine={"options": raw}))
+    assert "--load_model_on_cpu --output_dir <output>" in line(convert.commands[0])
+    assert "--strip_plan --visualize_network --output_dir <output>" in line(build.commands[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "message", "hint"),
+    [
+        ("[--fast_build]", "build[0]", "trtllm-build has --fast_build since 0.12.0", "versions show 0.9.0"),
+        ("[--kv_cache_type, paged]", "build[0]", "since 0.13.0", "--paged_kv_cache"),
+        ("[--timing_cache, x]", "build[0]", "until 0.8.0, 0.9.0 dropped it", "--input_timing_cache"),
+        ("[--paged_stat, enable]", "build[0]", "no option '--paged_stat'", "did you mean --paged_state"),
+        ("[--strip, --paged_state, maybe]", "build[2]", "does not take 'maybe'", "enable"),
+        ("[--paged_state]", "build[0]", "wants a value", "add"),
+        ("[--weight_sparsity, '1']", "build[1]", "one word more", "remove"),
+        ("['4', --log_level, info]", "build[0]", "belongs to no option", "begin with"),
+        ("[--max_batch_size=4]", "build[0]", "by the toolkit itself", "set engine.max_batch_size"),
+        ("[--gemm_plugin, float16]", "build[0]", "by the toolkit itself", "set engine.plugins.gemm"),
+        ("[--output_dir, /x]", "build[0]", "by the toolkit itself", "cache of engines"),
+        ("[--gpus_per_node, '4']", "build[0]", "by the toolkit itself", "profile"),
+    ],
+)
+def test_what_the_release_would_refuse(
+    files: Folder, words: str, place: str, message: str, hint: str
+) -> None:
+    findings = files.findings(f"{ENGINE}    build: {words}\n", CLUSTER)
+    [finding] = [each for each in findings if each.field == f"engine.options.{place}"]
+    assert files.place(finding).startswith("job:7 ") and finding.code == "release"
+    assert message in finding.message and hint in (finding.hint or "")
+
+
+def test_words_for_a_program_that_does_not_run(files: Folder) -> None:
+    finding = files.finding(f"{ENGINE}    quantize: [--seed, '1']\n", CLUSTER)
+    assert finding.field == "engine.options.quantize"
+    assert "convert_checkpoint.py, then trtllm-build" in finding.message
+
+
+def test_a_word_that_the_release_ignores_is_a_note() -> None:
+    made = job("0.9.0", engine={"dtype": "float16", "options": {"build": ["--tp_size", "4"]}})
+    assert found(made) == []
+    [note] = notes(made)
+    assert note.startswith("engine.options.build: --tp_size does nothing.") and "checkpoint" in note
+
+
+def test_a_list_takes_several_words() -> None:
+    raw = {"convert": ["--gpt_variant=gpt2", "--nemo_rename_key", "a:b", "c:d"]}
+    convert, _ = steps(job("0.16.0", "gpt", engine={"options": raw}))
+    assert options(convert.commands[0])["--nemo_rename_key"] == ("a:b", "c:d")
+
+
+def test_a_short_spelling_is_the_same_option() -> None:
+    raw = {"convert": ["-sq", "0.5"]}
+    [problem] = found(job("0.16.0", engine={"options": raw}))
+    assert problem.hint == "set engine.quantization.smoothquant"
+
+
+def test_words_for_adapters() -> None:
+    lora = {"target_modules": ["attn_q"], "adapters": ["/adapters/a"]}
+    engine = {"max_lora_rank": 8, "lora": lora}
+    convert = steps(job("0.16.0", engine={**engine, "options": {"lora": ["--verbose"]}}))[0]
+    assert "--verbose" in options(convert.commands[0])
+    [problem] = found(job("0.16.0", engine={**engine, "options": {"lora": ["--storage-type", "float32"]}}))
+    assert problem.hint == "set engine.lora.storage_type"
