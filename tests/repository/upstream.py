@@ -25,7 +25,12 @@ _MODELS: Mapping[str, str] = {
     "disaggregated_serving_bls": "disaggregated_serving",
 }
 
-_TEXT_INPUTS = (("text_input", "STRING", "needed"), ("max_tokens", "INT32", "needed"))
+_TEXT_INPUTS = (
+    ("text_input", "STRING", "needed"),
+    ("max_tokens", "INT32", "needed"),
+    ("bad_words", "STRING", "optional"),
+    ("stop_words", "STRING", "optional"),
+)
 _TEXT_OUTPUTS = (("text_output", "STRING", "needed"), ("context_logits", "${logits_datatype}", "needed"))
 _TOKEN_INPUTS = (
     ("input_ids", "INT32", "needed"),
@@ -41,7 +46,12 @@ _TOKEN_OUTPUTS = (
 )
 _INPUTS: Mapping[str, Tensors] = {
     "ensemble": _TEXT_INPUTS,
-    "preprocessing": (("QUERY", "STRING", "needed"), ("REQUEST_OUTPUT_LEN", "INT32", "needed")),
+    "preprocessing": (
+        ("QUERY", "STRING", "needed"),
+        ("REQUEST_OUTPUT_LEN", "INT32", "needed"),
+        ("BAD_WORDS_DICT", "STRING", "optional"),
+        ("STOP_WORDS_DICT", "STRING", "optional"),
+    ),
     "tensorrt_llm": _TOKEN_INPUTS,
     "postprocessing": (("TOKENS_BATCH", "INT32", "needed"), ("SEQUENCE_LENGTH", "INT32", "needed")),
     "tensorrt_llm_bls": _TEXT_INPUTS,
@@ -66,6 +76,8 @@ _STEPS = """ensemble_scheduling {
       model_version: -1
       input_map { key: "QUERY" value: "text_input" }
       input_map { key: "REQUEST_OUTPUT_LEN" value: "max_tokens" }
+      input_map { key: "BAD_WORDS_DICT" value: "bad_words" }
+      input_map { key: "STOP_WORDS_DICT" value: "stop_words" }
       output_map { key: "INPUT_ID" value: "_INPUT_ID" }
       output_map { key: "REQUEST_INPUT_LEN" value: "_REQUEST_INPUT_LEN" }
       output_map { key: "REQUEST_OUTPUT_LEN" value: "_REQUEST_OUTPUT_LEN" }

@@ -28,14 +28,14 @@ class FakeContainer:
 
     def profile(self) -> dict[str, Any]:
         """The keys of a cluster profile that make jobs find it."""
-        paths = {"PATH": f"{self.folder / 'bin'}:$PATH", "PYTHONPATH": str(self.folder / "site")}
+        programs, site = shlex.quote(str(self.folder / "bin")), shlex.quote(str(self.folder / "site"))
         return {
             "container": {
                 "tensorrt_llm_version": self.release,
                 "examples": str(self.folder / "examples"),
                 "all_models": str(self.folder / "all_models"),
             },
-            "setup": [f'export {name}="{value}"' for name, value in paths.items()],
+            "setup": [f'export PATH={programs}:"$PATH"', f"export PYTHONPATH={site}"],
         }
 
 

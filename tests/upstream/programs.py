@@ -83,6 +83,9 @@ def _build_py(version: str, options: dict[str, Any]) -> None:
 
 def _engine(version: str, options: dict[str, Any], checkpoint: dict[str, Any]) -> None:
     output = _output(options)
+    if "gpus_per_node" in options:
+        # commands/build.py writes it into the layout, by default 8 whatever the node has.
+        checkpoint["mapping"]["gpus_per_node"] = int(options["gpus_per_node"] or 8)
     plugins = {name: value for name, value in options.items() if name.endswith("_plugin") and value}
     plugins["use_paged_context_fmha"] = options.get("use_paged_context_fmha") == "enable"
     build: dict[str, Any] = {

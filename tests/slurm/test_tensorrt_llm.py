@@ -1,0 +1,171 @@
+"""TensorRT-LLM's path on a real Slurm: upstream's programs and models are stand-ins, all between is real.
+
+The programs take the options of the release's list and refuse others; the
+models are Python behind a real tritonserver and answer with what they were
+configured with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.repository.python_models import SOURCES
+from tests.repository.upstream import write_all_models
+from tests.slurm.conftest import Person
+from tests.upstream.container import FakeContainer, make_container
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.records import RankRecord
+
+pytestmark = pytest.mark.slurm
+
+RELEASE = "0.16.0"
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "torch_dtype": "float16",
+}
+
+
+@dataclass
+class Site:
+    """A person whose cluster has a TensorRT-LLM container, as far as anybody can tell."""
+
+    person: Person
+    container: FakeContainer
+    model: Path
+    profile: Path
+
+    def job(self, name: str, **more: Any) -> Path:
+        engine = {"backend": "python", "tensor_parallel": 2, "dtype": "float16", "max_batch_size": 4}
+        return self.person.job(
+            name,
+            **{
+                "model": {"path": str(self.model)},
+                "engine": {**engine, "max_input_len": 64, "max_seq_len": 128, **more.pop("engine", {})},
+                "serve": {"nodes": 2, "ready_timeout_seconds": 120},
+                "companion": {"request": {"prompt": "hello", "max_tokens": 4}, "benchmark": None},
+                **more,
+            },
+        )
+
+    def submit(self, job: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], RunPaths]:
+        answer = self.person.types("submit", job, "--cluster", self.profile, "--wait", *words)
+        lines = [line for line in answer.stdout.splitlines() if line.startswith("  folder ")]
+        assert lines, answer.stdout + answer.stderr
+        return answer, RunPaths(lines[0].removeprefix("  folder "))
+
+    def calls(self) -> list[list[str]]:
+        """What upstream's programs were started with so far."""
+        return [json.loads(line) for line in self.container.calls.read_text().splitlines()]
+
+
+@pytest.fixture
+def site(person: Person, engine: Path) -> Iterator[Site]:
+    folder = person.folder / "a site"
+    model = folder / "Llama, tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(LLAMA))
+    (model / "model.safetensors").write_bytes(os.urandom(4096))
+    shutil.copytree(engine / "tokenizer", model, dirs_exist_ok=True, ignore=lambda *_: ["config.json"])
+    container = make_container(folder / "container", RELEASE, python=person.bin / "python")
+    write_all_models(folder / "container", RELEASE, SOURCES)
+    profile = folder / "profile.yaml"
+    known = {"compute_capability": "9.0", "engines_folder": str(folder / "engines")}
+    plain = dict(line.split(": ", 1) for line in person.profile.read_text().splitlines())
+    values = {name: json.dumps(value) for name, value in {**known, **container.profile()}.items()}
+    profile.write_text("\n".join(f"{name}: {value}" for name, value in {**plain, **values}.items()))
+    subprocess.run(["chown", "-R", f"--reference={person.folder}", folder], check=True)
+    yield Site(person, container, model, profile)
+    shutil.rmtree(folder)
+
+
+def answers(run: RunPaths) -> list[str]:
+    record = read_json(run.answer)
+    assert record is not None
+    return [answer["text"] for answer in record["answers"]]
+
+
+def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(site: Site) -> None:
+    answer, run = site.submit(site.job("first"))
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "engine: not in the cache" in answer.stdout and "build: has ended well" in answer.stderr
+    # The fake models answer with their engine's and their tokenizer's folder.
+    assert answers(run) == [f"hello|{run.engine}|{site.model}"] * 2
+    convert, build = site.calls()
+    assert convert[0] == "convert_checkpoint.py" and convert[convert.index("--tp_size") + 1] == "2"
+    assert build[0] == "trtllm-build" and build[build.index("--max_seq_len") + 1] == "128"
+    assert build[build.index("--gpus_per_node") + 1] == "1"  # two nodes, a rank each
+    assert sorted(file.name for file in run.engine.glob("*.engine")) == ["rank0.engine", "rank1.engine"]
+    ranks = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
+    assert len({rank.host for rank in ranks if rank}) == 2
+
+    again, second = site.submit(site.job("second"))
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "engine: found in the cache" in again.stdout and "build" not in second_stages(second)
+    assert len(site.calls()) == 2 and second.engine.resolve() == run.engine.resolve()
+
+    # Only the build differs: the conversion is found again.
+    third, _ = site.submit(site.job("third", engine={"max_batch_size": 2}))
+    assert third.returncode == 0, third.stdout + third.stderr
+    assert "max_batch_size" in third.stdout  # what differs from the nearest
+    assert [call[0] for call in site.calls()[2:]] == ["trtllm-build"]
+    assert site.person.types("engines", "verify", "--cluster", site.profile).returncode == 0
+    assert site.person.leftovers() == []
+
+
+def second_stages(run: RunPaths) -> list[str]:
+    record = read_json(run.plan)
+    assert record is not None
+    return [stage["name"] for stage in record["stages"]]
+
+
+def test_another_release_in_the_container_than_planned_is_told_with_both(site: Site) -> None:
+    metadata = next((site.container.folder / "site").rglob("METADATA"))
+    metadata.write_text(metadata.read_text().replace(RELEASE, "0.17.0"))
+    answer, run = site.submit(site.job("mismatch"))
+    assert answer.returncode == ExitCode.BUILD, answer.stdout + answer.stderr
+    log = run.rank_log("build", 0).read_text()
+    assert "0.16.0" in log and "0.17.0" in log and "Traceback" not in log
+    assert not site.container.calls.exists(), "nothing was started with the wrong release"
+
+
+def test_a_word_that_upstream_refuses_ends_the_build_in_its_own_words(site: Site) -> None:
+    """As when the lists here are wrong about a release: the log has upstream's own sentence."""
+    program = site.container.folder / "bin" / "trtllm-build"
+    program.write_text(program.read_text().replace('"$@"', '"$@" --no_such_option'))
+    answer, run = site.submit(site.job("refused"))
+    assert answer.returncode == ExitCode.BUILD, answer.stdout + answer.stderr
+    assert "unrecognized arguments: --no_such_option" in run.rank_log("build", 0).read_text()
+    program.write_text(program.read_text().replace(" --no_such_option", ""))
+    mended, _ = site.submit(site.job("mended"))
+    assert mended.returncode == 0, mended.stdout + mended.stderr
+    refused, built = site.calls()[1:]  # after the one conversion, which both runs share
+    assert refused[-1] == "--no_such_option" and built == refused[:-1]
+
+
+def test_the_repository_is_made_in_the_job_where_only_the_nodes_have_the_templates(site: Site) -> None:
+    """As in a container: /tmp is each node's own."""
+    templates = site.container.folder / "all_models"
+    for node in site.person.sandbox.nodes:
+        node.run(["cp", "-r", str(templates), "/tmp/all_models"])
+    answer, run = site.submit(site.job("in-job"), "--set", "cluster.container.all_models=/tmp/all_models")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "repository: ensemble" in run.rank_log("repository", 0).read_text()
+    assert answers(run) == [f"hello|{run.engine}|{site.model}"] * 2
