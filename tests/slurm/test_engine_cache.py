@@ -1,0 +1,153 @@
+"""The engine cache on a real Slurm: builds that race, and builds that are killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.conftest import Person, eventually, user_processes
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import read_events
+from trtllm_hpc.sandbox import Machine
+
+pytestmark = pytest.mark.slurm
+
+# Owners on another node can only be judged by their silence: a minute in life, seconds here.
+PATIENCE = {"TRTLLM_HPC_LOCK_BEAT_SECONDS": "0.3", "TRTLLM_HPC_LOCK_DEAD_SECONDS": "2"}
+
+KILLS = 20
+
+VICTIMS = [*("runtime", "builder", "everything") * 3, "slurmstepd"]
+"""The last leaves the step's processes to nobody: they build on, and the next submit waits for them."""
+
+
+def one_rank(**more: Any) -> dict[str, Any]:
+    """Sections of a job file whose engine goes into a cache of the test's own."""
+    sections: dict[str, Any] = {
+        "engine": {"tensor_parallel": 1},
+        "build": {"cpus": 1},
+        "serve": {"cpus_per_rank": 1, "ready_timeout_seconds": 120},
+        "companion": {"request": {"max_tokens": 4}, "benchmark": None},
+    }
+    for section, values in more.items():
+        sections[section] = {**sections.get(section, {}), **values}
+    return sections
+
+
+@pytest.fixture
+def engines(person: Person) -> Path:
+    """An empty cache on the file system that the nodes share."""
+    folder = person.folder / f"engines {time.monotonic_ns()}"
+    person.environment = {"TRTLLM_HPC_ENGINES": str(folder)}
+    return folder
+
+
+def states(run: RunPaths) -> list[str]:
+    """What became of the run's build step, in order."""
+    return [event.data["state"] for event in read_events(run, "build") if event.name == "engine_step"]
+
+
+def is_building(run: RunPaths) -> bool:
+    return "building" in states(run)
+
+
+def assert_clean(person: Person, engines: Path, count: int) -> None:
+    """Every entry is whole to the last byte, and nothing else is left."""
+    checked = person.types("engines", "verify")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    listed = json.loads(person.types("engines", "list", "--json").stdout)
+    assert [item["state"] for item in listed] == ["whole"] * count
+    for item in listed:
+        names = {path.name.split(".")[0] for path in (engines / item["name"]).iterdir()}
+        assert names <= {"key", "lock", "output", "used", "uses"}, names
+
+
+def test_two_builds_race_and_both_serve(person: Person, engines: Path) -> None:
+    job = person.job("race", **one_rank())
+    words = ("trtllm-hpc", "submit", job, "--cluster", person.profile, "--wait", "--json")
+    processes = [person.command(*words) for _ in range(2)]
+    outputs = [process.communicate(timeout=150) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    runs = [RunPaths(json.loads(output)["folder"]) for output, _ in outputs]
+    assert sorted(states(run)[0] for run in runs) == ["building", "waiting"], [states(run) for run in runs]
+    assert sorted(states(run)[-1] for run in runs) == ["built", "found"]
+    waiting = next(run for run in runs if states(run)[0] == "waiting")
+    assert "waits for the same output, being built by job" in waiting.rank_log("build", 0).read_text()
+    assert len({run.engine.resolve() for run in runs}) == 1
+    assert len({json.loads(run.answer.read_text())["answers"][0]["text"] for run in runs}) == 1
+    assert_clean(person, engines, 1)
+    again, run = person.submit(job)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "engine: found in the cache (engine-" in again.stdout and "  build:" not in again.stdout
+    assert [stage["stage"] for stage in person.status(run)["stages"]] == ["serve", "companion"]
+
+
+def kill(node: Machine, victim: str) -> list[int]:
+    """kill -9 one part of the build that runs on a node; the processes that were hit."""
+    mine = user_processes(node)
+    steps = [it for it in node.processes() if it.arguments[0].startswith("slurmstepd:")]
+    chosen = {
+        "runtime": [it for it in mine if "python" in it.arguments[0] and it.arguments[-1] == "engine"],
+        "builder": [it for it in mine if "trtllm_hpc.reference.build" in it.arguments],
+        "everything": mine,
+        "slurmstepd": [it for it in steps if ".0]" in it.arguments[0]],
+    }[victim]
+    for process in chosen:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    return [process.pid for process in chosen]
+
+
+def kill_once(person: Person, job: Path, node: Machine, victim: str, moment: float) -> RunPaths:
+    """Submit, and kill so many seconds after the build began."""
+    _, run = person.submit(job, "--set", f'cluster.sbatch_options=["--nodelist={node.name}"]', wait=False)
+    assert eventually(partial(is_building, run), 30), person.status(run)
+    time.sleep(moment)
+    done = run.engine.is_symlink()
+    hit = kill(node, victim)
+    print(f"{victim} on {node.name} after {moment:.2f} s: {hit} of {run.run_id}, {states(run)}")
+    assert hit or done, run.rank_log("build", 0).read_text()
+    person.slurm("scancel", "--me")
+    assert eventually(lambda: person.jobs_in_queue() == [], 30)
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    return run
+
+
+@pytest.mark.timeout(400)
+def test_a_build_killed_at_any_moment_is_finished_by_the_next_submit(person: Person, engines: Path) -> None:
+    """Twenty times, on either node, whatever part of it is killed."""
+    person.environment |= PATIENCE  # sbatch hands it on
+    chance = random.Random()
+    seed, begun = 0, False
+    for number in range(KILLS):
+        if not begun:
+            seed, begun = seed + 1, True
+            job = person.job("killed", **one_rank(model={"synthetic": "tiny-llama", "seed": seed}))
+        node, victim = person.sandbox.nodes[number % 2], VICTIMS[number % len(VICTIMS)]
+        run = kill_once(person, job, node, victim, chance.uniform(0, 3))
+        begun = not run.engine.is_symlink()
+        if begun and number % 5 == 4:
+            begun = False
+            finish(person, job, wait=False)
+        if not begun:
+            assert_clean(person, engines, seed)
+    finish(person, job, wait=True)
+    assert_clean(person, engines, seed)
+
+
+def finish(person: Person, job: Path, *, wait: bool) -> None:
+    """The next submit, to the end of its build; or to the end of everything."""
+    answer, run = person.submit(job, wait=wait)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert eventually(run.engine.is_symlink, 60), person.status(run)
+    person.slurm("scancel", "--me")
+    assert eventually(lambda: person.jobs_in_queue() == [], 30)
