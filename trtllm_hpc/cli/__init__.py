@@ -25,7 +25,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Measure the served model with an open-loop load.",
     "cancel": "Cancel every job of a run.",
     "engines": "List, verify and prune the cache of built engines.",
-    "templates": "The model templates that an image carries, and what a job makes of them.",
+    "templates": "The model templates of an image, and what a job makes of them.",
     "versions": "Tell what the releases of TensorRT-LLM have.",
     "sandbox": "A real Slurm cluster on this one machine.",
 }
