@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.plan.memory_models import GPT_2, LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, MIXTRAL_8X7B, QWEN_05B
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -300,6 +302,34 @@ def test_activations_as_logged_for_a_long_step_with_all_logits() -> None:
     limits: dict[str, Any] = {"max_num_tokens": 128_000, "gather_context_logits": True, "max_batch_size": 1}
     buffers = planned(LLAMA_3_8B, **limits).room.buffers
     assert buffers.activations == pytest.approx(37812.51 * 2**20, rel=0.2)
+
+
+@given(
+    heads=st.sampled_from([4, 8, 16, 32]),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    layers=st.sampled_from([4, 8, 12]),
+    hidden=st.sampled_from([256, 1024]),
+    vocabulary=st.integers(100, 200_000),
+    tensor=st.sampled_from([1, 2, 4]),
+    pipeline=st.sampled_from([1, 2, 4]),
+)
+def test_more_ranks_take_less_each_and_no_less_together(
+    heads: int, kv_heads: int, layers: int, hidden: int, vocabulary: int, tensor: int, pipeline: int
+) -> None:
+    model = {
+        **LLAMA_2_7B,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+    }
+    alone = planned(model).room
+    split = planned(model, tensor_parallel=tensor, pipeline_parallel=pipeline).room
+    assert split.weights <= alone.weights + 2 * hidden  # a row more where the vocabulary is padded
+    assert split.weights * tensor * pipeline >= alone.weights
+    assert alone.kv_per_token / (tensor * pipeline) <= split.kv_per_token <= alone.kv_per_token
+    assert split.tokens is not None and alone.tokens is not None and split.tokens >= alone.tokens - 64
 
 
 # The reference backend -----------------------------------------------------------------------------

@@ -135,6 +135,25 @@ def test_engine_and_planned_release_are_compared(engine: Path, release: str, wro
         assert "is of TensorRT-LLM 0.16.0, but the container has 0.17.0" in verdict
 
 
+def test_the_container_s_real_release_is_compared_with_the_planned_one(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site-packages"
+    metadata = site / "tensorrt_llm-0.17.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: 0.17.0\n")
+    (site / "tensorrt_llm").mkdir()
+    (site / "tensorrt_llm" / "__init__.py").write_text("raise SystemExit('it was imported')")
+    monkeypatch.syspath_prepend(str(site))
+    verdict = judge(world(), Expected(4, 2, 2, None, 4, release="0.16.0"), whole=True)
+    assert verdict is not None
+    assert verdict.startswith("the container has TensorRT-LLM 0.17.0, but the plan is for 0.16.0; set")
+    assert judge(world(), Expected(4, 2, 2, None, 4, release="0.17.0"), whole=True) is None
+    # The engine must be of what is really there, whatever was planned.
+    verdict = judge(world(), Expected(4, 2, 2, engine, 4, release="0.17.0"), whole=True)
+    assert verdict is not None and "is of TensorRT-LLM 0.16.0, but the container has 0.17.0" in verdict
+
+
 def test_little_locked_memory_is_a_doubt_where_nodes_talk(engine: Path) -> None:
     expected = Expected(4, 2, 2, engine, 4)
     assert doubts(world(), expected) == []

@@ -183,10 +183,11 @@ class _Planner:
     def judge(self, room: Room) -> tuple[Verdict, str, str | None]:
         """Whether the layout holds what the job file promises, as a sentence and a remedy."""
         if room.capacity is None:
-            where = (
-                "the profile's gpu_memory_gib" if self.cluster.gpus_per_node else "serve.memory_gib_per_node"
-            )
-            return "unknown", f"how many tokens fit depends on {where}, which is not set", f"set {where}"
+            if self.cluster.gpus_per_node:
+                where, remedy = "gpu or gpu_memory_gib", "set gpu in the profile, e.g. to h100-80gb"
+            else:
+                where, remedy = "serve.memory_gib_per_node", "set serve.memory_gib_per_node"
+            return "unknown", f"how many tokens fit depends on {where}, which is not set", remedy
         taken = f"weights {gib(room.weights)} and buffers of about {gib(room.buffers.total)}"
         if room.cache is None or room.cache < 0:
             return "fail", f"{taken} do not fit into {gib(room.capacity)} a rank", "quantize the model"
