@@ -109,7 +109,7 @@ def write_all_models(folder: Path, version: str, sources: Mapping[str, str] | No
     all_models = folder / "all_models"
     for model, group in _MODELS.items():
         here = placeholders_of(version, group, model)
-        if here:
+        if here or model == "ensemble":  # that of 0.5 has numbers only
             template = all_models / group / model
             (template / "1").mkdir(parents=True)
             (template / "config.pbtxt").write_text(_config(version, model, here), encoding="utf-8")
