@@ -6,6 +6,7 @@ person to review with ``git diff``; no test ever does.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_repository, render_scripts
+from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -73,6 +75,107 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "container": {"runtime": "apptainer", "image": "/images/triton.sif", "mounts": ["/engines"]},
         },
     ),
+    "tensorrt-llm-two-nodes": (
+        {
+            "name": "llama-70b-fp8",
+            "model": {"path": "/models/it's Llama 3", "synthetic": None, "family": "llama"},
+            "engine": {
+                "backend": "tensorrtllm",
+                "tensor_parallel": 4,
+                "pipeline_parallel": 2,
+                "max_batch_size": 64,
+                "max_input_len": 2048,
+                "max_seq_len": 3072,
+                "paged_context_fmha": True,
+                "quantization": {
+                    "method": "fp8",
+                    "kv_cache": "fp8",
+                    "calibration_dataset": "/data/cnn dailymail",
+                },
+                "workers": 4,
+            },
+            "build": {"gpus": 4},
+            "repository": {"kv_cache_reuse": True, "batch_scheduler_policy": "max_utilization"},
+            "serve": {"nodes": 2},
+        },
+        {
+            "name": "pyxis",
+            "gpus_per_node": 4,
+            "gpu": "h100-80gb",
+            "engines_folder": "/scratch/ana/engines of june",
+            "container": {
+                "runtime": "pyxis",
+                "image": "/images/tritonserver_24.12-trtllm-python-py3.sqsh",
+                "mounts": ["/models:/models:ro", "/src/tensorrtllm_backend:/tensorrtllm_backend:ro"],
+            },
+        },
+    ),
+    "llmapi-two-nodes": (
+        {
+            "name": "llama-llmapi",
+            "model": {"path": "/models/llama", "synthetic": None},
+            "engine": {"backend": "llmapi", "tensor_parallel": 8},
+            "serve": {"nodes": 2},
+            "companion": {"enabled": False},
+        },
+        {
+            "name": "pyxis",
+            "gpus_per_node": 4,
+            "container": {
+                "runtime": "pyxis",
+                "image": "nvcr.io#nvidia/tritonserver:25.12-trtllm-python-py3",
+                "mounts": ["/models:/models:ro"],
+            },
+        },
+    ),
+    "disaggregated": (
+        {
+            "name": "split",
+            "model": {"path": "/models/llama", "synthetic": None, "family": "llama"},
+            "engine": {"backend": "tensorrtllm", "tensor_parallel": 2, "dtype": "float16"},
+            "serve": {
+                "mode": "disaggregated",
+                "disaggregated": {
+                    "context": {"instances": [[0, 1]]},
+                    "generation": {"instances": [[2, 3], [4, 5]]},
+                },
+            },
+            "companion": {"benchmark": None},
+        },
+        {
+            "name": "apptainer",
+            "gpus_per_node": 8,
+            "container": {
+                "runtime": "apptainer",
+                "image": "/images/triton.sif",
+                "tensorrt_llm_version": "0.16.0",
+            },
+        },
+    ),
+    "orchestrator": (
+        {
+            "name": "two-copies",
+            "engine": {
+                "backend": "tensorrtllm",
+                "directory": "/engines/llama tp2",
+                "tensor_parallel": 2,
+            },
+            "repository": {
+                "tokenizer": "/models/llama",
+                "models": [
+                    {"name": "tensorrt_llm", "gpu_device_ids": [0, 1]},
+                    {"name": "tensorrt_llm_2", "gpu_device_ids": [2, 3]},
+                ],
+            },
+            "serve": {"mode": "orchestrator"},
+            "companion": {"benchmark": None},
+        },
+        {
+            "name": "bare",
+            "gpus_per_node": 4,
+            "container": {"tensorrt_llm_version": "0.16.0", "all_models": "/opt/all models"},
+        },
+    ),
     "local": (
         {"name": "tiny-llama", "engine": {"tensor_parallel": 2}},
         {"name": "local", "scheduler": "local", "triton": {"server": "pytriton"}},
@@ -96,6 +199,8 @@ def render_case(name: str) -> dict[str, str]:
     files.update(
         {f"repository/{file}": text for file, text in render_repository(plan).items() if "pbtxt" in file}
     )
+    if isinstance(plan.repository, RepositoryRecipe):
+        files["repository.json"] = json.dumps(plan.repository.as_json(), indent=2, ensure_ascii=False) + "\n"
     return files
 
 

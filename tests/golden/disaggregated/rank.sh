@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# One rank of the server; every task of the serve step runs this.
+# Rendered by trtllm-hpc 0.1.0.
+set -euo pipefail
+run='/scratch/ana/runs of june/disaggregated'
+rank=${SLURM_PROCID}
+# Two jobs may share a node, and two ranks too: the name of the shared memory
+# that Triton's Python backend makes carries both.
+prefix="trt${TRTLLM_HPC_JOB_ID}_${rank}_"
+
+# Triton's Python backend puts the model's path into a shell command as it is, so it
+# gets one without spaces or quotes: a link in a folder of this rank's own.
+scratch=$(mktemp -d "/tmp/${prefix}XXXXXXXX")
+ln -s "$run/repository" "$scratch/repository"
+
+# Containers on Slurm have no --ulimit option: take what the host allows.
+ulimit -S -l "$(ulimit -H -l)"
+export TRTLLM_ORCHESTRATOR=1
+export TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES=0
+
+arguments=(
+  --model-repository="$scratch/repository"
+  --disable-auto-complete-config
+  --backend-config="python,shm-region-prefix-name=$prefix"
+)
+if [ "$rank" -eq 0 ]; then
+  # The leader: the whole repository, and the ports.
+  arguments+=(
+    --http-port="$TRTLLM_HPC_HTTP_PORT"
+    --grpc-port="$TRTLLM_HPC_GRPC_PORT"
+    --metrics-port="$TRTLLM_HPC_METRICS_PORT"
+  )
+else
+  # A worker: it never returns from loading its part, and opens no port.
+  arguments+=(
+    --model-control-mode=explicit
+    --load-model=context
+    --load-model=generation
+    --allow-http=false
+    --allow-grpc=false
+    --allow-metrics=false
+  )
+fi
+
+exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=7 \
+  --ranks-per-node=7 --prefix="$prefix" --scratch="$scratch" \
+  --ready-timeout-seconds=600 \
+  --companion-start-seconds=3600 --companion-silence-seconds=120 \
+  --server=tritonserver -- "${arguments[@]}"
