@@ -12,7 +12,7 @@ from tests.plan.memory_models import GPT_2, LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B,
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.memory import MemoryPlan, plan_memory
-from trtllm_hpc.plan.memory_model import UnknownModel, read_shape
+from trtllm_hpc.plan.memory_families import UnknownModel, read_shape
 from trtllm_hpc.versions import release_of_version
 
 GIB = 2**30

@@ -12,8 +12,8 @@ from tests.checks.engines import new_engine, old_engine
 from tests.runtime.conftest import Runtime
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import write_json
-from trtllm_hpc.runtime.preflight import Expected, Found, doubts, judge
 from trtllm_hpc.runtime.records import RankRecord, read_events
+from trtllm_hpc.runtime.verdict import Expected, Found, doubts, judge
 
 
 @pytest.fixture

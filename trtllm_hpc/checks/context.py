@@ -14,7 +14,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.model_folder import read_model_config
 from trtllm_hpc.config.releases import release_of
 from trtllm_hpc.config.slurm_facts import Partition, ask_mpi_plugins, ask_partitions, has_pyxis
-from trtllm_hpc.plan.memory_model import synthetic_config
+from trtllm_hpc.plan.memory_families import synthetic_config
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.checks.engine_config import EngineConfig, NotAnEngine, read_engines
 from trtllm_hpc.runtime.checks.outcome import Outcome

@@ -54,7 +54,7 @@ def divides(context: Context) -> Outcome:
     config, engine = context.model_config, context.job.engine
     if config is None:
         return unknown("the model's config.json cannot be read here")
-    from trtllm_hpc.plan.memory_model import UnknownModel, read_shape
+    from trtllm_hpc.plan.memory_families import UnknownModel, read_shape
     from trtllm_hpc.plan.memory_weights import parallel_of
 
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtllm_hpc.checks.context import Check, Context
 from trtllm_hpc.plan.memory import MemoryPlan, plan_memory
-from trtllm_hpc.plan.memory_model import UnknownModel
+from trtllm_hpc.plan.memory_families import UnknownModel
 from trtllm_hpc.runtime.checks.outcome import Outcome, unknown
 
 

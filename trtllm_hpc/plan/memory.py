@@ -12,8 +12,9 @@ from typing import Any, Literal
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.memory_buffers import Buffers, buffers_of
+from trtllm_hpc.plan.memory_families import Config, read_shape
 from trtllm_hpc.plan.memory_limits import Limits, limits_of
-from trtllm_hpc.plan.memory_model import Config, ModelShape, read_shape
+from trtllm_hpc.plan.memory_model import ModelShape
 from trtllm_hpc.plan.memory_weights import (
     Parallel,
     cache_bytes_of,

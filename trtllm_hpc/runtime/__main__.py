@@ -128,7 +128,8 @@ def _leader(paths: RunPaths, options: argparse.Namespace) -> int:
 
 
 def _preflight(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.preflight import Expected, run_preflight
+    from trtllm_hpc.runtime.preflight import run_preflight
+    from trtllm_hpc.runtime.verdict import Expected
 
     expected = Expected(
         options.world_size,
