@@ -210,6 +210,8 @@ def person(cluster: Sandbox, installed: Path, home: Path) -> Iterator[Person]:
                 "gpus_per_node: 4",
                 "triton: {server: pytriton}",
                 f"runs_folder: {json.dumps(str(home / 'runs'))}",
+                # Of this test's own: what another test has built would leave out the build stage.
+                f"engines_folder: {json.dumps(str(home / f'engines {time.monotonic_ns()}'))}",
             ]
         )
     )

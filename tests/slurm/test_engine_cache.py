@@ -43,14 +43,6 @@ def one_rank(**more: Any) -> dict[str, Any]:
     return sections
 
 
-@pytest.fixture
-def engines(person: Person) -> Path:
-    """An empty cache on the file system that the nodes share."""
-    folder = person.folder / f"engines {time.monotonic_ns()}"
-    person.environment = {"TRTLLM_HPC_ENGINES": str(folder)}
-    return folder
-
-
 def states(run: RunPaths) -> list[str]:
     """What became of the run's build step, in order."""
     return [event.data["state"] for event in read_events(run, "build") if event.name == "engine_step"]
@@ -60,18 +52,18 @@ def is_building(run: RunPaths) -> bool:
     return "building" in states(run)
 
 
-def assert_clean(person: Person, engines: Path, count: int) -> None:
+def assert_clean(person: Person, count: int) -> None:
     """Every entry is whole to the last byte, and nothing else is left."""
-    checked = person.types("engines", "verify")
+    checked = person.types("engines", "verify", "--cluster", person.profile)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    listed = json.loads(person.types("engines", "list", "--json").stdout)
+    listed = json.loads(person.types("engines", "list", "--cluster", person.profile, "--json").stdout)
     assert [item["state"] for item in listed] == ["whole"] * count
     for item in listed:
-        names = {path.name.split(".")[0] for path in (engines / item["name"]).iterdir()}
+        names = {path.name.split(".")[0] for path in Path(item["folder"]).parent.iterdir()}
         assert names <= {"key", "lock", "output", "used", "uses"}, names
 
 
-def test_two_builds_race_and_both_serve(person: Person, engines: Path) -> None:
+def test_two_builds_race_and_both_serve(person: Person) -> None:
     job = person.job("race", **one_rank())
     words = ("trtllm-hpc", "submit", job, "--cluster", person.profile, "--wait", "--json")
     processes = [person.command(*words) for _ in range(2)]
@@ -84,7 +76,7 @@ def test_two_builds_race_and_both_serve(person: Person, engines: Path) -> None:
     assert "waits for the same output, being built by job" in waiting.rank_log("build", 0).read_text()
     assert len({run.engine.resolve() for run in runs}) == 1
     assert len({json.loads(run.answer.read_text())["answers"][0]["text"] for run in runs}) == 1
-    assert_clean(person, engines, 1)
+    assert_clean(person, 1)
     again, run = person.submit(job)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "engine: found in the cache (engine-" in again.stdout and "  build:" not in again.stdout
@@ -123,9 +115,9 @@ def kill_once(person: Person, job: Path, node: Machine, victim: str, moment: flo
 
 
 @pytest.mark.timeout(400)
-def test_a_build_killed_at_any_moment_is_finished_by_the_next_submit(person: Person, engines: Path) -> None:
+def test_a_build_killed_at_any_moment_is_finished_by_the_next_submit(person: Person) -> None:
     """Twenty times, on either node, whatever part of it is killed."""
-    person.environment |= PATIENCE  # sbatch hands it on
+    person.environment = PATIENCE  # sbatch hands it on
     chance = random.Random()
     seed, begun = 0, False
     for number in range(KILLS):
@@ -139,9 +131,9 @@ def test_a_build_killed_at_any_moment_is_finished_by_the_next_submit(person: Per
             begun = False
             finish(person, job, wait=False)
         if not begun:
-            assert_clean(person, engines, seed)
+            assert_clean(person, seed)
     finish(person, job, wait=True)
-    assert_clean(person, engines, seed)
+    assert_clean(person, seed)
 
 
 def finish(person: Person, job: Path, *, wait: bool) -> None:
