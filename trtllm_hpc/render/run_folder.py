@@ -124,8 +124,9 @@ def runtime_zipapp(further: Mapping[str, bytes] | None = None) -> bytes:
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
-            # A fixed date, so that the bytes depend on the code alone.
-            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
+            # A fixed date, so that the bytes depend on the code alone. A ZipInfo brings its own compression:
+            # none, unless it is told here.
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
     return b"#!/usr/bin/env python3\n" + buffer.getvalue()
 
 
