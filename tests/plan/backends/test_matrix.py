@@ -151,6 +151,7 @@ ELSEWHERE = {
     "options.lora": "test_raw_options.py",
 }
 
+SITE = cluster()
 RELEASE = re.compile(r"\b(" + "|".join(re.escape(release.version) for release in releases()) + r")\b")
 
 
@@ -191,12 +192,12 @@ def test_every_key_is_rendered_or_refused_with_a_release(release: Release, famil
 def _refused(made: JobFile) -> list[Problem]:
     """What the rules of releases say; those of other things would only take time."""
     rules = (*release_rules.RULES, *engine_rules.RULES)
-    return [problem for rule in rules for problem in rule(made, cluster())]
+    return [problem for rule in rules for problem in rule(made, SITE)]
 
 
 def _exists(made: JobFile, release: Release, family: str) -> None:
     """Every option is in the release's list, and takes the value."""
-    for step in planned(made):
+    for step in planned(made, SITE):
         for words in step.commands:
             command = _command(step, words, made, release, family)
             for name, values in options(words).items():
