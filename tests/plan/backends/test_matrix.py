@@ -71,9 +71,12 @@ SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "parallel_embedding": ({"parallel_embedding": True},),
     "plugins": tuple(
         {"plugins": {name: value}}
-        for name in ("gpt_attention", "gemm", "lookup", "rmsnorm", "layernorm", "moe", "nccl", "mamba_conv1d",
-                     "bert_attention", "gemm_swiglu", "fp8_rowwise_gemm", "low_latency_gemm", "dora")
+        for name in ("gpt_attention", "gemm")
         for value in ("auto", "float16", "bfloat16", "fp8", "enable", "disable")
+    ) + tuple(
+        {"plugins": {name: "auto"}}
+        for name in ("lookup", "rmsnorm", "layernorm", "moe", "nccl", "mamba_conv1d", "bert_attention",
+                     "gemm_swiglu", "fp8_rowwise_gemm", "low_latency_gemm", "dora")
     ),
     "hidden_act": ({"hidden_act": "gelu"},),
     "quantization.method": tuple(
