@@ -280,6 +280,24 @@ def test_a_decoupled_model_and_the_companion(checked: Checked) -> None:
     assert "decoupled" not in checked(repository=decoupled, companion={"enabled": False})
 
 
+def test_a_prompt_that_is_longer_than_any_prompt_may_be(checked: Checked, engine: Path) -> None:
+    asks = {"request": {"prompt": "word " * 1025}}
+    says(checked(companion=asks, engine={"max_input_len": 1024}), "prompt-length", "has 1025 words")
+    assert state(checked(companion=asks, engine={"max_input_len": 1025}), "prompt-length") == "ok"
+    assert state(checked(companion=asks), "prompt-length") == "unknown"
+    finished = {"directory": str(engine), "tensor_parallel": 4}
+    says(checked(companion=asks, engine=finished), "prompt-length", "1024 tokens at most")
+
+
+def test_prompts_longer_than_a_step(checked: Checked) -> None:
+    engine = {"max_input_len": 2000, "max_num_tokens": 1000, "paged_context_fmha": True}
+    outcome = checked(engine=engine)["prompt-steps"].outcome
+    assert outcome.state == "warn" and "prompts of more than 1000 tokens" in outcome.sentence
+    assert state(checked(engine=engine, repository={"chunked_context": True}), "prompt-steps") == "ok"
+    assert state(checked(engine={**engine, "max_num_tokens": 2000}), "prompt-steps") == "ok"
+    assert "prompt-steps" not in checked()
+
+
 def test_a_model_that_does_not_fit(checked: Checked, model: Path) -> None:
     from tests.plan.memory_models import LLAMA_3_70B
 

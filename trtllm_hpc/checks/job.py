@@ -95,6 +95,47 @@ def decoupled(context: Context) -> Outcome:
     )
 
 
+def prompt(context: Context) -> Outcome:
+    """A word is a token at least; the tokenizer is not asked."""
+    words = len(context.job.companion.request.prompt.split())
+    engines = context.engines_read
+    built = engines[0].max_input_len if isinstance(engines, tuple) else None
+    longest = built or context.job.engine.max_input_len
+    if longest is None:
+        return unknown("the release decides how long a prompt may be")
+    if words > longest:
+        sentence = (
+            f"the companion's prompt has {words} words, but an engine's prompt {longest} tokens at most"
+        )
+        return fail(sentence, "shorten companion.request.prompt, or raise engine.max_input_len")
+    return ok(f"the companion's prompt has {words} words, and may have {longest} tokens")
+
+
+def steps(context: Context) -> Outcome:
+    """Unless it is chunked, the runtime computes a prompt in one step.
+
+    Its log: "maxInputLen ... = min(maxSequenceLen - 1, maxNumTokens) since context FMHA and
+    usePackedInput are enabled".
+    """
+    engine = context.job.engine
+    longest, step = engine.max_input_len or 0, engine.max_num_tokens or 0
+    if longest <= step or context.job.repository.chunked_context:
+        return ok("prompts fit into a step, or are computed in parts")
+    return warn(
+        f"prompts of more than {step} tokens (engine.max_num_tokens) will be refused, "
+        f"although engine.max_input_len is {longest}",
+        "set engine.paged_context_fmha and repository.chunked_context to true, or raise engine.max_num_tokens",
+    )
+
+
+def _has_steps(context: Context) -> bool:
+    """The reference backend always reads long prompts in parts."""
+    if not (context.has_job and context.job.engine.is_tensorrt_llm):
+        return False
+    engine = context.job.engine
+    return engine.max_input_len is not None and engine.max_num_tokens is not None
+
+
 def model_files(context: Context) -> Outcome:
     """The model's folder has a configuration, and all the weights that its index names."""
     folder = context.model_folder
@@ -150,5 +191,7 @@ CHECKS = (
     Check("model-divides", "the model can be split", _is_split, divides),
     Check("model-files", "the model is whole", _has_model, model_files),
     Check("tokenizer", "the tokenizer can be read offline", _needs_tokenizer, tokenizer),
+    Check("prompt-length", "the companion's prompt is not too long", _has_companion, prompt),
+    Check("prompt-steps", "long prompts can be computed", _has_steps, steps),
     Check("decoupled", "client and model agree on streaming", _has_companion, decoupled),
 )
