@@ -122,9 +122,9 @@ def steps(context: Context) -> Outcome:
     if longest <= step or context.job.repository.chunked_context:
         return ok("prompts fit into a step, or are computed in parts")
     return warn(
-        f"prompts of more than {step} tokens (engine.max_num_tokens) will be refused, "
+        f"prompts of more than {step} tokens (engine.max_num_tokens) cannot be computed, "
         f"although engine.max_input_len is {longest}",
-        "set engine.paged_context_fmha and repository.chunked_context to true, or raise engine.max_num_tokens",
+        "raise engine.max_num_tokens, or set engine.paged_context_fmha and repository.chunked_context to true",
     )
 
 
