@@ -57,8 +57,13 @@ class TritonPythonModel:
         text = "\x1b[31mred" if prompt == "escape" else prompt.upper()
         tensors = [pb_utils.Tensor("text_output", np.array([[text.encode()]], dtype=np.object_))]
         if "sequence_length" in self._outputs:
-            tensors.append(pb_utils.Tensor("sequence_length", inputs["max_tokens"].astype(np.int32) - 1))
+            tensors.append(pb_utils.Tensor("sequence_length", _length(inputs) - 1))
         return pb_utils.InferenceResponse(tensors)
+
+
+def _length(inputs: dict[str, Any]) -> Any:
+    name = "max_tokens" if "max_tokens" in inputs else "sampling_param_max_tokens"
+    return inputs[name].astype(np.int32)
 
 
 def _preprocessed(inputs: dict[str, Any]) -> Any:

@@ -23,6 +23,10 @@ MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "ensemble": (_TEXT_INPUTS, {"text_output": "STRING", "sequence_length": "INT32"}),
     "uncounted": (_TEXT_INPUTS, {"text_output": "STRING"}),
     "decoupled": (_TEXT_INPUTS, {"text_output": "STRING", "sequence_length": "INT32"}),
+    "llm_api": (
+        {"text_input": "STRING", "sampling_param_max_tokens": "INT32"},
+        {"text_output": "STRING", "sequence_length": "INT32"},
+    ),
 }
 CORE_MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "preprocessing": (
@@ -116,7 +120,8 @@ def _write_repository(folder: Path, core_models: bool) -> None:
     for name, (inputs, outputs) in (MODELS | (CORE_MODELS if core_models else {})).items():
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "1" / "model.py").write_text(source, encoding="utf-8")
-        config = [f'name: "{name}"', 'backend: "python"', "max_batch_size: 8"]
+        size = 0 if name == "llm_api" else 8
+        config = [f'name: "{name}"', 'backend: "python"', f"max_batch_size: {size}"]
         if name == "decoupled":
             config.append("model_transaction_policy { decoupled: true }")
         for kind, tensors in (("input", inputs), ("output", outputs)):

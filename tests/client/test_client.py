@@ -55,6 +55,12 @@ def test_a_decoupled_model_is_heard_to_its_end(endpoint: Endpoint) -> None:
     assert (answer.text, answer.output_tokens) == ("STRASSE, LETTER BY LETTER", 25)
 
 
+@pytest.mark.parametrize("ask", [ask_grpc, ask_http_generate])
+def test_the_llm_apis_model_is_asked_in_its_own_words(ask: object, endpoint: Endpoint) -> None:
+    asker = ask_grpc if ask is ask_grpc else ask_http_generate
+    assert asker(endpoint, "hello", 16, 10, model="llm_api").output_tokens == 15
+
+
 def test_both_protocols_answer_and_the_answer_is_saved(run: RunPaths) -> None:
     result = client(run, "--prompt", "hello", "--save")
     assert result.exit_code == 0, result.output

@@ -37,7 +37,9 @@ def test_the_written_plan_can_be_read_back(case: str) -> None:
     assert record["layout"]["world_size"] == plan.layout.world_size
     assert [stage["name"] for stage in record["stages"]] == [stage.name for stage in plan.stages]
     assert record["scheduler"] == plan.cluster.scheduler
-    assert set(record["repository"]) == set(MODELS)
+    assert record["repository"] == [model.name for model in plan.repository_models]
+    assert record["release"] == plan.release
+    assert plan.release is not None or set(record["repository"]) == set(MODELS)
 
 
 def directives(plan: Plan, stage: str) -> dict[str, Any]:

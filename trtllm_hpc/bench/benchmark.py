@@ -17,7 +17,9 @@ from trtllm_hpc.bench.records import RequestRecord, write_records
 from trtllm_hpc.bench.schedule import send_times
 from trtllm_hpc.bench.tokens import replay_counts, with_tokens
 from trtllm_hpc.bench.wire import output_tokens, text_request
-from trtllm_hpc.errors import InvalidMeasurement
+from trtllm_hpc.client.ask import describe
+from trtllm_hpc.client.tensors import ENSEMBLE, TextModel
+from trtllm_hpc.errors import InvalidMeasurement, RequestFailed
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -53,15 +55,16 @@ def run_benchmark(paths: RunPaths, endpoint: Endpoint, settings: Settings, name:
         NotReady: no connection to the endpoint.
     """
     prompts = choose_prompts(settings.requests, settings.prompts, settings.seed)
+    kind = _kind(endpoint, settings)
     progress = Progress(of=settings.requests)
     paths.results.mkdir(exist_ok=True)
     progress_file = paths.benchmark_progress if name == COMPANION_MEASUREMENT else None
     with terminal_bar(progress) as show, reported(progress, progress_file, show):
         load = run_load(
             endpoint,
-            [_request(settings, prompt, str(index)) for index, prompt in enumerate(prompts)],
+            [_request(settings, kind, prompt, str(index)) for index, prompt in enumerate(prompts)],
             send_times(settings.requests, settings.rate_per_s, settings.arrival, settings.seed),
-            warmup=[_request(settings, prompt, "warm-up") for prompt in prompts[: settings.warmup]],
+            warmup=[_request(settings, kind, prompt, "warm-up") for prompt in prompts[: settings.warmup]],
             timeout_s=settings.timeout_s,
             progress=progress,
         )
@@ -73,8 +76,15 @@ def run_benchmark(paths: RunPaths, endpoint: Endpoint, settings: Settings, name:
     return summary
 
 
-def _request(settings: Settings, prompt: str, request_id: str) -> bytes:
-    return text_request(settings.model, prompt, settings.max_tokens, request_id)
+def _kind(endpoint: Endpoint, settings: Settings) -> TextModel:
+    try:
+        return describe(endpoint, settings.model, settings.timeout_s)
+    except RequestFailed:
+        return ENSEMBLE  # a server that does not answer is the load's to tell
+
+
+def _request(settings: Settings, kind: TextModel, prompt: str, request_id: str) -> bytes:
+    return text_request(settings.model, prompt, settings.max_tokens, request_id, kind)
 
 
 def _counted(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtllm_hpc.client.tensors import LENGTH_OUTPUT, text_inputs
+from trtllm_hpc.client.tensors import ENSEMBLE, LENGTH_OUTPUT, TextModel, text_inputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
-def text_request(model: str, prompt: str, max_tokens: int, request_id: str) -> bytes:
+def text_request(
+    model: str, prompt: str, max_tokens: int, request_id: str, kind: TextModel = ENSEMBLE
+) -> bytes:
     """One serialised question to a text model."""
-    return infer_request(model, text_inputs(prompt, max_tokens), request_id)
+    return infer_request(model, text_inputs(prompt, max_tokens, kind), request_id)
 
 
 def infer_request(model: str, inputs: Mapping[str, NDArray[Any]], request_id: str = "") -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,21 +13,37 @@ if TYPE_CHECKING:
 TEXT_OUTPUT = "text_output"
 LENGTH_OUTPUT = "sequence_length"
 """Output tokens of each sequence, for models that declare it."""
+LLM_API_LENGTH = "sampling_param_max_tokens"
+"""What the LLM API's model calls ``max_tokens`` (upstream's ``all_models/llmapi``, 0.19 on)."""
 
 
-def text_inputs(prompt: str, max_tokens: int) -> dict[str, NDArray[Any]]:
+@dataclass(frozen=True)
+class TextModel:
+    """What a text model takes."""
+
+    takes_sampling_params: bool = False
+    """Whether it is the LLM API's."""
+    batched: bool = True
+    """Whether its inputs have a batch dimension."""
+
+
+ENSEMBLE = TextModel()
+"""Upstream's ``ensemble`` and ``tensorrt_llm_bls``, of any release."""
+
+
+def text_inputs(prompt: str, max_tokens: int, model: TextModel = ENSEMBLE) -> dict[str, NDArray[Any]]:
     """Inputs of one question, batch of one.
 
-    ``bad_words`` and ``stop_words`` are always sent, empty: old releases of
-    the ensemble do not declare them optional.
+    ``bad_words`` and ``stop_words`` are always sent to upstream's ensemble,
+    empty: its old releases do not declare them optional.
     """
-    empty = np.array([[b""]], dtype=np.object_)
-    return {
-        "text_input": np.array([[prompt.encode("utf-8", errors="replace")]], dtype=np.object_),
-        "max_tokens": np.array([[max_tokens]], dtype=np.int32),
-        "bad_words": empty,
-        "stop_words": empty,
-    }
+    shape = (1, 1) if model.batched else (1,)
+    text = np.array([prompt.encode("utf-8", errors="replace")], dtype=np.object_).reshape(shape)
+    length = np.full(shape, max_tokens, dtype=np.int32)
+    if model.takes_sampling_params:
+        return {"text_input": text, LLM_API_LENGTH: length}
+    empty = np.array([b""], dtype=np.object_).reshape(shape)
+    return {"text_input": text, "max_tokens": length, "bad_words": empty, "stop_words": empty}
 
 
 def first_text(output: NDArray[Any]) -> str:

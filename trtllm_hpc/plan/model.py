@@ -153,6 +153,11 @@ class Plan:
         return self.repository.models if isinstance(self.repository, RepositoryRecipe) else self.repository
 
     @property
+    def text_model(self) -> str:
+        """The model that takes and gives text; the LLM API has one model for all."""
+        return "tensorrt_llm" if self.job.engine.backend == "llmapi" else "ensemble"
+
+    @property
     def mounts(self) -> tuple[str, ...]:
         """What the container sees: the run folder, the engines where there are any, and the profile's."""
         caches = (self.engines_folder,) if self.build_steps else ()

@@ -25,6 +25,7 @@ case "${1:-}" in
     ;;
   build)
     cd "$run"
+    : "${convert:?must name what the step convert has made}"
     trtllm-build \
       --checkpoint_dir "$convert" \
       --max_batch_size 2048 \

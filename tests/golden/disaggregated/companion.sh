@@ -25,4 +25,5 @@ runtime begin companion
 "$python" "$run/runtime.pyz" heartbeat --while-pid=$$ &
 
 "$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
-  --prompt='What is machine learning?' --max-tokens=16 --save
+  --prompt='What is machine learning?' --max-tokens=16 \
+  --model=ensemble --save

@@ -26,7 +26,9 @@ runtime begin companion
 
 "$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
   --prompt='it'"'"'s $(hostname) "quoted"
-and a second line' --max-tokens=32 --save
+and a second line' --max-tokens=32 \
+  --model=ensemble --save
 "$python" -m trtllm_hpc bench "$run" --requests=20 --rate=4.0 \
   --arrival=poisson --max-tokens=16 --warmup=2 \
-  --seed=0 --timeout-seconds=60 --save-as=benchmark
+  --seed=0 --timeout-seconds=60 \
+  --model=ensemble --save-as=benchmark

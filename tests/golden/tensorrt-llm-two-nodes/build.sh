@@ -31,6 +31,7 @@ case "${1:-}" in
     ;;
   build)
     cd "$run"
+    : "${quantize:?must name what the step quantize has made}"
     trtllm-build \
       --checkpoint_dir "$quantize" \
       --max_batch_size 64 \

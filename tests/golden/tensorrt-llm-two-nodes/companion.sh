@@ -25,7 +25,9 @@ runtime begin companion
 "$python" "$run/runtime.pyz" heartbeat --while-pid=$$ &
 
 "$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
-  --prompt='What is machine learning?' --max-tokens=16 --save
+  --prompt='What is machine learning?' --max-tokens=16 \
+  --model=ensemble --save
 "$python" -m trtllm_hpc bench "$run" --requests=20 --rate=4.0 \
   --arrival=poisson --max-tokens=16 --warmup=2 \
-  --seed=0 --timeout-seconds=60 --save-as=benchmark
+  --seed=0 --timeout-seconds=60 \
+  --model=ensemble --save-as=benchmark
