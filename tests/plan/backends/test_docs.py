@@ -1,0 +1,31 @@
+"""docs/building-engines.md names every key that has an option, and options that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from trtllm_hpc.config.spelling.table import ROWS
+from trtllm_hpc.versions import COMMANDS, releases
+
+TEXT = (Path(__file__).parents[3] / "docs" / "building-engines.md").read_text(encoding="utf-8")
+
+
+def test_every_key_of_the_table_is_told() -> None:
+    words = set(re.findall(r"`([a-z_0-9.]+)`", TEXT))
+    missing = {row.key.removeprefix("engine.") for row in ROWS} - words
+    assert missing == {"world_size"}  # no key: it follows from the others
+
+
+def test_every_option_that_is_named_has_been_in_some_release() -> None:
+    families = ("llama", "gpt", "gemma", "medusa", "eagle", "redrafter")
+    known = {
+        option
+        for release in releases()
+        for name in COMMANDS
+        for family in families
+        if (command := release.command(name, family)) is not None
+        for option in command.options
+    }
+    ours = {"--cluster"}
+    assert set(re.findall(r"--[a-z][a-z0-9_-]+", TEXT)) - ours - known == set()
