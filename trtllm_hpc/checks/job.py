@@ -124,7 +124,7 @@ def steps(context: Context) -> Outcome:
     return warn(
         f"prompts of more than {step} tokens (engine.max_num_tokens) cannot be computed, "
         f"although engine.max_input_len is {longest}",
-        "raise engine.max_num_tokens, or set engine.paged_context_fmha and repository.chunked_context to true",
+        "raise engine.max_num_tokens, or set engine.paged_context_fmha and repository.chunked_context",
     )
 
 
