@@ -53,6 +53,10 @@ def trt(release: str, engine: str = "", model: str = MODEL, backend: str = "tens
          "job:7 repository.kv_cache_reuse", "over the paged KV cache"),
         (trt("0.16.0", "repository:\n  chunked_context: true\n"), "conflict",
          "job:7 repository.chunked_context", "over the paged KV cache"),
+        (trt("0.16.0", "repository:\n  decoding_mode: medusa\n"), "conflict",
+         "job:7 repository.decoding_mode", "built for it"),
+        (trt("0.16.0", "repository:\n  gpu_weights_percent: 0.5\n"), "conflict",
+         "job:7 repository.gpu_weights_percent", "built for it"),
         (trt("0.7.1"), "conflict", "job:1 repository.batching_strategy", "build.py of 0.7.1"),
         (trt("0.16.0", "  max_lora_rank: 8\n"), "missing", "job:3 engine.lora.target_modules",
          "max_lora_rank"),
@@ -97,6 +101,12 @@ def test_an_image_of_another_release_than_the_job_s(files: Folder) -> None:
     cluster = f"{CLUSTER}container: {{runtime: pyxis, image: '{image}'}}\n"
     finding = files.finding(trt("0.11.0"), cluster)
     assert "0.16.0" in finding.message and "0.11.0" in finding.message
+
+
+def test_engines_that_were_built_for_it(files: Folder) -> None:
+    engine = "  weight_streaming: true\n  speculative: {mode: lookahead, max_draft_len: 83}\n"
+    files.load(trt("0.16.0", engine + "repository: {decoding_mode: lookahead, gpu_weights_percent: 0.5}\n"))
+    files.load(trt("0.19.0", "  kv_cache: continuous\nrepository: {batching_strategy: V1}\n"))
 
 
 def test_the_image_alone_tells_it(files: Folder) -> None:

@@ -12,6 +12,7 @@ from trtllm_hpc.config import (
     cluster_rules,
     engine_rules,
     job_rules,
+    method_rules,
     release_rules,
     repository_rules,
     serve_rules,
@@ -55,6 +56,7 @@ def _together() -> tuple[Callable[[JobFile, ClusterProfile], Problems], ...]:
         *backend_rules.RULES,
         *release_rules.RULES,
         *engine_rules.RULES,
+        *method_rules.RULES,
         *repository_rules.RULES,
     )
 

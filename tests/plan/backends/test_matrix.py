@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.plan.backends.making import cluster, job, options, planned
-from trtllm_hpc.config import engine_rules, release_rules
+from trtllm_hpc.config import engine_rules, method_rules, release_rules
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.problems import Problem
@@ -194,7 +194,7 @@ def test_every_key_is_rendered_or_refused_with_a_release(release: Release, famil
 
 def _refused(made: JobFile) -> list[Problem]:
     """What the rules of releases say; those of other things would only take time."""
-    rules = (*release_rules.RULES, *engine_rules.RULES)
+    rules = (*release_rules.RULES, *engine_rules.RULES, *method_rules.RULES)
     return [problem for rule in rules for problem in rule(made, SITE)]
 
 
