@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from tests.jobs.seeds import GUIDES, LORA, LORA_CONVERT, LORA_IN_0_8, Guide
-from tests.plan.backends.making import found, job, notes, options, planned
+from tests.plan.backends.making import found, job, notes, options, planned, text
+from tests.upstream.programs import _parser
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.job import JobFile
@@ -96,6 +97,20 @@ def test_what_a_release_refuses_of_a_guide(guide: Guide) -> None:
             assert problems == []
             [note] = [note for note in notes(with_raw) if name in note]
             assert "does nothing" in note and "checkpoint" in note
+
+
+@pytest.mark.parametrize("name", [name for name in jobs() if not name.startswith("tiny")])
+def test_argparse_takes_every_command(tmp_path: Path, name: str) -> None:
+    """By parsers made of the release's lists, as the stand-ins of the cluster's tests have them."""
+    made, cluster = loaded(tmp_path, name)
+    release = find_release(None, made.engine.tensorrt_llm_version)
+    for step in planned(made, cluster):
+        for words in step.commands:
+            script = 0 if words[0] == "trtllm-build" else 1
+            program = str(words[script]).rpartition("/")[2]
+            known = release.command(program, made.model.family or "")
+            assert known is not None
+            _parser(known).parse_args([text(word) for word in words[script + 1 :]])
 
 
 def test_both_logits_are_gathered(tmp_path: Path) -> None:

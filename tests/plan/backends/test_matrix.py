@@ -14,8 +14,10 @@ from trtllm_hpc.config import engine_rules, method_rules, release_rules
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.problems import Problem
+from trtllm_hpc.config.spelling.route import NoRoute, find_route
 from trtllm_hpc.plan.model import BuildStep
 from trtllm_hpc.versions import Command, Release, releases
+from trtllm_hpc.versions.families import Family, families
 
 QUANTIZED = {"calibration_dataset": "/data/calibration"}
 MEDUSA = {"mode": "medusa", "model": "/models/heads"}
@@ -190,6 +192,22 @@ def test_every_key_is_rendered_or_refused_with_a_release(release: Release, famil
                 assert refused[0].hint
             else:
                 _exists(made, release, family)
+
+
+@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+def test_every_family_has_a_way_or_a_release_that_has_one(family: Family) -> None:
+    ways = 0
+    for release in releases():
+        made = job(release.version, family.name)
+        try:
+            route = find_route(made, release, family)
+        except NoRoute as error:
+            assert len(RELEASE.findall(error.message)) >= 2, error.message
+            continue
+        ways += 1
+        for program in route.programs:
+            assert set(program.folders) <= set(program.command.options)
+    assert ways
 
 
 def _refused(made: JobFile) -> list[Problem]:

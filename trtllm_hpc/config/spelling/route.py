@@ -115,18 +115,18 @@ def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[P
 
 
 def _through_checkpoint(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
-    build = _program("build", "trtllm-build", release, family.examples)
     how = speculative.mode(job)
     if quantization.tool(job.engine.quantization, by_build_py=False) == "quantize":
-        program = _program("quantize", "quantize.py", release, family.examples)
-        if how is not None and how.weights is not None and how.weights not in program.command.options:
+        first = _program("quantize", "quantize.py", release, family.examples)
+        if how is not None and how.weights is not None and how.weights not in first.command.options:
             message = f"quantize.py of TensorRT-LLM {release.version} does not join a model and its heads"
             hint = "set engine.quantization.tool to convert, or leave engine.speculative out"
             raise NoRoute("engine.speculative.mode", message, hint)
-        return (program, build)
-    key = "engine.speculative.mode" if how is not None and how.examples else "model.family"
-    examples = how.examples if how is not None and how.examples else family.examples
-    return (_program("convert", "convert_checkpoint.py", release, examples, key), build)
+    else:
+        key = "engine.speculative.mode" if how is not None and how.examples else "model.family"
+        examples = how.examples if how is not None and how.examples else family.examples
+        first = _program("convert", "convert_checkpoint.py", release, examples, key)
+    return (first, _program("build", "trtllm-build", release, family.examples))
 
 
 def _program(
@@ -134,7 +134,7 @@ def _program(
 ) -> Program:
     command = release.command(name, family)
     if command is None:
-        known = _first(name, family)
+        known = "".join(_first(each, family) for each in dict.fromkeys((name, "build.py")))
         what = f"{name} for {family}" if role in ("convert", "build_py") else name
         raise NoRoute(
             key,
@@ -145,18 +145,21 @@ def _program(
 
 
 def _encoder_decoder(release: Release, family: Family) -> None:
+    from trtllm_hpc.config.spelling.refusals import lifetime
+
+    option = "--max_encoder_input_len"
     build = release.command("trtllm-build", family.examples)
-    if build is not None and "--max_encoder_input_len" in build.options:
+    if build is not None and option in build.options:
         return
-    known = build.history("--max_encoder_input_len") if build is not None else None
-    since = f"; trtllm-build has it since {known.first}" if known is not None else ""
-    message = f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton{since}"
+    known = lifetime("trtllm-build", option, family.examples)
+    message = f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton: {known}"
     raise NoRoute("engine.encoder_decoder", message, "take a newer release")
 
 
 def _first(name: str, family: str) -> str:
-    """When the program was there, as the end of a sentence."""
+    """When the program was there, as the end of a sentence; empty if it never was."""
     having = releases_with(name, family)
     if not having:
-        return f"; no release that is known here has a {name} for {family}"
-    return f"; it is there from {having[0]} to {having[-1]}"
+        return ""
+    span = having[0] if len(having) == 1 else f"{having[0]} to {having[-1]}"
+    return f"; {name} is there in {span}"
