@@ -110,6 +110,10 @@ class RunPaths:
         """Link to the engine in the cache, there once it is built or found."""
         return self.folder / "engine"
 
+    def side_output(self, step: str) -> Path:
+        """Link to what a step of the build has made that is no part of the engine, e.g. ``lora``."""
+        return self.folder / step
+
     @property
     def build_recipe(self) -> Path:
         """The steps of the build as data, for the engine cache."""

@@ -86,10 +86,17 @@ def entry_of(made: Recipe, step: str = "build") -> Entry:
     return Cache(Path(made.engines_folder)).entry(keys_of(made)[step])
 
 
+def with_adapters(made: Recipe) -> Recipe:
+    """The recipe with a step that makes something for clients, and that the engine does not read."""
+    lora = Step("lora", (("python3", "hf_lora_convert.py", "-o", Place("output")),), identity={"a": 1})
+    return replace(made, steps=(lora, *made.steps))
+
+
 SCRIPT = """#!/usr/bin/env bash
 set -eu
 echo "$1" >> "$BUILDS"
 case "$1" in
+  lora) mkdir "$output"; echo weights > "$output/model.lora_weights.npy" ;;
   convert) mkdir "$output"; cp "$model/model.safetensors" "$output/rank0.safetensors" ;;
   build)
     mkdir "$output"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.made import SCRIPT, Run, tree
+from tests.engines.made import SCRIPT, Run, tree, with_adapters
 from tests.runtime.conftest import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.engines.cache import Cache
@@ -76,6 +76,19 @@ def test_a_finished_engine_needs_no_conversion(runs: MakeRun) -> None:
     shutil.rmtree(first.entry("convert").folder)
     assert second.build()[0] == 0 and second.built() == ["convert", "build"]
     assert not first.entry("convert").folder.exists()
+
+
+def test_what_is_made_beside_the_engine_is_made_and_linked_too(runs: MakeRun) -> None:
+    plain = runs()
+    assert plain.build()[0] == 0
+    steps = with_adapters(plain.recipe).steps
+    run = runs(steps=steps)
+    code, words = run.build()
+    assert code == 0, words
+    assert run.built() == ["convert", "build", "lora"]
+    assert (run.paths.folder / "lora" / "model.lora_weights.npy").is_file()
+    assert (run.paths.engine / "rank0.engine").is_file()
+    assert not (run.paths.folder / "convert").exists()
 
 
 def test_a_failed_step_is_told_and_leaves_nothing(runs: MakeRun) -> None:

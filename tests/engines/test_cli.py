@@ -218,6 +218,21 @@ def test_a_run_that_is_being_made_keeps_its_engine(types: Callable[..., Typed], 
     assert built.entry().is_whole()
 
 
+def test_uses_that_count_no_more_are_struck_out(types: Callable[..., Typed], built: Run) -> None:
+    finish(built)
+    assert len(uses_of(built.entry())) == 1
+    types("engines", "prune", "--unused-days", "9")
+    assert len(uses_of(built.entry())) == 1
+    types("engines", "prune", "--unused-days", "9", "--yes")
+    assert uses_of(built.entry()) == [] and built.entry().is_whole()
+
+
+def test_no_name_at_all_names_nothing(types: Callable[..., Typed], built: Run) -> None:
+    finish(built)
+    assert "0 would be removed" in types("engines", "prune", "--key", "").output
+    assert types("engines", "show", "").code == ExitCode.BUILD
+
+
 def test_a_rendered_run_keeps_its_engine_for_a_week(
     types: Callable[..., Typed], built: Run, home: Path
 ) -> None:
@@ -318,6 +333,17 @@ def test_a_run_whose_engine_is_there_has_no_build_stage(
     assert "afterok:$build" not in told
     missed = types(*job, "--set", "engine.max_batch_size=3").output
     assert "    model: the same\n    --max-batch-size (engine): 8 -> 3\n" in missed
+
+
+def test_a_cache_that_no_container_can_mount_is_refused_by_name(
+    types: Callable[..., Typed], job: list[str], home: Path
+) -> None:
+    (home / "here.yaml").write_text(json.dumps({"name": "here", "engines_folder": "/engines,old"}))
+    assert types(*job).code == 0
+    container = '{"runtime": "pyxis", "image": "a.sqsh"}'
+    refused = types(*job, "--set", f"cluster.container={container}")
+    assert refused.code == ExitCode.RENDER
+    assert "The cache of engines '/engines,old' has ',' in its name" in refused.errors
 
 
 def test_a_finished_engine_of_one_s_own_is_not_looked_for(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.made import Run, make_model, with_words
+from tests.engines.made import Run, make_model, with_adapters, with_words
 from trtllm_hpc.runtime.engines.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.runtime.engines.recipe import Recipe
 
@@ -85,6 +85,17 @@ def test_the_nearest_is_of_the_same_model_first(runs: MakeRun, tmp_path: Path) -
     answer = missed(with_words(near.recipe, "build", *options))
     assert answer.nearest is not None and answer.nearest.folder == near.entry().folder
     assert answer.differences[0] == "model: the same" and len(answer.differences) == 4
+
+
+def test_an_engine_without_what_is_wanted_beside_it_is_a_miss(runs: MakeRun) -> None:
+    plain = runs()
+    assert plain.build()[0] == 0
+    steps = with_adapters(plain.recipe).steps
+    assert missed(replace(plain.recipe, steps=steps)).found == ("convert", "build")
+    assert runs(steps=steps).build()[0] == 0
+    answer = lookup(replace(plain.recipe, steps=steps))
+    assert isinstance(answer, Hit) and list(answer.others) == ["lora"]
+    assert answer.others["lora"] in answer.entries
 
 
 def test_a_broken_engine_is_no_hit(built: Recipe) -> None:

@@ -178,15 +178,12 @@ def _described(item: Item, record: dict[str, Any], uses: list[str]) -> list[str]
 
 
 def _chosen(cache: Cache, name: str) -> Item:
+    from trtllm_hpc.runtime.engines.prune import starts
     from trtllm_hpc.runtime.engines.survey import survey
 
     items = survey(cache)
     exact = [item for item in items if item.entry.name == name]
-    found = exact or [
-        item
-        for item in items
-        if item.entry.name.startswith(name) or item.entry.name.rpartition("-")[2].startswith(name)
-    ]
+    found = exact or [item for item in items if starts(item.entry.name, name)]
     if len(found) == 1:
         return found[0]
     what = "No engine is" if not found else f"{len(found)} engines are"
@@ -300,6 +297,7 @@ def prune(
     verdicts = pruning.judge(items, wish, is_active)
     if yes:
         verdicts = [pruning.prune(cache, verdict, is_active, watches) for verdict in verdicts]
+        pruning.forget(cache, is_active)
         if half_built:
             pruning.tidy(cache)
     _tell_verdicts(verdicts, yes, as_json)

@@ -127,7 +127,7 @@ def make_run(
     check(plan)
     print_warnings(f"note: {note}" for note in plan.notes)
     plan, engine = _with_engine(plan, paths, around)
-    return MadeRun(plan, write_run(plan), engine)
+    return MadeRun(plan, write_run(plan, _side_outputs(engine)), engine)
 
 
 def runs_folder(cluster: ClusterProfile) -> Path:
@@ -163,7 +163,7 @@ def _with_engine(
     """The plan without its build stage, if the engine is in the cache."""
     from trtllm_hpc.plan.resolve import make_plan
     from trtllm_hpc.render.scripts import recipe_of
-    from trtllm_hpc.runtime.engines.lookup import Hit, lookup
+    from trtllm_hpc.runtime.engines.lookup import Hit, Unknown, lookup
     from trtllm_hpc.runtime.engines.uses import register
 
     if not plan.build_steps:
@@ -172,7 +172,15 @@ def _with_engine(
     found = lookup(recipe)
     if not isinstance(found, Hit):
         return plan, found
-    if not register(found.entry, paths.folder):
-        return plan, lookup(recipe)  # somebody removed it at this very moment
+    if not all([register(entry, paths.folder) for entry in found.entries]):
+        return plan, Unknown("somebody is just removing it")
     around = replace(around, engine_found=str(found.entry.output))
     return make_plan(plan.job, plan.cluster, paths, plan.python, around), found
+
+
+def _side_outputs(found: Hit | Miss | Unknown | None) -> dict[str, Path]:
+    """What else the cache has for the run, by the step that made it."""
+    from trtllm_hpc.runtime.engines.lookup import Hit
+
+    others = found.others if isinstance(found, Hit) else {}
+    return {step: entry.output for step, entry in others.items()}

@@ -53,7 +53,8 @@ def make_plan(
             means something else to Slurm or to the container runtime.
     """
     around = around or Surroundings()
-    _refuse_folder(paths, cluster)
+    engines = around.engines_folder or str(paths.folder.parent.parent / "engines")
+    _refuse_folders(paths, cluster, engines)
     chosen = cluster.python or python
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
     release = _release(job, cluster)
@@ -68,7 +69,7 @@ def make_plan(
         layout=layout,
         server=server_plan(job, release, layout, with_slurm=cluster.scheduler == "slurm"),
         release=release.version if release is not None else None,
-        engines_folder=around.engines_folder or str(paths.folder.parent.parent / "engines"),
+        engines_folder=engines,
         engine_folder=job.engine.directory or str(paths.engine),
         engine_found=around.engine_found if steps else None,
         build_steps=steps,
@@ -149,8 +150,12 @@ def _repository(
     return repository.recipe(job, release, layout, paths)
 
 
-def _refuse_folder(paths: RunPaths, cluster: ClusterProfile) -> None:
-    folder = str(paths.folder)
+def _refuse_folders(paths: RunPaths, cluster: ClusterProfile, engines: str) -> None:
+    _refuse("run folder", str(paths.folder), cluster, "choose another folder with --runs")
+    _refuse("cache of engines", engines, cluster, "set engines_folder in the cluster profile to another")
+
+
+def _refuse(what: str, folder: str, cluster: ClusterProfile, hint: str) -> None:
     # srun and sbatch expand %x patterns in --output, and a backslash in it
     # switches them off altogether (sbatch(1), "filename pattern").
     # Surrogates stand for bytes that are no UTF-8, which the scripts are.
@@ -160,6 +165,6 @@ def _refuse_folder(paths: RunPaths, cluster: ClusterProfile) -> None:
     if bad:
         listed = ", ".join(repr(character) for character in sorted(bad))
         raise RenderError(
-            f"The run folder {folder!r} has {listed} in its name, which Slurm or a container misreads.",
-            hint="choose another folder with --runs",
+            f"The {what} {folder!r} has {listed} in its name, which Slurm or a container misreads.",
+            hint=hint,
         )

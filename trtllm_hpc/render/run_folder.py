@@ -37,8 +37,11 @@ def new_run_folder(runs_folder: Path, name: str) -> RunPaths:
     return RunPaths(runs_folder / f"{name}-{stamp}-{secrets.token_hex(2)}")
 
 
-def write_run(plan: Plan) -> RunPaths:
+def write_run(plan: Plan, side_outputs: Mapping[str, Path] | None = None) -> RunPaths:
     """Write the run folder of a plan, whole or not at all.
+
+    Args:
+        side_outputs: what else was found in the cache with the engine, by the step that made it.
 
     Raises:
         RenderError: a value fits no script, or the folder cannot be made.
@@ -51,6 +54,7 @@ def write_run(plan: Plan) -> RunPaths:
     try:
         paths.make_folders()
         _fill(paths, plan, scripts, repository)
+        _link_engine(paths, plan, side_outputs or {})
         _fill_from_templates(paths, plan, filled)
         # Last: a folder with a plan is a whole run.
         write_text(paths.plan, json.dumps(plan.as_json(), indent=2, ensure_ascii=False) + "\n")
@@ -74,15 +78,22 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
         target = paths.repository / name
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, text)
-    if plan.stage("build") is not None:
-        recipe_of(plan).write(paths.build_recipe)
-    elif plan.engine_found is not None:
-        link(paths, Path(plan.engine_found))
     write_text(paths.spec, job_yaml(plan.job))
     write_text(paths.cluster, cluster_yaml(plan.cluster))
     with write_aside(paths.runtime) as aside:
         aside.write_bytes(runtime_zipapp(protobuf_files() if plan.fills_repository_in_job else None))
         aside.chmod(0o700)
+
+
+def _link_engine(paths: RunPaths, plan: Plan, side_outputs: Mapping[str, Path]) -> None:
+    """What the build stage works from, or links to what it need not make."""
+    if plan.stage("build") is not None:
+        recipe_of(plan).write(paths.build_recipe)
+        return
+    if plan.engine_found is not None:
+        link(paths.engine, Path(plan.engine_found))
+    for step, output in side_outputs.items():
+        link(paths.side_output(step), output)
 
 
 def _fill_from_templates(paths: RunPaths, plan: Plan, filled: Mapping[str, FinishedModel] | None) -> None:

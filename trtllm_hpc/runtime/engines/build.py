@@ -34,6 +34,9 @@ from trtllm_hpc.runtime.records import add_event
 _TELL_S = 60.0
 """Pause between two lines about the same wait."""
 
+_WRITTEN_S = 2.0
+"""A lock has no owner for the moment between its making and its writing."""
+
 _ATTEMPTS = 10
 """An output may be gone between the look and the use, or another build may take over; not for ever."""
 
@@ -132,13 +135,18 @@ class _Builder:
                     f"{self._cache.folder} lost it",
                     "trtllm-hpc engines verify",
                 )
-        engine = self._jobs[-1].entry
-        link(self._paths, engine.output)
-        print(f"engine: {engine.output}", flush=True)
+        for job in self._jobs:
+            if job.step.name in self._recipe.ends:
+                link(self._link(job), job.entry.output)
+                print(f"{self._link(job).name}: {job.entry.output}", flush=True)
+
+    def _link(self, job: _Job) -> Path:
+        """Where the run folder shows a step's output."""
+        return self._paths.engine if job is self._jobs[-1] else self._paths.side_output(job.step.name)
 
     def _wanted(self) -> list[_Job]:
-        """The last step, and of the others those that a missing one reads."""
-        wanted = {self._jobs[-1].step.name}
+        """The steps that are wanted for themselves, and those that a missing one reads."""
+        wanted = set(self._recipe.ends)
         for job in reversed(self._jobs):
             if job.step.name in wanted and not job.entry.is_whole():
                 wanted.update(job.step.reads)
@@ -175,7 +183,8 @@ class _Builder:
             if isinstance(lock, Lock):
                 return lock
             waited = time.monotonic() - begun
-            if time.monotonic() - told >= _TELL_S:
+            being_written = lock.owner is None and waited < _WRITTEN_S
+            if time.monotonic() - told >= _TELL_S and not being_written:
                 told = time.monotonic()
                 self._tell(job, "waiting", _waits(lock, job, waited))
             if waited > self._recipe.wait_seconds:

@@ -129,7 +129,7 @@ class Entry:
             chain: the documents of this step and of those before it, by step:
                 what an entry is compared by when another is missed.
         """
-        self.folder.mkdir(exist_ok=True)
+        make_shared(self.folder)
         if self.key() is None:
             record = {"key": key.digest, "document": key.document, "about": dict(about), "chain": dict(chain)}
             write_shared(self.folder / "key.json", record)
@@ -191,6 +191,14 @@ def _wrong_size(path: Path, size: int) -> str | None:
     except OSError:
         return f"{path.name} is missing"
     return None if found == size else f"{path.name} has {found} bytes instead of {size}"
+
+
+def make_shared(folder: Path) -> None:
+    """Make a folder as open as the one it lies in, whatever the umask says; one that is there stays."""
+    with suppress(FileExistsError):
+        folder.mkdir()
+        with suppress(PermissionError):  # made by another's identity on the file server
+            folder.chmod(folder.parent.stat().st_mode & 0o7777)
 
 
 def write_shared(path: Path, record: Any) -> None:

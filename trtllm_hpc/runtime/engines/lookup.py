@@ -20,6 +20,13 @@ class Hit:
 
     entry: Entry
     manifest: Manifest
+    others: Mapping[str, Entry]
+    """What else the run is to have, by step: adapters for clients, for instance."""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All that the run will use."""
+        return (self.entry, *self.others.values())
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Miss:
     differences: tuple[str, ...]
     """How the engine that is asked for differs from ``nearest``, a line for each part."""
     found: tuple[str, ...]
-    """Earlier steps whose output is there: only the rest is built."""
+    """Steps whose output is there: only the rest is built."""
     broken: tuple[str, ...]
     """What is wrong with the engine's own output, if it is there all the same."""
 
@@ -55,13 +62,14 @@ def lookup(recipe: Recipe) -> Hit | Miss | Unknown:
     cache = Cache(Path(recipe.engines_folder))
     if cache.folder.is_dir() and not os.access(cache.folder, os.R_OK | os.X_OK):
         return Unknown(f"{cache.folder} may not be read")
-    entry = cache.entry(keys[-1])
+    entries = {key.step: cache.entry(key) for key in keys}
+    found = tuple(step for step, entry in entries.items() if entry.is_whole())
+    entry = entries[keys[-1].step]
+    manifest = Manifest.read(entry.output)
+    if manifest is not None and set(recipe.ends) <= set(found):
+        others = {step: entries[step] for step in recipe.ends if step != keys[-1].step}
+        return Hit(entry, manifest, others)
     complaints = entry.missing()
-    if complaints == []:
-        manifest = Manifest.read(entry.output)
-        if manifest is not None:
-            return Hit(entry, manifest)
-    found = tuple(key.step for key in keys[:-1] if cache.entry(key).is_whole())
     nearest, parts = _nearest(cache, {key.step: key.document for key in keys}, keys[-1].step)
     return Miss(keys[-1], nearest, parts, found, tuple(complaints or ()))
 

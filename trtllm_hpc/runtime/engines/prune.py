@@ -102,9 +102,7 @@ def _candidates(items: Sequence[Item], wish: Wish) -> Iterator[tuple[Item, str]]
         name = item.entry.name
         unused_s = time.time() - (item.last_used or 0.0)
         kept_bytes += item.size
-        if any(
-            name.startswith(wanted) or name.rpartition("-")[2].startswith(wanted) for wanted in wish.names
-        ):
+        if any(starts(name, wanted) for wanted in wish.names):
             yield item, "is named"
         elif item.state != WHOLE:
             if wish.half_built:
@@ -114,6 +112,19 @@ def _candidates(items: Sequence[Item], wish: Wish) -> Iterator[tuple[Item, str]]
         elif wish.keep_bytes is not None and kept_bytes > wish.keep_bytes:
             yield item, "is more than may stay, and was used least lately"
             kept_bytes -= item.size
+
+
+def starts(name: str, wanted: str) -> bool:
+    """Whether an entry's name, or the key in it, begins like that."""
+    return bool(wanted) and (name.startswith(wanted) or name.rpartition("-")[2].startswith(wanted))
+
+
+def forget(cache: Cache, is_active: IsActive) -> None:
+    """Strike out the uses that count no more: every run leaves one, and every prune asks after each."""
+    for entry in cache.entries():
+        for use in uses_of(entry):
+            if is_active(use) is None:
+                remove(use.file)
 
 
 def _protected(item: Item, is_active: IsActive) -> str | None:

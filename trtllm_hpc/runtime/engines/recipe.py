@@ -72,6 +72,12 @@ class Recipe:
     about: Mapping[str, str] = field(default_factory=dict)
     """For people: model, backend, version, layout. No part of any key."""
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The steps whose output is wanted for itself: the engine, and what no other step reads."""
+        read = {name for step in self.steps for name in step.reads}
+        return tuple(step.name for step in self.steps if step.name not in read or step is self.steps[-1])
+
     def write(self, path: Path) -> None:
         """Write it as JSON."""
         write_json(path, self.as_json())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.engines.cache import Entry, write_shared
+from trtllm_hpc.runtime.engines.cache import Entry, make_shared, write_shared
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def register(entry: Entry, run: Path) -> bool:
     """
     name = hashlib.sha256(os.fsencode(run)).hexdigest()[:16]
     with suppress(OSError):  # a cache that one may only read can still be used
-        entry.uses.mkdir(exist_ok=True)
+        make_shared(entry.uses)
         write_shared(entry.uses / f"{name}.json", {"run": os.fsencode(run).decode(errors="surrogateescape")})
     entry.touch()
     return entry.is_whole()
@@ -64,9 +64,9 @@ def entry_of(paths: RunPaths) -> Entry | None:
     return Entry(output.parent) if output.name == "output" else None
 
 
-def link(paths: RunPaths, output: Path) -> None:
-    """Make ``engine`` in the run folder point to an output, in one rename."""
-    aside = paths.folder / f".engine.{os.getpid()}"
+def link(name: Path, output: Path) -> None:
+    """Make a link in the run folder point to an output, in one rename."""
+    aside = name.with_name(f".{name.name}.{os.getpid()}")
     aside.unlink(missing_ok=True)
     aside.symlink_to(output)
-    aside.replace(paths.engine)
+    aside.replace(name)
