@@ -158,6 +158,22 @@ def test_render_of_a_good_job_is_silent_on_its_checks(types: Callable[..., Typed
     assert types("render", "good.yaml", "--cluster", "./here.yaml")[2] == ""
 
 
+def test_render_needs_no_slurm_and_does_not_miss_it(
+    types: Callable[..., Typed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = (
+        "render",
+        "good.yaml",
+        "--cluster",
+        "./here.yaml",
+        "--set",
+        "cluster.slurm_conf=/nowhere/slurm.conf",
+    )
+    code, _, errors = types(*words)
+    assert (code, errors) == (0, "")
+
+
 def test_every_check_is_in_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
     missing: list[Any] = [check.id for check in CHECKS if f"`{check.id}`" not in text]

@@ -114,8 +114,8 @@ def _words(error: SubmissionError) -> str:
 
 
 CHECKS = (
-    Check("slurm-commands", "Slurm's commands are on this machine", _on_slurm, commands),
-    Check("slurm-conf", "the profile's slurm.conf can be read", _with_configuration, configuration),
+    Check("slurm-commands", "Slurm's commands are on this machine", _on_slurm, commands, SRUN),
+    Check("slurm-conf", "the profile's slurm.conf can be read", _with_configuration, configuration, SRUN),
     Check("mpi-plugin", "Slurm offers PMIx", _on_slurm, mpi_plugin, SRUN),
     Check("partition", "the partition has the profile's GPUs", _with_partition, partition, CONTROLLER),
     Check("pyxis", "srun takes container images", _in_pyxis, pyxis, SRUN),
