@@ -37,6 +37,11 @@ def _parser() -> argparse.ArgumentParser:
     engine = commands.add_parser("engine", help="build the engine, or find it in the cache")
     engine.set_defaults(function=_engine)
 
+    checkpoint = commands.add_parser("gpus-per-node", help="tell a checkpoint the GPUs of a node")
+    checkpoint.add_argument("gpus", type=int)
+    checkpoint.add_argument("checkpoint", type=Path, nargs="+")
+    checkpoint.set_defaults(function=_gpus_per_node)
+
     leader = commands.add_parser("leader", help="print address, three server ports and the rendezvous port")
     leader.add_argument("--interface")
     leader.add_argument("--loopback", action="store_true")
@@ -117,6 +122,13 @@ def _engine(paths: RunPaths, options: argparse.Namespace) -> int:
     from trtllm_hpc.runtime.engines.build import build_engine
 
     return build_engine(paths)
+
+
+def _gpus_per_node(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.checkpoint import tell_gpus_per_node
+
+    tell_gpus_per_node(options.checkpoint, options.gpus)
+    return ExitCode.OK
 
 
 def _leader(paths: RunPaths, options: argparse.Namespace) -> int:

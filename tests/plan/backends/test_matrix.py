@@ -15,7 +15,7 @@ from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.problems import Problem
 from trtllm_hpc.config.spelling.route import NoRoute, find_route
-from trtllm_hpc.plan.model import BuildStep
+from trtllm_hpc.plan.model import BuildStep, Place
 from trtllm_hpc.versions import Command, Release, releases
 from trtllm_hpc.versions.families import Family, families
 
@@ -220,6 +220,8 @@ def _exists(made: JobFile, release: Release, family: str) -> None:
     """Every option is in the release's list, and takes the value."""
     for step in planned(made, SITE):
         for words in step.commands:
+            if Place("run", "/runtime.pyz") in words:
+                continue  # a program of ours
             command = _command(step, words, made, release, family)
             for name, values in options(words).items():
                 option = command.find(name)

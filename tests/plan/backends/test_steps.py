@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.plan.backends.making import cluster, found, job, line, lines, notes, options, steps
 from trtllm_hpc.plan.model import Place
+from trtllm_hpc.runtime.__main__ import main as runtime
 
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
 
@@ -162,6 +165,29 @@ def test_an_engine_is_told_the_gpus_of_a_node_that_its_ranks_will_see(
 ) -> None:
     made = steps(job(release, engine=parallel), cluster(gpus_per_node=4))
     assert options(made[-1].commands[0]).get("--gpus_per_node") == told_gpus
+
+
+@pytest.mark.parametrize(("gpus", "told_gpus"), [(4, "4"), (8, None), (0, None)])
+def test_from_1_2_on_the_checkpoint_is_told_since_the_build_has_no_option(
+    gpus: int, told_gpus: str | None
+) -> None:
+    made = job("1.2.1", engine={"tensor_parallel": 8, "dtype": "float16"})
+    further = steps(made, cluster(gpus_per_node=gpus))[0].commands[1:]
+    expected = () if told_gpus is None else (f"python3 <run/runtime.pyz> gpus-per-node {told_gpus} <output>",)
+    assert tuple(map(line, further)) == expected
+    assert len(steps(job("1.2.1", engine={"dtype": "float16"}))[0].commands) == 1
+    two = steps(job("1.2.1", "t5", engine={"tensor_parallel": 2, "dtype": "float16"}))[0].commands[1]
+    assert line(two).endswith("gpus-per-node 2 <output/encoder> <output/decoder>")
+
+
+def test_a_checkpoint_s_mapping_keeps_what_else_it_says(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"dtype": "float16", "mapping": {"tp_size": 8, "gpus_per_node": 8}}))
+    runtime([f"--run={tmp_path}", "gpus-per-node", "4", str(tmp_path)])
+    assert json.loads(config.read_text()) == {
+        "dtype": "float16",
+        "mapping": {"tp_size": 8, "gpus_per_node": 4},
+    }
 
 
 def test_without_gpus_in_the_profile_nothing_is_said_of_them() -> None:

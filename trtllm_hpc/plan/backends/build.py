@@ -5,7 +5,7 @@ from __future__ import annotations
 from trtllm_hpc.config.spelling.encoder_decoder import PARTS, Part
 from trtllm_hpc.config.spelling.quantization import BEFORE_BUILD_PY
 from trtllm_hpc.config.spelling.route import Program
-from trtllm_hpc.plan.backends.convert import MODEL, OUTPUT
+from trtllm_hpc.plan.backends.convert import GPUS_PER_NODE, MODEL, OUTPUT
 from trtllm_hpc.plan.backends.steps import Making
 from trtllm_hpc.plan.model import BuildStep, Place, Word
 
@@ -70,6 +70,6 @@ def gpus_per_node(making: Making, program: Program) -> tuple[str, ...]:
     engine of 8 ranks on nodes of 4 GPUs (``worldConfig.h``, ``worldConfig.cpp``).
     """
     gpus = making.layout.gpus_per_node
-    if making.job.engine.world_size == 1 or not gpus or "--gpus_per_node" not in program.command.options:
+    if making.job.engine.world_size == 1 or not gpus or GPUS_PER_NODE not in program.command.options:
         return ()
-    return ("--gpus_per_node", str(gpus))
+    return (GPUS_PER_NODE, str(gpus))

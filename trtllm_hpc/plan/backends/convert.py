@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from packaging.version import Version
+
+from trtllm_hpc.config.spelling.encoder_decoder import PARTS
 from trtllm_hpc.config.spelling.wish import Role
 from trtllm_hpc.plan.backends.steps import Making
 from trtllm_hpc.plan.model import BuildStep, Place, Word
 
 MODEL = Place("model")
 OUTPUT = Place("output")
+GPUS_PER_NODE = "--gpus_per_node"
+DEFAULT_GPUS_PER_NODE = 8
 
 
 def convert_step(making: Making) -> BuildStep:
@@ -36,4 +41,24 @@ def _step(making: Making, role: Role, further: tuple[str, ...] = ()) -> BuildSte
     )
     # Quantization measures on the GPU, but what it writes is of no GPU in particular.
     inputs = ("model", *making.folders(command))
-    return BuildStep(role, (command,), inputs=inputs, identity=making.identity())
+    commands = (command, *_gpus_per_node(making))
+    return BuildStep(role, commands, inputs=inputs, identity=making.identity())
+
+
+def _gpus_per_node(making: Making) -> tuple[tuple[Word, ...], ...]:
+    """Names the GPUs of a node in the checkpoint, where ``trtllm-build`` has no option for it any more.
+
+    An engine that names none is for nodes of eight (``Mapping``'s default).
+    """
+    build, gpus = making.route.program("build"), making.layout.gpus_per_node
+    if build is None or making.job.engine.world_size == 1 or gpus in (0, DEFAULT_GPUS_PER_NODE):
+        return ()
+    history = build.command.history(GPUS_PER_NODE)
+    gone = history.gone if history is not None else None
+    # Before 0.9 there was no option either, and the engine kept no such number.
+    if gone is None or Version(making.release.version) < Version(gone):
+        return ()
+    parts = PARTS if making.route.family.encoder_decoder else (None,)
+    folders = (Place("output", f"/{part}" if part is not None else "") for part in parts)
+    runtime = Place("run", "/runtime.pyz")
+    return ((making.cluster.container.python, runtime, "gpus-per-node", str(gpus), *folders),)
