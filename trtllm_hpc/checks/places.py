@@ -9,12 +9,10 @@ import socket
 from pathlib import Path
 
 from trtllm_hpc.checks.context import Check, Context
+from trtllm_hpc.plan.mounts import is_below, named_folders, target_of
 from trtllm_hpc.runtime.checks.node import shared_memory
 from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
 from trtllm_hpc.runtime.sweep import shm_free_gib
-
-_MOST_OF_APPTAINER = ("/tmp", "/var/tmp")
-"""Besides the home folder and the working folder, what Apptainer mounts unless a site forbids it."""
 
 
 def _always(context: Context) -> bool:
@@ -130,22 +128,12 @@ def locked(context: Context) -> Outcome:
 
 def mounts(context: Context) -> Outcome:
     """A container sees only what is mounted into it."""
-    job, container = context.job, context.cluster.container
-    asked = {
-        "model.path": job.model.path,
-        "engine.directory": job.engine.directory,
-        "repository.tokenizer": job.repository.tokenizer,
-        "engine.quantization.calibration_dataset": job.engine.quantization.calibration_dataset,
-    }
-    targets = [mount.split(":")[1] if ":" in mount else mount for mount in context.plan.mounts]
-    if container.runtime == "apptainer":
-        targets += [str(Path.home()), *_MOST_OF_APPTAINER]
-    for key, path in asked.items():
-        if path is not None and not any(Path(path).is_relative_to(target) for target in targets):
-            folder = Path(path).parent
+    targets = [target_of(mount) for mount in context.plan.mounts]
+    for key, path in named_folders(context.job):
+        if not is_below(path, targets):
             return fail(
-                f"{key} {path} is not mounted into the container",
-                f"add '{folder}:{folder}:ro' to container.mounts in the profile",
+                f"{key} {path} cannot be mounted by itself: its name has ',' or ':' in it",
+                "mount a folder above it in container.mounts of the profile, or rename it",
             )
     return ok("what the job file names is mounted into the container")
 

@@ -27,9 +27,17 @@ if TYPE_CHECKING:
 @cluster_option
 @set_option
 @runs_option
+@click.option(
+    "--rules", "with_rules", is_flag=True, help="List the rules of job files and profiles too, all kept."
+)
 @json_option
 def command(
-    job_file: Path | None, cluster: str, settings: tuple[str, ...], runs: Path | None, as_json: bool
+    job_file: Path | None,
+    cluster: str,
+    settings: tuple[str, ...],
+    runs: Path | None,
+    with_rules: bool,
+    as_json: bool,
 ) -> int:
     """Check JOB, this machine and the cluster; without JOB, the latter two.
 
@@ -48,7 +56,14 @@ def command(
 
     context = _context(job_file, cluster, settings, runs)
     rows = run_checks(context)
-    _print(context, rows, rule_rows() if context.has_job else [], as_json)
+    record = _record(context, rows, rule_rows() if context.has_job else [])
+    if as_json:
+        import json
+
+        click.echo(json.dumps(record, indent=2, ensure_ascii=False))
+    else:
+        _print_tables(record, with_rules)
+        click.echo(f"\n{_summary(rows)}")
     return ExitCode.CONFIG if worst(rows) == "fail" else ExitCode.OK
 
 
@@ -88,29 +103,22 @@ def _job_context(job_file: Path, cluster: str, settings: tuple[str, ...], runs: 
     return context_of(plan)
 
 
-def _print(context: Context, rows: list[Row], rules: list[Row], as_json: bool) -> None:
+def _record(context: Context, rows: list[Row], rules: list[Row]) -> dict[str, Any]:
     from trtllm_hpc.checks.memory import memory_of
     from trtllm_hpc.plan.memory import MemoryPlan
 
     plan = memory_of(context) if context.has_job else None
     memory = plan.as_json() if isinstance(plan, MemoryPlan) else None
     notes = list(context.plan.notes) if context.has_job else []
-    record: dict[str, Any] = {
+    return {
         "checks": [row.as_json() for row in rows],
         "memory": memory,
         "rules": [row.as_json() for row in rules],
         "notes": notes,
     }
-    if as_json:
-        import json
-
-        click.echo(json.dumps(record, indent=2, ensure_ascii=False))
-    else:
-        _print_tables(record)
-        click.echo(f"\n{_summary(rows)}")
 
 
-def _print_tables(record: dict[str, Any]) -> None:
+def _print_tables(record: dict[str, Any], with_rules: bool) -> None:
     from trtllm_hpc.report.doctor import checks_table, memory_table, rules_table
     from trtllm_hpc.report.tables import print_table, terminal_width
 
@@ -118,9 +126,11 @@ def _print_tables(record: dict[str, Any]) -> None:
     if record["memory"] is not None:
         click.echo()
         print_table(memory_table(record["memory"]))
-    if record["rules"]:
+    if record["rules"] and with_rules:
         click.echo()
         print_table(rules_table(record["rules"]))
+    elif record["rules"]:
+        click.echo(f"\n{len(record['rules'])} rules of job files and profiles are kept (--rules lists them).")
     if record["notes"]:
         click.echo()
     for note in record["notes"]:

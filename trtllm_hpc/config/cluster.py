@@ -16,7 +16,8 @@ class Container(Section):
     image: OneLine | None = None
     """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file."""
     mounts: list[Annotated[OneLine, Field(pattern=r"^[^,]*$")]] = Field(default_factory=list)
-    """``source:target[:flags]``. The run folder is mounted in any case."""
+    """``source:target[:flags]``. The run folder, the cache of engines and what the job file
+    names are mounted in any case."""
     python: OneLine = "python3"
     """The Python (3.10 or later) inside the image."""
     tensorrt_llm_version: OneLine | None = None
@@ -97,7 +98,7 @@ class ClusterProfile(Section):
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """What the kind of GPU says in the keys that are left out; an unknown kind is a finding of its own."""
+        """What the kind of GPU says in the keys that are left out; an unknown kind is a finding."""
         name = plain.get("gpu")
         if not isinstance(name, str):
             return plain

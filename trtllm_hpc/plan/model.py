@@ -13,6 +13,7 @@ from typing import Any
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.layout import Layout
+from trtllm_hpc.plan.mounts import all_mounts
 from trtllm_hpc.runtime.repository.recipe import ModelRecipe, RepositoryRecipe
 
 
@@ -159,10 +160,9 @@ class Plan:
 
     @property
     def mounts(self) -> tuple[str, ...]:
-        """What the container sees: the run folder, the engines where there are any, and the profile's."""
+        """What the container sees: run folder, engines, what the job file names, what the profile names."""
         caches = (self.engines_folder,) if self.build_steps else ()
-        own = (f"{folder}:{folder}" for folder in (self.run_folder, *caches))
-        return (*own, *self.cluster.container.mounts)
+        return all_mounts(self.job, self.cluster, (self.run_folder, *caches))
 
     @property
     def fills_repository_in_job(self) -> bool:
