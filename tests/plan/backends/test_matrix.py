@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tests.plan.backends.making import cluster, job, options, planned
+from tests.plan.backends.making import cluster, job, line, options, planned
 from trtllm_hpc.config import engine_rules, method_rules, release_rules
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
@@ -242,3 +245,43 @@ def _command(
     command = release.command(name, examples)
     assert command is not None, f"{release.version} has no {name}"
     return command
+
+
+EVERY_SAMPLE = [sample for samples in SAMPLES.values() for sample in samples]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    release=st.sampled_from(releases()),
+    family=st.sampled_from(sorted(families())),
+    parts=st.lists(st.sampled_from(EVERY_SAMPLE), max_size=5),
+    gpus=st.sampled_from([0, 4, 8]),
+)
+def test_what_is_not_refused_is_rendered(
+    release: Release, family: str, parts: list[Mapping[str, Any]], gpus: int
+) -> None:
+    """Any keys together: a job file that loads has a plan, in options that its programs have."""
+    engine = {key: value for part in parts for key, value in part.items()}
+    made = job(release.version, family, engine=engine)
+    if _refused(made):
+        return
+    for step in planned(made, cluster(gpus_per_node=gpus)):
+        for words in step.commands:
+            known = _programs(release)
+            told = options(words)
+            if Place("run", "/runtime.pyz") not in words:
+                assert any(set(told) <= names for names in known), line(words)
+
+
+@cache
+def _programs(release: Release) -> list[set[str]]:
+    """The options of each program of the release, all families' and their heads'."""
+    names = ("build.py", "convert_checkpoint.py", "trtllm-build", "quantize.py", "hf_gpt_convert.py",
+             "hf_lora_convert.py")  # fmt: skip
+    examples = {family.examples for family in families().values()} | {"medusa", "eagle", "redrafter"}
+    commands = [release.command(name, family) for name in names for family in examples]
+    return [
+        {name for option in command.options.values() for name in (option.name, *option.aliases)}
+        for command in commands
+        if command is not None
+    ]
