@@ -89,6 +89,9 @@ def find_route(job: JobFile, release: Release, family: Family) -> Route:
     """
     if job.engine.encoder_decoder or family.encoder_decoder:
         _encoder_decoder(release, family)
+        if job.engine.speculative is not None:
+            message = f"TensorRT-LLM {release.version} drafts no tokens for an encoder and a decoder"
+            raise NoRoute("engine.speculative.mode", message, "leave engine.speculative out")
     if release.command("build.py", family.examples) is not None:
         return Route(release, family, _through_build_py(job, release, family))
     return Route(release, family, _through_checkpoint(job, release, family))

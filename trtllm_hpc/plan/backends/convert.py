@@ -17,7 +17,10 @@ DEFAULT_GPUS_PER_NODE = 8
 
 def convert_step(making: Making) -> BuildStep:
     """``convert_checkpoint.py``: a Hugging Face model to TensorRT-LLM's checkpoint."""
-    return _step(making, "convert", making.route.family.convert)
+    family = making.route.family
+    # Heads have a program of their own, which knows nothing of the family's further words.
+    own = making.program("convert").command.family == family.examples
+    return _step(making, "convert", family.convert if own else ())
 
 
 def quantize_step(making: Making) -> BuildStep:
