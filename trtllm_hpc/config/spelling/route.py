@@ -13,8 +13,6 @@ from trtllm_hpc.versions.families import Family
 
 PREPARED = ("gpt",)
 """Families whose ``build.py`` reads weights in FasterTransformer's format, not Hugging Face's."""
-
-
 MODEL_OPTIONS = (
     "--checkpoint_dir",
     "--model_dir",
@@ -23,7 +21,9 @@ MODEL_OPTIONS = (
     "--weight_dir",
     "--in-file",
 )
+"""What a program reads, by the names that it has had."""
 OUTPUT_OPTIONS = ("--output_dir", "--output-model-dir", "--export_path", "--out-dir")
+"""Where a program writes."""
 
 
 class NoRoute(Exception):

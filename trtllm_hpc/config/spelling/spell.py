@@ -167,7 +167,7 @@ def _calibration_note(job: JobFile, route: Route) -> Iterator[str]:
     remedy = (
         "set engine.quantization.calibration_dataset to a local folder"
         if option is not None
-        else ("load it into the cache of Hugging Face datasets that the compute nodes see")
+        else "load it into the cache of Hugging Face datasets that the compute nodes see"
     )
     yield (
         f"{program.command.name} downloads its calibration samples{default}, which compute nodes often "
