@@ -205,6 +205,22 @@ def test_by_size_those_used_least_lately_go_first(types: Callable[..., Typed], b
     assert built.entry().is_whole() and not built.entry("convert").folder.exists()
 
 
+def test_what_is_not_the_cache_s_own_is_neither_listed_nor_removed(
+    types: Callable[..., Typed], built: Run, home: Path
+) -> None:
+    """Somebody points engines_folder at a folder with other things in it."""
+    finish(built)
+    mine = [home / "engines" / name for name in ("my work", "build-0123456789abcdef", ".removed-notes")]
+    for folder in mine:
+        folder.mkdir()
+        (folder / "thesis.txt").write_text("years of work")
+    assert len(json.loads(types("engines", "list", "--json").output)) == 2
+    everything = ("--unused-days", "0", "--half-built", "--keep-bytes", "0", "--key", "b", "--key", "m")
+    assert "2 removed" in types("engines", "prune", *everything, "--yes").output
+    assert all((folder / "thesis.txt").is_file() for folder in mine)
+    assert len(list((home / "engines").iterdir())) == 3
+
+
 def test_one_can_be_named(types: Callable[..., Typed], built: Run) -> None:
     finish(built)
     types("engines", "prune", "--key", built.entry().name, "--yes")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from functools import cache
+from importlib import resources
+
 from trtllm_hpc import __version__
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.model import BuildStep, Place, RepositoryModel, Word
 from trtllm_hpc.reference.repository import MODELS, model_source
+
+_WRITES_ENGINES = ("build.py", "engine_folder.py", "sharding.py", "synthetic.py", "weights.py")
 
 MOST_BLS_INSTANCES = 8
 """Unless more are asked for: each is a process, and all of them start with the server."""
@@ -25,8 +31,16 @@ def build_steps(job: JobFile, python: str) -> tuple[BuildStep, ...]:
         *_engine_options(job.engine),
         *("--run", Place("run")),
     )
-    identity = {"backend": "reference", "trtllm_hpc": __version__}
+    identity = {"backend": "reference", "trtllm_hpc": __version__, "builder": _builder()}
     return (BuildStep("engine", (command,), inputs=("model",) if model.path else (), identity=identity),)
+
+
+@cache
+def _builder() -> str:
+    """Short hash of the code that writes engines: between two releases its format may change, too."""
+    folder = resources.files("trtllm_hpc.reference")
+    code = b"".join(folder.joinpath(name).read_bytes() for name in _WRITES_ENGINES)
+    return hashlib.sha256(code).hexdigest()[:8]
 
 
 def _engine_options(engine: Engine) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -31,8 +32,11 @@ from trtllm_hpc.runtime.engines.keys import SHOWN, StepKey, digest_of
 MANIFEST = "trtllm-hpc-manifest.json"
 """File in a whole output that names all others."""
 
-_ASIDE = (".removed-", "building.", "broken.")
-"""How the names of folders begin that are on their way in or out."""
+_ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{SHOWN}}}")
+_REMOVED = re.compile(rf"\.removed-(output|{_ENTRY.pattern})-[0-9a-f]{{8}}")
+_INSIDE = re.compile(r"key\.json|output|uses|used|lock\.\d+|building\.[0-9a-f]{16}|\.key\.json\..*")
+"""Names of entries, of what is on its way out, and of what an entry holds. Whoever points the cache at a
+folder with other things in it must not lose them."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,9 @@ class Entry:
         """What is wrong with the output at a glance: files missing or of another size.
 
         ``None`` means that there is no output; an empty list that it is whole.
+
+        Raises:
+            PermissionError: the entry is closed to this person.
         """
         if not self.output.is_dir():
             return None
@@ -119,8 +126,10 @@ class Entry:
         ]
 
     def is_whole(self) -> bool:
-        """Whether the output is there, with all files in their sizes."""
-        return self.missing() == []
+        """Whether the output is there, with all files in their sizes, and may be read."""
+        with suppress(PermissionError):
+            return self.missing() == []
+        return False
 
     def make(self, key: StepKey, about: Mapping[str, str], chain: Mapping[str, Any]) -> None:
         """Make the folder, with its key.
@@ -142,7 +151,7 @@ class Entry:
     def asides(self) -> list[Path]:
         """Folders and files that something which was killed has left."""
         with suppress(OSError):
-            return [path for path in self.folder.iterdir() if path.name.startswith((*_ASIDE, "."))]
+            return [path for path in self.folder.iterdir() if path.name.startswith(("building.", "."))]
         return []
 
     def key_fault(self) -> str | None:
@@ -167,22 +176,33 @@ class Cache:
         return Entry(self.folder / key.name)
 
     def entries(self) -> list[Entry]:
-        """All entries, by name."""
-        return [Entry(path) for path in sorted(self._folders()) if not path.name.startswith(".")]
+        """All entries, by name; other folders that lie there are none."""
+        return [Entry(path) for path in sorted(self._folders()) if _is_entry(path)]
 
     def removed(self) -> list[Path]:
         """What was removed and is still on the disk, since its remover was killed."""
-        return [path for path in self._folders() if path.name.startswith(_ASIDE[0])]
+        return [path for path in self._folders() if _REMOVED.fullmatch(path.name)]
 
     def put_aside(self, path: Path) -> Path:
         """Take an entry out under one rename, so that nobody sees half of it."""
-        aside = self.folder / f"{_ASIDE[0]}{path.name}-{secrets.token_hex(4)}"
+        aside = self.folder / f".removed-{path.name}-{secrets.token_hex(4)}"
         path.rename(aside)
         return aside
 
     def _folders(self) -> Iterator[Path]:
         with suppress(FileNotFoundError, NotADirectoryError):
             yield from (path for path in self.folder.iterdir() if path.is_dir())
+
+
+def _is_entry(path: Path) -> bool:
+    if not _ENTRY.fullmatch(path.name):
+        return False
+    try:
+        return all(_INSIDE.fullmatch(inner.name) for inner in path.iterdir())
+    except PermissionError:
+        return True
+    except OSError:
+        return False
 
 
 def _wrong_size(path: Path, size: int) -> str | None:

@@ -55,13 +55,17 @@ def lookup(recipe: Recipe) -> Hit | Miss | Unknown:
     """Look for the engine of a recipe, without changing anything."""
     try:
         keys = step_keys(recipe, compute_capability=recipe.compute_capability)
+        return _look(recipe, keys)
     except NoModel as error:
         return Unknown(str(error))
     except NoCapability:
         return Unknown("the cluster profile names no compute_capability")
+    except OSError as error:
+        return Unknown(f"{os.fsdecode(error.filename or recipe.engines_folder)}: {error.strerror}")
+
+
+def _look(recipe: Recipe, keys: tuple[StepKey, ...]) -> Hit | Miss:
     cache = Cache(Path(recipe.engines_folder))
-    if cache.folder.is_dir() and not os.access(cache.folder, os.R_OK | os.X_OK):
-        return Unknown(f"{cache.folder} may not be read")
     entries = {key.step: cache.entry(key) for key in keys}
     found = tuple(step for step, entry in entries.items() if entry.is_whole())
     entry = entries[keys[-1].step]

@@ -20,7 +20,7 @@ from trtllm_hpc.runtime.engines.lock import (
     seconds,
     try_lock,
 )
-from trtllm_hpc.runtime.engines.survey import BUILDING, HALF_BUILT, WHOLE, Item, look
+from trtllm_hpc.runtime.engines.survey import BUILDING, CLOSED, HALF_BUILT, WHOLE, Item, look
 from trtllm_hpc.runtime.engines.uses import Use, uses_of
 
 IsActive = Callable[[Use], str | None]
@@ -105,7 +105,7 @@ def _candidates(items: Sequence[Item], wish: Wish) -> Iterator[tuple[Item, str]]
         if any(starts(name, wanted) for wanted in wish.names):
             yield item, "is named"
         elif item.state != WHOLE:
-            if wish.half_built:
+            if wish.half_built and item.state != CLOSED:
                 yield item, f"is {item.state}"
         elif wish.unused_days is not None and unused_s > wish.unused_days * _DAY_S:
             yield item, f"was not used for {unused_s / _DAY_S:.0f} days"

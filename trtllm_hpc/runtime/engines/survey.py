@@ -11,7 +11,7 @@ from trtllm_hpc.runtime.engines.cache import Cache, Entry, Manifest
 from trtllm_hpc.runtime.engines.lock import DEAD_VARIABLE, Held, living_owner, seconds
 from trtllm_hpc.runtime.engines.seal import files_in, sha256_of
 
-WHOLE, BROKEN, BUILDING, HALF_BUILT = "whole", "broken", "building", "half-built"
+WHOLE, BROKEN, BUILDING, HALF_BUILT, CLOSED = "whole", "broken", "building", "half-built", "closed"
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Item:
 
     entry: Entry
     state: str
-    """``whole``, ``broken``, ``building`` or ``half-built`` (nobody builds it any more)."""
+    """``whole``, ``broken``, ``building``, ``half-built`` (nobody builds it any more) or ``closed``."""
     note: str
     """Who builds it, or what is broken."""
     about: dict[str, str]
@@ -58,7 +58,10 @@ def look(entry: Entry) -> Item:
 
 
 def _state(entry: Entry) -> tuple[str, str]:
-    complaints = entry.missing()
+    try:
+        complaints = entry.missing()
+    except PermissionError:
+        return CLOSED, "to all but its owner"
     if complaints == []:
         return WHOLE, ""
     held = living_owner(entry.folder)
@@ -98,14 +101,13 @@ def verify(entry: Entry, tell: Callable[[str], None] = lambda name: None) -> lis
     Args:
         tell: called with each file's name before it is read.
     """
+    try:
+        complaints = entry.missing()
+    except PermissionError:
+        return [Fault(entry.name, "it may not be read: nothing can be told of it")]
     faults = [sentence] if (sentence := entry.key_fault()) else []
     manifest = Manifest.read(entry.output)
-    if not entry.output.is_dir():
-        pass
-    elif manifest is None:
-        faults += entry.missing() or []
-    else:
-        faults += _wrong_files(entry.output, manifest, tell)
+    faults += _wrong_files(entry.output, manifest, tell) if manifest is not None else complaints or []
     return [Fault(entry.name, sentence) for sentence in faults]
 
 

@@ -47,7 +47,10 @@ def register(entry: Entry, run: Path) -> bool:
 def uses_of(entry: Entry) -> list[Use]:
     """All uses that were ever noted."""
     found = []
-    for file in sorted(entry.uses.glob("*.json")):
+    files: list[Path] = []
+    with suppress(OSError):  # none yet, or not ours to read
+        files = sorted(entry.uses.glob("*.json"))
+    for file in files:
         try:
             record = read_json(file) or {}
             found.append(Use(str(record["run"]), file))
