@@ -79,10 +79,14 @@ def inflight_needs_paged_cache(job: JobFile, cluster: ClusterProfile) -> Problem
 
 def decoding_matches(job: JobFile, cluster: ClusterProfile) -> Problems:
     """A server that drafts tokens, or streams weights, needs an engine built for it."""
-    if not builds(job):
+    known = facts(job, cluster)
+    if known is None or not builds(job):
         return
     mode, wanted = job.repository.decoding_mode, job.engine.speculative
-    if mode in _DRAFTING and (wanted is None or wanted.mode != mode):
+    there = known.release.placeholders("inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
+    # A mode that the release does not have at all is a finding of its own.
+    drafts = mode in _DRAFTING and there is not None and mode in there.choices
+    if drafts and (wanted is None or wanted.mode != mode):
         message = f"{mode} needs an engine that was built for it"
         yield in_job(
             "conflict", "repository.decoding_mode", message, f"set engine.speculative.mode to {mode}", mode
