@@ -114,18 +114,28 @@ def test_a_step_that_leaves_nothing_has_failed(runs: MakeRun) -> None:
     assert code == ExitCode.BUILD and "left nothing in its output folder" in words
 
 
-def test_two_at_once_build_once(runs: MakeRun) -> None:
-    both = [runs(script=SLOW), runs(script=SLOW)]
-    # A first with another script would have another key: edited ones are kept apart.
-    processes = [run.start(TRTLLM_HPC_JOB_ID=str(number)) for number, run in enumerate(both, start=17)]
+def test_four_at_once_build_once(runs: MakeRun) -> None:
+    racers = [runs(script=SLOW) for _ in range(4)]
+    processes = [run.start() for run in racers]
     words = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], words
-    assert both[0].built() == ["convert", "build"]
-    for run in both:
+    assert [process.returncode for process in processes] == [0] * 4, words
+    assert racers[0].built() == ["convert", "build"]
+    for run in racers:
         assert_clean(run)
-    waited = [text for text in words if "waits for the same output" in text]
-    assert len(waited) >= 1
-    assert re.search(r"being built by job 1[78] on \S+, step convert, for 0 s", waited[0])
+
+
+def test_who_waits_is_told_for_whom(runs: MakeRun) -> None:
+    builder, waiter = runs(script=GATED), runs(script=GATED)
+    gate = builder.log.with_name("gate")
+    first = builder.start(GATE=str(gate), TRTLLM_HPC_JOB_ID="17")
+    assert eventually(lambda: list(gate.parent.glob("builds.*")))
+    second = waiter.start(GATE=str(gate))
+    assert eventually(lambda: has_waited(waiter))
+    gate.touch()
+    words, _ = second.communicate(timeout=30)
+    assert (first.wait(30), second.returncode) == (0, 0)
+    assert re.search(r"being built by job 17 on \S+, step convert, for 0 s", words)
+    assert builder.built() == ["convert", "build"]
 
 
 def test_who_waits_takes_over_from_a_build_that_fails(runs: MakeRun) -> None:
