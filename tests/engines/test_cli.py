@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +221,28 @@ def test_what_is_not_the_cache_s_own_is_neither_listed_nor_removed(
     assert "2 removed" in types("engines", "prune", *everything, "--yes").output
     assert all((folder / "thesis.txt").is_file() for folder in mine)
     assert len(list((home / "engines").iterdir())) == 3
+
+
+def test_what_is_closed_to_this_person_is_told_and_left_alone() -> None:
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))  # pytest's own folder is closed to all others
+    try:
+        folder.chmod(0o777)
+        closed = folder / "build-0123456789abcdef"
+        closed.mkdir(mode=0)
+
+        def types(*words: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "trtllm_hpc", "engines", *words, "--engines", str(folder)]
+            # Nothing is closed to root.
+            another = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
+            return subprocess.run(command, capture_output=True, text=True, cwd="/", **another)  # type: ignore[call-overload,no-any-return]
+
+        assert "closed to all but its owner" in types("list").stdout
+        broken = types("verify")
+        assert broken.returncode == ExitCode.BUILD and "it may not be read" in broken.stderr
+        assert "0 removed" in types("prune", "--half-built", "--unused-days", "0", "--yes").stdout
+        assert closed.is_dir()
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_one_can_be_named(types: Callable[..., Typed], built: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,17 +116,6 @@ def test_a_damaged_entry_beside_it_does_not_matter(built: Recipe) -> None:
     (folder / "a file").write_text("")
     assert isinstance(lookup(built), Hit)
     assert missed(replace(built, compute_capability="8.0")).nearest is not None
-
-
-@pytest.mark.skipif(os.getuid() == 0, reason="nothing is closed to root")
-def test_a_cache_closed_to_this_person_is_no_traceback(built: Recipe) -> None:
-    hit = lookup(built)
-    assert isinstance(hit, Hit)
-    hit.entry.folder.chmod(0)
-    try:
-        assert isinstance(lookup(built), Unknown)
-    finally:
-        hit.entry.folder.chmod(0o700)
 
 
 def test_what_cannot_be_told_here_the_job_finds_out(built: Recipe, tmp_path: Path) -> None:
