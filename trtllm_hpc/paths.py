@@ -188,6 +188,10 @@ class RunPaths:
         """The companion's first question, and the model's answer over each protocol."""
         return self.results / "request.json"
 
+    def logits(self, name: str) -> Path:
+        """``context_logits`` or ``generation_logits`` of the first question, as NumPy stores arrays."""
+        return self.results / f"{name}.npy"
+
     def measurement(self, name: str) -> MeasurementPaths:
         """The files of the measurement of that name."""
         return MeasurementPaths(*(self.results / f"{name}.{ending}" for ending in ("json", "jsonl", "txt")))

@@ -33,6 +33,9 @@ LOCAL = CLUSTER + "scheduler: local\n"
          "job:5 companion.benchmark.requests"),
         ("engine:\n  tensor_parallel: 4\nserve:\n  nodes: 3\n", "job:5 serve.nodes"),
         ("build:\n  gpus: 1\n", "job:3 build.gpus"),
+        ("companion:\n  request:\n    context_logits: true\n", "job:4 companion.request.context_logits"),
+        ("engine: {gather_context_logits: true}\ncompanion:\n  request:\n    generation_logits: true\n",
+         "job:5 companion.request.generation_logits"),
     ],
 )  # fmt: skip
 def test_a_conflict_in_the_job_file(files: Folder, job: str, place: str) -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.slurm.conftest import Person, eventually, user_processes
@@ -68,12 +69,20 @@ def assert_served_and_measured(run: RunPaths, hosts: int = 2) -> None:
 
 
 def test_one_job_file_to_a_measured_model(person: Person) -> None:
-    job = person.job("whole", **two_ranks())
+    logits = {"context_logits": True, "generation_logits": True}
+    gathers = {f"gather_{name}": True for name in logits}
+    request = {"prompt": "Grüße, world", "max_tokens": 12, **logits}
+    sections = two_ranks(companion={"request": request})
+    sections["engine"] = {**sections["engine"], **gathers}
+    job = person.job("whole", **sections)
     answer, run = person.submit(job)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "completed" in answer.stdout and "endpoint: http" in answer.stdout
     expected = expected_answer(run.engine, "Grüße, world", 12)
     assert answers_of(run) == [expected, expected]  # gRPC and HTTP generate
+    context, answered = (np.load(run.logits(name)) for name in logits)
+    assert context.shape[0] == 1 and context.shape[2] == answered.shape[3]
+    assert answered.shape[:3] == (1, 1, 12) and np.ptp(answered) > 0
     assert_served_and_measured(run)
     assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
     status = person.status(run)

@@ -113,10 +113,17 @@ def limits(context: Context, engine: EngineConfig) -> Outcome:
 
 def logits(context: Context, engine: EngineConfig) -> Outcome:
     """Logits that requests may ask for were gathered when the engine was built."""
-    for key in ("gather_context_logits", "gather_generation_logits"):
-        if getattr(context.job.engine, key) and not getattr(engine, key):
+    asked = context.job.companion.request if context.job.companion.enabled else None
+    for name in ("context_logits", "generation_logits"):
+        key = f"gather_{name}"
+        if getattr(engine, key):
+            continue
+        if getattr(context.job.engine, key):
             sentence = f"the job file has engine.{key}, but the engine was built without"
             return fail(sentence, f"build it again with --{key}, or set the key to false")
+        if asked is not None and getattr(asked, name):
+            sentence = f"the companion asks for {name}, but the engine was built without --{key}"
+            return fail(sentence, f"build it again with --{key}, or set companion.request.{name} to false")
     return ok("the engine gathers the logits that the job file promises")
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtllm_hpc.cli.options import json_option, run_argument
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths, write_aside, write_json
 from trtllm_hpc.runs import call_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trtllm_hpc.client.ask import Answer
     from trtllm_hpc.runtime.records import Endpoint
 
@@ -49,9 +50,16 @@ def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     help="How long to wait for the server; 0: it must be ready now.",
 )
 @click.option(
+    "--context-logits",
+    is_flag=True,
+    help="Ask for the prompt's logits too (over gRPC; the engine must gather them).",
+)
+@click.option("--generation-logits", is_flag=True, help="Ask for the answer's logits too.")
+@click.option(
     "--save",
     is_flag=True,
-    help="Write the answer into the run folder as results/request.json, in place of the companion's.",
+    help="Write the answer into the run folder as results/request.json, and logits beside it as .npy,"
+    " in place of the companion's.",
 )
 @json_option
 def command(
@@ -62,6 +70,8 @@ def command(
     protocol: str,
     model: str,
     wait_seconds: float,
+    context_logits: bool,
+    generation_logits: bool,
     save: bool,
     as_json: bool,
 ) -> None:
@@ -73,9 +83,13 @@ def command(
     """
     from trtllm_hpc.cli.endpoint import endpoint_of
 
+    wanted = {"context_logits": context_logits, "generation_logits": generation_logits}
+    logits = [name for name, asked in wanted.items() if asked]
+    if logits and protocol == "http":
+        raise click.UsageError("Logits are asked for over gRPC: leave --protocol http out.")
     endpoint = endpoint_of(run, wait_seconds)
     try:
-        answers = _ask(endpoint, protocol, prompt, max_tokens, model)
+        answers = _ask(endpoint, protocol, prompt, max_tokens, model, logits)
     except RequestFailed as error:
         error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"
         raise
@@ -84,11 +98,10 @@ def command(
         "max_tokens": max_tokens,
         "model": model,
         "host": endpoint.host,
-        "answers": [asdict(answer) for answer in answers],
+        "answers": [answer.as_json() for answer in answers],
     }
     if save:
-        run.results.mkdir(exist_ok=True)
-        write_json(run.answer, record)
+        _save(run, record, answers)
     if as_json:
         import json
 
@@ -98,13 +111,34 @@ def command(
 
         for answer in answers:
             click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_reader(answer.text)}")
+            for name, array in answer.logits.items():
+                where = f" in {run.logits(name)}" if save else ""
+                click.echo(f"{name}: {' x '.join(map(str, array.shape))}{where}")
     _must_agree(answers)
 
 
-def _ask(endpoint: Endpoint, protocol: str, prompt: str, max_tokens: int, model: str) -> list[Answer]:
+def _save(run: RunPaths, record: dict[str, Any], answers: list[Answer]) -> None:
+    import numpy as np
+
+    run.results.mkdir(exist_ok=True)
+    for answer in answers:
+        for name, array in answer.logits.items():
+            with write_aside(run.logits(name)) as aside, aside.open("wb") as file:
+                np.save(file, array)
+    write_json(run.answer, record)
+
+
+def _ask(
+    endpoint: Endpoint, protocol: str, prompt: str, max_tokens: int, model: str, logits: list[str]
+) -> list[Answer]:
+    from functools import partial
+
     from trtllm_hpc.client.ask import ask_grpc, ask_http_generate
 
-    askers = {"grpc": ask_grpc, "http": ask_http_generate}
+    askers: dict[str, Callable[..., Answer]] = {
+        "grpc": partial(ask_grpc, logits=logits),
+        "http": ask_http_generate,
+    }
     chosen = askers.values() if protocol == "both" else [askers[protocol]]
     return [ask(endpoint, prompt, max_tokens, _REQUEST_TIMEOUT_S, model) for ask in chosen]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from trtllm_hpc.client.tensors import TextModel
 
 # See http.py: a proxy for the outside world must not be asked for a compute node.
@@ -31,14 +33,31 @@ class Answer:
     """From the call to the whole answer, connection included."""
     output_tokens: int | None = None
     """As counted by the server; ``None`` if it does not say."""
+    logits: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Those that were asked for, by output: ``context_logits`` of shape [1, prompt, vocabulary],
+    ``generation_logits`` of shape [1, beams, answer, vocabulary]."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer as plain JSON types; of logits the shapes only."""
+        record = {name: value for name, value in vars(self).items() if name != "logits"}
+        shapes = {name: list(array.shape) for name, array in self.logits.items()}
+        return {**record, "logits": shapes} if shapes else record
 
 
 def ask_grpc(
-    endpoint: Endpoint, prompt: str, max_tokens: int, timeout_s: float, model: str = "ensemble"
+    endpoint: Endpoint,
+    prompt: str,
+    max_tokens: int,
+    timeout_s: float,
+    model: str = "ensemble",
+    logits: Sequence[str] = (),
 ) -> Answer:
     """Ask one question through Triton's gRPC endpoint.
 
     By the streaming call, which a decoupled model needs and any other takes too.
+
+    Args:
+        logits: outputs to ask for, ``context_logits`` and ``generation_logits``.
 
     Raises:
         RequestFailed: with the server's own words.
@@ -46,10 +65,17 @@ def ask_grpc(
     from tritonclient.grpc import InferInput
     from tritonclient.utils import np_to_triton_dtype
 
-    from trtllm_hpc.client.tensors import LENGTH_OUTPUT, TEXT_OUTPUT, first_text, text_inputs
+    from trtllm_hpc.client.tensors import (
+        LENGTH_OUTPUT,
+        TEXT_OUTPUT,
+        first_text,
+        logits_inputs,
+        text_inputs,
+    )
 
     inputs = []
-    for name, array in text_inputs(prompt, max_tokens, describe(endpoint, model, timeout_s)).items():
+    arrays = text_inputs(prompt, max_tokens, describe(endpoint, model, timeout_s))
+    for name, array in {**arrays, **logits_inputs(logits)}.items():
         tensor = InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
         inputs.append(tensor.set_data_from_numpy(array))
     started = time.monotonic()
@@ -62,7 +88,18 @@ def ask_grpc(
         raise RequestFailed(f"Model {model!r} answered over gRPC without a {TEXT_OUTPUT!r} output.")
     lengths = [length for part in parts if (length := part.as_numpy(LENGTH_OUTPUT)) is not None]
     tokens = int(lengths[-1].reshape(-1)[0]) if lengths else None
-    return Answer("grpc", "".join(texts), latency_s, tokens)
+    return Answer("grpc", "".join(texts), latency_s, tokens, _logits(parts, logits, model))
+
+
+def _logits(parts: list[Any], wanted: Sequence[str], model: str) -> dict[str, NDArray[Any]]:
+    """The last that arrived of each; the answer comes in one piece unless it is streamed."""
+    found = {}
+    for name in wanted:
+        arrays = [array for part in parts if (array := part.as_numpy(name)) is not None]
+        if not arrays:
+            raise RequestFailed(f"Model {model!r} answered over gRPC without {name}.")
+        found[name] = arrays[-1]
+    return found
 
 
 def _stream(client: Any, endpoint: Endpoint, model: str, inputs: list[Any], timeout_s: float) -> list[Any]:

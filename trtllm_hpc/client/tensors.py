@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,11 @@ def text_inputs(prompt: str, max_tokens: int, model: TextModel = ENSEMBLE) -> di
         return {"text_input": text, LLM_API_LENGTH: length}
     empty = np.array([b""], dtype=np.object_).reshape(shape)
     return {"text_input": text, "max_tokens": length, "bad_words": empty, "stop_words": empty}
+
+
+def logits_inputs(names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Inputs that ask upstream's text models for ``context_logits`` or ``generation_logits``."""
+    return {f"return_{name}": np.array([[True]]) for name in names}
 
 
 def first_text(output: NDArray[Any]) -> str:

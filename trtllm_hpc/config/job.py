@@ -87,6 +87,10 @@ class Request(Section):
 
     prompt: AnyText = "What is machine learning?"
     max_tokens: TokenCount = 16
+    context_logits: bool = False
+    """Whether to ask for the logits of the prompt, and keep them in ``results/``."""
+    generation_logits: bool = False
+    """Whether to ask for the logits of the answer, and keep them in ``results/``."""
 
 
 class Benchmark(Section):

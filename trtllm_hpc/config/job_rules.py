@@ -79,6 +79,21 @@ def answers_fit(job: JobFile) -> Problems:
             yield in_job("conflict", field, message, hint, tokens)
 
 
+def logits_are_gathered(job: JobFile) -> Problems:
+    """A request may ask only for logits that the engine was built to gather."""
+    if not job.companion.enabled:
+        return
+    for name in ("context_logits", "generation_logits"):
+        if not getattr(job.companion.request, name):
+            continue
+        field, gather = f"companion.request.{name}", f"gather_{name}"
+        if job.engine.backend == "llmapi":
+            yield in_job("conflict", field, "the LLM API's model gives no logits", "set it to false", True)
+        elif job.engine.directory is None and not getattr(job.engine, gather):
+            message = f"an engine without engine.{gather} gives none"
+            yield in_job("conflict", field, message, f"set engine.{gather} to true", True)
+
+
 def reference_backend(job: JobFile) -> Problems:
     """The reference backend knows tensor parallelism only."""
     if job.engine.backend != "reference":
@@ -149,6 +164,7 @@ RULES: Sequence[Callable[[JobFile], Problems]] = (
     steps_hold_a_batch,
     cache_holds_a_request,
     answers_fit,
+    logits_are_gathered,
     reference_backend,
     server_wait_ends,
     companion_wait_ends,
