@@ -358,6 +358,20 @@ def test_another_tensorrt_llm_than_planned_is_refused_with_both_named(runs: Make
     assert '"tensorrt_llm": "0.17.0+cu126"' in (entry.output / "trtllm-hpc-manifest.json").read_text()
 
 
+def test_a_candidate_of_the_planned_release_builds_and_is_told_of(runs: MakeRun, tmp_path: Path) -> None:
+    """Images carry some under a release's tag (26.03: 1.2.0rc8), and a job file cannot name them."""
+    installed = tmp_path / "site" / "tensorrt_llm-1.2.0rc8.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: 1.2.0rc8\n")
+    run = runs(tensorrt_llm="1.2.0")
+    process = run.start(
+        [sys.executable, "-S", str(run.paths.runtime), "engine"], PYTHONPATH=str(installed.parent)
+    )
+    words, _ = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.OK, words
+    assert "the container has TensorRT-LLM 1.2.0rc8, but the plan is for 1.2.0" in words
+
+
 def test_a_model_that_is_not_on_the_node_is_told(runs: MakeRun, tmp_path: Path) -> None:
     run = runs(model_path=str(tmp_path / "nowhere"))
     code, words = run.build()

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from importlib import metadata
 
+from trtllm_hpc.runtime.checks.engine import planned_version
+from trtllm_hpc.runtime.checks.outcome import FAIL, WARN
 from trtllm_hpc.runtime.engines.recipe import Recipe
 
 PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "trtllm_hpc")
@@ -41,16 +43,23 @@ def installed_versions() -> dict[str, str]:
 def check_version(recipe: Recipe, versions: dict[str, str]) -> None:
     """Compare the TensorRT-LLM that is here with the one that the commands are for.
 
+    A candidate or a patch of the same number is told of, and builds: images
+    carry such under a release's tag, and a job file can name releases only.
+
     Raises:
         WrongMachine: it is another.
     """
     planned, found = recipe.tensorrt_llm, versions.get("tensorrt_llm")
-    if planned is None or found is None or found.partition("+")[0] == planned:
+    if planned is None or found is None:
         return
-    raise WrongMachine(
-        f"the plan is for TensorRT-LLM {planned}, but the container holds {found}",
-        f"set engine.tensorrt_llm_version to {found.partition('+')[0]}, or name the image of {planned}",
-    )
+    outcome = planned_version(planned, found)
+    if outcome.state == FAIL:
+        raise WrongMachine(
+            f"the plan is for TensorRT-LLM {planned}, but the container holds {found}",
+            f"set engine.tensorrt_llm_version to {found.partition('+')[0]}, or name the image of {planned}",
+        )
+    if outcome.state == WARN:
+        print(f"warning: {outcome.sentence}", flush=True)
 
 
 def compute_capability(recipe: Recipe) -> str | None:
