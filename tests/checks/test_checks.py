@@ -160,6 +160,27 @@ def test_what_the_container_cannot_be_shown(checked: Checked, model: Path) -> No
     assert state(checked(cluster={"container": above}, model=split), "mounts") == "ok"
 
 
+@pytest.mark.parametrize("absolute", [False, True])
+def test_links_that_lead_out_of_what_is_mounted(
+    checked: Checked, model: Path, tmp_path: Path, absolute: bool
+) -> None:
+    """The Hub's cache keeps a snapshot as links to ``../../blobs``."""
+    snapshot, blobs = tmp_path / "hub" / "snapshots" / "1f2e", tmp_path / "hub" / "blobs"
+    snapshot.mkdir(parents=True)
+    model.rename(blobs)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(file if absolute else Path("../../blobs", file.name))
+    section = {"path": str(snapshot), "synthetic": None, "family": "llama"}
+    words = f"is a link to {blobs}"
+    says(checked(cluster={"container": PYXIS}, model=section), "mounts", words)
+    above = {**PYXIS, "mounts": [f"{snapshot.parents[1]}:{snapshot.parents[1]}:ro"]}
+    assert state(checked(cluster={"container": above}, model=section), "mounts") == "ok"
+    elsewhere = {**PYXIS, "mounts": [f"{snapshot.parents[1]}:/hub:ro"]}
+    inside = {**section, "path": "/hub/snapshots/1f2e"}
+    found = state(checked(cluster={"container": elsewhere}, model=inside), "mounts")
+    assert found == ("fail" if absolute else "ok")
+
+
 def test_a_mounted_model_is_read_where_it_really_is(checked: Checked, model: Path) -> None:
     mounted = {**PYXIS, "mounts": [f"{model.parent}:/models:ro"]}
     rows = checked(

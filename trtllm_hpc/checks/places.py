@@ -6,7 +6,8 @@ import importlib.util
 import os
 import shutil
 import socket
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 
 from trtllm_hpc.checks.context import Check, Context
 from trtllm_hpc.plan.mounts import is_below, named_folders, target_of
@@ -135,7 +136,32 @@ def mounts(context: Context) -> Outcome:
                 f"{key} {path} cannot be mounted by itself: its name has ',' or ':' in it",
                 "mount a folder above it in container.mounts of the profile, or rename it",
             )
+        link, target = next(_leading_out(path, context.here(path), targets), ("", ""))
+        if link:
+            return fail(
+                f"{link} is a link to {target}, which is not mounted",
+                "mount a folder above both in container.mounts of the profile, or copy the files (cp -rL)",
+            )
     return ok("what the job file names is mounted into the container")
+
+
+def _leading_out(path: str, here: Path, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Links in a folder that lead nowhere inside the container, as the Hub's cache is made of them.
+
+    Args:
+        path: the folder as the container names it.
+        here: the same on this machine.
+        targets: what the container has.
+    """
+    for place, folders, names in os.walk(here):
+        for name in (*folders, *names):
+            file = Path(place, name)
+            if not file.is_symlink():
+                continue
+            inside = PurePosixPath(path, file.relative_to(here))
+            target = os.path.normpath(inside.parent / file.readlink())
+            if not is_below(target, targets):
+                yield str(inside), target
 
 
 def _mounting(context: Context) -> bool:
