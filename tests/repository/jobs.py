@@ -7,7 +7,6 @@ from typing import Any
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.backends.repository import recipe
-from trtllm_hpc.plan.layout import one_node
 from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
 from trtllm_hpc.versions import release_of_version
 
@@ -29,4 +28,4 @@ def make_recipe(version: str, **sections: dict[str, Any]) -> RepositoryRecipe:
     job = make_job(version, **sections)
     release = release_of_version(version)
     assert release is not None
-    return recipe(job, release, one_node(1, 1), RunPaths("/runs/one"))
+    return recipe(job, release, RunPaths("/runs/one"))

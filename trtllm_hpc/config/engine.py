@@ -135,7 +135,8 @@ class Engine(Section):
     max_input_len: TokenCount | None = None
     """Longest prompt, in tokens."""
     max_seq_len: TokenCount | None = None
-    """Longest prompt and answer together, in tokens. Releases before 0.11 get it as ``max_output_len``."""
+    """Longest prompt and answer together, in tokens; of an encoder-decoder model the decoder's part alone.
+    Releases before 0.11 get it as ``max_output_len``."""
     max_num_tokens: TokenCount | None = None
     """Tokens of all requests that one step computes."""
     opt_num_tokens: TokenCount | None = None

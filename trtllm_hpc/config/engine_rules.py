@@ -138,6 +138,9 @@ def encoder_decoder_matches(job: JobFile, cluster: ClusterProfile) -> Problems:
 
 def _encoder_decoder(job: JobFile, known: Facts) -> Problems:
     assert known.family is not None
+    if job.engine.backend == "python":
+        message = "Triton's Python backend loads decoders only, and the model has an encoder too"
+        yield in_job("conflict", "engine.backend", message, "set it to tensorrtllm", "python")
     if job.repository.chunked_context:
         message = "encoder-decoder models do not run with chunked context"
         yield in_job("conflict", "repository.chunked_context", message, "remove it", True)

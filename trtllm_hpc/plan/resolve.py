@@ -73,7 +73,7 @@ def make_plan(
         engine_folder=job.engine.directory or str(paths.engine),
         engine_found=around.engine_found if steps else None,
         build_steps=steps,
-        repository=_repository(job, cluster, release, layout, paths),
+        repository=_repository(job, release, paths, around),
         repository_values=_repository_values(job, paths),
         templates=around.templates,
         all_models=cluster.container.all_models
@@ -141,13 +141,13 @@ def _notes(
 
 
 def _repository(
-    job: JobFile, cluster: ClusterProfile, release: Release | None, layout: Layout, paths: RunPaths
+    job: JobFile, release: Release | None, paths: RunPaths, around: Surroundings
 ) -> tuple[RepositoryModel, ...] | RepositoryRecipe:
     if release is None:
         return reference.repository()
     from trtllm_hpc.plan.backends import repository
 
-    return repository.recipe(job, release, layout, paths)
+    return repository.recipe(job, release, paths, around.model_config)
 
 
 def _refuse_folders(paths: RunPaths, cluster: ClusterProfile, engines: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.plan.backends.making import found, job, options, steps
+from tests.plan.backends.making import cluster, found, job, options, steps
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Place
+from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
 from trtllm_hpc.versions import releases
 
 T5 = {
@@ -95,6 +99,41 @@ def test_every_option_exists_or_the_release_is_refused(release: Any) -> None:
 def test_older_releases_are_refused_with_the_first_that_can(release: str) -> None:
     problems = [each for each in found(job(release, "t5")) if each.path[-1] == "encoder_decoder"]
     assert problems and release in problems[0].message
+
+
+def test_0_10_builds_two_engines_and_serves_none() -> None:
+    """Its templates and its backend know no ``encoder_model_path`` (model_instance_state.cc of v0.10.0)."""
+    [problem] = found(job("0.10.0", "t5", engine=T5))
+    assert problem.path == ("engine", "encoder_decoder")
+    assert "0.10.0" in problem.message and "encoder_engine_dir since 0.11.0" in problem.message
+    assert found(job("0.11.0", "t5", engine=T5)) == []
+
+
+def test_triton_s_python_backend_loads_decoders_only() -> None:
+    """``ModelType.DECODER_ONLY`` stands in the model.py of every release."""
+    [problem] = found(job("0.16.0", "t5", engine={**T5, "backend": "python"}))
+    assert problem.path == ("engine", "backend") and "encoder" in problem.message
+
+
+def test_an_answer_need_not_be_longer_than_the_prompt() -> None:
+    """The prompt is the encoder's; ``max_seq_len`` is the decoder's."""
+    encoder, decoder = engines(
+        "0.16.0", encoder_decoder=True, max_encoder_input_len=None, max_input_len=2048, max_seq_len=201
+    )
+    assert encoder["--max_input_len"] == decoder["--max_encoder_input_len"] == ("2048",)
+    assert decoder["--max_seq_len"] == ("201",)
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_the_server_is_told_of_both_engines(tmp_path: Path, stated: bool) -> None:
+    made = job("0.16.0", "t5", engine={**T5, "encoder_decoder": stated})
+    profile = cluster(container={"all_models": "/all_models", "examples": "/examples"})
+    plan = make_plan(made, profile, RunPaths(tmp_path / "one"), "python3")
+    assert isinstance(plan.repository, RepositoryRecipe)
+    [values] = [model.values for model in plan.repository.models if model.name == "tensorrt_llm"]
+    assert values["engine_dir"] == f"{tmp_path}/one/engine/decoder"
+    assert values["encoder_engine_dir"] == f"{tmp_path}/one/engine/encoder"
+    assert values["cross_kv_cache_fraction"] == 0.5
 
 
 def test_what_does_not_go_with_it() -> None:

@@ -10,6 +10,7 @@ from trtllm_hpc.config.spelling import quantization, speculative
 from trtllm_hpc.config.spelling.wish import Role
 from trtllm_hpc.versions import Command, Release, releases_with
 from trtllm_hpc.versions.families import Family
+from trtllm_hpc.versions.placeholders import known_placeholders
 
 PREPARED = ("gpt",)
 """Families whose ``build.py`` reads weights in FasterTransformer's format, not Hugging Face's."""
@@ -150,13 +151,21 @@ def _program(
 def _encoder_decoder(release: Release, family: Family) -> None:
     from trtllm_hpc.config.spelling.refusals import lifetime
 
-    option = "--max_encoder_input_len"
+    option, placeholder = "--max_encoder_input_len", "encoder_engine_dir"
     build = release.command("trtllm-build", family.examples)
-    if build is not None and option in build.options:
-        return
-    known = lifetime("trtllm-build", option, family.examples)
-    message = f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton: {known}"
-    raise NoRoute("engine.encoder_decoder", message, "take a newer release")
+    if build is None or option not in build.options:
+        known = lifetime("trtllm-build", option, family.examples)
+        message = (
+            f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton: {known}"
+        )
+        raise NoRoute("engine.encoder_decoder", message, "take a newer release")
+    if placeholder not in release.placeholders("inflight_batcher_llm", "tensorrt_llm"):
+        since = known_placeholders(release.version, "inflight_batcher_llm", "tensorrt_llm")[placeholder].since
+        message = (
+            f"TensorRT-LLM {release.version} builds an encoder and a decoder, but Triton serves no such "
+            f"pair: its model tensorrt_llm has {placeholder} since {since}"
+        )
+        raise NoRoute("engine.encoder_decoder", message, "take a newer release")
 
 
 def _first(name: str, family: str) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trtllm_hpc.config.job import Disaggregated, JobFile
 from trtllm_hpc.config.repository_keys import GROUPS, KEYS, as_words, settable
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.backends.model_yaml import model_yaml
-from trtllm_hpc.plan.layout import Layout
 from trtllm_hpc.runtime.repository.fill import as_text
 from trtllm_hpc.runtime.repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
 from trtllm_hpc.versions import Release
+from trtllm_hpc.versions.families import find_family
 from trtllm_hpc.versions.placeholders import known_placeholders
 
 MOST_BLS_INSTANCES = 8
@@ -37,12 +38,18 @@ class _Copy:
     participant_ids: str | None = None
 
 
-def recipe(job: JobFile, release: Release, layout: Layout, paths: RunPaths) -> RepositoryRecipe:
-    """How to make the job's repository from the release's templates."""
+def recipe(
+    job: JobFile, release: Release, paths: RunPaths, model_config: Mapping[str, Any] | None = None
+) -> RepositoryRecipe:
+    """How to make the job's repository from the release's templates.
+
+    Args:
+        model_config: the model's ``config.json``, where it could be read: it may tell of an encoder.
+    """
     if job.engine.backend == "llmapi":
         return RepositoryRecipe(release.version, (_llmapi(job),))
     engine = job.engine.directory or str(paths.engine)
-    plan = _Recipes(job, release)
+    plan = _Recipes(job, release, has_encoder=_has_encoder(job, model_config))
     if job.serve.mode == "disaggregated" and job.serve.disaggregated is not None:
         return RepositoryRecipe(release.version, plan.disaggregated(job.serve.disaggregated, engine))
     copies = [
@@ -53,12 +60,21 @@ def recipe(job: JobFile, release: Release, layout: Layout, paths: RunPaths) -> R
     return RepositoryRecipe(release.version, plan.pipelines(copies or [only]))
 
 
+def _has_encoder(job: JobFile, model_config: Mapping[str, Any] | None) -> bool:
+    """Whether there are two engines, as the build makes them by the model's family."""
+    if job.engine.encoder_decoder or job.engine.directory is not None:
+        return job.engine.encoder_decoder
+    family = find_family(job.model.family, model_config)
+    return family is not None and family.encoder_decoder
+
+
 class _Recipes:
     """Recipes of the models of the engine backends."""
 
-    def __init__(self, job: JobFile, release: Release) -> None:
+    def __init__(self, job: JobFile, release: Release, *, has_encoder: bool) -> None:
         self.job = job
         self.release = release
+        self.has_encoder = has_encoder
         self.batch = triton_batch_size(job, release)
         self.bls_instances = job.repository.bls_instances or min(self.batch, MOST_BLS_INSTANCES)
 
@@ -122,13 +138,13 @@ class _Recipes:
         job = self.job
         chosen: dict[str, Value | None] = {
             "triton_backend": job.engine.backend,
-            "engine_dir": f"{copy.engine}/decoder" if job.engine.encoder_decoder else copy.engine,
+            "engine_dir": f"{copy.engine}/decoder" if self.has_encoder else copy.engine,
             "max_beam_width": job.engine.max_beam_width,
             "multi_block_mode": job.engine.multi_block_mode,
             "enable_context_fmha_fp32_acc": job.engine.context_fmha_fp32_acc,
             "participant_ids": copy.participant_ids,
         }
-        if job.engine.encoder_decoder:
+        if self.has_encoder:
             chosen["encoder_engine_dir"] = f"{copy.engine}/encoder"
             chosen["cross_kv_cache_fraction"] = (
                 job.repository.cross_kv_cache_fraction or CROSS_KV_CACHE_FRACTION
