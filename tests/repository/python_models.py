@@ -132,3 +132,26 @@ SOURCES = {
     "postprocessing": POSTPROCESSING,
     "tensorrt_llm_bls": TENSORRT_LLM_BLS,
 }
+
+
+LLM_API = """
+import os
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        with open(os.path.join(args["model_repository"], "1", "model.yaml")) as file:
+            self.arguments = file.read()
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()[0]
+            said = np.array([text + b"|" + self.arguments.encode("utf-8")], dtype=np.object_)
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", said)]))
+        return answers
+"""
+"""The LLM API's model: answers with what it was asked and with its ``model.yaml``."""

@@ -201,3 +201,13 @@ def test_a_repository_that_somebody_filled_by_hand_takes_the_jobs_values(tmp_pat
     assert parameters(models["postprocessing"])["tokenizer_dir"] == "/models/a, b: c"
     # An engine is named by its folder, and would be copied at every start.
     assert set(rendered["tensorrt_llm"].copies) == {"1/model.py"}
+
+
+def test_model_yaml_can_be_read_in_any_locale(tmp_path: Path) -> None:
+    """Triton's stub opens it as ASCII; upstream reads it as YAML 1.1."""
+    yaml = pytest.importorskip("yaml")
+    path = "/models/é \u2028 模型 \U0001f40d \\ \" ' # : \x85"
+    recipe = make_recipe("1.2.0", engine={"backend": "llmapi"}, model={"path": path})
+    text = render_models(recipe, write_llmapi(tmp_path))["tensorrt_llm"].texts["1/model.yaml"]
+    assert text.isascii()
+    assert yaml.safe_load(text)["model"] == path

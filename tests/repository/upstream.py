@@ -117,15 +117,18 @@ def write_all_models(folder: Path, version: str, sources: Mapping[str, str] | No
     return all_models
 
 
-def write_llmapi(folder: Path) -> Path:
+_LLM_API_INPUTS = (("text_input", "STRING", "needed"), ("sampling_param_max_tokens", "INT32", "optional"))
+
+
+def write_llmapi(folder: Path, source: str = "# a model\n") -> Path:
     """``all_models`` with the LLM API's model alone: no placeholders, and a ``model.yaml``."""
     template = folder / "all_models" / "llmapi" / "tensorrt_llm"
     (template / "1").mkdir(parents=True)
     lines = ['name: "tensorrt_llm"', 'backend: "python"', "instance_group [ { count: 1 kind: KIND_CPU } ]"]
-    lines += [_tensors("input", (("text_input", "STRING", "needed"),), {})]
+    lines += [_tensors("input", _LLM_API_INPUTS, {})]
     lines += [_tensors("output", (("text_output", "STRING", "needed"),), {})]
     (template / "config.pbtxt").write_text("\n".join(lines), encoding="utf-8")
-    (template / "1" / "model.py").write_text("# a model\n", encoding="utf-8")
+    (template / "1" / "model.py").write_text(source, encoding="utf-8")
     (template / "1" / "helpers.py").write_text("# its helpers\n", encoding="utf-8")
     (template / "1" / "model.yaml").write_text("model: some-model/from-the-hub\n", encoding="utf-8")
     return folder / "all_models"

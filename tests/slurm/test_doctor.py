@@ -66,7 +66,7 @@ def test_little_locked_memory_is_warned_about_in_the_job(person: Person, engine:
     records = [RankRecord.read(run.rank_record("preflight", rank)) for rank in (0, 1)]
     limits = [record.details["memlock_kib"] for record in records if record is not None]
     little = [limit for limit in limits if limit is not None and limit < MIN_MEMLOCK_KIB]
-    warned = [event.data["reason"] for event in read_events(run) if event.name == "preflight_warning"]
+    warned = [event.data["warning"] for event in read_events(run) if event.name == "preflight_warning"]
     assert len(limits) == 2 and len(warned) == len(little)  # as many as this machine gives reason for
     for reason, limit in zip(warned, little, strict=True):
         assert f"only {limit} KiB of memory may be locked on" in reason

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.repository.python_models import SOURCES
-from tests.repository.upstream import write_all_models
+from tests.repository.python_models import LLM_API, SOURCES
+from tests.repository.upstream import write_all_models, write_llmapi
 from tests.slurm.conftest import Person
 from tests.upstream.container import FakeContainer, make_container
 from trtllm_hpc.errors import ExitCode
@@ -71,6 +71,11 @@ class Site:
         assert lines, answer.stdout + answer.stderr
         return answer, RunPaths(lines[0].removeprefix("  folder "))
 
+    def carries(self, release: str) -> None:
+        """Have another release in the container than its profile says."""
+        metadata = next((self.container.folder / "site").rglob("METADATA"))
+        metadata.write_text(metadata.read_text().replace(RELEASE, release))
+
     def calls(self) -> list[list[str]]:
         """What upstream's programs were started with so far."""
         return [json.loads(line) for line in self.container.calls.read_text().splitlines()]
@@ -118,7 +123,7 @@ def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(s
 
     again, second = site.submit(site.job("second"))
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "engine: found in the cache" in again.stdout and "build" not in second_stages(second)
+    assert "engine: found in the cache" in again.stdout and "build" not in stages(second)
     assert len(site.calls()) == 2 and second.engine.resolve() == run.engine.resolve()
 
     # Only the build differs: the conversion is found again.
@@ -130,15 +135,14 @@ def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(s
     assert site.person.leftovers() == []
 
 
-def second_stages(run: RunPaths) -> list[str]:
+def stages(run: RunPaths) -> list[str]:
     record = read_json(run.plan)
     assert record is not None
     return [stage["name"] for stage in record["stages"]]
 
 
 def test_another_release_in_the_container_than_planned_is_told_with_both(site: Site) -> None:
-    metadata = next((site.container.folder / "site").rglob("METADATA"))
-    metadata.write_text(metadata.read_text().replace(RELEASE, "0.17.0"))
+    site.carries("0.17.0")
     answer, run = site.submit(site.job("mismatch"))
     assert answer.returncode == ExitCode.BUILD, answer.stdout + answer.stderr
     log = run.rank_log("build", 0).read_text()
@@ -169,3 +173,23 @@ def test_the_repository_is_made_in_the_job_where_only_the_nodes_have_the_templat
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "repository: ensemble" in run.rank_log("repository", 0).read_text()
     assert answers(run) == [f"hello|{run.engine}|{site.model}"] * 2
+
+
+def test_the_llm_api_serves_over_two_nodes_through_its_launcher(site: Site) -> None:
+    """No engine and no build: the launcher joins the ranks, and the model reads what the job file says."""
+    launcher = site.container.folder / "bin" / "trtllm-llmapi-launch"
+    shutil.copy(Path(__file__).parent.parent / "runtime" / "fake_launcher.sh", launcher)
+    write_llmapi(site.container.folder, LLM_API)
+    site.carries("1.1.0")
+    over = site.person.folder / "the workers may end"
+    job = site.job("llm-api", engine={"backend": "llmapi", "max_input_len": None})
+    release = "cluster.container.tensorrt_llm_version=1.1.0"
+    environment = f"cluster.environment.FAKE_LAUNCH_OVER={json.dumps(str(over))}"
+    answer, run = site.submit(job, "--set", release, "--set", environment)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "build" not in stages(run)
+    for text in answers(run):
+        asked, _, arguments = text.partition("|")
+        assert asked == "hello" and "tensor_parallel_size: 2\n" in arguments and "Llama, tiny" in arguments
+    assert over.exists(), "the server's end ended the workers"
+    assert site.person.leftovers() == []

@@ -96,7 +96,7 @@ def _look_and_judge(paths: RunPaths, expected: Expected, task: int, *, with_mpi:
     if verdict is not None:
         return _refuse(paths, task, verdict)
     for sentence in [] if gathered is None else doubts(gathered, expected):
-        add_event(paths, "serve", "preflight_warning", reason=sentence)
+        add_event(paths, "serve", "preflight_warning", warning=sentence)
         print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
     if task == 0:
         add_event(paths, "serve", "preflight_ok", world_size=world.size, mpi_library=world.library)

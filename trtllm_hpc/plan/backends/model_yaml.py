@@ -111,7 +111,15 @@ def _key(key: str) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """A value as JSON, which YAML reads alike."""
+    """A value as JSON, which YAML reads alike, in ASCII.
+
+    Upstream's model opens the file in the locale's encoding, which in a Triton
+    stub is ASCII.
+    """
     text = json.dumps(value, ensure_ascii=False)
-    # YAML takes most letters as they are, but not these (YAML 1.2, section 5.1).
-    return re.sub(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    return re.sub(r"[^\x20-\x7e]", lambda match: _escaped(ord(match[0])), text)
+
+
+def _escaped(code: int) -> str:
+    # Not by JSON's pairs of surrogates, which YAML reads as two characters.
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
