@@ -19,6 +19,7 @@ from tests.repository.upstream import write_all_models
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import RenderError, TrtllmHpcError
+from trtllm_hpc.paths import write_json
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.render.templates_cache import (
     find_templates,
@@ -182,6 +183,23 @@ def test_fetch_list_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pyt
     assert 'string_value: "/engines/llama"' in one
     assert "max_batch_size: 16" in one
     assert "${" not in one and "# ---- " not in one
+
+
+def test_show_of_an_engine_that_is_still_to_be_built(tmp_path: Path) -> None:
+    """The model's config.json tells its family, as it does for render and submit."""
+    all_models = write_all_models(tmp_path / "image", "0.16.0")
+    model = tmp_path / "t5"
+    model.mkdir()
+    write_json(model / "config.json", {"architectures": ["T5ForConditionalGeneration"]})
+    site, job = tmp_path / "site.yaml", tmp_path / "job.yaml"
+    site.write_text(f"name: site\ncontainer: {{all_models: {all_models}, examples: /examples}}\n")
+    job.write_text(
+        f"name: built\nmodel: {{path: {model}}}\n"
+        "engine: {backend: tensorrtllm, tensorrt_llm_version: 0.16.0}\n"
+    )
+    shown = run("templates", "show", job, "--cluster", site, "tensorrt_llm")
+    assert shown.exit_code == 0, shown.output or shown.exception
+    assert "/engine/decoder" in shown.stdout and "/engine/encoder" in shown.stdout
 
 
 def test_show_names_the_models_there_are(site: Path, tmp_path: Path) -> None:
