@@ -108,10 +108,11 @@ def type_it(place: Place, arguments: list[str]) -> int:
 commands = st.sampled_from(["render", "submit"])
 
 
-@settings(FUZZ, max_examples=1000)
+@pytest.mark.parametrize("quarter", range(4))  # so that several processes share the thousand
+@settings(FUZZ, max_examples=250)
 @given(name=commands, job=settings_for(JobFile), more=settings_for(JobFile))
 def test_wrong_values(
-    place: Place, name: str, job: list[tuple[str, Any]], more: list[tuple[str, Any]]
+    quarter: int, place: Place, name: str, job: list[tuple[str, Any]], more: list[tuple[str, Any]]
 ) -> None:
     (place.folder / "job.yaml").write_bytes(flow(nested(job)).encode())
     (place.folder / "cluster.yaml").write_text("name: here\npartition: batch\n")
