@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.repository.jobs import make_recipe
 from tests.repository.upstream import RELEASES, write_all_models, write_llmapi
@@ -137,7 +138,6 @@ def test_encoder_and_decoder_have_an_engine_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["0.21.0", "1.2.0"])
 def test_the_llm_api_is_told_by_model_yaml(tmp_path: Path, version: str) -> None:
-    yaml = pytest.importorskip("yaml")
     recipe = make_recipe(
         version,
         engine={"backend": "llmapi", "tensor_parallel": 4, "moe_expert_parallel": 2},
@@ -205,7 +205,6 @@ def test_a_repository_that_somebody_filled_by_hand_takes_the_jobs_values(tmp_pat
 
 def test_model_yaml_can_be_read_in_any_locale(tmp_path: Path) -> None:
     """Triton's stub opens it as ASCII; upstream reads it as YAML 1.1."""
-    yaml = pytest.importorskip("yaml")
     path = "/models/é \u2028 模型 \U0001f40d \\ \" ' # : \x85"
     recipe = make_recipe("1.2.0", engine={"backend": "llmapi"}, model={"path": path})
     text = render_models(recipe, write_llmapi(tmp_path))["tensorrt_llm"].texts["1/model.yaml"]
