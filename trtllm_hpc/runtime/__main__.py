@@ -6,9 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import STAGES, RunPaths
+
+if TYPE_CHECKING:
+    _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +28,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="runtime", description=__doc__)
     parser.add_argument("--run", type=Path, help="run folder, if it is not where this file lies")
     commands = parser.add_subparsers(required=True)
+    _stage_commands(commands)
+    _server_commands(commands)
+    _companion_commands(commands)
+    return parser
 
+
+def _stage_commands(commands: _Commands) -> None:
+    """What the batch scripts run before there is a server."""
     begin = commands.add_parser("begin", help="a stage starts")
     begin.add_argument("stage", choices=STAGES)
     begin.set_defaults(function=_begin)
@@ -63,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     repository.add_argument("--all-models", type=Path, required=True)
     repository.set_defaults(function=_repository)
 
+
+def _server_commands(commands: _Commands) -> None:
+    """What every rank runs, and what it leaves."""
     rank = commands.add_parser("rank", help="run one rank's server and watch it")
     rank.add_argument("--rank", type=int, required=True)
     rank.add_argument("--world-size", type=int, required=True)
@@ -91,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     spawn.add_argument("command", nargs=argparse.REMAINDER)
     spawn.set_defaults(function=_spawn)
 
+
+def _companion_commands(commands: _Commands) -> None:
     stop = commands.add_parser("stop", help="ask the server to stop")
     stop.add_argument("--by", required=True)
     stop.add_argument("--reason", required=True)
@@ -99,7 +115,6 @@ def _parser() -> argparse.ArgumentParser:
     heartbeat = commands.add_parser("heartbeat", help="tell the server that the companion lives")
     heartbeat.add_argument("--while-pid", type=int, required=True)
     heartbeat.set_defaults(function=_heartbeat)
-    return parser
 
 
 # Each command imports its own module: `runtime leader` must not pay for the others.
