@@ -156,6 +156,7 @@ def test_verify_names_what_is_broken(types: Callable[..., Typed], built: Run, ki
     broken = types("engines", "verify")
     assert broken.code == ExitCode.BUILD
     assert f"error: {built.entry().name}: {sentence}" in broken.errors
+    assert f"engines prune --key {built.entry().name} --yes" in broken.errors
     assert f"{built.entry('convert').name}: whole" in broken.output
     assert types("engines", "verify", "convert").code == 0
     record = json.loads(types("engines", "verify", "--json").output)

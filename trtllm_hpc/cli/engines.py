@@ -223,9 +223,9 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     for fault in faults:
         click.echo(f"error: {fault.entry}: {fault.sentence}", err=True)
     if faults:
-        click.echo(
-            "  next: submit the job again, which builds it anew; or trtllm-hpc engines prune", err=True
-        )
+        # A changed byte leaves the size as it was, so `list` and `submit` take such an engine for whole.
+        keys = " ".join(f"--key {name}" for name in dict.fromkeys(fault.entry for fault in faults))
+        click.echo(f"  next: trtllm-hpc engines prune {keys} --yes", err=True)
     return ExitCode.BUILD if faults else ExitCode.OK
 
 
