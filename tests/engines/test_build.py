@@ -172,6 +172,16 @@ def test_a_killed_build_is_finished_by_the_next(runs: MakeRun, victim: str) -> N
     assert_clean(run)
 
 
+def test_a_build_killed_after_its_work_was_done_leaves_nothing_either(runs: MakeRun) -> None:
+    """Between the last rename and the end there is a moment, too."""
+    run, again = runs(), runs()
+    assert run.build()[0] == 0
+    left = run.entry().folder / "building.0123456789abcdef"
+    (left / "output.scratch").mkdir(parents=True)
+    assert again.build()[0] == 0 and again.built() == ["convert", "build"]
+    assert_clean(again)
+
+
 def test_an_owner_that_stood_still_destroys_nothing(runs: MakeRun) -> None:
     sleeper, other = runs(script=GATED), runs(script=GATED)
     gate, closed = sleeper.log.with_name("gate"), sleeper.log.with_name("closed")

@@ -16,12 +16,11 @@ from trtllm_hpc.runtime.engines.lock import (
     Owner,
     Watch,
     highest,
-    living_owner,
     seconds,
     try_lock,
 )
 from trtllm_hpc.runtime.engines.survey import BUILDING, CLOSED, HALF_BUILT, WHOLE, Item, look
-from trtllm_hpc.runtime.engines.uses import Use, uses_of
+from trtllm_hpc.runtime.engines.uses import Use, sweep, uses_of
 
 IsActive = Callable[[Use], str | None]
 """Why a use still counts, in words; ``None`` if it does not."""
@@ -169,8 +168,5 @@ def prune(cache: Cache, verdict: Verdict, is_active: IsActive, watches: Watches)
 
 def tidy(cache: Cache) -> list[Path]:
     """Remove what a killed removal or a killed build has left where nothing is built; returns it."""
-    left = list(cache.removed())
-    for entry in cache.entries():
-        if entry.is_whole() and living_owner(entry.folder) is None:
-            left += entry.asides()
-    return [path for path in left if remove(path)]
+    swept = [path for entry in cache.entries() for path in sweep(entry)]
+    return [*(path for path in cache.removed() if remove(path)), *swept]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.engines.cache import Entry, make_shared, write_shared
+from trtllm_hpc.runtime.engines.cache import Entry, make_shared, remove, write_shared
+from trtllm_hpc.runtime.engines.lock import living_owner
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,15 @@ def register(entry: Entry, run: Path) -> bool:
         make_shared(entry.uses)
         write_shared(entry.uses / f"{name}.json", {"run": os.fsencode(run).decode(errors="surrogateescape")})
     entry.touch()
+    sweep(entry)
     return entry.is_whole()
+
+
+def sweep(entry: Entry) -> list[Path]:
+    """Remove what a builder that was killed after its work was done has left beside a whole output."""
+    if not entry.is_whole() or living_owner(entry.folder) is not None:
+        return []
+    return [path for path in entry.asides() if remove(path)]
 
 
 def uses_of(entry: Entry) -> list[Use]:
