@@ -204,6 +204,21 @@ def test_mpi4py_of_this_python(checked: Checked, monkeypatch: pytest.MonkeyPatch
     assert state(checked(cluster={"python": "/opt/python3"}), "mpi4py") == "unknown"
 
 
+def test_upstream_s_programs_without_a_container(checked: Checked, tmp_path: Path) -> None:
+    """NVIDIA's images have them in a folder that hardly any node has."""
+    local = {"scheduler": "local", "container": {}}
+    says(checked(cluster=local), "examples", "/tensorrtllm_backend/tensorrt_llm/examples/llama/convert_che")
+    assert state(checked(cluster={"container": {}}), "examples") == "warn"
+    program = tmp_path / "examples" / "llama" / "convert_checkpoint.py"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    there = {"container": {"examples": str(program.parents[1])}}
+    assert state(checked(cluster={**local, **there}), "examples") == "ok"
+    finished = {"directory": "/engines/x"}
+    assert "examples" not in checked(cluster=local, engine=finished)
+    assert "examples" not in checked(cluster={"container": PYXIS})
+
+
 def test_the_server(checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = {"scheduler": "local"}
     says(checked(cluster={**local, "triton": {"server": "no-such-server"}}), "tritonserver", "no-such-server")

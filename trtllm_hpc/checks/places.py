@@ -112,6 +112,29 @@ def server(context: Context) -> Outcome:
     return ok(f"{shutil.which(name)} is there")
 
 
+def examples(context: Context) -> Outcome:
+    """Outside of NVIDIA's images the programs that convert a model lie where somebody has put them."""
+    for program in _programs(context):
+        if Path(program).is_file():
+            continue
+        sentence = f"there is no {program} on this machine"
+        remedy = (
+            "clone TensorRT-LLM's release, and set container.examples in the profile to its folder examples"
+        )
+        return fail(sentence, remedy) if _local(context) else warn(sentence, remedy)
+    return ok("upstream's programs that convert the model are there")
+
+
+def _programs(context: Context) -> list[str]:
+    """Upstream's scripts that the build runs."""
+    words = (command[1] for step in context.plan.build_steps for command in step.commands if len(command) > 1)
+    return [word for word in words if isinstance(word, str) and word.endswith(".py")]
+
+
+def _runs_examples(context: Context) -> bool:
+    return context.has_job and _without_container(context) and bool(_programs(context))
+
+
 def shared(context: Context) -> Outcome:
     """Where this machine is the node; else the preflight looks on each node."""
     if not _local(context):
@@ -180,6 +203,7 @@ CHECKS = (
     Check("python", "the nodes' Python is there", _always, python),
     Check("mpi4py", "ranks can be joined", _joined_by_mpi, mpi4py),
     Check("tritonserver", "the server is there", _without_container, server),
+    Check("examples", "upstream's programs are there", _runs_examples, examples),
     Check("shared-memory", "/dev/shm is large enough", _always, shared),
     Check("locked-memory", "memory may be locked", _always, locked),
 )
