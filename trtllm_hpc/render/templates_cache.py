@@ -114,7 +114,11 @@ def keep_folder(cluster: ClusterProfile, source: Path) -> KeptTemplates:
     """
     all_models = find_all_models(source)
     if all_models is None:
-        raise RenderError(f"{source} holds no model templates (no <group>/<model>/{CONFIG}).")
+        raise RenderError(
+            f"{source} holds no model templates (no <group>/<model>/{CONFIG}).",
+            hint="name the folder all_models of a checkout of tensorrtllm_backend, or of TensorRT-LLM's "
+            "triton_backend",
+        )
 
     def copy(target: Path) -> None:
         shutil.copytree(all_models, target, ignore=shutil.ignore_patterns("__pycache__", "*.engine"))

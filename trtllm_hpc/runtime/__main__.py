@@ -140,9 +140,13 @@ def _engine(paths: RunPaths, options: argparse.Namespace) -> int:
 
 
 def _gpus_per_node(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.checkpoint import tell_gpus_per_node
+    from trtllm_hpc.runtime.checkpoint import NoCheckpoint, tell_gpus_per_node
 
-    tell_gpus_per_node(options.checkpoint, options.gpus)
+    try:
+        tell_gpus_per_node(options.checkpoint, options.gpus)
+    except NoCheckpoint as error:
+        print(f"error: {error}.", file=sys.stderr, flush=True)
+        return ExitCode.BUILD
     return ExitCode.OK
 
 
