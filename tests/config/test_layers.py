@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
+from trtllm_hpc.config.explain import validate
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.layers import read_settings
 from trtllm_hpc.config.load import load
 from trtllm_hpc.errors import ConfigError
 
@@ -176,3 +179,30 @@ def test_a_shipped_job_is_called_by_name_unless_a_file_has_it(
     assert load(Path("tiny-llama"), "local").job.name == "tiny-llama"
     Path("tiny-llama").write_text("name: mine\n")
     assert load(Path("tiny-llama"), "local").job.name == "mine"
+
+
+def test_a_setting_whose_key_wants_text_is_taken_as_it_was_typed(files: Folder) -> None:
+    # The shell eats quotes, so no way of typing them would help.
+    settings = ("name=1.10", "cluster.environment.A=true", "cluster.setup=[0x10]", "model.path=2024")
+    resolved = files.load(JOB, CLUSTER, *settings)
+    assert resolved.job.name == "1.10"
+    assert resolved.job.model.path == str(Path.cwd() / "2024")
+    assert resolved.cluster.environment == {"A": "true"}
+    assert resolved.cluster.setup == ["0x10"]
+
+
+def test_words_for_upstreams_programs_are_taken_as_they_were_typed() -> None:
+    settings = ["name=a", "engine.tensorrt_llm_version=0.10", "engine.options.build=[--max_batch_size, 3]"]
+    tree, _, findings = read_settings(settings)
+    job, found = validate(JobFile, tree)
+    assert job is not None and not findings and not found
+    assert job.engine.tensorrt_llm_version == "0.10"
+    assert job.engine.options.build == ["--max_batch_size", "3"]
+
+
+def test_in_a_file_and_for_another_type_the_type_still_counts(files: Folder) -> None:
+    with pytest.raises(ConfigError) as caught:
+        files.load(JOB.replace("name: ", "name: 1 #"), CLUSTER, "serve.nodes=2.5", "serve.mode=null")
+    found = {finding.field: finding.code for finding in caught.value.findings}
+    assert found["name"] == found["serve.nodes"] == "wrong-type"
+    assert "serve.mode" in found

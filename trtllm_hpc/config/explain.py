@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -54,6 +55,10 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Finding
     With findings the model is a partial one, good only for rules that bear it
     (``config.partial``); without a mapping at its root there is none.
     """
+    try:
+        return model.model_validate(tree.plain()), []
+    except ValidationError as error:
+        tree = _as_typed(tree, [it["loc"] for it in error.errors() if it["type"] == "string_type"])
     plain = tree.plain()
     try:
         return model.model_validate(plain), []
@@ -63,6 +68,20 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Finding
         if not isinstance(plain, dict):
             return None, findings
         return partial(model, plain, [detail["loc"] for detail in details]), findings
+
+
+def _as_typed(node: Node, paths: Collection[Path]) -> Node:
+    """The same tree, with the text that was typed at each of ``paths``, where that is known."""
+    if () in paths:
+        return node.as_typed()
+    below = {path[0]: [it[1:] for it in paths if it[0] == path[0]] for path in paths}
+    if isinstance(node.value, dict) and below:
+        named = {key: _as_typed(child, below.get(key, ())) for key, child in node.value.items()}
+        return replace(node, value=named)
+    if isinstance(node.value, list) and below:
+        items = [_as_typed(child, below.get(at, ())) for at, child in enumerate(node.value)]
+        return replace(node, value=items)
+    return node
 
 
 def _finding(model: type[Section], tree: Node, detail: dict[str, Any]) -> Finding:

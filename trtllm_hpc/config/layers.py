@@ -64,6 +64,7 @@ def with_absolute_paths(tree: Node) -> Node:
     for section_name, key in RELATIVE_PATHS:
         section = tree.child(section_name)
         node = section.child(key) if section is not None else None
+        node = None if node is None else node.as_typed()
         if section is None or node is None or not isinstance(node.value, str) or not node.value:
             continue
         # os.path and not pathlib: ".." is to vanish, and nothing is to be looked up on this machine.
@@ -86,10 +87,13 @@ def job_defaults(profile: Node) -> Node | None:
 def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Finding]]:
     """Read ``a.b=c`` settings, values in YAML; later ones win.
 
+    A shell takes quotes away, so ``a.b=0.16`` may be meant as text: what was typed
+    is kept, and taken where the key wants text (``config.explain``).
+
     Returns:
         The tree for the job file, the tree for the profile, and what is wrong.
     """
-    here = Source("--set", folder=os.getcwd())  # noqa: PTH109
+    here = Source("--set", folder=os.getcwd(), from_shell=True)  # noqa: PTH109
     job, cluster = Node({}, here), Node({}, replace(here, prefix=f"{CLUSTER_PREFIX}."))
     findings: list[Finding] = []
     for setting in settings:
@@ -128,7 +132,7 @@ def _at_set(node: Node, source: Source) -> Node:
         value = {key: _at_set(child, source) for key, child in value.items()}
     elif isinstance(value, list):
         value = [_at_set(child, source) for child in value]
-    return Node(value, source)
+    return Node(value, source, typed=node.typed)
 
 
 def _prefixed(node: Node, prefix: str) -> Node:

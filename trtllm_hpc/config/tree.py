@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Union
 
 from ruamel.yaml import YAML
@@ -57,6 +57,8 @@ class Source:
     """What stands before the field there, e.g. ``job_defaults.``."""
     folder: str = "."
     """Where relative paths of this source start."""
+    from_shell: bool = False
+    """Whether a shell may have eaten quotes: unquoted words are then kept beside what YAML makes of them."""
 
 
 # A name in quotes cannot stand in "X | Y" at run time before Python 3.14.
@@ -70,6 +72,8 @@ class Node:
     value: Value
     source: Source
     line: int | None = None
+    typed: str | None = None
+    """The unquoted words of a true, a false or a number that comes from a shell."""
 
     def child(self, part: str | int) -> Node | None:
         """The value under a key or an index; ``None`` if there is none."""
@@ -86,6 +90,10 @@ class Node:
         if isinstance(self.value, list):
             return [child.plain() for child in self.value]
         return self.value
+
+    def as_typed(self) -> Node:
+        """The same, as the text that was typed where that is known."""
+        return self if self.typed is None else replace(self, value=self.typed, typed=None)
 
     def nearest(self, path: Path) -> Node:
         """The value at ``path``, or the innermost section that should hold it."""
@@ -210,7 +218,11 @@ class _Reader:
         if isinstance(event, SequenceStartEvent):
             return Node(self._sequence(path), self.source, line)
         assert isinstance(event, ScalarEvent)
-        return Node(self._scalar(event, here), self.source, line)
+        value = self._scalar(event, here)
+        typed = None
+        if self.source.from_shell and value is not None and not isinstance(value, str):
+            typed = event.value
+        return Node(value, self.source, line, typed)
 
     def _check_event(self, event: Event, path: Path, line: int) -> None:
         self._values += 1
