@@ -110,6 +110,29 @@ def test_the_verdict_as_json() -> None:
     assert [remark["place"] for remark in record["remarks"]] == [3]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--json", "0.11", "--", *README_BUILD),
+        ("0.11", "--json", "--", *README_BUILD),
+        ("0.11", "--json", "--family=gpt", *README_BUILD),
+        ("--family", "gpt", "0.11", "--json", *README_BUILD),
+    ],
+)
+def test_options_stand_on_either_side_of_the_release(words: tuple[str, ...]) -> None:
+    record = json.loads(versions("check", *words).output)
+    assert record["words"] == README_BUILD
+
+
+@pytest.mark.parametrize(
+    "words", [("--famly", "gpt", "0.16", "--", "trtllm-build"), ("0.16", "--famly", "gpt", "trtllm-build")]
+)
+def test_an_unknown_option_of_the_command_itself_is_refused(words: tuple[str, ...]) -> None:
+    result = versions("check", *words)
+    assert result.exit_code == ExitCode.USAGE
+    assert "No such option" in result.output and "--family" in result.output
+
+
 def test_an_ignored_word_is_told_but_not_refused() -> None:
     result = versions("check", "24.04", "--", "trtllm-build", "--tp_size", "4")
     assert result.exit_code == ExitCode.OK

@@ -255,3 +255,14 @@ def test_a_line_without_upstreams_programs_is_no_line_to_check() -> None:
     with pytest.raises(UnknownProgram) as error:
         check("0.16", "tritonserver --model-repository r")
     assert "trtllm-build" in error.value.choices
+
+
+@pytest.mark.parametrize("value", ["many", "1,2", "[1]", "true"])
+def test_a_word_is_no_number(value: str) -> None:
+    (said,) = refused("0.16", f"trtllm-build --checkpoint_dir c --max_batch_size {value}").values()
+    assert said.startswith(f"wants a number, not {value!r}")
+
+
+@pytest.mark.parametrize("value", ["64", "-1", "1e3", "0.5", "$BATCH", "<n>"])
+def test_numbers_and_what_a_shell_fills_in_are_taken(value: str) -> None:
+    assert refused("0.16", f"trtllm-build --checkpoint_dir c --max_batch_size {value}") == {}

@@ -73,7 +73,32 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
         _show_program(found, program, family or "llama", as_json)
 
 
-@command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class _Check(click.Command):
+    """Options stand on either side of RELEASE; from the second word on the words are upstream's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put our options first, and everything else behind a ``--``."""
+        rest = list(args)
+        ours: list[str] = []
+        release: list[str] = []
+        with_value = {
+            name
+            for option in self.params
+            if isinstance(option, click.Option) and not option.is_flag
+            for name in option.opts
+        }
+        while rest and rest[0] != "--" and (rest[0].startswith("-") or not release):
+            word = rest.pop(0)
+            if not word.startswith("-"):
+                release = [word]
+                continue
+            ours.append(word)
+            if word in with_value and rest:
+                ours.append(rest.pop(0))
+        return super().parse_args(ctx, [*ours, "--", *release, *rest[rest[:1] == ["--"] :]])
+
+
+@command.command(cls=_Check)
 @_family_option
 @json_option
 @click.argument("release")
@@ -83,19 +108,18 @@ def check(release: str, words: tuple[str, ...], family: str | None, as_json: boo
 
     Says of each word that the release refuses which release brought, dropped
     or renamed it. Ends with code 3 if any is refused. Options of this command
-    stand before RELEASE.
+    stand before the words, on either side of RELEASE.
 
     \b
     Examples:
       trtllm-hpc versions check 0.11 -- trtllm-build --checkpoint_dir c --kv_cache_type paged
-      trtllm-hpc versions check --json 24.12 -- python3 benchmark_core_model.py --request_rate 10
+      trtllm-hpc versions check 24.12 --json -- python3 benchmark_core_model.py --request_rate 10
     """
     from trtllm_hpc.errors import ExitCode
     from trtllm_hpc.versions.check import UnknownProgram, check_words
 
-    line = words[1:] if words[0] == "--" else words
     try:
-        checked = check_words(_release(release), line, family)
+        checked = check_words(_release(release), words, family)
     except UnknownProgram as error:
         raise _wrong("unknown-program", "WORDS", str(error), error.choices) from None
     if as_json:

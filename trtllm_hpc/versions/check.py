@@ -22,6 +22,7 @@ Judgement = Literal["refused", "ignored", "note"]
 _VARIABLE = re.compile(r"\$|<.*>|…|\.\.\.")
 """Words that a shell or a person fills in are not compared with choices."""
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
+_NUMERIC = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?\s*$|[-+]?(inf|nan)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,20 @@ class _Reader:
             if option.choices and value not in option.choices and not _VARIABLE.search(value):
                 sentence = f"takes {', '.join(option.choices)}, not {value!r}"
                 yield Remark("refused", word, place, sentence)
+            elif _wants_number(option) and not _NUMERIC.match(value) and not _VARIABLE.search(value):
+                sentence = f"wants a number, not {value!r}"
+                yield Remark("refused", word, place, sentence, f"left out, it is {option.default} here")
+
+
+def _wants_number(option: Option) -> bool:
+    """Whether the data tells that only numbers are taken; ``True`` and ``False`` are Python's numbers too."""
+    return (
+        option.form == "value"
+        and not option.choices
+        and not option.bare
+        and isinstance(option.default, (int, float))
+        and not isinstance(option.default, bool)
+    )
 
 
 def _beginning_with(name: str, command: Command) -> list[Option]:
