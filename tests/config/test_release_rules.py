@@ -103,6 +103,14 @@ def test_an_image_of_another_release_than_the_job_s(files: Folder) -> None:
     assert "0.16.0" in finding.message and "0.11.0" in finding.message
 
 
+def test_a_profile_that_states_another_release_than_the_job(files: Folder) -> None:
+    cluster = CLUSTER + "container: {tensorrt_llm_version: 0.17.0}\n"
+    finding = files.finding(trt("0.16.0"), cluster)
+    assert finding.field == "engine.tensorrt_llm_version"
+    assert "0.16.0" in finding.message and "0.17.0" in finding.message
+    files.load(trt("v0.17.0"), cluster)
+
+
 def test_engines_that_were_built_for_it(files: Folder) -> None:
     engine = "  weight_streaming: true\n  speculative: {mode: lookahead, max_draft_len: 83}\n"
     files.load(trt("0.16.0", engine + "repository: {decoding_mode: lookahead, gpu_weights_percent: 0.5}\n"))

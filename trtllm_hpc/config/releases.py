@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.versions import Release, find_release
+from trtllm_hpc.versions import Release, UnknownRelease, find_release
 
 
 def release_of(job: JobFile, cluster: ClusterProfile) -> Release | None:
@@ -16,7 +16,13 @@ def release_of(job: JobFile, cluster: ClusterProfile) -> Release | None:
     if not job.engine.is_tensorrt_llm:
         return None
     container = cluster.container
-    stated = job.engine.tensorrt_llm_version or container.tensorrt_llm_version
+    wanted, there = job.engine.tensorrt_llm_version, container.tensorrt_llm_version
     # What the profile states outright is true even where the image's name says another.
-    image = None if container.tensorrt_llm_version or container.runtime == "none" else container.image
-    return find_release(image, stated)
+    image = None if there or container.runtime == "none" else container.image
+    release = find_release(image, wanted or there)
+    if wanted and there and find_release(None, there) is not release:
+        raise UnknownRelease(
+            f"the profile states TensorRT-LLM {there}, but engine.tensorrt_llm_version is {wanted}",
+            hint="leave engine.tensorrt_llm_version out, or take a profile with an image of that release",
+        )
+    return release

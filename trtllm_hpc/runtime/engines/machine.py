@@ -56,7 +56,8 @@ def check_version(recipe: Recipe, versions: dict[str, str]) -> None:
     if outcome.state == FAIL:
         raise WrongMachine(
             f"the plan is for TensorRT-LLM {planned}, but the container holds {found}",
-            f"set engine.tensorrt_llm_version to {found.partition('+')[0]}, or name the image of {planned}",
+            f"set container.tensorrt_llm_version in the profile to {found.partition('+')[0]}, "
+            f"or name the image of {planned}",
         )
     if outcome.state == WARN:
         print(f"warning: {outcome.sentence}", flush=True)
