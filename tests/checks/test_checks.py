@@ -181,6 +181,35 @@ def test_links_that_lead_out_of_what_is_mounted(
     assert found == ("fail" if absolute else "ok")
 
 
+def test_a_mount_whose_source_is_not_there(checked: Checked, model: Path) -> None:
+    missing = {**PYXIS, "mounts": [f"{model}/nowhere:/data:ro"]}
+    outcome = checked(cluster={"container": missing})["mount-sources"].outcome
+    assert outcome.state == "warn" and "nowhere is not there" in outcome.sentence
+    there = {**PYXIS, "mounts": [f"{model}:/data:ro"]}
+    assert state(checked(cluster={"container": there}), "mount-sources") == "ok"
+
+
+@pytest.mark.parametrize(
+    ("release", "container", "outcome"),
+    [
+        ("0.15.0", {}, "fail"),
+        ("0.15.0", {"mounts": ["/home/me/backend:/tensorrtllm_backend:ro"]}, "ok"),
+        ("0.15.0", {"examples": "/mine", "all_models": "/mine too"}, "ok"),
+        ("0.17.0", {}, "ok"),
+    ],
+)
+def test_upstream_s_files_that_no_image_carries(
+    checked: Checked, release: str, container: dict[str, Any], outcome: str
+) -> None:
+    given = {**PYXIS, "image": "/images/mine.sqsh", "tensorrt_llm_version": release, **container}
+    model = {"path": "/models/llama", "synthetic": None, "family": "llama"}
+    engine = {"backend": "tensorrtllm", "tensorrt_llm_version": release}
+    rows = checked(
+        cluster={"container": given, "gpus_per_node": 1}, model=model, engine=engine
+    )
+    assert state(rows, "upstream-files") == outcome
+
+
 def test_a_mounted_model_is_read_where_it_really_is(checked: Checked, model: Path) -> None:
     mounted = {**PYXIS, "mounts": [f"{model.parent}:/models:ro"]}
     rows = checked(

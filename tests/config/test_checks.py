@@ -56,6 +56,10 @@ def test_a_small_cache_is_told_with_both_numbers(files: Folder) -> None:
     ("cluster", "code", "place"),
     [
         ("container:\n  runtime: pyxis\n", "missing", "cluster:2 container.image"),
+        ("container:\n  runtime: apptainer\n  image: a\n  mounts:\n  - a:b:c:d\n", "bad-value",
+         "cluster:6 container.mounts[0]"),
+        ("container:\n  runtime: apptainer\n  image: a\n  mounts:\n  - /a:b\n", "bad-value",
+         "cluster:6 container.mounts[0]"),
         ("container:\n  image: a.sif\n", "conflict", "cluster:3 container.image"),
         ("container:\n  mounts: ['/a:/a']\n", "conflict", "cluster:3 container.mounts"),
         ("scheduler: local\ncompanion: overlap\n", "conflict", "cluster:3 companion"),

@@ -15,6 +15,9 @@ from trtllm_hpc.runtime.checks.node import shared_memory
 from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
 from trtllm_hpc.runtime.sweep import shm_free_gib
 
+CHECKOUT = "/tensorrtllm_backend"
+"""Where upstream's guides mount a checkout of the backend, in containers that lack its files."""
+
 
 def _always(context: Context) -> bool:
     return True
@@ -187,6 +190,39 @@ def _leading_out(path: str, here: Path, targets: Sequence[str]) -> Iterator[tupl
                 yield str(inside), target
 
 
+def mount_sources(context: Context) -> Outcome:
+    """A container does not start with a mount whose source is not there."""
+    for mount in context.cluster.container.mounts:
+        source = Path(mount.partition(":")[0])
+        if not os.path.lexists(source):
+            return warn(
+                f"{source} is not there on this machine; the container does not start where it is missing",
+                "mend container.mounts in the profile, unless the nodes see it",
+            )
+    return ok("the sources of the profile's mounts are there")
+
+
+def upstream_files(context: Context) -> Outcome:
+    """Until 0.16 the images carry neither upstream's programs nor its model templates."""
+    release, plan = context.release, context.plan
+    if release is None:
+        return ok("the reference backend needs none of upstream's files")
+    wanted = {"container.examples": release.paths.examples} if _programs(context) else {}
+    if plan.fills_repository_in_job:
+        wanted["container.all_models"] = release.paths.all_models
+    targets = [target_of(mount) for mount in plan.mounts]
+    for key, folder in wanted.items():
+        given = getattr(context.cluster.container, key.partition(".")[2]) is not None
+        if given or folder is None or not folder.startswith(CHECKOUT) or is_below(folder, targets):
+            continue
+        return fail(
+            f"the image of TensorRT-LLM {release.version} carries no {folder}",
+            f"mount a checkout of tensorrtllm_backend v{release.version}, with its submodule, at {CHECKOUT}, "
+            f"or set {key} in the profile",
+        )
+    return ok("upstream's programs and templates are in the container")
+
+
 def _mounting(context: Context) -> bool:
     return context.has_job and not _without_container(context)
 
@@ -200,6 +236,8 @@ CHECKS = (
     Check("engines-folder", "engines can be kept", _always, engines_folder),
     Check("container-image", "the container's image is there", _in_container, container_image),
     Check("mounts", "the container sees the model", _mounting, mounts),
+    Check("mount-sources", "what is to be mounted is there", _in_container, mount_sources),
+    Check("upstream-files", "the container has upstream's programs", _mounting, upstream_files),
     Check("python", "the nodes' Python is there", _always, python),
     Check("mpi4py", "ranks can be joined", _joined_by_mpi, mpi4py),
     Check("tritonserver", "the server is there", _without_container, server),

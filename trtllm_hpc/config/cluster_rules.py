@@ -41,6 +41,16 @@ def container_has_image(cluster: ClusterProfile) -> Problems:
             yield in_cluster("conflict", f"container.{key}", message, hint, value)
 
 
+def mounts_are_whole(cluster: ClusterProfile) -> Problems:
+    """A mount is source:target[:flags], or one folder, by absolute paths."""
+    for number, mount in enumerate(cluster.container.mounts):
+        parts = mount.split(":")
+        if len(parts) > 3 or not all(part.startswith("/") for part in parts[:2]):
+            message = f"{shown(mount)} is no mount: source:target[:flags], both by absolute paths"
+            hint = "write e.g. /scratch/models:/models:ro"
+            yield Problem("cluster", "bad-value", ("container", "mounts", number), message, hint, mount)
+
+
 def gpu_is_known(cluster: ClusterProfile) -> Problems:
     """A kind of GPU is named as the table of GPUs names it."""
     if cluster.gpu is None:
@@ -128,6 +138,7 @@ def environment(cluster: ClusterProfile) -> Problems:
 
 RULES: Sequence[Callable[[ClusterProfile], Problems]] = (
     container_has_image,
+    mounts_are_whole,
     gpu_is_known,
     local_has_no_slurm,
     slurm_options,

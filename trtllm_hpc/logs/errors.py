@@ -20,6 +20,7 @@ ERRORS = re.compile(
     | Segmentation\ fault | Bus\ error | core\ dumped | Signal\ \((?!2\)|15\))\d+\)\ received
     | terminate\ called\ (?:after|without)
     | MPI_ABORT\ was\ invoked | has\ lost\ communication
+    | :\ (?:unrecognized|invalid|unknown)\ option\b  # srun without pyxis, and any program of getopt's
     | :\ (?:command\ not\ found|No\ such\ file\ or\ directory|Permission\ denied|cannot\ open)
     """,
     re.VERBOSE,

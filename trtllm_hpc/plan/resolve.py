@@ -81,7 +81,7 @@ def make_plan(
         stages=make_stages(job, cluster, layout, paths, builds=builds),
         job=job,
         cluster=cluster,
-        notes=_notes(job, cluster, release, around),
+        notes=_notes(job, release, around),
     )
 
 
@@ -95,9 +95,9 @@ def _release(job: JobFile, cluster: ClusterProfile) -> Release | None:
 
 def _layout(job: JobFile, cluster: ClusterProfile) -> Layout:
     if job.serve.mode == "disaggregated" and job.serve.disaggregated is not None:
-        return one_node(disaggregated_ranks(job.serve.disaggregated), cluster.gpus_per_node)
+        return one_node(disaggregated_ranks(job.serve.disaggregated), _gpus_named(job, cluster))
     if job.serve.mode == "orchestrator":
-        return one_node(1, cluster.gpus_per_node)
+        return one_node(1, _gpus_named(job, cluster))
     layout = make_layout(job.engine.world_size, job.serve.nodes, cluster.gpus_per_node)
     if cluster.scheduler == "local" and layout.nodes > 1:
         raise RenderError(
@@ -105,6 +105,15 @@ def _layout(job: JobFile, cluster: ClusterProfile) -> Layout:
             hint="leave serve.nodes out, or choose a Slurm profile with --cluster",
         )
     return layout
+
+
+def _gpus_named(job: JobFile, cluster: ClusterProfile) -> int:
+    """GPUs that the job file names, from 0 on; none on a cluster without."""
+    phases = job.serve.disaggregated
+    copies = [copy.gpu_device_ids for copy in job.repository.models]
+    if phases is not None:
+        copies += [gpus for phase in (phases.context, phases.generation) for gpus in phase.instances]
+    return min(cluster.gpus_per_node, 1 + max((gpu for gpus in copies for gpu in gpus), default=-1))
 
 
 def _repository_values(job: JobFile, paths: RunPaths) -> dict[str, str | int | bool]:
@@ -130,14 +139,12 @@ def _steps(
     return tensorrt_llm.make_steps(job, cluster, release, layout, around.model_config)
 
 
-def _notes(
-    job: JobFile, cluster: ClusterProfile, release: Release | None, around: Surroundings
-) -> tuple[str, ...]:
+def _notes(job: JobFile, release: Release | None, around: Surroundings) -> tuple[str, ...]:
     if release is None:
         return ()
     from trtllm_hpc.plan.backends import tensorrt_llm
 
-    return tensorrt_llm.make_notes(job, cluster, release, around.model_config)
+    return tensorrt_llm.make_notes(job, release, around.model_config)
 
 
 def _repository(

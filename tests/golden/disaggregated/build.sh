@@ -40,7 +40,7 @@ case "${1:-}" in
       --mamba_conv1d_plugin auto \
       --use_fp8_context_fmha disable \
       --nccl_plugin auto \
-      --gpus_per_node 8 \
+      --gpus_per_node 6 \
       --output_dir "$output"
     ;;
   *)

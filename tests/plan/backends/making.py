@@ -63,7 +63,7 @@ def notes(made: JobFile, config: Mapping[str, Any] | None = None) -> tuple[str, 
     """What a person is told of a job with which nothing is wrong."""
     release = release_of(made, cluster())
     assert release is not None
-    return make_notes(made, cluster(), release, config)
+    return make_notes(made, release, config)
 
 
 def text(word: Word) -> str:

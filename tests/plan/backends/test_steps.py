@@ -245,28 +245,3 @@ def test_a_program_s_required_option_is_asked_for() -> None:
     assert "--model_name" in problem.message and "chatglm2_6b" in problem.hint
     raw = {"build_py": ["--model_name", "chatglm2_6b"]}
     assert found(job("0.7.1", "chatglm", engine={"options": raw})) == []
-
-
-def test_an_unknown_family_is_named() -> None:
-    made = job("0.16.0", "nosuch")
-    [problem] = found(made)
-    assert problem.path == ("model", "family") and "nosuch" in problem.message
-
-
-@pytest.mark.parametrize(
-    ("mounts", "noted"),
-    [
-        ([], True),
-        (["/home/me:/home/me"], True),
-        (["/home/me/backend:/tensorrtllm_backend:ro"], False),
-    ],
-)
-def test_examples_that_no_image_carries_are_noted(mounts: list[str], noted: bool) -> None:
-    from trtllm_hpc.plan.backends.tensorrt_llm import make_notes
-    from trtllm_hpc.versions import find_release
-
-    where = cluster(container={"runtime": "pyxis", "image": "i.sqsh", "mounts": mounts})
-    release = find_release(None, "0.15.0")
-    said = make_notes(job("0.15.0"), where, release, None)
-    assert any("/tensorrtllm_backend" in note for note in said) is noted
-    assert make_notes(job("0.17.0"), where, find_release(None, "0.17.0"), None) == ()

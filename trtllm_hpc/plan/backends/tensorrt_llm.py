@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from packaging.version import Version
-
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.spelling.raw import raw_notes
@@ -34,10 +32,6 @@ STEPS = {
     "build_py": build_py_step,
 }
 """What makes the step of each program."""
-
-
-EXAMPLES_IN_IMAGE_SINCE = "0.17.0"
-"""From there on the image's Dockerfile copies them to /app (see versions/data/releases.toml)."""
 
 
 def make_steps(
@@ -64,34 +58,12 @@ def make_steps(
     return tuple(steps)
 
 
-def make_notes(
-    job: JobFile, cluster: ClusterProfile, release: Release, model_config: Mapping[str, Any] | None
-) -> tuple[str, ...]:
+def make_notes(job: JobFile, release: Release, model_config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """What a person should know of these steps, though nothing is wrong with them."""
     if job.engine.directory is not None or not job.engine.has_engine:
         return ()
     route = _route(job, release, model_config)
-    return (
-        *spell(job, route, model_config).notes,
-        *raw_notes(job, route),
-        *_examples_note(cluster, release),
-    )
-
-
-def _examples_note(cluster: ClusterProfile, release: Release) -> tuple[str, ...]:
-    """Until 0.16 the image carries none of upstream's examples: a checkout must be mounted."""
-    container, examples = cluster.container, release.paths.examples
-    if container.examples is not None or container.runtime == "none" or examples is None:
-        return ()
-    targets = [mount.split(":")[1] for mount in container.mounts if ":" in mount]
-    carried = Version(release.version) >= Version(EXAMPLES_IN_IMAGE_SINCE)
-    if carried or any(f"{examples}/".startswith(f"{target.rstrip('/')}/") for target in targets):
-        return ()
-    return (
-        f"The image of TensorRT-LLM {release.version} carries no {examples}: mount a checkout of "
-        f"tensorrtllm_backend v{release.version} with its submodule at /tensorrtllm_backend, or set "
-        "container.examples in the profile.",
-    )
+    return (*spell(job, route, model_config).notes, *raw_notes(job, route))
 
 
 def _route(job: JobFile, release: Release, model_config: Mapping[str, Any] | None) -> Route:

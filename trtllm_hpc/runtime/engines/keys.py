@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -118,7 +119,8 @@ def _word(word: Word, folders: list[str], *, is_program: bool) -> Any:
     if isinstance(word, Place):
         return {"place": word.name, "suffix": word.suffix}
     if is_program:
-        return PurePosixPath(word).name
+        # python, python3 and python3.12 may be names of one program.
+        return re.sub(r"^python[\d.]*$", "python", PurePosixPath(word).name)
     if word in folders:
         return {"folder": folders.index(word)}
     return word
