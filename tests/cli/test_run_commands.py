@@ -173,11 +173,19 @@ def test_findings_are_told_all_at_once_and_nothing_is_made(
         assert "2 problems found.\n" in refused.errors
         assert "job.yaml:2" in refused.errors and "job.yaml:4" in refused.errors
         again = Typed(
-            capsys, name, "job.yaml", "--cluster", "local", "--set", "model.seed=a b", "--runs", "r s"
+            capsys,
+            name,
+            "job.yaml",
+            "--cluster",
+            "local",
+            "--set",
+            "companion.request.prompt=a b",
+            "--runs",
+            "r s",
         )
         assert again.errors.endswith(
             f"  next: mend them and type: trtllm-hpc {name} job.yaml --cluster local "
-            "--set 'model.seed=a b' --runs 'r s'\n"
+            "--set 'companion.request.prompt=a b' --runs 'r s'\n"
         )
     assert [file.name for file in home.iterdir()] == ["job.yaml"]
     assert fake_slurm.calls() == []
@@ -191,6 +199,33 @@ def test_a_missing_file_is_told_with_one_remedy(home: Path, capsys: pytest.Captu
     bare = Typed(capsys, "render", "job.yaml", "--cluster", "site")
     assert "no cluster profile is called 'site'; did you mean ./site.yaml?" in bare.errors
     assert "mend it" not in bare.errors
+
+
+def test_a_wrong_setting_is_not_told_to_be_typed_again(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "job.yaml").write_text("name: demo\n")
+    settings = ("serve.nodes=many", "serve.nods=2", "nonsense", "model.seed=3", "cluster.gpus_per_node=few")
+    words = [word for setting in settings for word in ("--set", setting)]
+    refused = Typed(capsys, "render", "job.yaml", "--cluster", "local", *words)
+    assert refused.errors.endswith(
+        "mend them and type: trtllm-hpc render job.yaml --cluster local --set serve.nodes=VALUE "
+        "--set KEY=VALUE --set KEY=VALUE --set model.seed=3 --set cluster.gpus_per_node=VALUE\n"
+    )
+
+
+def test_a_shipped_job_is_not_to_be_mended_where_it_lies(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = Typed(capsys, "render", "ifb-gpt", "--cluster", "pyxis")
+    assert refused.code == ExitCode.CONFIG
+    assert "next: type --set engine.tensorrt_llm_version=null to go by the image, or name" in refused.errors
+    assert "add --set KEY=VALUE for what is to differ to: trtllm-hpc render ifb-gpt" in refused.errors
+    assert "or mend a copy: cp " in refused.errors and "mend it and type" not in refused.errors
+
+
+def test_a_mistyped_shipped_job_is_guessed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean tiny-llama, which" in Typed(capsys, "render", "tiny-lama").errors
 
 
 def test_files_the_wrong_way_round_are_one_finding(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

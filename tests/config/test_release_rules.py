@@ -28,8 +28,12 @@ def trt(release: str, engine: str = "", model: str = MODEL, backend: str = "tens
         # The model.
         (trt("0.16.0", model="model: {synthetic: tiny-llama}\n"), "missing", "job:2 model.path",
          "needs a model's folder"),
-        (trt("0.16.0", model="model: {path: /nowhere}\n"), "missing", "job:2 model.family",
-         "cannot be read on this machine"),
+        (trt("0.16.0", model="model: {path: /nowhere}\n"), "unreadable", "job:2 model.path",
+         "/nowhere/config.json cannot be read here"),
+        (trt("0.16.0", model="model: {path: /models/x, family: lama}\n"), "release", "job:2 model.family",
+         "has no convert_checkpoint.py for lama"),
+        (trt("0.16.0", "  plugins: {gem: auto}\n"), "release", "job:6 engine.plugins.gem",
+         "no release that is known here does"),
         # Keys and releases.
         (trt("0.9.0", "  context_parallel: 2\n"), "release", "job:6 engine.context_parallel", "since 0.16.0"),
         (trt("0.12.0", "  multi_block_mode: true\n"), "release", "job:6 engine.multi_block_mode",
@@ -185,3 +189,29 @@ def test_a_job_of_the_reference_backend_reads_nothing_of_releases(
 def test_a_wrong_field_keeps_no_other_finding_back(files: Folder) -> None:
     found = files.findings(trt("0.9.0", "  tensor_parallel: many\n  context_parallel: 2\n"))
     assert "engine.tensor_parallel" in {finding.field for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("job", "hint"),
+    [
+        (trt("0.16.0", model="model: {path: /nowhere}\n"), "if the nodes see it only, set model.family"),
+        (trt("0.16.0", model="model: {path: /models/x, family: lama}\n"), "did you mean llama?"),
+        (trt("0.16.0", "  plugins: {gem: auto}\n"), "did you mean 'gemm'?"),
+        (trt("0.16.0", "  plugins: {zzz: auto}\n"), "leave engine.plugins.zzz out"),
+        (trt("24.12"), "its TensorRT-LLM is 0.16.0"),
+    ],
+)
+def test_the_next_step_is_told(files: Folder, job: str, hint: str) -> None:
+    assert hint in str(files.findings(job.replace("24.12", "'24.12'"))[0].hint)
+
+
+def test_a_profile_without_a_container_says_so(files: Folder) -> None:
+    finding = files.finding(JOB + MODEL + "engine: {backend: tensorrtllm}\n")
+    assert "the profile 'here' has no container" in finding.message
+    assert finding.hint is not None
+    assert "--set cluster.container.tensorrt_llm_version=VERSION" in finding.hint
+    files.load(
+        JOB + MODEL + "engine: {backend: tensorrtllm}\n",
+        CLUSTER,
+        "cluster.container.tensorrt_llm_version=0.17",
+    )

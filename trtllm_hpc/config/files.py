@@ -108,8 +108,7 @@ def _read(path: Path, what: str) -> str | Finding:
     try:
         raw = _read_bytes(path)
     except FileNotFoundError:
-        command = "trtllm-hpc init job" if what == "job file" else "trtllm-hpc init cluster"
-        return finding("not-found", f"there is no such {what}", f"{command} writes one")
+        return finding("not-found", f"there is no such {what}", _where_else(path, what))
     except OSError as error:
         return finding("unreadable", f"the {what} cannot be read: {error.strerror}")
     except ValueError as error:
@@ -121,6 +120,15 @@ def _read(path: Path, what: str) -> str | Finding:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         return Finding("bad-yaml", f"the {what} is not UTF-8 text (byte {error.start})", str(path), "", line)
+
+
+def _where_else(path: Path, what: str) -> str:
+    if what != "job file":
+        return "trtllm-hpc init cluster writes one"
+    name = str(path)
+    near = nearest(path.stem, jobs()) if "/" not in name else None
+    guess = f"did you mean {near}, which comes with trtllm-hpc? " if near else ""
+    return f"{guess}trtllm-hpc init job writes one"
 
 
 def _read_bytes(path: Path) -> bytes:

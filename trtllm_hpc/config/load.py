@@ -52,8 +52,10 @@ def load(
     job, cluster_profile = trees.models()
     if job is None or cluster_profile is None or trees.findings:
         typed = ["trtllm-hpc", command, str(job_file), "--cluster", cluster]
-        typed += [word for setting in overrides for word in ("--set", setting)]
-        raise trees.error(shlex.join([*typed, *options]))
+        settings = [_to_be_typed(setting, trees.findings) for setting in overrides]
+        typed += [word for setting in settings for word in ("--set", setting)]
+        shipped = str(job_file) if trees.job_file != job_file else None
+        raise trees.error(shlex.join([*typed, *options]), shipped)
     return Resolved(job, cluster_profile, str(trees.job_file), str(trees.cluster_file))
 
 
@@ -137,15 +139,35 @@ class _Trees:
             problem.code, problem.path, problem.message, value=problem.value, hint=problem.hint
         )
 
-    def error(self, command: str) -> ConfigError:
+    def error(self, command: str, shipped: str | None) -> ConfigError:
         """Everything found, and the command to type once it is mended.
 
         Where the command itself is to be another one, the findings say so.
+
+        Args:
+            shipped: the name of the job file, if it is one that comes with trtllm-hpc.
         """
         if {"not-found", "swapped"} & {finding.code for finding in self.findings}:
             return ConfigError(self.findings)
         what = "it" if len(self.findings) == 1 else "them"
-        return ConfigError(self.findings, hint=f"mend {what} and type: {command}")
+        hint = f"mend {what} and type: {command}"
+        if shipped is not None and str(self.job_file) in {finding.file for finding in self.findings}:
+            copy = shlex.join(["cp", str(self.job_file), f"{shipped}.yaml"])
+            hint = f"add --set KEY=VALUE for what is to differ to: {command}; or mend a copy: {copy}"
+        return ConfigError(self.findings, hint=hint)
+
+
+def _to_be_typed(setting: str, findings: Sequence[Finding]) -> str:
+    """The setting, or its place on the command line where it is wrong itself."""
+    key = setting.partition("=")[0]
+    for finding in findings:
+        if finding.file != "--set":
+            continue
+        if finding.code == "bad-setting" and finding.value == setting:
+            return "KEY=VALUE"
+        if finding.field == key or finding.field.startswith((f"{key}.", f"{key}[")):
+            return "KEY=VALUE" if finding.code == "unknown-key" else f"{key}=VALUE"
+    return setting
 
 
 def _layered(defaults: Node | None, job: Node, settings: Node) -> Node:

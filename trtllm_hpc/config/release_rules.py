@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from trtllm_hpc.versions.families import Family
 
 
+_NO_CONTAINER = (
+    "choose a profile with a container of TensorRT-LLM (--cluster), or, where the nodes have it installed, "
+    "type --set cluster.container.tensorrt_llm_version=VERSION"
+)
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a job file and a profile mean together."""
@@ -73,7 +79,10 @@ def release_is_known(job: JobFile, cluster: ClusterProfile) -> Problems:
         release_of(job, cluster)
     except UnknownRelease as error:
         stated, in_profile = job.engine.tensorrt_llm_version, cluster.container.tensorrt_llm_version
-        if stated is None and in_profile is not None:
+        if stated is None and in_profile is None and cluster.container.runtime == "none":
+            message = f"the profile {cluster.name!r} has no container, so nothing tells the TensorRT-LLM"
+            yield in_job("release", "engine.tensorrt_llm_version", message, _NO_CONTAINER)
+        elif stated is None and in_profile is not None:
             field = "container.tensorrt_llm_version"
             yield in_cluster("release", field, error.message, error.hint, in_profile)
         else:
@@ -106,11 +115,17 @@ def family_is_known(job: JobFile, cluster: ClusterProfile) -> Problems:
         return
     from trtllm_hpc.versions.families import families
 
-    named = (known.model_config or {}).get("architectures")
+    if known.model_config is None:
+        config = f"{job.model.path}/config.json"
+        message = f"the model's {config} cannot be read here, so nothing tells its family"
+        hint = "mend the path; if the nodes see it only, set model.family (--set model.family=llama)"
+        yield in_job("unreadable", "model.path", message, hint, job.model.path)
+        return
+    named = known.model_config.get("architectures")
     if named:
         message = f"no programs are known for the architecture {named[0]} of the model's config.json"
     else:
-        message = "is needed here, since the model's config.json cannot be read on this machine"
+        message = "is needed here, since the model's config.json names no architecture"
     hint = f"set it to one of {', '.join(families())}"
     yield in_job("missing", "model.family", message, hint)
 

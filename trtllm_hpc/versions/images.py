@@ -62,7 +62,7 @@ def find_release(image: str | None, stated: str | None) -> Release:
     if carried is not None and carried is not named:
         raise UnknownRelease(
             f"the image {image} carries TensorRT-LLM {carried.version}, but {_KEY} says {stated}",
-            hint=f"leave {_KEY} out, or name an image of {_images(named)}",
+            hint=f"type --set {_KEY}=null to go by the image, or name an image of {_images(named)}",
         )
     return named
 
@@ -86,7 +86,11 @@ def _ask(image: str | None, tag: str | None) -> Release:
 def _unknown_version(stated: str) -> UnknownRelease:
     versions = [release.version for release in releases()]
     near = get_close_matches(stated, versions, n=1, cutoff=0.5)
-    hint = f"the nearest is {near[0]}" if near else "trtllm-hpc versions lists them"
+    carried = release_of_tag(stated)
+    if carried is not None:
+        hint = f"{stated} is a tag of Triton's containers; its TensorRT-LLM is {carried.version}"
+    else:
+        hint = f"the nearest is {near[0]}" if near else "trtllm-hpc versions lists them"
     return UnknownRelease(f"TensorRT-LLM {stated} is not a release known here", hint=hint, choices=versions)
 
 

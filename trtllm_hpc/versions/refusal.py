@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from trtllm_hpc.versions.defaults import parsed
-from trtllm_hpc.versions.load import BY_FAMILY, load_command, releases_with
+from trtllm_hpc.versions.load import BY_FAMILY, families_with, load_command, releases_with
 from trtllm_hpc.versions.model import Command, OptionHistory, Release
 
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
@@ -17,7 +17,8 @@ def no_program(release: Release, name: str, family: str) -> tuple[str, str | Non
     sentence = f"TensorRT-LLM {release.version} has no {name}{whose}"
     having = releases_with(name, family)
     if not having:
-        return f"{sentence}, nor has any other release known here", None
+        hint = meant_family(release, name, family) if name in BY_FAMILY else None
+        return f"{sentence}, nor has any other release known here", hint
     newer = parsed(having[0]) > parsed(release.version)
     when = f"it came with {having[0]}" if newer else f"the last with it is {having[-1]}"
     there = [
@@ -26,6 +27,14 @@ def no_program(release: Release, name: str, family: str) -> tuple[str, str | Non
         if name in _BUILDERS and load_command(release.version, other, family) is not None
     ]
     return f"{sentence}: {when}", f"this release has {' and '.join(there)}" if there else None
+
+
+def meant_family(release: Release, name: str, family: str) -> str:
+    """The family that a name of no family was most likely meant to be, and those that there are."""
+    there = families_with(release.version, name)
+    near = get_close_matches(family, there, n=1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    return f"{guess}{name} is there for {', '.join(there)}" if there else "take another release"
 
 
 def no_option(release: Release, command: Command, name: str, top: Command) -> tuple[str, str | None]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from packaging.version import Version
 
-from trtllm_hpc.config.findings import shown
+from trtllm_hpc.config.findings import nearest, shown
 from trtllm_hpc.config.spelling.route import Route
 from trtllm_hpc.config.spelling.wish import Role, Wish
 from trtllm_hpc.versions import Command, Option, releases
@@ -39,7 +40,21 @@ def refusal(wish: Wish, route: Route, reasons: Sequence[str]) -> tuple[str, str]
     told = "; ".join(dict.fromkeys(_known(wish, route, exactly=False)))
     history = f": {told}" if told else ", and no release that is known here does"
     hint = f"leave {wish.key} out, or take a release that has it"
+    if not told:
+        near = nearest(wish.key.rpartition(".")[2], _plugins(route)) if _is_plugin(wish) else None
+        hint = f"did you mean '{near}'?" if near else f"leave {wish.key} out"
     return f"TensorRT-LLM {version} has no option for it{history}", _instead(wish, route) or hint
+
+
+def _is_plugin(wish: Wish) -> bool:
+    return wish.key.startswith("engine.plugins.")
+
+
+def _plugins(route: Route) -> list[str]:
+    """Names of the plugins that the route's programs can be told of."""
+    options = (option for program in route.programs for option in program.command.options)
+    names = (re.fullmatch(r"--(?:use_)?(.+)_plugin", option) for option in options)
+    return [name[1] for name in names if name is not None]
 
 
 def _known(wish: Wish, route: Route, *, exactly: bool) -> Iterator[str]:

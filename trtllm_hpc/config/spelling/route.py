@@ -11,6 +11,7 @@ from trtllm_hpc.config.spelling.wish import Role
 from trtllm_hpc.versions import Command, Release, releases_with
 from trtllm_hpc.versions.families import Family
 from trtllm_hpc.versions.placeholders import known_placeholders
+from trtllm_hpc.versions.refusal import meant_family
 
 PREPARED = ("gpt",)
 """Families whose ``build.py`` reads weights in FasterTransformer's format, not Hugging Face's."""
@@ -140,11 +141,10 @@ def _program(
     if command is None:
         known = "".join(_first(each, family) for each in dict.fromkeys((name, "build.py")))
         what = f"{name} for {family}" if role in ("convert", "build_py") else name
-        raise NoRoute(
-            key,
-            f"TensorRT-LLM {release.version} has no {what}{known}",
-            "take another release, or set model.family to one whose programs convert this model",
-        )
+        hint = "take another release, or set model.family to one whose programs convert this model"
+        if role in ("convert", "build_py") and not known:
+            key, hint = "model.family", meant_family(release, name, family)
+        raise NoRoute(key, f"TensorRT-LLM {release.version} has no {what}{known}", hint)
     return Program(role, command)
 
 
