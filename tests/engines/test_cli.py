@@ -163,6 +163,22 @@ def test_verify_names_what_is_broken(types: Callable[..., Typed], built: Run, ki
     assert [fault["entry"] for fault in record["faults"]] == [built.entry().name]
 
 
+def test_a_damage_that_only_reading_finds_is_remembered_until_it_is_mended(
+    types: Callable[..., Typed], built: Run
+) -> None:
+    """A changed bit leaves every size as it was: without a note the next run would serve it."""
+    entry = built.entry()
+    file = entry.output / "rank0.engine"
+    good = file.read_bytes()
+    damage(entry.output, "a bit")
+    assert types("engines", "verify").code == ExitCode.BUILD
+    assert not entry.is_whole()
+    assert entry.missing() == ["rank0.engine is not what was built: its SHA-256 differs"]
+    assert "broken" in types("engines", "list").output
+    file.write_bytes(good)
+    assert types("engines", "verify").code == 0 and entry.is_whole()
+
+
 # prune ----------------------------------------------------------------------------------
 
 

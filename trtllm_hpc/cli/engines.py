@@ -223,9 +223,9 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     for fault in faults:
         click.echo(f"error: {fault.entry}: {fault.sentence}", err=True)
     if faults:
-        # A changed byte leaves the size as it was, so `list` and `submit` take such an engine for whole.
         keys = " ".join(f"--key {name}" for name in dict.fromkeys(fault.entry for fault in faults))
-        click.echo(f"  next: trtllm-hpc engines prune {keys} --yes", err=True)
+        words = "submit the job again, which builds it anew, or remove it"
+        click.echo(f"  next: {words}: trtllm-hpc engines prune {keys} --yes", err=True)
     return ExitCode.BUILD if faults else ExitCode.OK
 
 

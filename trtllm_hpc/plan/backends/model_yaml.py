@@ -55,7 +55,6 @@ def _arguments(job: JobFile) -> dict[str, Any]:
             "max_seq_len": engine.max_seq_len,
             "max_num_tokens": engine.max_num_tokens,
             "max_beam_width": engine.max_beam_width,
-            "gather_generation_logits": engine.gather_generation_logits or None,
             "enable_chunked_prefill": keys.chunked_context,
             "scheduler_config": _given(
                 {"capacity_scheduler_policy": _POLICIES[policy] if policy is not None else None}
@@ -68,7 +67,6 @@ def _arguments(job: JobFile) -> dict[str, Any]:
                     "host_cache_size": keys.kv_cache_host_memory_bytes,
                     "max_attention_window": keys.max_attention_window_size,
                     "sink_token_length": keys.sink_token_length,
-                    "dtype": engine.quantization.kv_cache,
                 }
             ),
         }

@@ -230,6 +230,7 @@ class _Builder:
         complaints = job.entry.missing() or ["it is not what it was"]
         print(f"step {job.step.name}: the cached output is broken ({complaints[0]}), it is built anew")
         remove(self._cache.put_aside(job.entry.output))
+        job.entry.damage.unlink(missing_ok=True)
 
     def _run(self, job: _Job, bench: Bench, lock: Lock) -> bool:
         code = run_child(

@@ -34,7 +34,9 @@ MANIFEST = "trtllm-hpc-manifest.json"
 
 _ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{SHOWN}}}")
 _REMOVED = re.compile(rf"\.removed-(output|{_ENTRY.pattern})-[0-9a-f]{{8}}")
-_INSIDE = re.compile(r"key\.json|output|uses|used|lock\.\d+|building\.[0-9a-f]{16}|\.key\.json\..*")
+_INSIDE = re.compile(
+    r"key\.json|damaged\.txt|output|uses|used|lock\.\d+|building\.[0-9a-f]{16}|\.(key\.json|damaged\.txt)\..*"
+)
 """Names of entries, of what is on its way out, and of what an entry holds. Whoever points the cache at a
 folder with other things in it must not lose them."""
 
@@ -98,6 +100,11 @@ class Entry:
         """Touched at each use."""
         return self.folder / "used"
 
+    @property
+    def damage(self) -> Path:
+        """There once the output, read whole, was not what was built: what is wrong, a line each."""
+        return self.folder / "damaged.txt"
+
     def key(self) -> dict[str, Any] | None:
         """What ``key.json`` says; ``None`` if it is not there or damaged."""
         try:
@@ -107,7 +114,7 @@ class Entry:
         return record if isinstance(record, dict) and isinstance(record.get("document"), dict) else None
 
     def missing(self) -> list[str] | None:
-        """What is wrong with the output at a glance: files missing or of another size.
+        """What is wrong with the output at a glance: files missing or of another size, or known damage.
 
         ``None`` means that there is no output; an empty list that it is whole.
 
@@ -119,11 +126,18 @@ class Entry:
         manifest = Manifest.read(self.output)
         if manifest is None:
             return [f"{MANIFEST} is missing or damaged"]
-        return [
+        wrong = [
             complaint
             for name, (size, _) in manifest.files.items()
             if (complaint := _wrong_size(self.output / name, int(size))) is not None
         ]
+        return wrong or self._known_damage()
+
+    def _known_damage(self) -> list[str]:
+        try:
+            return self.damage.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
 
     def is_whole(self) -> bool:
         """Whether the output is there, with all files in their sizes, and may be read."""

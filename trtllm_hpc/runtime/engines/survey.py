@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.engines.cache import Cache, Entry, Manifest
 from trtllm_hpc.runtime.engines.lock import DEAD_VARIABLE, Held, living_owner, seconds
 from trtllm_hpc.runtime.engines.seal import files_in, sha256_of
@@ -98,6 +100,8 @@ class Fault:
 def verify(entry: Entry, tell: Callable[[str], None] = lambda name: None) -> list[Fault]:
     """Read a finished output whole and compare; an entry without one has nothing to be wrong.
 
+    What is found is noted in the entry, so that no run takes a damaged output for the engine it needs.
+
     Args:
         tell: called with each file's name before it is read.
     """
@@ -107,8 +111,22 @@ def verify(entry: Entry, tell: Callable[[str], None] = lambda name: None) -> lis
         return [Fault(entry.name, "it may not be read: nothing can be told of it")]
     faults = [sentence] if (sentence := entry.key_fault()) else []
     manifest = Manifest.read(entry.output)
-    faults += _wrong_files(entry.output, manifest, tell) if manifest is not None else complaints or []
+    if manifest is None:
+        faults += complaints or []
+    else:
+        wrong = _wrong_files(entry.output, manifest, tell)
+        _note(entry, wrong)
+        faults += wrong
     return [Fault(entry.name, sentence) for sentence in faults]
+
+
+def _note(entry: Entry, wrong: list[str]) -> None:
+    """A change of a byte leaves every size as it was: only this note tells of it again."""
+    with suppress(OSError):  # a cache that one may only read
+        if wrong:
+            write_text(entry.damage, "".join(f"{line}\n" for line in wrong), mode=0o644)
+        else:
+            entry.damage.unlink(missing_ok=True)
 
 
 def _wrong_files(output: Path, manifest: Manifest, tell: Callable[[str], None]) -> list[str]:
