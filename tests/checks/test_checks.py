@@ -204,9 +204,7 @@ def test_upstream_s_files_that_no_image_carries(
     given = {**PYXIS, "image": "/images/mine.sqsh", "tensorrt_llm_version": release, **container}
     model = {"path": "/models/llama", "synthetic": None, "family": "llama"}
     engine = {"backend": "tensorrtllm", "tensorrt_llm_version": release}
-    rows = checked(
-        cluster={"container": given, "gpus_per_node": 1}, model=model, engine=engine
-    )
+    rows = checked(cluster={"container": given, "gpus_per_node": 1}, model=model, engine=engine)
     assert state(rows, "upstream-files") == outcome
 
 
