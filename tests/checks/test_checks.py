@@ -310,6 +310,8 @@ def test_a_model_that_is_not_whole(checked: Checked, model: Path) -> None:
     shard = model / "model-00002-of-00002.safetensors"
     shard.write_text("version https://git-lfs.github.com/spec/v1\n")
     says(checked(), "model-files", "a pointer of Git LFS")
+    shard.write_bytes(b"{}")
+    says(checked(), "model-files", f"{shard} has 2 bytes only: no weights")
     shard.unlink()
     says(checked(), "model-files", f"{shard.name} is missing", "its index names it")
     (model / "model.safetensors.index.json").unlink()
@@ -323,6 +325,22 @@ def test_a_model_that_is_not_whole(checked: Checked, model: Path) -> None:
 def test_a_model_that_only_the_nodes_see(checked: Checked) -> None:
     rows = checked(model={"path": "/nowhere/llama", "synthetic": None, "family": "llama"})
     assert {state(rows, name) for name in ("model-files", "tokenizer", "memory")} == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("key", "check"),
+    [
+        ("engine.directory", "engine-folder"),
+        ("repository.tokenizer", "tokenizer"),
+    ],
+)
+def test_a_path_that_the_system_refuses_fails_by_its_key(checked: Checked, key: str, check: str) -> None:
+    # Too long a name is refused to everybody; a closed folder would not be to root, who may run this.
+    path = f"/{'x' * 300}"
+    section, _, name = key.partition(".")
+    outcome = checked(**{section: {name: path}})[check].outcome
+    assert outcome.state == "fail" and outcome.sentence.startswith(f"{key}: {path}")
+    assert outcome.remedy is not None and f"or set {key} to another path" in outcome.remedy
 
 
 def test_a_tokenizer_is_needed(checked: Checked, model: Path, engine: Path) -> None:
@@ -380,13 +398,15 @@ def with_engine(checked: Checked, engine: Path, **engine_keys: Any) -> dict[str,
 def test_a_finished_engine_that_fits(checked: Checked, engine: Path) -> None:
     rows = with_engine(checked, engine)
     names = [name for name in rows if name.startswith("engine-") and name != "engines-folder"]
-    assert len(names) == 7 and {state(rows, name) for name in names} == {"ok"}
+    assert len(names) == 8 and {state(rows, name) for name in names} == {"ok"}
 
 
 def test_a_folder_without_an_engine(checked: Checked, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     says(with_engine(checked, tmp_path / "empty"), "engine-files", "there is no engine in")
     assert state(with_engine(checked, tmp_path / "nowhere"), "engine-files") == "unknown"
+    says(with_engine(checked, tmp_path / "nowhere"), "engine-folder", f"there is no {tmp_path / 'nowhere'}")
+    assert state(with_engine(checked, tmp_path / "not" / "here"), "engine-folder") == "unknown"
 
 
 def test_an_engine_that_is_not_this_one(checked: Checked, tmp_path: Path, engine: Path) -> None:

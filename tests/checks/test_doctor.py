@@ -56,6 +56,8 @@ def test_doctor_of_a_good_job(types: Callable[..., Typed], home: Path) -> None:
     for words in ("world-size", "1 rank on 1 node of 1", "memory of one rank", "weights", "KV cache"):
         assert words in output
     assert "rules of job files and profiles are kept" in output and "steps-hold-a-batch" not in output
+    code, _, errors = types("doctor", "--cluster", "local", "--rules")
+    assert code == ExitCode.USAGE and "rules that a JOB has kept" in errors
     _, output, _ = types("doctor", "good.yaml", "--cluster", "local", "--rules")
     assert "steps-hold-a-batch" in output and "A step computes at least one token" in output
     assert list(home.glob("runs/*")) == []  # nothing is written

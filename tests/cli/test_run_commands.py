@@ -224,6 +224,19 @@ def test_a_shipped_job_is_not_to_be_mended_where_it_lies(
     assert "or mend a copy: cp " in refused.errors and "mend it and type" not in refused.errors
 
 
+@pytest.mark.parametrize("name", ["doctor", "submit"])
+def test_a_path_that_the_system_refuses_is_told_by_its_key(
+    home: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (home / "job.yaml").write_text("name: demo\n")
+    path = f"/{'x' * 300}"
+    words = [name, "job.yaml", "--cluster", "local", "--set", f"cluster.runs_folder={path}"]
+    refused = Typed(capsys, *words)
+    said = refused.output + refused.errors
+    assert refused.code == ExitCode.CONFIG
+    assert "runs_folder" in said and "namei -l" in said and "Traceback" not in said
+
+
 def test_a_mistyped_shipped_job_is_guessed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean tiny-llama, which" in Typed(capsys, "render", "tiny-lama").errors
 

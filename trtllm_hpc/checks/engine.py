@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from trtllm_hpc.checks.context import Check, Context
 from trtllm_hpc.runtime.checks.engine import (
@@ -48,6 +50,23 @@ def _each(judge: Judge) -> Callable[[Context], Outcome]:
         return next((outcome for outcome in found if outcome.state == FAIL), found[0])
 
     return judged
+
+
+def _is_missing(folder: Path) -> bool:
+    """Whether this machine can tell that a folder is not there: it reads the one that should hold it."""
+    return not folder.exists() and os.access(folder.parent, os.R_OK | os.X_OK)
+
+
+def is_there(context: Context) -> Outcome:
+    """A folder that is not beside its neighbours here is not there on the nodes either."""
+    named = str(context.engine_folder)
+    folder = context.here(named)
+    if _is_missing(folder):
+        sentence = f"there is no {folder}, though {folder.parent} can be read here"
+        return fail(sentence, "set engine.directory to the folder of a finished engine")
+    if not folder.exists():
+        return unknown(f"{named} cannot be seen on this machine")
+    return ok(f"{named} is there")
 
 
 def world(context: Context, engine: EngineConfig) -> Outcome:
@@ -128,6 +147,7 @@ def logits(context: Context, engine: EngineConfig) -> Outcome:
 
 
 CHECKS = (
+    Check("engine-folder", "the engine's folder is there", _has_engine, is_there),
     Check("engine-world", "the engine is for these ranks", _has_engine, _each(world)),
     Check("engine-files", "the engine is whole", _has_engine, _each(files)),
     Check("engine-version", "engine and container are of one release", _has_engine, _each(version)),

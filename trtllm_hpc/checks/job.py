@@ -7,11 +7,11 @@ from pathlib import Path
 
 from trtllm_hpc.checks.context import Check, Context
 from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
-from trtllm_hpc.runtime.checks.tokenizer import tokenizer_files
+from trtllm_hpc.runtime.checks.tokenizer import is_lfs_pointer, tokenizer_files
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_LFS_BYTES = 1024
-"""Pointers of Git LFS are shorter, weights never."""
+_LEAST_BYTES = 1024
+"""Weights have more; what stands in for them, such as a pointer of Git LFS, has less."""
 
 
 def _has_job(context: Context) -> bool:
@@ -154,10 +154,11 @@ def model_files(context: Context) -> Outcome:
             return fail(
                 f"{name} is missing in {folder}, but its index names it", "finish the model's download"
             )
-        if file.stat().st_size < _LFS_BYTES:
-            return fail(
-                f"{file} has {file.stat().st_size} bytes only: a pointer of Git LFS", "run git lfs pull there"
-            )
+        size = file.stat().st_size
+        if size < _LEAST_BYTES:
+            if is_lfs_pointer(file):
+                return fail(f"{file} is a pointer of Git LFS, not the file", "run git lfs pull there")
+            return fail(f"{file} has {size} bytes only: no weights", "finish the model's download")
     return ok(f"the model's {len(names)} file{'s' * (len(names) > 1)} of weights are there")
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from trtllm_hpc.checks import engine, job, memory, places, slurm
 from trtllm_hpc.checks.context import CONTROLLER, SRUN, Check, Context
 from trtllm_hpc.config.checks import rules
+from trtllm_hpc.config.closed import refused
 from trtllm_hpc.errors import ConfigError, Finding
-from trtllm_hpc.runtime.checks.outcome import FAIL, UNKNOWN, WARN, Outcome, ok
+from trtllm_hpc.runtime.checks.outcome import FAIL, UNKNOWN, WARN, Outcome, fail, ok
 
 CHECKS: tuple[Check, ...] = (
     *slurm.CHECKS,
@@ -46,10 +47,23 @@ class Row:
 def run_checks(context: Context, asks: Collection[str] = ("", SRUN, CONTROLLER)) -> list[Row]:
     """Every check that applies and asks for nothing else than ``asks``."""
     return [
-        Row(check.id, check.title, check.function(context))
+        Row(check.id, check.title, _judged(check, context))
         for check in CHECKS
         if check.asks in asks and check.when(context)
     ]
+
+
+def _judged(check: Check, context: Context) -> Outcome:
+    """What a check finds; a path that is closed to this person fails, with the key that names it."""
+    try:
+        return check.function(context)
+    except OSError as error:
+        job = context.job if context.has_job else None
+        further = {"--runs": str(context.runs), "--engines": str(context.engines)}
+        found = refused(error, job, context.cluster, further)
+        if found is None:
+            raise
+        return fail(f"{found.field}: {found.message}", found.hint or "")
 
 
 def rule_rows() -> list[Row]:

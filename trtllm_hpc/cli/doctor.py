@@ -14,6 +14,7 @@ from trtllm_hpc.errors import ExitCode
 if TYPE_CHECKING:
     from trtllm_hpc.checks.context import Context
     from trtllm_hpc.checks.run import Row
+    from trtllm_hpc.config.resolved import Resolved
 
 
 @click.command("doctor")
@@ -53,10 +54,14 @@ def command(
     Exit code 3 if anything fails.
     """
     from trtllm_hpc.checks.run import rule_rows, run_checks, worst
+    from trtllm_hpc.config.closed import naming_keys
 
+    if with_rules and job_file is None:
+        raise click.UsageError("--rules lists the rules that a JOB has kept: name one.")
     context = _context(job_file, cluster, settings, runs)
-    rows = run_checks(context)
-    record = _record(context, rows, rule_rows() if context.has_job else [])
+    with naming_keys(context.job if context.has_job else None, context.cluster):
+        rows = run_checks(context)
+        record = _record(context, rows, rule_rows() if context.has_job else [])
     if as_json:
         import json
 
@@ -81,18 +86,25 @@ def _context(job_file: Path | None, cluster: str, settings: tuple[str, ...], run
 
 
 def _job_context(job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None) -> Context:
+    from trtllm_hpc.config.closed import naming_keys
+    from trtllm_hpc.config.load import load
+
+    options = () if runs is None else ("--runs", str(runs))
+    resolved = load(job_file, cluster, settings, command="doctor", options=options)
+    with naming_keys(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
+        return _planned(resolved, runs)
+
+
+def _planned(resolved: Resolved, runs: Path | None) -> Context:
     from dataclasses import replace
 
     from trtllm_hpc.checks.before import context_of
     from trtllm_hpc.cli.rendering import runs_folder, surroundings
-    from trtllm_hpc.config.load import load
     from trtllm_hpc.plan.resolve import make_plan
     from trtllm_hpc.render.run_folder import default_python, new_run_folder
     from trtllm_hpc.render.scripts import recipe_of
     from trtllm_hpc.runtime.engines.lookup import Hit, lookup
 
-    options = () if runs is None else ("--runs", str(runs))
-    resolved = load(job_file, cluster, settings, command="doctor", options=options)
     paths = new_run_folder((runs or runs_folder(resolved.cluster)).absolute(), resolved.job.name)
     around = surroundings(resolved, paths.folder.parent)
     plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), around)

@@ -114,6 +114,7 @@ def make_run(
     Raises:
         ConfigError, RenderError: see there.
     """
+    from trtllm_hpc.config.closed import naming_keys
     from trtllm_hpc.config.load import load
     from trtllm_hpc.plan.resolve import make_plan
     from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
@@ -121,13 +122,14 @@ def make_run(
     options = () if runs is None else ("--runs", str(runs))
     command = click.get_current_context().info_name or "render"
     resolved = load(job_file, cluster, settings, command=command, options=options)
-    paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
-    around = surroundings(resolved, paths.folder.parent)
-    plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
-    check(plan)
-    print_warnings(f"note: {note}" for note in plan.notes)
-    plan, engine = _with_engine(plan, paths, around)
-    return MadeRun(plan, write_run(plan, _side_outputs(engine)), engine)
+    with naming_keys(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
+        paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
+        around = surroundings(resolved, paths.folder.parent)
+        plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
+        check(plan)
+        print_warnings(f"note: {note}" for note in plan.notes)
+        plan, engine = _with_engine(plan, paths, around)
+        return MadeRun(plan, write_run(plan, _side_outputs(engine)), engine)
 
 
 def runs_folder(cluster: ClusterProfile) -> Path:

@@ -126,14 +126,16 @@ def show(
 
 def _plan(job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None) -> Plan:
     from trtllm_hpc.cli.rendering import runs_folder, surroundings
+    from trtllm_hpc.config.closed import naming_keys
     from trtllm_hpc.config.load import load
     from trtllm_hpc.plan.resolve import make_plan
     from trtllm_hpc.render.run_folder import default_python, new_run_folder
 
     resolved = load(job_file, cluster, settings, command="templates show")
-    paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
-    around = surroundings(resolved, paths.folder.parent)
-    return make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
+    with naming_keys(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
+        paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
+        around = surroundings(resolved, paths.folder.parent)
+        return make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
 
 
 def _finished(plan: Plan) -> dict[str, str]:

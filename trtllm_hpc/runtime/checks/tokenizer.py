@@ -30,10 +30,15 @@ def tokenizer_files(folder: Path) -> Outcome:
         return fail(sentence, remedy)
     for name in found:
         try:
-            with (folder / name).open("rb") as file:
-                begin = file.read(64)
+            is_pointer = is_lfs_pointer(folder / name)
         except OSError as error:
             return fail(f"{folder / name} cannot be read: {error.strerror}", "check its permissions")
-        if begin.startswith(b"version https://git-lfs"):
+        if is_pointer:
             return fail(f"{folder / name} is a pointer of Git LFS, not the file", "run git lfs pull there")
     return ok(f"the tokenizer in {folder} can be read ({found[0]})")
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether Git LFS has left a pointer where the file should be. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(64).startswith(b"version https://git-lfs")

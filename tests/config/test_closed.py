@@ -1,0 +1,43 @@
+"""A path that the system refuses is told by the key that names it."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from tests.config.files import CLUSTER, JOB, Folder
+from trtllm_hpc.config.closed import naming_keys
+from trtllm_hpc.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("refused", "file", "key"),
+    [
+        ("/closed/model", "the job file", "model.path"),
+        ("/closed/model/config.json", "the job file", "model.path"),
+        ("/site/runs/demo-1", "the cluster profile", "runs_folder"),
+        ("/site", "the cluster profile", "runs_folder"),
+        ("/lustre/a", "the cluster profile", "container.mounts"),
+        ("/mine/demo-1", "the command line", "--runs"),
+    ],
+)
+def test_the_key_is_named_with_a_next_step(files: Folder, refused: str, file: str, key: str) -> None:
+    cluster = f"{CLUSTER}runs_folder: /site/runs\n"
+    cluster += "container: {runtime: pyxis, image: /i.sqsh, mounts: ['/lustre:/models']}\n"
+    both = files.load(JOB + "model: {path: /closed/model}\n", cluster)
+    with pytest.raises(ConfigError) as caught, naming_keys(both.job, both.cluster, {"--runs": "/mine"}):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), refused)
+    [finding] = caught.value.findings
+    assert (finding.file, finding.field) == (file, key)
+    assert finding.message == f"{refused}: Permission denied"
+    assert finding.hint is not None and f"namei -l {refused}" in finding.hint
+
+
+def test_what_no_key_names_goes_on_as_it_is(files: Folder) -> None:
+    both = files.load()
+    for error in (OSError(errno.ENOSPC, "full"), PermissionError(errno.EACCES, "no", "/else")):
+        with pytest.raises(OSError) as caught, naming_keys(both.job, both.cluster):
+            raise error
+        assert caught.value is error
