@@ -136,10 +136,11 @@ def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_th
     assert (endpoint.address, endpoint.job_id) == ("127.0.0.1", "77")
     assert set(endpoint.phases_s) == {"preflight", "launch", "load", "total"}
     assert endpoint.phases_s["load"] >= 0.5 and all(seconds >= 0 for seconds in endpoint.phases_s.values())
-    request_stop(paths, by="companion", reason="it is done")
+    request_stop(paths, by="companion", reason="it is done (exit code 0)")
     code, said = end(process)
     assert code == 0, said
-    assert "stops: asked by companion, it is done" in said
+    assert "stops: asked by companion, it is done (exit code 0)" in said
+    assert said.rstrip().endswith("rank 0 ended (exit code 0): it is done")
     assert not paths.endpoint.exists()
     assert [event.name for event in read_events(paths, "serve")][2:] == [
         "server_start",

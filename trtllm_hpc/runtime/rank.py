@@ -259,7 +259,9 @@ class Supervisor:
 
     def _report(self, returncode: int, code: int) -> None:
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-        because = f": {self._reason}" if self._reason else ""
+        # The companion's reason ends with its own exit code, which is most often the same.
+        reason = (self._reason or "").removesuffix(f" ({how})")
+        because = f": {reason}" if reason else ""
         stream = sys.stdout if code == ExitCode.OK else sys.stderr
         word = "" if code == ExitCode.OK else "error: "
         print(f"{word}rank {self._options.rank} ended ({how}){because}", file=stream, flush=True)
