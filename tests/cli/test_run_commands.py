@@ -319,6 +319,20 @@ def test_the_shell_completes_profiles_and_job_files(home: Path) -> None:
     assert offered("render", incomplete="none/") == []
 
 
+def test_the_shell_completes_what_is_known_of_releases_and_checks() -> None:
+    complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
+
+    def offered(*words: str, incomplete: str = "") -> list[str]:
+        return [item.value for item in complete.get_completions(list(words), incomplete)]
+
+    assert offered("versions", "show", incomplete="0.16") == ["0.16.0"]
+    assert offered("versions", "check", incomplete="24.12") == ["24.12"]
+    assert offered("versions", "show", "0.16", incomplete="trt") == ["trtllm-build"]
+    assert offered("versions", "show", "0.16", "build.py", "--family", incomplete="enc") == ["enc_dec"]
+    assert offered("submit", "job.yaml", "--ignore", incomplete="model-") == ["model-divides", "model-files"]
+    assert offered("templates", "show", "job.yaml", incomplete="post") == ["postprocessing"]
+
+
 def test_runs_may_be_kept_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(home / "elsewhere" / "falcon-1", "falcon", 0)
     for arguments, environment in (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtllm_hpc.cli.completion import checks, complete_with
 from trtllm_hpc.cli.engine_words import engine_json, engine_lines
 from trtllm_hpc.cli.options import json_option, print_warnings
 from trtllm_hpc.cli.rendering import job_options, make_run
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     "--ignore",
     multiple=True,
     metavar="CHECK-ID",
+    shell_complete=complete_with(checks),
     help="Submit although this check fails; `trtllm-hpc doctor` lists them.  [repeatable]",
 )
 @json_option

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtllm_hpc.cli.completion import complete_with, families, programs, releases
 from trtllm_hpc.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
 _family_option = click.option(
     "--family",
     metavar="NAME",
+    shell_complete=complete_with(families),
     help="Family of models, for build.py and convert_checkpoint.py.  [default: llama]",
 )
+_release_argument = click.argument("release", shell_complete=complete_with(releases))
 
 
 @click.group(invoke_without_command=True)
@@ -38,20 +41,20 @@ def command(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json behind {context.invoked_subcommand!r}.")
         return
+    from trtllm_hpc import versions
     from trtllm_hpc.report.versions import releases_record, releases_table
-    from trtllm_hpc.versions import releases
 
     if as_json:
-        _print_json([releases_record(release) for release in releases()])
+        _print_json([releases_record(release) for release in versions.releases()])
         return
     from trtllm_hpc.report.tables import print_table
 
-    print_table(releases_table(releases()))
+    print_table(releases_table(versions.releases()))
 
 
 @command.command()
-@click.argument("release")
-@click.argument("program", required=False, metavar="[PROGRAM]")
+@_release_argument
+@click.argument("program", required=False, metavar="[PROGRAM]", shell_complete=complete_with(programs))
 @_family_option
 @json_option
 def show(release: str, program: str | None, family: str | None, as_json: bool) -> None:
@@ -101,8 +104,10 @@ class _Check(click.Command):
 @command.command(cls=_Check)
 @_family_option
 @json_option
-@click.argument("release")
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED)
+@_release_argument
+@click.argument(
+    "words", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_with(programs)
+)
 def check(release: str, words: tuple[str, ...], family: str | None, as_json: bool) -> None:
     """Check a command line of one of upstream's programs against RELEASE.
 
