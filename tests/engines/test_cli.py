@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.shell_completion import ShellComplete
 
 from tests.engines.made import FAST, Run, tree
 from tests.runtime.conftest import eventually
-from trtllm_hpc.cli import main
+from trtllm_hpc.cli import command, main
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engines.cache import Cache
@@ -66,6 +67,26 @@ def test_an_empty_cache_is_no_error(types: Callable[..., Typed], home: Path) -> 
         assert types("engines", *words).code == 0
     assert json.loads(types("engines", "list", "--json").output) == []
     assert not (home / "engines").exists()
+    for name in ("list", "verify"):
+        told = types("engines", name, "--engines", str(home / "nowhere")).output
+        assert told == f"no engines in {home / 'nowhere'}, which is not there\n"
+        assert types("engines", name, "--engines", str(home)).output == f"no engines in {home}\n"
+
+
+def test_nothing_goes_where_a_key_names_nothing(types: Callable[..., Typed], built: Run) -> None:
+    refused = types("engines", "prune", "--key", built.entry().name, "--key", "nope", "--yes")
+    assert refused.code == ExitCode.BUILD and "No engine is called 'nope'" in refused.errors
+    assert built.entry().is_whole()
+
+
+def test_the_shell_completes_engines(built: Run, home: Path) -> None:
+    complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
+    name = built.entry().name
+    for words in (["show"], ["verify"], ["prune", "--key"]):
+        offered = [item.value for item in complete.get_completions(["engines", *words], name[:8])]
+        assert offered == [name]
+    elsewhere = ["engines", "show", "--engines", str(home / "nowhere")]
+    assert complete.get_completions(elsewhere, "") == []
 
 
 def test_the_list_names_everything(types: Callable[..., Typed], built: Run) -> None:
@@ -174,7 +195,7 @@ def test_a_damage_that_only_reading_finds_is_remembered_until_it_is_mended(
     assert types("engines", "verify").code == ExitCode.BUILD
     assert not entry.is_whole()
     assert entry.missing() == ["rank0.engine is not what was built: its SHA-256 differs"]
-    assert "broken" in types("engines", "list").output
+    assert "broken: " in " ".join(types("engines", "list").output.split())
     file.write_bytes(good)
     assert types("engines", "verify").code == 0 and entry.is_whole()
 
@@ -234,7 +255,8 @@ def test_what_is_not_the_cache_s_own_is_neither_listed_nor_removed(
         folder.mkdir()
         (folder / "thesis.txt").write_text("years of work")
     assert len(json.loads(types("engines", "list", "--json").output)) == 2
-    everything = ("--unused-days", "0", "--half-built", "--keep-bytes", "0", "--key", "b", "--key", "m")
+    everything = ("--unused-days", "0", "--half-built", "--keep-bytes", "0", "--key", "b")
+    assert types("engines", "prune", "--key", "m", "--yes").code == ExitCode.BUILD
     assert "2 removed" in types("engines", "prune", *everything, "--yes").output
     assert all((folder / "thesis.txt").is_file() for folder in mine)
     assert len(list((home / "engines").iterdir())) == 3
@@ -286,7 +308,8 @@ def test_uses_that_count_no_more_are_struck_out(types: Callable[..., Typed], bui
 
 def test_no_name_at_all_names_nothing(types: Callable[..., Typed], built: Run) -> None:
     finish(built)
-    assert "0 would be removed" in types("engines", "prune", "--key", "").output
+    assert "No engine is called ''" in types("engines", "prune", "--key", "", "--yes").errors
+    assert built.entry().is_whole()
     assert types("engines", "show", "").code == ExitCode.BUILD
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from trtllm_hpc.cli.completion import engines as complete_engines
 from trtllm_hpc.cli.options import json_option
 from trtllm_hpc.errors import BuildFailed, ExitCode
 
@@ -91,6 +92,17 @@ def _profile(name: str) -> ClusterProfile:
     return profile
 
 
+def _names(folder: Path | None, cluster: str | None) -> list[str]:
+    return [entry.name for entry in _cache(folder, cluster).entries()]
+
+
+_complete_name = complete_engines(_names)
+
+
+def _no_engines(cache: Cache) -> str:
+    return f"no engines in {cache.folder}" + ("" if cache.folder.is_dir() else ", which is not there")
+
+
 # list, show ---------------------------------------------------------------------------
 
 
@@ -109,7 +121,7 @@ def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> Non
         click.echo(json.dumps([_item_json(item) for item in items], indent=2, ensure_ascii=False))
         return
     if not items:
-        click.echo(f"no engines in {cache.folder}")
+        click.echo(_no_engines(cache))
         return
     print_table(engines_table(items))
     click.echo(f"{len(items)} in {cache.folder}, {in_bytes(sum(item.size for item in items))}")
@@ -132,7 +144,7 @@ def _item_json(item: Item) -> dict[str, Any]:
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=_complete_name)
 @_cache_options
 @json_option
 def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> None:
@@ -194,7 +206,7 @@ def _chosen(cache: Cache, name: str) -> Item:
 
 
 @command.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_name)
 @_cache_options
 @json_option
 def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_json: bool) -> int:
@@ -217,6 +229,8 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
             click.echo(f"{item.entry.name}: whole ({len(item.manifest.files)} files)")
         elif not as_json and not found:
             click.echo(f"{item.entry.name}: {item.state} {item.note}".rstrip())
+    if not items and not as_json:
+        click.echo(_no_engines(cache))
     if as_json:
         click.echo(json.dumps({"entries": len(items), "faults": [vars(fault) for fault in faults]}, indent=2))
         return ExitCode.BUILD if faults else ExitCode.OK
@@ -263,7 +277,14 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 @click.option(
     "--keep-bytes", callback=_size, metavar="SIZE", help="What is above SIZE (500G, 1.5T), least used first."
 )
-@click.option("--key", "names", multiple=True, metavar="NAME", help="This one.  [repeatable]")
+@click.option(
+    "--key",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=_complete_name,
+    help="This one.  [repeatable]",
+)
 @click.option("--half-built", is_flag=True, help="What was left by killed builds, and what is broken.")
 @click.option("--yes", is_flag=True, help="Remove it; without this it is only said what would go.")
 @_cache_options
@@ -291,6 +312,7 @@ def prune(
         raise click.UsageError("Say what may go: --unused-days, --keep-bytes, --key or --half-built.")
     cache = _cache(folder, cluster)
     items = survey(cache)
+    _refuse_unknown(cache, items, names)
     watches: pruning.Watches = {}
     if half_built:
         items, watches = pruning.watch_builders(items, lambda text: click.echo(text, err=True))
@@ -301,6 +323,16 @@ def prune(
         if half_built:
             pruning.tidy(cache)
     _tell_verdicts(verdicts, yes, as_json)
+
+
+def _refuse_unknown(cache: Cache, items: list[Item], names: tuple[str, ...]) -> None:
+    from trtllm_hpc.runtime.engines.prune import starts
+
+    for name in names:
+        if not any(starts(item.entry.name, name) for item in items):
+            raise BuildFailed(
+                f"No engine is called {name!r} in {cache.folder}.", hint="trtllm-hpc engines list"
+            )
 
 
 def _tell_verdicts(verdicts: list[Verdict], done: bool, as_json: bool) -> None:

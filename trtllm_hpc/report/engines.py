@@ -34,7 +34,7 @@ def engines_table(items: Sequence[Item]) -> Table:
         times = [moment(item.manifest.built_at if item.manifest else None), moment(item.last_used)]
         state = Text(item.state, style=_STYLES.get(item.state, ""))
         if item.note:
-            state.append(f" {item.note}", style="")
+            state.append(f": {item.note}" if item.state == "broken" else f" {item.note}", style="")
         table.add_row(item.entry.name, *about, size, *times, state)
     return table
 
