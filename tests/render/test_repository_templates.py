@@ -166,7 +166,7 @@ def test_fetch_list_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     before = run("templates", "show", job, "--cluster", site)
     assert isinstance(before.exception, TrtllmHpcError)
-    assert "templates fetch" in str(before.exception)
+    assert f"templates fetch --cluster {site}, then" in str(before.exception)
 
     fetched = run("templates", "fetch", "--cluster", site, "--json")
     assert fetched.exit_code == 0, fetched.output
@@ -183,6 +183,41 @@ def test_fetch_list_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pyt
     assert 'string_value: "/engines/llama"' in one
     assert "max_batch_size: 16" in one
     assert "${" not in one and "# ---- " not in one
+    record = json.loads(run("templates", "show", job, "--cluster", site, "--json").stdout)
+    assert len(record) == 5 and record["tensorrt_llm"] == one
+    chosen = json.loads(run("templates", "show", job, "--cluster", site, "ensemble", "--json").stdout)
+    assert list(chosen) == ["ensemble"]
+
+
+@pytest.mark.parametrize("of", ["0.16.0", "0.19.0"])
+def test_templates_of_another_release_than_the_images_are_told(tmp_path: Path, of: str) -> None:
+    folder = write_all_models(tmp_path / "checkout", of)
+    site = tmp_path / "site.yaml"
+    site.write_text(f"name: site\ncontainer: {{runtime: pyxis, image: '{IMAGE}'}}\n")
+    fetched = run("templates", "fetch", "--cluster", site, "--from", folder)
+    assert fetched.exit_code == 0, fetched.output
+    if of == "0.16.0":
+        assert "warning" not in fetched.stderr
+        return
+    assert "not those of TensorRT-LLM 0.16.0, the profile's; they look like those of 0.19.0" in fetched.stderr
+    assert "inflight_batcher_llm/tensorrt_llm has " in fetched.stderr
+    assert len(kept_templates()) == 1
+
+
+@pytest.mark.parametrize("srun", ["echo unrecognized option --container-image >&2; exit 1", None])
+def test_a_task_that_never_began_points_to_the_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, srun: str | None
+) -> None:
+    (tmp_path / "bin").mkdir()
+    if srun is not None:
+        (tmp_path / "bin" / "srun").write_text(f"#!/bin/sh\n{srun}\n")
+        (tmp_path / "bin" / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    site = tmp_path / "my site.yaml"
+    site.write_text(f"name: site\ncontainer: {{runtime: pyxis, image: '{IMAGE}'}}\n")
+    answer = run("templates", "fetch", "--cluster", site)
+    assert f"next: trtllm-hpc doctor --cluster '{site}'; or copy" in str(answer.exception)
+    assert "all_models" not in str(answer.exception)
 
 
 def test_show_of_an_engine_that_is_still_to_be_built(tmp_path: Path) -> None:

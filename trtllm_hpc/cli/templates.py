@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.cli.completion import complete_with, templates
+from trtllm_hpc.cli.options import json_option, print_warnings
 from trtllm_hpc.cli.rendering import cluster_option, job_options, set_option
 
 if TYPE_CHECKING:
+    from trtllm_hpc.config.cluster import ClusterProfile
     from trtllm_hpc.plan.model import Plan
     from trtllm_hpc.render.templates_cache import KeptTemplates
 
@@ -75,13 +78,38 @@ def fetch(
 
         image = profile.container.image or "the node's own files"
         click.echo(f"taking the templates out of {image} ...", err=True)
-        archive, origin = take_templates(profile, here=here, wait_s=wait_minutes * 60)
+        archive, origin = take_templates(profile, here=here, wait_s=wait_minutes * 60, called=cluster)
         kept = keep_archive(profile, archive, origin)
+    print_warnings(_of_another_release(profile, kept))
     if as_json:
         click.echo(json.dumps(_row(kept), indent=2))
         return
     click.echo(f"kept {len(kept.models)} templates of {kept.image} (from {kept.origin})")
     click.echo(f"  {kept.all_models}")
+
+
+def _of_another_release(profile: ClusterProfile, kept: KeptTemplates) -> list[str]:
+    """A warning where the placeholders are not those of the profile's release, with what differs."""
+    from trtllm_hpc.versions import UnknownRelease, find_release
+    from trtllm_hpc.versions.placeholders import differences, fitting_releases
+
+    container = profile.container
+    try:
+        stated = container.tensorrt_llm_version
+        release = find_release(None if stated else container.image, stated)
+    except UnknownRelease:
+        return []
+    there = kept.placeholders()
+    found = differences(release.version, there)
+    if not found:
+        return []
+    of = fitting_releases(there)
+    guess = f"; they look like those of {of[0] if len(of) == 1 else f'{of[0]} to {of[-1]}'}" if of else ""
+    return [
+        f"warning: these templates are not those of TensorRT-LLM {release.version}, the profile's{guess}",
+        *(f"  {line}" for line in found),
+        f"  next: trtllm-hpc templates fetch, with --from a checkout of {release.version} or from the image",
+    ]
 
 
 @command.command("list")
@@ -105,18 +133,28 @@ def list_(as_json: bool) -> None:
 
 @command.command()
 @job_options
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_with(templates))
+@json_option
 def show(
-    job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None, model: str | None
+    job_file: Path,
+    cluster: str,
+    settings: tuple[str, ...],
+    runs: Path | None,
+    model: str | None,
+    as_json: bool,
 ) -> None:
     """Print the finished config.pbtxt files of JOB, or only that of MODEL.
 
     Nothing is submitted. They are what `submit` would write, filled, edited
     and checked against Triton's own schema.
     """
-    texts = _finished(_plan(job_file, cluster, settings, runs))
+    texts = _finished(_plan(job_file, cluster, settings, runs), cluster)
     if model is not None and model not in texts:
         raise click.BadParameter(f"{model!r} is none of {', '.join(texts)}.", param_hint="MODEL")
+    if as_json:
+        chosen = {name: text for name, text in texts.items() if model in (None, name)}
+        click.echo(json.dumps(chosen, indent=2, ensure_ascii=False))
+        return
     for name, text in texts.items():
         if model is None:
             click.echo(f"# ---- {name}/config.pbtxt")
@@ -138,8 +176,8 @@ def _plan(job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | 
         return make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
 
 
-def _finished(plan: Plan) -> dict[str, str]:
-    """Text of each ``config.pbtxt``, by model."""
+def _finished(plan: Plan, cluster: str) -> dict[str, str]:
+    """Text of each ``config.pbtxt``, by model; ``cluster`` is the profile as it was named."""
     from trtllm_hpc.errors import RenderError
     from trtllm_hpc.render.scripts import render_repository
     from trtllm_hpc.render.templates_cache import find_templates
@@ -153,7 +191,7 @@ def _finished(plan: Plan) -> dict[str, str]:
     if templates is None:
         raise RenderError(
             f"The templates of {plan.cluster.container.image or 'this profile'} are not on this machine.",
-            hint="trtllm-hpc templates fetch --cluster PROFILE, then the same command",
+            hint=f"trtllm-hpc templates fetch --cluster {shlex.quote(cluster)}, then the same command",
         )
     models = render_models(plan.repository, templates)
     return {name: model.config for name, model in models.items()}

@@ -6,6 +6,7 @@ import base64
 import binascii
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -21,12 +22,13 @@ TASK_MINUTES = 60
 """Time limit of the task; the first use of a registry's image downloads it."""
 
 
-def take_templates(cluster: ClusterProfile, *, here: bool, wait_s: float) -> tuple[bytes, str]:
+def take_templates(cluster: ClusterProfile, *, here: bool, wait_s: float, called: str) -> tuple[bytes, str]:
     """The templates as a ``tar.gz``, and the folder that they were in.
 
     Args:
         here: run the image on this machine instead of under Slurm.
         wait_s: bound on all of it, the wait in the queue included.
+        called: how the profile was named on the command line.
 
     Raises:
         SubmissionError: the task could not run, or found no templates.
@@ -35,12 +37,18 @@ def take_templates(cluster: ClusterProfile, *, here: bool, wait_s: float) -> tup
     inside = ["bash", "-c", script]
     with_slurm = cluster.scheduler == "slurm" and not here
     command = [*_srun(cluster), *_enter(cluster, inside)] if with_slurm else _run_here(cluster, inside)
-    answer = _run(command, cluster, wait_s)
+    doctor = f"trtllm-hpc doctor --cluster {shlex.quote(called)}" if with_slurm else None
+    answer = _run(command, cluster, wait_s, doctor)
     said = answer.stderr.decode(errors="replace").strip()
     if answer.returncode:
+        looked = "no folder of model templates here" in said
+        hint = "set container.all_models in the profile, or copy them yourself and type --from FOLDER"
         raise SubmissionError(
             f"{command[0]} ended with exit code {answer.returncode}: {said or 'without a word'}",
-            hint="set container.all_models in the profile, or copy them yourself and type --from FOLDER",
+            # Where the task never began, no other folder in the image would help.
+            hint=hint
+            if looked or doctor is None
+            else f"{doctor}; or copy them yourself and type --from FOLDER",
         )
     try:
         archive = base64.b64decode(answer.stdout, validate=False)
@@ -112,7 +120,7 @@ def _run_here(cluster: ClusterProfile, inside: Sequence[str]) -> list[str]:
 
 
 def _run(
-    command: Sequence[str], cluster: ClusterProfile, wait_s: float
+    command: Sequence[str], cluster: ClusterProfile, wait_s: float, doctor: str | None
 ) -> subprocess.CompletedProcess[bytes]:
     # Inside somebody's allocation srun would start a step of that job, with its options.
     environment = {
@@ -133,7 +141,7 @@ def _run(
     except FileNotFoundError:
         raise SubmissionError(
             f"There is no {command[0]} on this machine.",
-            hint="run this where it is, or copy the templates yourself and type --from FOLDER",
+            hint=f"{doctor or 'run this where it is'}; or copy the templates yourself and type --from FOLDER",
         ) from None
     except subprocess.TimeoutExpired:
         raise SubmissionError(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from packaging.version import Version
 
 from trtllm_hpc.versions.defaults import value_at
-from trtllm_hpc.versions.load import read_data
+from trtllm_hpc.versions.load import read_data, releases
 
 Kind = Literal["int", "float", "bool", "enum", "data_type", "text", "int_list", "id_lists"]
 Value = int | float | bool | str
@@ -118,6 +118,31 @@ def settable_placeholders(version: str, group: str, model: str) -> Mapping[str, 
             if _has({**entry, "since": entry.get("parameter_since", entry["since"])}, wanted)
         }
     )
+
+
+def differences(version: str, found: Mapping[tuple[str, str], set[str]]) -> list[str]:
+    """How the placeholders of templates differ from those of a release, a line each.
+
+    Args:
+        found: names in each ``config.pbtxt``, by group and model; templates that are not known do not count.
+    """
+    lines = []
+    for group, model in templates():
+        there = found.get((group, model))
+        if there is None:
+            continue
+        known = _entries(group, model)
+        wanted = {name for name in known if _has(known[name], Version(version))}
+        if there - wanted:
+            lines.append(f"{group}/{model} has {', '.join(sorted(there - wanted))}")
+        if wanted - there:
+            lines.append(f"{group}/{model} lacks {', '.join(sorted(wanted - there))}")
+    return lines
+
+
+def fitting_releases(found: Mapping[tuple[str, str], set[str]]) -> list[str]:
+    """The releases, oldest first, that have just these placeholders."""
+    return [release.version for release in releases() if not differences(release.version, found)]
 
 
 def templates() -> tuple[tuple[str, str], ...]:
