@@ -338,7 +338,11 @@ def test_a_path_that_the_system_refuses_fails_by_its_key(checked: Checked, key: 
     # Too long a name is refused to everybody; a closed folder would not be to root, who may run this.
     path = f"/{'x' * 300}"
     section, _, name = key.partition(".")
-    outcome = checked(**{section: {name: path}})[check].outcome
+    rows = checked(**{section: {name: path}})
+    assert [
+        row.id for row in rows.values() if path in row.outcome.sentence and row.outcome.state == "fail"
+    ] == [check]
+    outcome = rows[check].outcome
     assert outcome.state == "fail" and outcome.sentence.startswith(f"{key}: {path}")
     assert outcome.remedy is not None and f"or set {key} to another path" in outcome.remedy
 

@@ -73,6 +73,12 @@ def test_an_empty_cache_is_no_error(types: Callable[..., Typed], home: Path) -> 
         assert types("engines", name, "--engines", str(home)).output == f"no engines in {home}\n"
 
 
+def test_a_cache_that_the_system_refuses_is_told_by_its_option(types: Callable[..., Typed]) -> None:
+    refused = types("engines", "list", "--engines", f"/{'x' * 300}")
+    assert refused.code == ExitCode.CONFIG and "--engines: /xxx" in refused.errors
+    assert "namei -l" in refused.errors
+
+
 def test_nothing_goes_where_a_key_names_nothing(types: Callable[..., Typed], built: Run) -> None:
     refused = types("engines", "prune", "--key", built.entry().name, "--key", "nope", "--yes")
     assert refused.code == ExitCode.BUILD and "No engine is called 'nope'" in refused.errors

@@ -91,12 +91,12 @@ class Context:
     def engines_read(self) -> tuple[EngineConfig, ...] | NotAnEngine | None:
         """The finished engine; why it is none; or ``None`` if its folder cannot be seen here."""
         folder = None if self.engine_folder is None else self.here(self.engine_folder)
-        if folder is None or not folder.is_dir():
-            return None
         try:
-            return read_engines(folder)
+            return read_engines(folder) if folder is not None and folder.is_dir() else None
         except NotAnEngine as error:
             return error
+        except OSError:
+            return None  # the check of the folder itself says what the system refuses
 
     @cached_property
     def partitions(self) -> tuple[Partition, ...]:

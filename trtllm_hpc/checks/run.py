@@ -59,7 +59,7 @@ def _judged(check: Check, context: Context) -> Outcome:
         return check.function(context)
     except OSError as error:
         job = context.job if context.has_job else None
-        further = {"--runs": str(context.runs), "--engines": str(context.engines)}
+        further = {"--runs": str(context.runs), "engines_folder": str(context.engines)}
         found = refused(error, job, context.cluster, further)
         if found is None:
             raise

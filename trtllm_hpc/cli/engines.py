@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -65,12 +67,27 @@ def _cache(folder: Path | None, cluster: str | None) -> Cache:
     from trtllm_hpc.runtime.engines.cache import Cache
 
     if folder is not None:
-        return Cache(folder.absolute())
+        return Cache(_open(folder.absolute(), "--engines"))
     named, runs = None, default_runs_folder()
     if cluster is not None:
         profile = _profile(cluster)
         named, runs = profile.engines_folder, Path(profile.runs_folder or runs)
-    return Cache(engines_folder(named, runs))
+    return Cache(_open(engines_folder(named, runs), "engines_folder"))
+
+
+def _open(folder: Path, key: str) -> Path:
+    """The folder, which need not be there; ConfigError where it is closed to this person."""
+    from trtllm_hpc.errors import ConfigError, Finding
+
+    try:
+        os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        hint = f"see what is in the way (namei -l {shlex.quote(str(folder))}), or name another with --engines"
+        message = f"{folder}: {error.strerror}"
+        raise ConfigError([Finding("unreadable", message, "the cache of engines", key, hint=hint)]) from None
+    return folder
 
 
 def _profile(name: str) -> ClusterProfile:
