@@ -202,6 +202,7 @@ def test_a_damage_that_only_reading_finds_is_remembered_until_it_is_mended(
     assert not entry.is_whole()
     assert entry.missing() == ["rank0.engine is not what was built: its SHA-256 differs"]
     assert "broken: " in " ".join(types("engines", "list").output.split())
+    assert f"{built.entry().name}: broken: " in types("engines", "show", built.entry().name).output
     file.write_bytes(good)
     assert types("engines", "verify").code == 0 and entry.is_whole()
 

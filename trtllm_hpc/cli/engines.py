@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -80,7 +79,7 @@ def _open(folder: Path, key: str) -> Path:
     from trtllm_hpc.errors import ConfigError, Finding
 
     try:
-        os.listdir(folder)
+        list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
@@ -186,11 +185,11 @@ def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> 
 
 
 def _described(item: Item, record: dict[str, Any], uses: list[str]) -> list[str]:
-    from trtllm_hpc.report.engines import in_bytes, moment, span
+    from trtllm_hpc.report.engines import in_bytes, moment, span, state_of
     from trtllm_hpc.runtime.engines.differences import parts_of
 
     made = item.manifest
-    lines = [f"{item.entry.name}: {item.state} {item.note}".rstrip(), f"  folder: {item.entry.output}"]
+    lines = [f"{item.entry.name}: {state_of(item)}", f"  folder: {item.entry.output}"]
     lines += [f"  {name}: {value}" for name, value in item.about.items() if value]
     if made is not None:
         lines.append(f"  built: {moment(made.built_at)} on {made.host} in {span(made.seconds)}")
@@ -232,6 +231,7 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     \b
     Exit code: 6 if anything is broken.
     """
+    from trtllm_hpc.report.engines import state_of
     from trtllm_hpc.runtime.engines.survey import survey
     from trtllm_hpc.runtime.engines.survey import verify as verify_entry
 
@@ -245,7 +245,7 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
         if not as_json and item.manifest is not None and not found:
             click.echo(f"{item.entry.name}: whole ({len(item.manifest.files)} files)")
         elif not as_json and not found:
-            click.echo(f"{item.entry.name}: {item.state} {item.note}".rstrip())
+            click.echo(f"{item.entry.name}: {state_of(item)}")
     if not items and not as_json:
         click.echo(_no_engines(cache))
     if as_json:

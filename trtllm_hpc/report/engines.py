@@ -33,10 +33,16 @@ def engines_table(items: Sequence[Item]) -> Table:
         size = in_bytes(item.size) if item.manifest else "-"
         times = [moment(item.manifest.built_at if item.manifest else None), moment(item.last_used)]
         state = Text(item.state, style=_STYLES.get(item.state, ""))
-        if item.note:
-            state.append(f": {item.note}" if item.state == "broken" else f" {item.note}", style="")
+        state.append(state_of(item)[len(item.state) :], style="")
         table.add_row(item.entry.name, *about, size, *times, state)
     return table
+
+
+def state_of(item: Item) -> str:
+    """The state and who or what made it so, in words."""
+    if not item.note:
+        return item.state
+    return f"{item.state}: {item.note}" if item.state == "broken" else f"{item.state} {item.note}"
 
 
 def moment(seconds: float | None) -> str:
