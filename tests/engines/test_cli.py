@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from click.shell_completion import ShellComplete
 
+import trtllm_hpc
 from tests.engines.made import FAST, Run, tree
 from tests.runtime.conftest import eventually
 from trtllm_hpc.cli import command, main
@@ -270,9 +271,16 @@ def test_what_is_not_the_cache_s_own_is_neither_listed_nor_removed(
 
 
 def test_what_is_closed_to_this_person_is_told_and_left_alone() -> None:
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))  # pytest's own folder is closed to all others
+    place = Path(tempfile.mkdtemp(dir="/var/tmp"))  # pytest's own folder is closed to all others
+    folder = place / "engines"
     try:
+        place.chmod(0o755)
+        folder.mkdir()
         folder.chmod(0o777)
+        # So may be the checkout that is tested.
+        package = Path(trtllm_hpc.__file__).parent
+        shutil.copytree(package, place / "code" / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        subprocess.run(["chmod", "-R", "a+rX", place / "code"], check=True)
         closed = folder / "build-0123456789abcdef"
         closed.mkdir(mode=0)
 
@@ -280,7 +288,10 @@ def test_what_is_closed_to_this_person_is_told_and_left_alone() -> None:
             command = [sys.executable, "-m", "trtllm_hpc", "engines", *words, "--engines", str(folder)]
             # Nothing is closed to root.
             another = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
-            return subprocess.run(command, capture_output=True, text=True, cwd="/", **another)  # type: ignore[call-overload,no-any-return]
+            environment = {**os.environ, "PYTHONPATH": str(place / "code"), "PYTHONDONTWRITEBYTECODE": "1"}
+            return subprocess.run(  # type: ignore[call-overload,no-any-return]
+                command, capture_output=True, text=True, cwd="/", env=environment, **another
+            )
 
         assert "closed to all but its owner" in types("list").stdout
         broken = types("verify")
@@ -288,7 +299,7 @@ def test_what_is_closed_to_this_person_is_told_and_left_alone() -> None:
         assert "0 removed" in types("prune", "--half-built", "--unused-days", "0", "--yes").stdout
         assert closed.is_dir()
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(place)
 
 
 def test_one_can_be_named(types: Callable[..., Typed], built: Run) -> None:

@@ -235,11 +235,20 @@ def test_a_companion_inside_the_servers_allocation(person: Person, engine: Path)
     assert_served_and_measured(run)
 
 
+def refused_before_the_queue(person: Person, check: str, job: Path, *words: str) -> None:
+    """A check refuses what the job itself would, hours earlier."""
+    answer = person.types("submit", job, "--cluster", person.profile, *words)
+    assert answer.returncode == ExitCode.CONFIG and f"check {check}: " in answer.stderr, answer.stderr
+    assert person.jobs_in_queue() == []
+
+
 def test_a_wrong_world_is_refused_in_one_sentence(person: Person, engine: Path) -> None:
     sections = two_ranks(engine)
     sections["engine"]["tensor_parallel"] = 1
     sections["serve"]["nodes"] = 1
-    answer, run = person.submit(person.job("wrong-world", **sections))
+    job = person.job("wrong-world", **sections)
+    refused_before_the_queue(person, "engine-world", job)
+    answer, run = person.submit(job, "--ignore", "engine-world")
     assert answer.returncode == ExitCode.START, answer.stdout + answer.stderr
     assert "is built for 2 rank(s), but the plan says 1" in answer.stderr
     assert "Traceback" not in answer.stdout + answer.stderr
@@ -248,7 +257,9 @@ def test_a_wrong_world_is_refused_in_one_sentence(person: Person, engine: Path) 
 
 def test_an_mpi_that_is_not_joined_is_refused(person: Person, engine: Path) -> None:
     job = person.job("no-pmix", **two_ranks(engine))
-    answer, _ = person.submit(job, "--set", "cluster.mpi=none")
+    without = ("--set", "cluster.mpi=none")
+    refused_before_the_queue(person, "mpi-plugin", job, *without)
+    answer, _ = person.submit(job, *without, "--ignore", "mpi-plugin")
     assert answer.returncode == ExitCode.START, answer.stdout + answer.stderr
     assert "before the ranks were joined" in answer.stderr
 
@@ -384,7 +395,10 @@ def test_a_site_that_hands_out_no_gpus(person: Person, engine: Path) -> None:
 @pytest.mark.parametrize("where", ["job", "overlap"])
 def test_a_refused_question_is_what_failed(person: Person, engine: Path, where: str) -> None:
     sections = two_ranks(engine, companion={"request": {"prompt": "word " * 400, "max_tokens": 4}})
-    answer, run = person.submit(person.job("refused", **sections), "--set", f"cluster.companion={where}")
+    job = person.job("refused", **sections)
+    refused_before_the_queue(person, "prompt-length", job)
+    words = ("--set", f"cluster.companion={where}", "--ignore", "prompt-length")
+    answer, run = person.submit(job, *words)
     assert answer.returncode == ExitCode.REQUEST, answer.stdout + answer.stderr
     assert "companion" in person.status(run)["sentence"]  # and no rank is blamed
     assert "died first" not in person.status(run)["sentence"]
