@@ -23,6 +23,8 @@ from trtllm_hpc.config.dump import flow
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ExitCode
 
+pytestmark = pytest.mark.long
+
 FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, print_blob=True)
 EXPECTED = {ExitCode.OK, ExitCode.USAGE, ExitCode.CONFIG, ExitCode.RENDER, ExitCode.SUBMISSION}
 

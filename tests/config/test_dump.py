@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from ruamel.yaml import YAML
 
@@ -28,6 +29,7 @@ def _loaded(text: str) -> object:
     return tree.plain()
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(job_files)
 def test_a_job_file_comes_back(job: JobFile) -> None:

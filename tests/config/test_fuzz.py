@@ -16,6 +16,8 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.load import load
 from trtllm_hpc.errors import ConfigError
 
+pytestmark = pytest.mark.long
+
 FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 

@@ -152,6 +152,7 @@ def test_who_waits_takes_over_from_a_build_that_fails(runs: MakeRun) -> None:
     assert_clean(good)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["runtime", "script", "all"])
 def test_a_killed_build_is_finished_by_the_next(runs: MakeRun, victim: str) -> None:
     run = runs(script=SLOW)

@@ -127,6 +127,7 @@ def test_an_owner_that_stands_still_loses_it_and_learns_so(tmp_path: Path) -> No
     lock.release()
 
 
+@pytest.mark.long
 def test_an_owner_elsewhere_lives_as_long_as_it_counts(tmp_path: Path) -> None:
     lock = locked(tmp_path, elsewhere())
     watch = Watch()

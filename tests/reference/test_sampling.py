@@ -245,6 +245,7 @@ def test_a_temperature_of_zero_is_greedy() -> None:
     assert support(request(temperature=0.0, top_k=0), row) == {int(row.argmax())}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("top_k", "top_p"), [(0, 1.0), (0, 0.6), (5, 1.0), (5, 0.6)], ids=["all", "top_p", "top_k", "both"]
 )

@@ -252,6 +252,7 @@ def test_a_rank_that_another_took_down_does_not_hide_the_first_exit_code(ranks: 
     assert end(process)[0] == 0
 
 
+@pytest.mark.long
 def test_a_server_that_hears_no_signal_is_killed_well_before_slurm_would(ranks: Ranks) -> None:
     """Slurm's KillWait is 30 s, and then the record could not be written any more."""
     process = ranks.start(rank=1, world=2, behaviour="deaf")
@@ -342,6 +343,7 @@ def test_a_launched_server_gets_its_words_whole_and_is_asked_to_end(launched: La
     assert ranks.record().exit_code == 0 and ranks.left() == []
 
 
+@pytest.mark.long
 def test_a_launcher_that_does_not_see_its_server_fail_is_ended(launched: Launched) -> None:
     code, said = end(launched.start(behaviour="exit=3"))
     assert code == 3 and "error: rank 0 ended (exit code 3)" in said
