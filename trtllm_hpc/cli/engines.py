@@ -17,7 +17,6 @@ from trtllm_hpc.cli.options import json_option
 from trtllm_hpc.errors import BuildFailed, ExitCode
 
 if TYPE_CHECKING:
-    from trtllm_hpc.config.cluster import ClusterProfile
     from trtllm_hpc.runtime.engines.cache import Cache
     from trtllm_hpc.runtime.engines.prune import Verdict
     from trtllm_hpc.runtime.engines.survey import Item
@@ -62,6 +61,7 @@ def _cache_options(command: Command) -> Command:
 
 
 def _cache(folder: Path | None, cluster: str | None) -> Cache:
+    from trtllm_hpc.config.load import load_cluster
     from trtllm_hpc.runs import default_runs_folder, engines_folder
     from trtllm_hpc.runtime.engines.cache import Cache
 
@@ -69,7 +69,7 @@ def _cache(folder: Path | None, cluster: str | None) -> Cache:
         return Cache(_open(folder.absolute(), "--engines"))
     named, runs = None, default_runs_folder()
     if cluster is not None:
-        profile = _profile(cluster)
+        profile = load_cluster(cluster)
         named, runs = profile.engines_folder, Path(profile.runs_folder or runs)
     return Cache(_open(engines_folder(named, runs), "engines_folder"))
 
@@ -87,25 +87,6 @@ def _open(folder: Path, key: str) -> Path:
         message = f"{folder}: {error.strerror}"
         raise ConfigError([Finding("unreadable", message, "the cache of engines", key, hint=hint)]) from None
     return folder
-
-
-def _profile(name: str) -> ClusterProfile:
-    from trtllm_hpc.config.cluster import ClusterProfile
-    from trtllm_hpc.config.explain import validate
-    from trtllm_hpc.config.files import find_profile, read_tree
-    from trtllm_hpc.errors import ConfigError, Finding
-
-    file = find_profile(name)
-    if isinstance(file, Finding):
-        raise ConfigError([file])
-    tree, findings = read_tree(file, "cluster profile")
-    profile = None
-    if tree is not None:
-        profile, found = validate(ClusterProfile, tree)
-        findings = [*findings, *found]
-    if findings or profile is None:
-        raise ConfigError(findings)
-    return profile
 
 
 def _names(folder: Path | None, cluster: str | None) -> list[str]:

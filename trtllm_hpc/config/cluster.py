@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trtllm_hpc.config.types import AbsolutePath, AnyText, JobName, OneLine, Section, VariableName
 
@@ -90,11 +90,6 @@ class ClusterProfile(Section):
     folder of runs."""
     job_defaults: dict[str, Any] = Field(default_factory=dict)
     """Values for job files that are submitted here: above the built-in defaults, below the job file."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _filled(cls, plain: Any) -> Any:
-        return cls.with_defaults(plain) if isinstance(plain, dict) else plain
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trtllm_hpc.config.types import AbsolutePath, Count, OneLine, Section, TokenCount
 
@@ -185,11 +185,6 @@ class Engine(Section):
     workers: Count | None = None
     """Ranks that are built at once."""
     options: RawOptions = RawOptions()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _filled(cls, plain: Any) -> Any:
-        return cls.with_defaults(plain) if isinstance(plain, dict) else plain
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
