@@ -17,7 +17,7 @@ from typing import Any
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engines.cache import Cache, Entry
 from trtllm_hpc.runtime.engines.keys import StepKey, step_keys
-from trtllm_hpc.runtime.engines.recipe import Place, Recipe, Step, Word
+from trtllm_hpc.runtime.engines.recipe import BuildStep, Place, Recipe, Word
 from trtllm_hpc.runtime.process import descendants
 
 FAST = {
@@ -55,8 +55,8 @@ def recipe(engines: Path, model: Path | None, **changes: Any) -> Recipe:
     build: tuple[Word, ...] = ("trtllm-build", "--checkpoint_dir", Place("convert"))
     build += ("--output_dir", Place("output"), "--max_batch_size", "64")
     steps = (
-        Step("convert", (convert,), "/app/examples/llama", ("model",), {"tensorrt_llm": "0.16.0"}),
-        Step("build", (build,), None, ("convert",), {"tensorrt_llm": "0.16.0"}, on_gpu=True),
+        BuildStep("convert", (convert,), "/app/examples/llama", ("model",), {"tensorrt_llm": "0.16.0"}),
+        BuildStep("build", (build,), None, ("convert",), {"tensorrt_llm": "0.16.0"}, on_gpu=True),
     )
     made = Recipe(
         engines_folder=str(engines),
@@ -88,7 +88,7 @@ def entry_of(made: Recipe, step: str = "build") -> Entry:
 
 def with_adapters(made: Recipe) -> Recipe:
     """The recipe with a step that makes something for clients, and that the engine does not read."""
-    lora = Step("lora", (("python3", "hf_lora_convert.py", "-o", Place("output")),), identity={"a": 1})
+    lora = BuildStep("lora", (("python3", "hf_lora_convert.py", "-o", Place("output")),), identity={"a": 1})
     return replace(made, steps=(lora, *made.steps))
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.engines.made import keys_of, make_model, recipe, with_words
 from trtllm_hpc.runtime.engines.keys import NoCapability, digest_of, step_keys
-from trtllm_hpc.runtime.engines.recipe import BadRecipe, Place, Recipe, Step
+from trtllm_hpc.runtime.engines.recipe import BadRecipe, BuildStep, Place, Recipe
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -26,7 +26,7 @@ values = st.recursive(
 places = st.builds(Place, st.sampled_from(["output", "run"]), st.text(max_size=5))
 words = st.text(max_size=12) | places
 steps = st.builds(
-    Step,
+    BuildStep,
     st.from_regex(r"[a-z]{1,8}", fullmatch=True),
     st.lists(st.lists(words, min_size=1, max_size=5).map(tuple), min_size=1, max_size=3).map(tuple),
     st.none() | st.text(),

@@ -15,7 +15,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.load import load
-from trtllm_hpc.plan.model import BuildStep, Place, Word
+from trtllm_hpc.runtime.engines.recipe import BuildStep, Place, Word
 from trtllm_hpc.versions import find_release
 
 FOLDERS = ("--model_dir", "--output_dir", "--checkpoint_dir")

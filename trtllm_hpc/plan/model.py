@@ -14,6 +14,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.layout import Layout
 from trtllm_hpc.plan.mounts import all_mounts
+from trtllm_hpc.runtime.engines.recipe import BuildStep
 from trtllm_hpc.runtime.repository.recipe import ModelRecipe, RepositoryRecipe
 
 
@@ -46,41 +47,6 @@ class Stage:
     cpus_per_task: int
     gpus: int = 0
     """On each node."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A word of a command that is only known when the step runs."""
-
-    name: str
-    """``output``: the step's own folder; ``model``; ``run``; or an earlier step: that one's output."""
-    suffix: str = ""
-    """What follows it, e.g. ``/encoder``."""
-
-
-Word = str | Place
-
-
-@dataclass(frozen=True)
-class BuildStep:
-    """One step from a model to its engine: a conversion, a quantization, the build itself.
-
-    Its output is found again by a key that depends on everything here, and on
-    the model's files, but on no folder's name.
-    """
-
-    name: str
-    """``convert``, ``quantize``, ``build``, ``lora``; ``engine`` for the reference backend."""
-    commands: tuple[tuple[Word, ...], ...]
-    directory: str | None = None
-    """Working directory, inside the container; ``None`` is the run folder."""
-    inputs: tuple[str, ...] = ()
-    """``model``, earlier steps that it reads, and the absolute paths of further folders or files, whose
-    content then counts instead of their name."""
-    identity: Mapping[str, Any] = field(default_factory=dict)
-    """What else makes its output what it is: versions, layout. JSON values."""
-    on_gpu: bool = False
-    """Whether the output depends on the GPU's compute capability."""
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.backends import reference
 from trtllm_hpc.plan.layout import Layout, make_layout, one_node
-from trtllm_hpc.plan.model import BuildStep, Plan, RepositoryModel
+from trtllm_hpc.plan.model import Plan, RepositoryModel
 from trtllm_hpc.plan.server import disaggregated_ranks, server_plan
 from trtllm_hpc.plan.stages import make_stages
+from trtllm_hpc.runtime.engines.recipe import BuildStep
 from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
 from trtllm_hpc.versions import Release, UnknownRelease
 

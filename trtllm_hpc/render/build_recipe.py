@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from trtllm_hpc import __version__
-from trtllm_hpc.plan.model import Place, Plan
-from trtllm_hpc.runtime.engines import recipe
+from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.engines.recipe import Recipe
 
 _TO_SAY_SO_S = 60
@@ -23,17 +22,7 @@ def build_recipe(plan: Plan, script: str) -> Recipe:
     limit_s = job.build.time_limit_minutes * 60
     return Recipe(
         engines_folder=plan.engines_folder,
-        steps=tuple(
-            recipe.Step(
-                name=step.name,
-                commands=tuple(tuple(map(_word, command)) for command in step.commands),
-                directory=step.directory,
-                inputs=step.inputs,
-                identity=dict(step.identity),
-                on_gpu=step.on_gpu,
-            )
-            for step in plan.build_steps
-        ),
+        steps=plan.build_steps,
         model_path=job.model.path,
         tensorrt_llm=plan.release,
         compute_capability=cluster.compute_capability,
@@ -41,10 +30,6 @@ def build_recipe(plan: Plan, script: str) -> Recipe:
         wait_seconds=max(limit_s - _TO_SAY_SO_S, limit_s / 2),
         about=_about(plan),
     )
-
-
-def _word(word: str | Place) -> recipe.Word:
-    return word if isinstance(word, str) else recipe.Place(word.name, word.suffix)
 
 
 def _about(plan: Plan) -> dict[str, str]:

@@ -12,7 +12,7 @@ from trtllm_hpc.config.problems import Problem
 from trtllm_hpc.config.releases import release_of
 from trtllm_hpc.plan.backends.tensorrt_llm import make_notes, make_steps
 from trtllm_hpc.plan.layout import make_layout
-from trtllm_hpc.plan.model import BuildStep, Word
+from trtllm_hpc.runtime.engines.recipe import BuildStep, Word
 from trtllm_hpc.versions import find_release
 
 CLUSTER: Mapping[str, Any] = {"name": "site", "gpus_per_node": 8}

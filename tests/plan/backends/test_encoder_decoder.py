@@ -9,8 +9,8 @@ import pytest
 
 from tests.plan.backends.making import cluster, found, job, options, steps
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.model import Place
 from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.runtime.engines.recipe import Place
 from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
 from trtllm_hpc.versions import releases
 

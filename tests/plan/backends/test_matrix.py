@@ -18,7 +18,7 @@ from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.problems import Problem
 from trtllm_hpc.config.spelling.route import NoRoute, find_route
-from trtllm_hpc.plan.model import BuildStep, Place
+from trtllm_hpc.runtime.engines.recipe import BuildStep, Place
 from trtllm_hpc.versions import Command, Release, releases
 from trtllm_hpc.versions.families import Family, families
 

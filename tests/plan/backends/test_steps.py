@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.plan.backends.making import cluster, found, job, line, lines, notes, options, steps
-from trtllm_hpc.plan.model import Place
 from trtllm_hpc.runtime.__main__ import main as runtime
+from trtllm_hpc.runtime.engines.recipe import Place
 
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
 

@@ -7,7 +7,7 @@ from trtllm_hpc.config.spelling.quantization import BEFORE_BUILD_PY
 from trtllm_hpc.config.spelling.route import Program
 from trtllm_hpc.plan.backends.convert import GPUS_PER_NODE, MODEL, OUTPUT
 from trtllm_hpc.plan.backends.steps import Making
-from trtllm_hpc.plan.model import BuildStep, Place, Word
+from trtllm_hpc.runtime.engines.recipe import BuildStep, Place, Word
 
 QUANTIZED = "/llama_tp1_rank0.npz"
 """File that quantize.py writes for LLaMA's build.py (examples/llama/README.md of 0.7.0)."""

@@ -7,7 +7,7 @@ from packaging.version import Version
 from trtllm_hpc.config.spelling.encoder_decoder import PARTS
 from trtllm_hpc.config.spelling.wish import Role
 from trtllm_hpc.plan.backends.steps import Making
-from trtllm_hpc.plan.model import BuildStep, Place, Word
+from trtllm_hpc.runtime.engines.recipe import BuildStep, Place, Word
 
 MODEL = Place("model")
 OUTPUT = Place("output")

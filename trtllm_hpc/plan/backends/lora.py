@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from trtllm_hpc.config.spelling.lora import PROGRAM
 from trtllm_hpc.plan.backends.steps import Making
-from trtllm_hpc.plan.model import BuildStep, Place, Word
+from trtllm_hpc.runtime.engines.recipe import BuildStep, Place, Word
 
 
 def lora_step(making: Making) -> BuildStep:

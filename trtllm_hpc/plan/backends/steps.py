@@ -15,7 +15,7 @@ from trtllm_hpc.config.spelling.spell import spell
 from trtllm_hpc.config.spelling.wish import Role
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.plan.layout import Layout
-from trtllm_hpc.plan.model import Word
+from trtllm_hpc.runtime.engines.recipe import Word
 from trtllm_hpc.versions import Release
 
 

@@ -20,7 +20,7 @@ from trtllm_hpc.plan.backends.convert import convert_step, prepare_step, quantiz
 from trtllm_hpc.plan.backends.lora import lora_step
 from trtllm_hpc.plan.backends.steps import Making
 from trtllm_hpc.plan.layout import Layout
-from trtllm_hpc.plan.model import BuildStep
+from trtllm_hpc.runtime.engines.recipe import BuildStep
 from trtllm_hpc.versions import Release
 from trtllm_hpc.versions.families import find_family
 

@@ -25,7 +25,7 @@ from trtllm_hpc.runtime.engines.machine import (
     installed_versions,
 )
 from trtllm_hpc.runtime.engines.model_files import NoModel
-from trtllm_hpc.runtime.engines.recipe import BadRecipe, Recipe, Step
+from trtllm_hpc.runtime.engines.recipe import BadRecipe, BuildStep, Recipe
 from trtllm_hpc.runtime.engines.seal import Bench, Empty, seal
 from trtllm_hpc.runtime.engines.uses import link, register
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals
@@ -100,7 +100,7 @@ def _edited(paths: RunPaths, recipe: Recipe) -> str | None:
 class _Job:
     """One step and where it stands in the build."""
 
-    step: Step
+    step: BuildStep
     key: StepKey
     entry: Entry
     number: int

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trtllm_hpc.runtime.engines.model_files import Revision, revision_of
-from trtllm_hpc.runtime.engines.recipe import MODEL, Place, Recipe, Step, Word
+from trtllm_hpc.runtime.engines.recipe import MODEL, BuildStep, Place, Recipe, Word
 
 FORMAT = 1
 """Counted up when the same document comes to mean something else."""
@@ -86,7 +86,7 @@ def step_keys(
 
 
 def _document(
-    step: Step, recipe: Recipe, made: Mapping[str, StepKey], revision: Callable[[str], Revision]
+    step: BuildStep, recipe: Recipe, made: Mapping[str, StepKey], revision: Callable[[str], Revision]
 ) -> dict[str, Any]:
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -104,7 +104,7 @@ def _document(
     return document
 
 
-def _command(words: tuple[Word, ...], step: Step) -> list[Any]:
+def _command(words: tuple[Word, ...], step: BuildStep) -> list[Any]:
     """The words, without any name of a folder that says nothing of the content.
 
     A program counts by its name and not by where it lies: the same Python in

@@ -25,24 +25,33 @@ class Place:
     """A word of a command that is only known when the step runs."""
 
     name: str
-    """``output``, ``model``, ``run``, or an earlier step: that one's output."""
+    """``output``: the step's own folder; ``model``; ``run``; or an earlier step: that one's output."""
     suffix: str = ""
+    """What follows it, e.g. ``/encoder``."""
 
 
 Word = str | Place
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step of a build; see ``plan.model.BuildStep``."""
+class BuildStep:
+    """One step from a model to its engine: a conversion, a quantization, the build itself.
+
+    Its output is found again by a key that depends on everything here, and on
+    the content of what it reads, but on no folder's name.
+    """
 
     name: str
+    """``convert``, ``quantize``, ``build``, ``lora``; ``engine`` for the reference backend."""
     commands: tuple[tuple[Word, ...], ...]
     directory: str | None = None
+    """Working directory, inside the container; ``None`` is the run folder."""
     inputs: tuple[str, ...] = ()
     """``model``, earlier steps, and further folders or files by their absolute paths."""
     identity: Mapping[str, Any] = field(default_factory=dict)
+    """What else makes its output what it is: versions, layout. JSON values."""
     on_gpu: bool = False
+    """Whether the output depends on the GPU's compute capability."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -57,7 +66,7 @@ class Recipe:
     """All steps from a model to its engine."""
 
     engines_folder: str
-    steps: tuple[Step, ...]
+    steps: tuple[BuildStep, ...]
     """In order; the output of the last is the engine."""
     model_path: str | None = None
     """``None`` for a model made on the spot: the command's words say all of it."""
@@ -113,9 +122,9 @@ class Recipe:
             raise BadRecipe(f"{name} is damaged ({type(error).__name__}: {error})") from None
 
 
-def _step(record: dict[str, Any]) -> Step:
+def _step(record: dict[str, Any]) -> BuildStep:
     commands = tuple(tuple(_word(word) for word in command) for command in record["commands"])
-    return Step(**{**record, "commands": commands, "inputs": tuple(record["inputs"])})
+    return BuildStep(**{**record, "commands": commands, "inputs": tuple(record["inputs"])})
 
 
 def _word(word: str | dict[str, str]) -> Word:
