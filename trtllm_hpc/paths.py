@@ -31,13 +31,22 @@ class MeasurementPaths:
     summary: Path
     requests: Path
     """One JSON line for each request."""
+    workload: Path
+    """What was asked, one JSON line for each request; a trace for a later benchmark."""
+    samples: Path
+    """The server's own metrics during the measurement, one JSON line for each sample."""
     table: Path
     """The table as text."""
+    trace: Path
+    """The requests as a time line, for Perfetto."""
+    charts: Path
+    """Folder of the report's charts as images."""
+    report: Path
 
     @property
     def present(self) -> list[Path]:
         """Those of the files that are there."""
-        return [file for file in (self.summary, self.requests, self.table) if file.exists()]
+        return [file for file in vars(self).values() if file.exists()]
 
 
 class RunPaths:
@@ -194,7 +203,9 @@ class RunPaths:
 
     def measurement(self, name: str) -> MeasurementPaths:
         """The files of the measurement of that name."""
-        return MeasurementPaths(*(self.results / f"{name}.{ending}" for ending in ("json", "jsonl", "txt")))
+        endings = ("json", "jsonl", "workload.jsonl", "metrics.jsonl", "txt", "perfetto.json", "charts")
+        report = self.report if name == COMPANION_MEASUREMENT else self.results / f"{name}.html"
+        return MeasurementPaths(*(self.results / f"{name}.{ending}" for ending in endings), report)
 
     @property
     def benchmark(self) -> Path:

@@ -4,46 +4,92 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from trtllm_hpc.paths import write_text
 
 OK = "ok"
+WARMUP = "warm-up"
+MEASURED = "measured"
 
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """One request. Times are seconds on the client's monotonic clock since the run's start."""
+    """One request.
+
+    Times are seconds since the measurement's start on the client's monotonic
+    clock, one zero for all levels and repeats.
+    """
 
     index: int
+    """Place in the workload; it comes again in each pass."""
+    level: int
+    """Which level of load, counted from 0 in their order."""
+    repeat: int
+    """Which pass over that level, counted from 0."""
+    phase: str
+    """``warm-up`` or ``measured``, by when it was due."""
     scheduled_s: float
-    """When it was due."""
+    """When it was due. In a closed loop: when the slot that it took became free."""
     sent_s: float
     """When it was really sent."""
     ended_s: float
     """When its whole answer, or its error, was there."""
     status: str
-    """``ok``, or the gRPC status code, e.g. ``DEADLINE_EXCEEDED``."""
+    """``ok``, or what failed: the gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
     error: str | None = None
     """The server's own words."""
+    requested_tokens: int | None = None
+    """Output tokens asked for, at most."""
+    chunks_s: tuple[float, ...] = ()
+    """When each response of a stream came that brought output; empty where nothing was streamed."""
+    chunk_tokens: tuple[int, ...] = ()
+    """Output tokens of each of those."""
+    chunks_by: str | None = None
+    """Who counted the tokens of the chunks; see :mod:`trtllm_hpc.bench.counting`."""
     input_tokens: int | None = None
+    input_by: str | None = None
     output_tokens: int | None = None
-    tokens_by: str | None = None
+    output_by: str | None = None
     """Who counted the output tokens; ``None`` if nobody did."""
+    instance: str | None = None
+    """The server that answered, where that is known."""
 
     @property
     def ok(self) -> bool:
         """Whether a whole answer came."""
         return self.status == OK
 
+    @property
+    def measured(self) -> bool:
+        """Whether it counts for the figures."""
+        return self.phase == MEASURED
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When the first output came; ``None`` where that cannot be told from the end."""
+        return self.chunks_s[0] if self.chunks_s else None
+
 
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
-    """Write the records as JSON lines."""
-    write_text(path, "".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records))
+    """Write the records as JSON lines, each with ``first_token_s`` beside its fields."""
+    lines = (
+        json.dumps({**asdict(record), "first_token_s": record.first_token_s}, ensure_ascii=False)
+        for record in records
+    )
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def read_records(path: Path) -> list[RequestRecord]:
     """Read what :func:`write_records` wrote."""
+    known = {field.name for field in fields(RequestRecord)}
     with path.open(encoding="utf-8") as lines:
-        return [RequestRecord(**json.loads(line)) for line in lines]
+        return [_record(json.loads(line), known) for line in lines]
+
+
+def _record(plain: dict[str, object], known: set[str]) -> RequestRecord:
+    values = {key: value for key, value in plain.items() if key in known}
+    for key in ("chunks_s", "chunk_tokens"):
+        values[key] = tuple(values.get(key, ()))  # type: ignore[arg-type]
+    return RequestRecord(**values)  # type: ignore[arg-type]

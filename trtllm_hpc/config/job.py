@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.config.types import (
@@ -91,19 +92,6 @@ class Request(Section):
     """Whether to ask for the logits of the prompt, and keep them in ``results/``."""
     generation_logits: bool = False
     """Whether to ask for the logits of the answer, and keep them in ``results/``."""
-
-
-class Benchmark(Section):
-    """The companion's load: open loop, absolute schedule."""
-
-    requests: Count = 20
-    rate_per_second: Annotated[float, Field(gt=0, le=100_000)] = 4.0
-    arrival: Literal["constant", "poisson"] = "poisson"
-    max_tokens: TokenCount = 16
-    """Output tokens asked of each request."""
-    warmup_requests: Annotated[int, Field(ge=0, le=1_000_000)] = 2
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    request_timeout_seconds: Seconds = 60
 
 
 class Companion(Section):

@@ -1,0 +1,55 @@
+"""The levels of load that a measurement goes through, one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trtllm_hpc.config.benchmark import Benchmark
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Requests at times fixed beforehand, whether or not earlier ones are answered."""
+
+    rate_per_s: float
+    arrival: str = "poisson"
+    """``constant``, ``poisson``, ``gamma`` or ``trace``."""
+    burstiness: float = 1.0
+    """Shape of ``gamma`` gaps."""
+    ramp_to_per_s: float | None = None
+    """The rate at the end of the window, if it moves."""
+    kind: Literal["open-loop"] = "open-loop"
+
+    @property
+    def label(self) -> str:
+        """How tables and plots call it, e.g. ``8/s``."""
+        to = "" if self.ramp_to_per_s is None else f" to {self.ramp_to_per_s:g}"
+        return f"{self.rate_per_s:g}{to}/s"
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """A fixed number of requests outstanding: an answer makes room for the next."""
+
+    concurrency: int
+    kind: Literal["closed-loop"] = "closed-loop"
+
+    @property
+    def label(self) -> str:
+        """How tables and plots call it, e.g. ``32 at once``."""
+        return f"{self.concurrency} at once"
+
+
+Level = OpenLoop | ClosedLoop
+
+
+def levels_of(settings: Benchmark) -> list[Level]:
+    """The levels in the order in which they are run."""
+    concurrencies = settings.concurrencies or ([settings.concurrency] if settings.concurrency else [])
+    if concurrencies:
+        return [ClosedLoop(concurrency) for concurrency in concurrencies]
+    rates = settings.rates_per_second or [settings.rate_per_second]
+    return [
+        OpenLoop(rate, settings.arrival, settings.burstiness, settings.ramp_to_per_second) for rate in rates
+    ]

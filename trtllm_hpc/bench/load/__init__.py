@@ -1,0 +1,1 @@
+"""Requests sent to a server on time, and what came back."""

@@ -1,0 +1,1 @@
+"""Each figure of the benchmark: one small class with its unit and its formula."""

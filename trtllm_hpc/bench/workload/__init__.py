@@ -1,0 +1,1 @@
+"""What is asked: prompts and lengths, the same for the same seed."""

@@ -1,0 +1,101 @@
+"""What the benchmark asks, how fast, and when its figures count: ``companion.benchmark`` of a job file.
+
+``trtllm-hpc bench`` takes the same settings as options, and starts from those of the run's job file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Seconds, Section, TokenCount
+
+Rate = Annotated[float, Field(gt=0, le=100_000)]
+Deviation = Annotated[float, Field(ge=0, le=1_000_000)]
+
+
+class Workload(Section):
+    """Where prompts and lengths of answers come from. Each key says of which kinds it is."""
+
+    kind: Literal["prompts", "dataset", "normal", "histogram", "shared-prefix", "trace"] = "prompts"
+    """``prompts``: those given, in a seeded order. ``dataset``: a file of questions. ``normal``: lengths
+    drawn from normal distributions. ``histogram``: lengths drawn from a file of bins. ``shared-prefix``:
+    prompts that begin alike, for KV cache reuse. ``trace``: a recorded file with time stamps."""
+    prompts: list[AnyText] = Field(default_factory=list)
+    """prompts: empty takes the built-in ones."""
+    path: AbsolutePath | None = None
+    """dataset, histogram, trace: the file."""
+    input_tokens: TokenCount = 128
+    """normal: mean length of a prompt. shared-prefix: mean length of what follows the prefix."""
+    input_tokens_stdev: Deviation = 0.0
+    output_tokens: TokenCount | None = None
+    """normal, shared-prefix: mean length of an answer; ``None`` is ``max_tokens``."""
+    output_tokens_stdev: Deviation = 0.0
+    prefix_tokens: TokenCount = 256
+    """shared-prefix: length of each prefix."""
+    prefixes: Count = 1
+    """shared-prefix: different prefixes, which take turns."""
+    tokens_per_word: Annotated[float, Field(gt=0, le=100)] = 1.3
+    """dataset: tokens of an answer for each of its words, upstream's ``--op-tokens-per-word``."""
+    max_input_tokens: TokenCount | None = None
+    """Longer prompts are left out (upstream's ``--max-input-len``); ``None`` is the engine's limit."""
+    tokenizer: AbsolutePath | None = None
+    """Folder with ``tokenizer.json``; ``None`` asks the model's folder, then the server."""
+
+
+class Benchmark(Section):
+    """One measurement: a workload, one or more levels of load, and what makes its figures valid."""
+
+    workload: Workload = Workload()
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Of prompts, lengths and arrivals; each repeat has arrivals of its own."""
+    max_tokens: TokenCount = 16
+    """Most output tokens of a request, where the workload names no length."""
+    exact_output: bool = False
+    """Whether answers must have exactly the length asked for; asks the model for it as ``min_length``."""
+
+    # Whom it asks ------------------------------------------------------------------------------
+    model: OneLine | None = None
+    """``ensemble``, ``tensorrt_llm_bls``, ``tensorrt_llm``...; ``None`` is the run's text model."""
+    protocol: Literal["grpc", "http"] = "grpc"
+    streaming: bool | None = None
+    """Whether tokens are asked for as they come; ``None``: if the model is decoupled."""
+    request_timeout_seconds: Seconds = 60
+
+    # The load ----------------------------------------------------------------------------------
+    rate_per_second: Rate = 4.0
+    """Open loop: requests are sent at this rate, whether or not earlier ones are answered."""
+    rates_per_second: list[Rate] = Field(default_factory=list)
+    """A sweep: these rates one after the other instead."""
+    concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Closed loop instead: so many requests outstanding; an answer makes room for the next."""
+    concurrencies: list[Annotated[int, Field(ge=1, le=100_000)]] = Field(default_factory=list)
+    """A sweep of closed loops."""
+    arrival: Literal["constant", "poisson", "gamma", "trace"] = "poisson"
+    burstiness: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Shape of ``gamma`` gaps: 1 is Poisson, below 1 comes in bursts, large is constant."""
+    ramp_to_per_second: Rate | None = None
+    """Open loop: the rate moves evenly from ``rate_per_second`` to this while it is measured."""
+    requests: Count | None = 20
+    """Measured requests of each level; ``None`` needs ``duration_seconds``."""
+    duration_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
+    """Length of the measured window of each level instead."""
+    warmup_requests: Annotated[int, Field(ge=0, le=1_000_000)] = 2
+    """Requests of the same load before the window, recorded but left out of the figures."""
+    warmup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
+    """Length of the warm-up instead."""
+    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Passes over each level; from two on the figures have confidence intervals."""
+
+    # What counts -------------------------------------------------------------------------------
+    slo: OneLine | None = None
+    """Limits such as ``ttft.p99<500ms,tpot.p99<50ms``: for goodput, and for ``find_max``."""
+    find_max: bool = False
+    """Find the highest rate at which ``slo`` holds, beginning at ``rate_per_second``."""
+    max_error_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """More failed requests than this make the figures invalid."""
+    min_requests: Count = 10
+    """Fewer measured requests than this make the figures invalid."""
+    min_window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0
+    """A shorter measured window makes the figures invalid."""
