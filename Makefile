@@ -20,8 +20,8 @@ test: setup lint ## every test, the real Slurm ones too
 	@.ci/test $(BIN)
 
 .PHONY: unit
-unit: setup ## the fast tests only: no server, no Slurm, no model, no fuzzing
-	$(BIN)/pytest -q -n 4 --dist worksteal -m 'not slurm and not triton and not model and not long'
+unit: setup ## the fast tests only: no server, no Slurm, no model, no browser, no fuzzing
+	$(BIN)/pytest -q -n 4 --dist worksteal -m 'not slurm and not triton and not model and not long and not browser'
 
 .PHONY: lint
 lint: setup ## ruff, mypy --strict, shellcheck
