@@ -1,0 +1,36 @@
+"""A workload as it lies beside the results: one JSON line a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.paths import write_text
+
+
+def write_workload(path: Path, requests: Iterable[Request]) -> None:
+    """Write the requests; the same requests give the same bytes.
+
+    The file can be asked again as it is, by ``workload: {kind: trace, path: ...}``.
+    """
+    write_text(path, "".join(f"{line}\n" for line in map(_line, requests)))
+
+
+def _line(request: Request) -> str:
+    known = {key: value for key, value in asdict(request).items() if value is not None}
+    return json.dumps(known, separators=(", ", ": "))
+
+
+def read_workload(path: Path) -> list[Request]:
+    """Read what :func:`write_workload` wrote."""
+    with path.open(encoding="utf-8") as lines:
+        return [_request(json.loads(line)) for line in lines]
+
+
+def _request(plain: dict[str, object]) -> Request:
+    if plain.get("token_ids") is not None:
+        plain = {**plain, "token_ids": tuple(plain["token_ids"])}  # type: ignore[arg-type]
+    return Request(**plain)  # type: ignore[arg-type]
