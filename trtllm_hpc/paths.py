@@ -205,7 +205,8 @@ class RunPaths:
         """The files of the measurement of that name."""
         endings = ("json", "jsonl", "workload.jsonl", "metrics.jsonl", "txt", "perfetto.json", "charts")
         report = self.report if name == COMPANION_MEASUREMENT else self.results / f"{name}.html"
-        return MeasurementPaths(*(self.results / f"{name}.{ending}" for ending in endings), report)
+        files = [self.results / f"{name}.{ending}" for ending in endings]
+        return MeasurementPaths(*files, report=report)
 
     @property
     def benchmark(self) -> Path:

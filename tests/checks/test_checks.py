@@ -358,7 +358,10 @@ def test_a_tokenizer_is_needed(checked: Checked, model: Path, engine: Path) -> N
 
 def test_a_decoupled_model_and_the_companion(checked: Checked) -> None:
     decoupled = {"decoupled": True}
-    says(checked(repository=decoupled), "decoupled", "single gRPC calls")
+    assert state(checked(repository=decoupled), "decoupled") == "ok"
+    unary = {"benchmark": {"streaming": False}}
+    says(checked(repository=decoupled, companion=unary), "decoupled", "told not to stream")
+    assert state(checked(companion=unary), "decoupled") == "ok"
     assert state(checked(repository=decoupled, companion={"benchmark": None}), "decoupled") == "ok"
     assert "decoupled" not in checked(repository=decoupled, companion={"enabled": False})
 

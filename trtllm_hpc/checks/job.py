@@ -84,14 +84,15 @@ def _tensor_hint(count: int) -> str:
 
 
 def decoupled(context: Context) -> Outcome:
-    """Triton refuses a unary gRPC call to a decoupled model, and the benchmark makes such calls."""
+    """Triton refuses a call for a single answer to a decoupled model (v2.51, ``grpc/infer_handler.cc``)."""
+    benchmark = context.job.companion.benchmark
     if not context.job.repository.decoupled:
         return ok("the companion's calls suit a model that answers once")
-    if context.job.companion.benchmark is None:
-        return ok("the companion asks its question by the streaming call")
+    if benchmark is None or benchmark.streaming is not False:
+        return ok("the companion asks by streaming calls")
     return fail(
-        "the benchmark makes single gRPC calls, which Triton refuses for a decoupled model",
-        "set repository.decoupled to false, or companion.benchmark to null",
+        "the benchmark is told not to stream, and Triton refuses single answers of a decoupled model",
+        "set repository.decoupled to false, or companion.benchmark.streaming to true",
     )
 
 

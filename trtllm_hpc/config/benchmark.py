@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -47,6 +47,19 @@ class Workload(Section):
 class Benchmark(Section):
     """One measurement: a workload, one or more levels of load, and what makes its figures valid."""
 
+    @classmethod
+    def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
+        """Seconds take the place of the default number of requests; a trace has its own times."""
+        for seconds, requests in (("duration_seconds", "requests"), ("warmup_seconds", "warmup_requests")):
+            if plain.get(seconds) is not None and requests not in plain:
+                plain = {**plain, requests: None}
+        workload = plain.get("workload")
+        kind = workload.get("kind") if isinstance(workload, dict) else getattr(workload, "kind", None)
+        if kind == "trace":
+            whole = {"arrival": "trace", "requests": None, "warmup_requests": 0}
+            plain = {**whole, **plain}
+        return plain
+
     workload: Workload = Workload()
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Of prompts, lengths and arrivals; each repeat has arrivals of its own."""
@@ -81,7 +94,7 @@ class Benchmark(Section):
     """Measured requests of each level; ``None`` needs ``duration_seconds``."""
     duration_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
     """Length of the measured window of each level instead."""
-    warmup_requests: Annotated[int, Field(ge=0, le=1_000_000)] = 2
+    warmup_requests: Annotated[int, Field(ge=0, le=1_000_000)] | None = 2
     """Requests of the same load before the window, recorded but left out of the figures."""
     warmup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     """Length of the warm-up instead."""

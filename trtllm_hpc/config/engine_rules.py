@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.job_rules import asked_tokens
 from trtllm_hpc.config.problems import Problems, in_job
 from trtllm_hpc.config.release_rules import Facts, builds, facts, route_of
 
@@ -158,10 +159,7 @@ def answers_fit_default(job: JobFile, cluster: ClusterProfile) -> Problems:
     option = build.command.options.get("--max_output_len") if build is not None else None
     if option is None or not isinstance(option.default, int):
         return
-    asked = {"companion.request.max_tokens": job.companion.request.max_tokens}
-    if job.companion.benchmark is not None:
-        asked["companion.benchmark.max_tokens"] = job.companion.benchmark.max_tokens
-    for key, tokens in asked.items():
+    for key, tokens in asked_tokens(job).items():
         if tokens > option.default:
             message = f"{tokens} tokens are more than {option.default}, the longest answer of this release"
             message += " when engine.max_seq_len is left out"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from trtllm_hpc.config.benchmark_rules import scheduled_seconds, settings_problems
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.problems import Problems, in_job
 
@@ -68,17 +69,43 @@ def answers_fit(job: JobFile) -> Problems:
     """The companion may not ask for more tokens than the engine can hold beside a prompt."""
     if not job.companion.enabled:
         return
-    asked = {"companion.request.max_tokens": job.companion.request.max_tokens}
-    if job.companion.benchmark is not None:
-        asked["companion.benchmark.max_tokens"] = job.companion.benchmark.max_tokens
     longest = job.engine.max_seq_len
     if longest is None:
         return
-    for field, tokens in asked.items():
+    for field, tokens in asked_tokens(job).items():
         if tokens >= longest:
             message = f"{tokens} tokens and a prompt do not fit: engine.max_seq_len is {longest}"
             hint = f"ask for fewer than {longest} tokens, or raise engine.max_seq_len"
             yield in_job("conflict", field, message, hint, tokens)
+
+
+def asked_tokens(job: JobFile) -> dict[str, int]:
+    """Each setting that says how long the companion's answers may be, with its number of tokens."""
+    asked = {"companion.request.max_tokens": job.companion.request.max_tokens}
+    benchmark = job.companion.benchmark
+    if benchmark is not None:
+        asked["companion.benchmark.max_tokens"] = benchmark.max_tokens
+        if benchmark.workload.output_tokens is not None:
+            asked["companion.benchmark.workload.output_tokens"] = benchmark.workload.output_tokens
+    return asked
+
+
+def prompts_fit(job: JobFile) -> Problems:
+    """The benchmark may not make prompts that the engine refuses."""
+    benchmark, longest = job.companion.benchmark, job.engine.max_input_len
+    if benchmark is None or longest is None or not job.companion.enabled:
+        return
+    workload = benchmark.workload
+    if workload.kind not in ("normal", "shared-prefix"):
+        return
+    prefix = workload.prefix_tokens if workload.kind == "shared-prefix" else 0
+    tokens = prefix + workload.input_tokens
+    if tokens > longest:
+        message = f"prompts of {tokens} tokens are longer than engine.max_input_len ({longest})"
+        hint = f"ask for {longest} tokens at most, or raise engine.max_input_len"
+        yield in_job(
+            "conflict", "companion.benchmark.workload.input_tokens", message, hint, workload.input_tokens
+        )
 
 
 def logits_are_gathered(job: JobFile) -> Problems:
@@ -133,22 +160,32 @@ def companion_wait_ends(job: JobFile) -> Problems:
         yield in_job("conflict", field, message, hint, endpoint)
 
 
+def benchmark_settings(job: JobFile) -> Problems:
+    """The benchmark's settings go together."""
+    if job.companion.benchmark is not None:
+        for problem in settings_problems(job.companion.benchmark):
+            field = f"companion.benchmark.{problem.field}"
+            yield in_job(problem.code, field, problem.message, problem.hint, problem.value)
+
+
 def benchmark_ends(job: JobFile) -> Problems:
     """The benchmark's schedule alone must not outlast the jobs that it runs between."""
     benchmark = job.companion.benchmark
     if benchmark is None or not job.companion.enabled:
         return
-    seconds = benchmark.requests / benchmark.rate_per_second
+    seconds = scheduled_seconds(benchmark)
     limits = {
         "serve.time_limit_minutes": job.serve.time_limit_minutes * 60,
         "companion.time_limit_minutes": job.companion.time_limit_minutes * 60,
     }
+    key = "requests" if benchmark.duration_seconds is None else "duration_seconds"
     for name, limit in limits.items():
         if seconds >= limit:
-            load = f"{benchmark.requests} requests at {benchmark.rate_per_second:g} per second"
-            message = f"{load} last {seconds:.0f} s, longer than {name} allows ({limit} s)"
-            hint = f"send fewer, or faster, or raise {name}"
-            yield in_job("conflict", "companion.benchmark.requests", message, hint, benchmark.requests)
+            message = (
+                f"the schedule of the benchmark lasts {seconds:.0f} s, longer than {name} allows ({limit} s)"
+            )
+            hint = f"measure for a shorter time, or at fewer levels, or raise {name}"
+            yield in_job("conflict", f"companion.benchmark.{key}", message, hint, getattr(benchmark, key))
 
 
 def prompt_fits_a_word(job: JobFile) -> Problems:
@@ -166,10 +203,12 @@ RULES: Sequence[Callable[[JobFile], Problems]] = (
     steps_hold_a_batch,
     cache_holds_a_request,
     answers_fit,
+    prompts_fit,
     logits_are_gathered,
     reference_backend,
     server_wait_ends,
     companion_wait_ends,
+    benchmark_settings,
     benchmark_ends,
     prompt_fits_a_word,
 )

@@ -17,7 +17,12 @@ from trtllm_hpc.errors import Finding
 CLUSTER_PREFIX = "cluster"
 """``--set cluster.partition=gpu`` goes to the profile, everything else to the job file."""
 
-RELATIVE_PATHS = (("model", "path"), ("engine", "directory"))
+RELATIVE_PATHS = (
+    ("model", "path"),
+    ("engine", "directory"),
+    ("companion", "benchmark", "workload", "path"),
+    ("companion", "benchmark", "workload", "tokenizer"),
+)
 """Where a job file may give a path that starts at its own folder."""
 
 
@@ -61,19 +66,28 @@ def with_built_in_model(tree: Node) -> Node:
 
 def with_absolute_paths(tree: Node) -> Node:
     """Resolve relative paths against the folder of the file that they stand in; ``~`` is the home folder."""
-    for section_name, key in RELATIVE_PATHS:
-        section = tree.child(section_name)
-        node = section.child(key) if section is not None else None
-        node = None if node is None else node.as_typed()
-        if section is None or node is None or not isinstance(node.value, str) or not node.value:
-            continue
-        # os.path and not pathlib: ".." is to vanish, and nothing is to be looked up on this machine.
-        path = os.path.join(node.source.folder, os.path.expanduser(node.value))  # noqa: PTH111, PTH118
-        absolute = replace(node, value=os.path.normpath(path))
-        assert isinstance(section.value, dict) and isinstance(tree.value, dict)
-        changed = replace(section, value={**section.value, key: absolute})
-        tree = replace(tree, value={**tree.value, section_name: changed})
+    for path in RELATIVE_PATHS:
+        tree = _with_absolute(tree, path)
     return tree
+
+
+def _with_absolute(tree: Node, path: Sequence[str]) -> Node:
+    child = tree.child(path[0])
+    if child is None:
+        return tree
+    changed = _with_absolute(child, path[1:]) if path[1:] else _absolute(child.as_typed())
+    if changed is child:
+        return tree
+    assert isinstance(tree.value, dict)
+    return replace(tree, value={**tree.value, path[0]: changed})
+
+
+def _absolute(node: Node) -> Node:
+    if not isinstance(node.value, str) or not node.value:
+        return node
+    # os.path and not pathlib: ".." is to vanish, and nothing is to be looked up on this machine.
+    path = os.path.join(node.source.folder, os.path.expanduser(node.value))  # noqa: PTH111, PTH118
+    return replace(node, value=os.path.normpath(path))
 
 
 def job_defaults(profile: Node) -> Node | None:

@@ -1,0 +1,140 @@
+"""What is wrong with a benchmark's settings together, in a job file or on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from trtllm_hpc.config.benchmark import Benchmark, Workload
+
+_FILES = ("dataset", "histogram", "trace")
+_KINDS_OF = {
+    "prompts": ("prompts",),
+    "path": _FILES,
+    "input_tokens": ("normal", "shared-prefix"),
+    "input_tokens_stdev": ("normal", "shared-prefix"),
+    "output_tokens": ("normal", "shared-prefix"),
+    "output_tokens_stdev": ("normal", "shared-prefix"),
+    "prefix_tokens": ("shared-prefix",),
+    "prefixes": ("shared-prefix",),
+    "tokens_per_word": ("dataset",),
+    "speed": ("trace",),
+}
+"""The kinds of workload that read each key; any other key is read by all."""
+
+
+@dataclass(frozen=True)
+class SettingsProblem:
+    """A conflict between settings; ``field`` is dotted and relative to the benchmark's section."""
+
+    code: str
+    field: str
+    message: str
+    hint: str
+    value: Any = None
+
+
+Problems = Iterator[SettingsProblem]
+
+
+def settings_problems(settings: Benchmark) -> list[SettingsProblem]:
+    """Every conflict between the settings."""
+    rules = (_workload, _levels, _length, _warmup, _search)
+    return [problem for rule in rules for problem in rule(settings)]
+
+
+def _workload(settings: Benchmark) -> Problems:
+    workload = settings.workload
+    for key, kinds in _KINDS_OF.items():
+        if key not in Workload.model_fields or workload.kind in kinds:
+            continue
+        value = getattr(workload, key)
+        if value != Workload.model_fields[key].get_default(call_default_factory=True):
+            message = (
+                f"belongs to workloads of kind {' or '.join(kinds)}, and this one is of kind {workload.kind}"
+            )
+            hint = f"leave it out, or set workload.kind to {kinds[0]}"
+            yield SettingsProblem("conflict", f"workload.{key}", message, hint, value)
+    if workload.kind in _FILES and workload.path is None:
+        message = f"a workload of kind {workload.kind} is read from a file, and none is named"
+        yield SettingsProblem("missing", "workload.path", message, "set workload.path")
+    if settings.arrival == "trace" and workload.kind != "trace":
+        message = "only a workload of kind trace has times of its own"
+        hint = "set workload.kind to trace, or arrival to constant, poisson or gamma"
+        yield SettingsProblem("conflict", "arrival", message, hint, settings.arrival)
+
+
+def _levels(settings: Benchmark) -> Problems:
+    closed = settings.concurrency is not None or bool(settings.concurrencies)
+    if settings.concurrency is not None and settings.concurrencies:
+        yield SettingsProblem(
+            "conflict", "concurrencies", "the sweep leaves concurrency without a use", "set one of the two"
+        )
+    for field in ("rates_per_second", "ramp_to_per_second"):
+        if closed and getattr(settings, field):
+            message = "a rate is an open loop's, a concurrency a closed one's"
+            yield SettingsProblem("conflict", field, message, "leave it out, or the concurrency")
+    if settings.rates_per_second and settings.ramp_to_per_second is not None:
+        message = "a ramp moves one rate, and the sweep has several"
+        yield SettingsProblem("conflict", "ramp_to_per_second", message, "set one of the two")
+    if settings.arrival == "trace" and not closed:
+        for field in ("rates_per_second", "ramp_to_per_second"):
+            if getattr(settings, field):
+                message = "a trace brings its own times"
+                yield SettingsProblem("conflict", field, message, "leave it out, or set arrival to poisson")
+
+
+def _length(settings: Benchmark) -> Problems:
+    if settings.requests is not None and settings.duration_seconds is not None:
+        message = "the window ends after a number of requests or of seconds, not both"
+        yield SettingsProblem(
+            "conflict", "duration_seconds", message, "set requests or duration_seconds to null"
+        )
+    if settings.requests is None and settings.duration_seconds is None and settings.arrival != "trace":
+        message = "nothing says how long the measured window is"
+        yield SettingsProblem("missing", "requests", message, "set requests or duration_seconds")
+
+
+def _warmup(settings: Benchmark) -> Problems:
+    if settings.warmup_requests is not None and settings.warmup_seconds is not None:
+        message = "the warm-up ends after a number of requests or of seconds, not both"
+        yield SettingsProblem("conflict", "warmup_seconds", message, "set one of the two to null")
+
+
+def _search(settings: Benchmark) -> Problems:
+    if not settings.find_max:
+        return
+    if settings.slo is None:
+        message = "the search needs limits that are to hold"
+        yield SettingsProblem("missing", "slo", message, "set slo, e.g. to ttft.p99<500ms,tpot.p99<50ms")
+    for field in ("rates_per_second", "ramp_to_per_second", "concurrency", "concurrencies"):
+        if getattr(settings, field):
+            message = "the search chooses the rates itself, beginning at rate_per_second"
+            yield SettingsProblem("conflict", field, message, "leave it out, or set find_max to false")
+    if settings.arrival == "trace":
+        message = "a trace brings its own times, and the search chooses the rate"
+        yield SettingsProblem("conflict", "arrival", message, "set arrival to poisson", settings.arrival)
+
+
+def scheduled_seconds(settings: Benchmark) -> float:
+    """Least time that the load takes in seconds: 0 for what ends with the server's answers or a file."""
+    if settings.arrival == "trace":
+        return 0.0
+    if settings.concurrency is not None or settings.concurrencies:
+        levels, rates = len(settings.concurrencies) or 1, []
+    else:
+        rates = settings.rates_per_second or [settings.rate_per_second]
+        levels = len(rates)
+    warmup_s = (settings.warmup_seconds or 0.0) * levels
+    warmup_s += sum((settings.warmup_requests or 0) / rate for rate in rates)
+    if settings.duration_seconds is not None:
+        window_s = settings.duration_seconds * levels
+    else:
+        window_s = sum(2 * (settings.requests or 0) / (rate + _last_rate(settings, rate)) for rate in rates)
+    return (warmup_s + window_s) * settings.repeats
+
+
+def _last_rate(settings: Benchmark, first: float) -> float:
+    """The rate at the end of the window: a ramp's mean rate lies half-way."""
+    return first if settings.ramp_to_per_second is None else settings.ramp_to_per_second
