@@ -186,7 +186,8 @@ def test_a_build_killed_after_its_work_was_done_leaves_nothing_either(runs: Make
 def test_an_owner_that_stood_still_destroys_nothing(runs: MakeRun) -> None:
     sleeper, other = runs(script=GATED), runs(script=GATED)
     gate, closed = sleeper.log.with_name("gate"), sleeper.log.with_name("closed")
-    process = sleeper.start(GATE=str(closed))
+    # Its commands fail, since their folder is gone, long before its own next look at the lock.
+    process = sleeper.start(GATE=str(closed), TRTLLM_HPC_LOCK_BEAT_SECONDS="60")
     assert eventually(lambda: list(gate.parent.glob("builds.*")))
     stopped = [process.pid, *descendants(process.pid)]
     for pid in stopped:
@@ -200,6 +201,7 @@ def test_an_owner_that_stood_still_destroys_nothing(runs: MakeRun) -> None:
         os.kill(pid, signal.SIGCONT)
     words, _ = process.communicate(timeout=30)
     assert process.returncode == 0, words
+    assert "another build has taken over" in words
     assert {path: path.stat().st_mtime_ns for path in other.entry("convert").output.rglob("*")} == before
     assert other.built() == ["convert", "convert", "build"]  # the first of them by the sleeper
     assert_clean(other)

@@ -215,12 +215,20 @@ class _Builder:
         try:
             self._tell(job, "building", f"builds {job.step.name}")
             started_at, started = time.time(), time.monotonic()
-            if not self._run(job, bench, lock):
-                return False
+            self._run(job, bench, lock)
             took = time.monotonic() - started
             self._seal(job, bench, started_at, took)
             if not bench.publish(lock.is_mine):
                 return False
+        except (StepFailed, OSError):
+            # Who takes over clears the bench away under the commands: their failure tells nothing, and
+            # may come before this process has noticed.
+            if lock.is_mine():
+                raise
+            print(
+                f"step {job.step.name}: another build has taken over while this one stood still", flush=True
+            )
+            return False
         finally:
             bench.remove()
         self._tell(job, "built", f"built {job.entry.name} in {took:.0f} s")
@@ -232,7 +240,7 @@ class _Builder:
         remove(self._cache.put_aside(job.entry.output))
         job.entry.damage.unlink(missing_ok=True)
 
-    def _run(self, job: _Job, bench: Bench, lock: Lock) -> bool:
+    def _run(self, job: _Job, bench: Bench, lock: Lock) -> None:
         code = run_child(
             ["bash", str(self._paths.script("build")), job.step.name],
             {**os.environ, **self._places(job, bench)},
@@ -240,17 +248,11 @@ class _Builder:
         )
         if self._asked:
             raise Interrupted
-        if lock.is_lost:
-            print(
-                f"step {job.step.name}: another build has taken over while this one stood still", flush=True
-            )
-            return False
         if code:
             raise StepFailed(
                 f"step {job.step.name} of the build failed (exit code {code}); its own words are above",
                 f"mend what they say, or try it by hand: {self._paths.script('build')}",
             )
-        return True
 
     def _places(self, job: _Job, bench: Bench) -> dict[str, str]:
         """The variables that ``build.sh`` reads."""
