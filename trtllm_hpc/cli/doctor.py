@@ -14,7 +14,6 @@ from trtllm_hpc.errors import ExitCode
 if TYPE_CHECKING:
     from trtllm_hpc.checks.context import Context
     from trtllm_hpc.checks.run import Row
-    from trtllm_hpc.config.resolved import Resolved
 
 
 @click.command("doctor")
@@ -86,33 +85,11 @@ def _context(job_file: Path | None, cluster: str, settings: tuple[str, ...], run
 
 
 def _job_context(job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None) -> Context:
-    from trtllm_hpc.config.closed import naming_keys
-    from trtllm_hpc.config.load import load
-
-    options = () if runs is None else ("--runs", str(runs))
-    resolved = load(job_file, cluster, settings, command="doctor", options=options)
-    with naming_keys(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
-        return _planned(resolved, runs)
-
-
-def _planned(resolved: Resolved, runs: Path | None) -> Context:
-    from dataclasses import replace
-
     from trtllm_hpc.checks.before import context_of
-    from trtllm_hpc.cli.rendering import runs_folder, surroundings
-    from trtllm_hpc.plan.resolve import make_plan
-    from trtllm_hpc.render.run_folder import default_python, new_run_folder
-    from trtllm_hpc.render.scripts import recipe_of
-    from trtllm_hpc.runtime.engines.lookup import Hit, lookup
+    from trtllm_hpc.cli.rendering import find_engine, planned
 
-    paths = new_run_folder((runs or runs_folder(resolved.cluster)).absolute(), resolved.job.name)
-    around = surroundings(resolved, paths.folder.parent)
-    plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
-    found = lookup(recipe_of(plan)) if plan.build_steps else None
-    if isinstance(found, Hit):
-        around = replace(around, engine_found=str(found.entry.output))
-        plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
-    return context_of(plan)
+    with planned(job_file, cluster, settings, runs, "doctor") as found:
+        return context_of(found.with_engine(find_engine(found.plan)))
 
 
 def _record(context: Context, rows: list[Row], rules: list[Row]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Job file to written run: what ``render`` and ``submit`` share."""
+"""Job file to plan, and to written run: what the commands that take a JOB share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -90,6 +91,59 @@ def _completed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(word) for word in found]
 
 
+class Planned(NamedTuple):
+    """A job file's plan, before the cache of engines is asked."""
+
+    plan: Plan
+    paths: RunPaths
+    """Of the folder that the run would get."""
+    around: Surroundings
+
+    def with_engine(self, engine: Hit | Miss | Unknown | None) -> Plan:
+        """The plan, without its build stage if the engine was found."""
+        from trtllm_hpc.plan.resolve import make_plan
+        from trtllm_hpc.runtime.engines.lookup import Hit
+
+        if not isinstance(engine, Hit):
+            return self.plan
+        around = replace(self.around, engine_found=str(engine.entry.output))
+        return make_plan(self.plan.job, self.plan.cluster, self.paths, self.plan.python, around)
+
+
+@contextmanager
+def planned(
+    job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None, command: str
+) -> Iterator[Planned]:
+    """Load and plan a job; what the system refuses within is a finding about the key that named the path.
+
+    Args:
+        command: the next command of a finding's hint.
+
+    Raises:
+        ConfigError, RenderError: see there.
+    """
+    from trtllm_hpc.config.closed import naming_keys
+    from trtllm_hpc.config.load import load
+    from trtllm_hpc.plan.resolve import make_plan
+    from trtllm_hpc.render.run_folder import default_python, new_run_folder
+
+    options = () if runs is None else ("--runs", str(runs))
+    resolved = load(job_file, cluster, settings, command=command, options=options)
+    with naming_keys(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
+        paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
+        around = _surroundings(resolved, paths.folder.parent)
+        plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
+        yield Planned(plan, paths, around)
+
+
+def find_engine(plan: Plan) -> Hit | Miss | Unknown | None:
+    """What the cache says of the plan's engine; ``None`` if the plan needs none from it."""
+    from trtllm_hpc.render.scripts import recipe_of
+    from trtllm_hpc.runtime.engines.lookup import lookup
+
+    return lookup(recipe_of(plan)) if plan.build_steps else None
+
+
 class MadeRun(NamedTuple):
     """A written run."""
 
@@ -114,21 +168,14 @@ def make_run(
     Raises:
         ConfigError, RenderError: see there.
     """
-    from trtllm_hpc.config.closed import naming_keys
-    from trtllm_hpc.config.load import load
-    from trtllm_hpc.plan.resolve import make_plan
-    from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
+    from trtllm_hpc.render.run_folder import write_run
 
-    options = () if runs is None else ("--runs", str(runs))
     command = click.get_current_context().info_name or "render"
-    resolved = load(job_file, cluster, settings, command=command, options=options)
-    with naming_keys(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
-        paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
-        around = surroundings(resolved, paths.folder.parent)
-        plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
-        check(plan)
-        print_warnings(f"note: {note}" for note in plan.notes)
-        plan, engine = _with_engine(plan, paths, around)
+    with planned(job_file, cluster, settings, runs, command) as found:
+        check(found.plan)
+        print_warnings(f"note: {note}" for note in found.plan.notes)
+        engine = _taken_engine(found)
+        plan = found.with_engine(engine)
         return MadeRun(plan, write_run(plan, _side_outputs(engine)), engine)
 
 
@@ -137,7 +184,7 @@ def runs_folder(cluster: ClusterProfile) -> Path:
     return Path(cluster.runs_folder) if cluster.runs_folder else default_runs_folder()
 
 
-def surroundings(resolved: Resolved, runs: Path) -> Surroundings:
+def _surroundings(resolved: Resolved, runs: Path) -> Surroundings:
     """What this machine knows of a job, before the cache of engines is asked."""
     from trtllm_hpc.config.model_folder import read_model_config
     from trtllm_hpc.plan.resolve import Surroundings
@@ -159,25 +206,17 @@ def _templates(resolved: Resolved) -> str | None:
     return None if found is None else str(found)
 
 
-def _with_engine(
-    plan: Plan, paths: RunPaths, around: Surroundings
-) -> tuple[Plan, Hit | Miss | Unknown | None]:
-    """The plan without its build stage, if the engine is in the cache."""
-    from trtllm_hpc.plan.resolve import make_plan
-    from trtllm_hpc.render.scripts import recipe_of
-    from trtllm_hpc.runtime.engines.lookup import Hit, Unknown, lookup
+def _taken_engine(found: Planned) -> Hit | Miss | Unknown | None:
+    """The engine in the cache, kept from now on for the run that will use it."""
+    from trtllm_hpc.runtime.engines.lookup import Hit, Unknown
     from trtllm_hpc.runtime.engines.uses import register
 
-    if not plan.build_steps:
-        return plan, None
-    recipe = recipe_of(plan)
-    found = lookup(recipe)
-    if not isinstance(found, Hit):
-        return plan, found
-    if not all([register(entry, paths.folder) for entry in found.entries]):
-        return plan, Unknown("somebody is just removing it")
-    around = replace(around, engine_found=str(found.entry.output))
-    return make_plan(plan.job, plan.cluster, paths, plan.python, around), found
+    engine = find_engine(found.plan)
+    if not isinstance(engine, Hit):
+        return engine
+    if not all([register(entry, found.paths.folder) for entry in engine.entries]):
+        return Unknown("somebody is just removing it")
+    return engine
 
 
 def _side_outputs(found: Hit | Miss | Unknown | None) -> dict[str, Path]:

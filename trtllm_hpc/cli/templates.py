@@ -12,7 +12,7 @@ import click
 
 from trtllm_hpc.cli.completion import complete_with, templates
 from trtllm_hpc.cli.options import json_option, print_warnings
-from trtllm_hpc.cli.rendering import cluster_option, job_options, set_option
+from trtllm_hpc.cli.rendering import cluster_option, job_options, planned, set_option
 
 if TYPE_CHECKING:
     from trtllm_hpc.config.cluster import ClusterProfile
@@ -148,7 +148,8 @@ def show(
     Nothing is submitted. They are what `submit` would write, filled, edited
     and checked against Triton's own schema.
     """
-    texts = _finished(_plan(job_file, cluster, settings, runs), cluster)
+    with planned(job_file, cluster, settings, runs, "templates show") as found:
+        texts = _finished(found.plan, cluster)
     if model is not None and model not in texts:
         raise click.BadParameter(f"{model!r} is none of {', '.join(texts)}.", param_hint="MODEL")
     if as_json:
@@ -160,20 +161,6 @@ def show(
             click.echo(f"# ---- {name}/config.pbtxt")
         if model in (None, name):
             click.echo(text, nl=not text.endswith("\n"))
-
-
-def _plan(job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None) -> Plan:
-    from trtllm_hpc.cli.rendering import runs_folder, surroundings
-    from trtllm_hpc.config.closed import naming_keys
-    from trtllm_hpc.config.load import load
-    from trtllm_hpc.plan.resolve import make_plan
-    from trtllm_hpc.render.run_folder import default_python, new_run_folder
-
-    resolved = load(job_file, cluster, settings, command="templates show")
-    with naming_keys(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
-        paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
-        around = surroundings(resolved, paths.folder.parent)
-        return make_plan(resolved.job, resolved.cluster, paths, default_python(), around)
 
 
 def _finished(plan: Plan, cluster: str) -> dict[str, str]:
