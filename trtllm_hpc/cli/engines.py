@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.completion import engines as complete_engines
+from trtllm_hpc.cli.engine_cache import cache_of, cache_options, complete_name
+from trtllm_hpc.cli.engines_prune import command as prune
 from trtllm_hpc.cli.options import json_option
 from trtllm_hpc.errors import BuildFailed, ExitCode
 
 if TYPE_CHECKING:
     from trtllm_hpc.runtime.engines.cache import Cache
-    from trtllm_hpc.runtime.engines.prune import Verdict
     from trtllm_hpc.runtime.engines.survey import Item
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @click.group()
@@ -43,57 +37,7 @@ def command() -> None:
     """
 
 
-def _cache_options(command: Command) -> Command:
-    """``--engines`` and ``--cluster``; the command gets ``cache``."""
-    command = click.option(
-        "--engines",
-        "folder",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Folder of the cache, instead of the profile's or $TRTLLM_HPC_ENGINES.",
-    )(command)
-    return click.option(
-        "--cluster",
-        metavar="PROFILE",
-        envvar="TRTLLM_HPC_CLUSTER",
-        show_envvar=True,
-        help="Cluster profile whose cache is meant: a file, or a name.",
-    )(command)
-
-
-def _cache(folder: Path | None, cluster: str | None) -> Cache:
-    from trtllm_hpc.config.load import load_cluster
-    from trtllm_hpc.runs import default_runs_folder, engines_folder
-    from trtllm_hpc.runtime.engines.cache import Cache
-
-    if folder is not None:
-        return Cache(_open(folder.absolute(), "--engines"))
-    named, runs = None, default_runs_folder()
-    if cluster is not None:
-        profile = load_cluster(cluster)
-        named, runs = profile.engines_folder, Path(profile.runs_folder or runs)
-    return Cache(_open(engines_folder(named, runs), "engines_folder"))
-
-
-def _open(folder: Path, key: str) -> Path:
-    """The folder, which need not be there; ConfigError where it is closed to this person."""
-    from trtllm_hpc.errors import ConfigError, Finding
-
-    try:
-        list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        hint = f"see what is in the way (namei -l {shlex.quote(str(folder))}), or name another with --engines"
-        message = f"{folder}: {error.strerror}"
-        raise ConfigError([Finding("unreadable", message, "the cache of engines", key, hint=hint)]) from None
-    return folder
-
-
-def _names(folder: Path | None, cluster: str | None) -> list[str]:
-    return [entry.name for entry in _cache(folder, cluster).entries()]
-
-
-_complete_name = complete_engines(_names)
+command.add_command(prune)
 
 
 def _no_engines(cache: Cache) -> str:
@@ -104,7 +48,7 @@ def _no_engines(cache: Cache) -> str:
 
 
 @command.command("list")
-@_cache_options
+@cache_options
 @json_option
 def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> None:
     """List every output in the cache, that used last coming first."""
@@ -112,7 +56,7 @@ def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> Non
     from trtllm_hpc.report.tables import print_table
     from trtllm_hpc.runtime.engines.survey import survey
 
-    cache = _cache(folder, cluster)
+    cache = cache_of(folder, cluster)
     items = survey(cache)
     if as_json:
         click.echo(json.dumps([_item_json(item) for item in items], indent=2, ensure_ascii=False))
@@ -141,8 +85,8 @@ def _item_json(item: Item) -> dict[str, Any]:
 
 
 @command.command()
-@click.argument("name", shell_complete=_complete_name)
-@_cache_options
+@click.argument("name", shell_complete=complete_name)
+@cache_options
 @json_option
 def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> None:
     """Show what the engine NAME is made of, how it was built and who uses it.
@@ -152,7 +96,7 @@ def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> 
     from trtllm_hpc.runtime.engines.survey import look
     from trtllm_hpc.runtime.engines.uses import uses_of
 
-    item = look(_chosen(_cache(folder, cluster), name).entry)
+    item = look(_chosen(cache_of(folder, cluster), name).entry)
     uses = [use.run for use in uses_of(item.entry)]
     record = item.entry.key() or {}
     made = item.manifest
@@ -203,8 +147,8 @@ def _chosen(cache: Cache, name: str) -> Item:
 
 
 @command.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=_complete_name)
-@_cache_options
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+@cache_options
 @json_option
 def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_json: bool) -> int:
     """Read every file of every engine (or of NAMEs) and compare it with what was built.
@@ -216,7 +160,7 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     from trtllm_hpc.runtime.engines.survey import survey
     from trtllm_hpc.runtime.engines.survey import verify as verify_entry
 
-    cache = _cache(folder, cluster)
+    cache = cache_of(folder, cluster)
     items = [_chosen(cache, name) for name in names] if names else survey(cache)
     faults = []
     for item in items:
@@ -256,102 +200,3 @@ def _reading(item: Item) -> Callable[[str], None]:
             sys.stderr.flush()
 
     return say
-
-
-# prune --------------------------------------------------------------------------------
-
-
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is no size; write it like 500G or 1.5T.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-@command.command()
-@click.option("--unused-days", type=click.FloatRange(min=0), metavar="N", help="What no run used for N days.")
-@click.option(
-    "--keep-bytes", callback=_size, metavar="SIZE", help="What is above SIZE (500G, 1.5T), least used first."
-)
-@click.option(
-    "--key",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=_complete_name,
-    help="This one.  [repeatable]",
-)
-@click.option("--half-built", is_flag=True, help="What was left by killed builds, and what is broken.")
-@click.option("--yes", is_flag=True, help="Remove it; without this it is only said what would go.")
-@_cache_options
-@json_option
-def prune(
-    unused_days: float | None,
-    keep_bytes: int | None,
-    names: tuple[str, ...],
-    half_built: bool,
-    yes: bool,
-    folder: Path | None,
-    cluster: str | None,
-    as_json: bool,
-) -> None:
-    """Remove engines that nobody needs; tell which, without --yes.
-
-    What is being built, or used by a run that is not over, stays in any case.
-    """
-    from trtllm_hpc.lifecycle.uses import is_active
-    from trtllm_hpc.runtime.engines import prune as pruning
-    from trtllm_hpc.runtime.engines.survey import survey
-
-    wish = pruning.Wish(names, unused_days, keep_bytes, half_built)
-    if not wish:
-        raise click.UsageError("Say what may go: --unused-days, --keep-bytes, --key or --half-built.")
-    cache = _cache(folder, cluster)
-    items = survey(cache)
-    _refuse_unknown(cache, items, names)
-    watches: pruning.Watches = {}
-    if half_built:
-        items, watches = pruning.watch_builders(items, lambda text: click.echo(text, err=True))
-    verdicts = pruning.judge(items, wish, is_active)
-    if yes:
-        verdicts = [pruning.prune(cache, verdict, is_active, watches) for verdict in verdicts]
-        pruning.forget(cache, is_active)
-        if half_built:
-            pruning.tidy(cache)
-    _tell_verdicts(verdicts, yes, as_json)
-
-
-def _refuse_unknown(cache: Cache, items: list[Item], names: tuple[str, ...]) -> None:
-    from trtllm_hpc.runtime.engines.prune import starts
-
-    for name in names:
-        if not any(starts(item.entry.name, name) for item in items):
-            raise BuildFailed(
-                f"No engine is called {name!r} in {cache.folder}.", hint="trtllm-hpc engines list"
-            )
-
-
-def _tell_verdicts(verdicts: list[Verdict], done: bool, as_json: bool) -> None:
-    from trtllm_hpc.report.engines import in_bytes
-
-    if as_json:
-        rows = [
-            {"name": verdict.item.entry.name, "bytes": verdict.item.size, "why": verdict.why}
-            | {"kept": verdict.kept}
-            for verdict in verdicts
-        ]
-        click.echo(json.dumps({"removed": done, "entries": rows}, indent=2, ensure_ascii=False))
-        return
-    for verdict in verdicts:
-        name = verdict.item.entry.name
-        if verdict.kept is not None:
-            click.echo(f"{name}: stays, it {verdict.kept}")
-        else:
-            click.echo(f"{name}: {'removed' if done else 'would go'}, it {verdict.why}")
-    gone = [verdict for verdict in verdicts if verdict.kept is None]
-    size = in_bytes(sum(verdict.item.size for verdict in gone))
-    click.echo(f"{len(gone)} {'removed' if done else 'would be removed'}, {size}")
-    if gone and not done:
-        click.echo("  next: the same command with --yes")
