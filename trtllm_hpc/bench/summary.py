@@ -70,6 +70,10 @@ class Verdict:
     """Each makes the figures useless."""
     warnings: list[str] = field(default_factory=list)
     """Each must be known to whoever reads the figures."""
+    client_limited: bool = False
+    """Whether the load generator was the limit: nothing is known of the server."""
+    unsteady: bool = False
+    """Whether latency grew over the window: the server did not keep up with the load."""
 
     @property
     def valid(self) -> bool:
@@ -144,6 +148,8 @@ class SearchResult:
     """The lowest rate tried above it that fails; ``None`` if none did."""
     tried: list[Tried]
     """In the order of the search."""
+    stopped: str | None = None
+    """Why the search ended before its precision was reached, in a sentence."""
 
 
 @dataclass(frozen=True)
