@@ -32,7 +32,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("TRTLLM_HPC_ENGINES", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (folder / "good.yaml").write_text("name: good\n")
-    (folder / "streams.yaml").write_text("name: streams\nrepository: {decoupled: true}\n")
+    (folder / "streams.yaml").write_text(
+        "name: streams\nrepository: {decoupled: true}\ncompanion: {benchmark: {streaming: false}}\n"
+    )
     (folder / "here.yaml").write_text("name: here\n")
     return folder
 
@@ -127,7 +129,7 @@ def test_submit_refuses_what_cannot_work(
 ) -> None:
     code, output, errors = types("submit", "streams.yaml", "--cluster", "./here.yaml")
     assert (code, output) == (ExitCode.CONFIG, "")
-    assert "check decoupled: the benchmark makes single gRPC calls" in errors
+    assert "check decoupled: the benchmark is told not to stream" in errors
     assert "next: mend it, or go on all the same with --ignore decoupled" in errors
     assert fake_slurm.jobs == {} and list(home.glob("runs/*")) == []
 
@@ -139,7 +141,7 @@ def test_submit_goes_on_with_what_is_to_be_ignored(
     words = ("submit", "streams.yaml", "--cluster", "./here.yaml", "--ignore", "decoupled")
     code, _, errors = types(*words)
     assert code == 0 and len(fake_slurm.jobs) == 3
-    assert "warning: decoupled: the benchmark makes" in errors  # still said
+    assert "warning: decoupled: the benchmark is told" in errors  # still said
 
 
 def test_a_check_that_is_not_there_cannot_be_ignored(
@@ -155,7 +157,7 @@ def test_a_check_that_is_not_there_cannot_be_ignored(
 def test_render_only_warns(types: Callable[..., Typed], home: Path) -> None:
     code, output, errors = types("render", "streams.yaml", "--cluster", "./here.yaml", "--json")
     assert code == 0 and Path(json.loads(output)["folder"]).is_dir()
-    assert "warning: decoupled: the benchmark makes" in errors and "(submit refuses this)" in errors
+    assert "warning: decoupled: the benchmark is told" in errors and "(submit refuses this)" in errors
 
 
 def test_render_of_a_good_job_is_silent_on_its_checks(types: Callable[..., Typed]) -> None:

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from ruamel.yaml import YAML
 
 from tests.config.values import clusters, hostile, job_files
+from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
 from trtllm_hpc.config.engine import Engine, Speculative
 from trtllm_hpc.config.explain import all_keys, validate
 from trtllm_hpc.config.job import (
-    Benchmark,
     Companion,
     Disaggregated,
     DisaggregatedModel,

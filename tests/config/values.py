@@ -6,11 +6,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.cluster import ClusterProfile, Container, Triton
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.explain import all_keys
 from trtllm_hpc.config.job import (
-    Benchmark,
     Build,
     Companion,
     JobFile,
