@@ -203,10 +203,20 @@ class RunPaths:
 
     def measurement(self, name: str) -> MeasurementPaths:
         """The files of the measurement of that name."""
-        endings = ("json", "jsonl", "workload.jsonl", "metrics.jsonl", "txt", "perfetto.json", "charts")
-        report = self.report if name == COMPANION_MEASUREMENT else self.results / f"{name}.html"
-        files = [self.results / f"{name}.{ending}" for ending in endings]
-        return MeasurementPaths(*files, report=report)
+
+        def file(ending: str) -> Path:
+            return self.results / f"{name}.{ending}"
+
+        return MeasurementPaths(
+            summary=file("json"),
+            requests=file("jsonl"),
+            workload=file("workload.jsonl"),
+            samples=file("metrics.jsonl"),
+            table=file("txt"),
+            trace=file("perfetto.json"),
+            charts=file("charts"),
+            report=self.report if name == COMPANION_MEASUREMENT else file("html"),
+        )
 
     @property
     def benchmark(self) -> Path:
