@@ -1,0 +1,332 @@
+"""Measurements as a small queueing model would have them: the same from the same arguments, no clock read."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
+from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, write_records
+from trtllm_hpc.bench.server_metrics import ServerSample
+from trtllm_hpc.bench.summary import (
+    ClientUse,
+    Distribution,
+    Figure,
+    Interval,
+    LevelResult,
+    Measurement,
+    Pass,
+    SearchResult,
+    Tried,
+    Verdict,
+    Window,
+    write_measurement,
+)
+from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.runtime.records import Endpoint
+
+SLOTS = 8
+"""Requests that the modelled server works at once; more wait."""
+STARTED_AT = 1_790_000_000.0
+_BETWEEN_S = 1.0
+
+
+@dataclass
+class Made:
+    """A measurement with its records and samples."""
+
+    measurement: Measurement
+    records: list[RequestRecord]
+    samples: list[ServerSample] = field(default_factory=list)
+
+    def changed(self, **changes: Any) -> Made:
+        """The same with fields of the measurement replaced."""
+        return Made(replace(self.measurement, **changes), self.records, self.samples)
+
+
+def make(
+    levels: Sequence[Level] = (OpenLoop(8.0),),
+    *,
+    repeats: int = 1,
+    requests: int = 60,
+    warmup: int = 6,
+    streaming: bool = True,
+    failed_share: float = 0.0,
+    name: str = "benchmark",
+    error: str = "deadline exceeded after 60 s",
+) -> Made:
+    """Measure the modelled server: each level, ``repeats`` times."""
+    draw = random.Random(7)
+    records: list[RequestRecord] = []
+    results, clock = [], 0.0
+    for number, level in enumerate(levels):
+        passes = []
+        for repeat in range(repeats):
+            made = _one_pass(draw, number, level, repeat, clock + _BETWEEN_S, requests, warmup)
+            made = [_failed(record, error) if draw.random() < failed_share else record for record in made]
+            records += made if streaming else [_whole(record) for record in made]
+            passes.append(_summary_of(records[-len(made) :], repeat, level))
+            clock = passes[-1].ended_s
+        results.append(LevelResult(level, passes, _over(passes)))
+    measured = [record for record in records if record.measured]
+    errors = dict(Counter(record.status for record in measured if not record.ok))
+    verdict = Verdict(
+        [f"{len(measured)} requests were measured, and none was answered."] if failed_share >= 1 else []
+    )
+    measurement = Measurement(
+        name=name,
+        started_at=STARTED_AT,
+        settings=Benchmark(rates_per_second=[]).model_dump(mode="json"),
+        model="ensemble",
+        protocol="grpc",
+        streaming=streaming,
+        provenance=PROVENANCE,
+        levels=results,
+        tokens={
+            "input": sum(r.input_tokens or 0 for r in measured),
+            "input_by": "tokenizer",
+            "output": sum(r.output_tokens or 0 for r in measured),
+            "output_by": "model",
+        },
+        errors=errors,
+        verdict=verdict,
+    )
+    return Made(measurement, records, make_samples(records))
+
+
+def searched() -> Made:
+    """A search that found 12 requests/s."""
+    made = make([OpenLoop(rate) for rate in (4.0, 8.0, 16.0, 12.0, 14.0)], repeats=3, requests=40)
+    broken = ["ttft.p99 is 812 ms, above 500 ms, in 3 of 3 passes"]
+    tried = [
+        Tried(rate, holds, 3 if holds else 0, 3, [] if holds else broken, level)
+        for level, (rate, holds) in enumerate(
+            [(4.0, True), (8.0, True), (16.0, False), (12.0, True), (14.0, False)]
+        )
+    ]
+    search = SearchResult("ttft.p99<500ms,tpot.p99<50ms", 12.0, 14.0, tried)
+    return made.changed(search=search)
+
+
+def make_samples(records: Sequence[RequestRecord], interval_s: float = 0.5) -> list[ServerSample]:
+    """What the modelled server would tell of itself."""
+    end = max((record.ended_s for record in records), default=0.0)
+    samples = []
+    for step in range(int(end / interval_s) + 2):
+        now = step * interval_s
+        open_ = sum(record.sent_s <= now < record.ended_s for record in records)
+        active = min(open_, SLOTS)
+        values = {
+            "kv_blocks_used": active * 12.0,
+            "kv_blocks_max": 128.0,
+            "kv_used_share": active * 12.0 / 128,
+            "requests_active": float(active),
+            "requests_waiting": float(open_ - active),
+        }
+        if active:
+            values["queue_ms[ensemble]"] = 1.0 + 40.0 * (open_ - active)
+            values["compute_ms[ensemble]"] = 400.0 + step % 7
+        samples.append(ServerSample(now, 0.002, values))
+    return samples
+
+
+def write_run(folder: Path, made: Made, *, name: str = "benchmark") -> RunPaths:
+    """A run folder with this measurement, and the events from submit to ready."""
+    paths = RunPaths(folder)
+    paths.make_folders()
+    files = paths.measurement(name)
+    write_measurement(files.summary, made.measurement)
+    write_records(files.requests, made.records)
+    lines = (
+        json.dumps({"time_s": s.time_s, "within_s": s.within_s, "values": s.values}) for s in made.samples
+    )
+    (paths.results / f"{name}.metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    _write_story(paths, made.measurement.started_at)
+    return paths
+
+
+def _write_story(paths: RunPaths, measured_at: float) -> None:
+    begin = measured_at - 60.0
+    stages = {
+        stage: {"job_id": str(40 + i), "submitted_at": begin + i}
+        for i, stage in enumerate(("build", "serve", "companion"))
+    }
+    write_json(paths.jobs, {"scheduler": "slurm", "complete": True, "stages": stages})
+    phases = {"preflight": 4.0, "launch": 1.0, "load": 12.0, "total": 17.0}
+    endpoint = Endpoint("41", "n1", "10.0.0.1", 1, 2, 3, ["ensemble"], begin + 55, phases)
+    story: list[tuple[float, str, str, dict[str, Any]]] = [
+        (5, "build", "stage_begin", {}),
+        (8, "build", "progress", {"step": 1, "of": 2, "message": "convert the checkpoint"}),
+        (20, "build", "progress", {"step": 2, "of": 2, "message": "build the engine"}),
+        (36, "build", "stage_end", {"exit_code": 0}),
+        (38, "serve", "stage_begin", {}),
+        (42, "serve", "preflight_ok", {"world_size": 2}),
+        (43, "serve", "server_start", {"host": "n1"}),
+        (55, "serve", "ready", dict(endpoint.__dict__)),
+        (39, "companion", "stage_begin", {}),
+    ]
+    paths.events.mkdir(exist_ok=True)
+    for stage in ("build", "serve", "companion"):
+        rows = [
+            {"time": begin + seconds, "stage": stage, "name": name, "data": data}
+            for seconds, of, name, data in story
+            if of == stage
+        ]
+        paths.stage_events(stage).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def _one_pass(
+    draw: random.Random, number: int, level: Level, repeat: int, start_s: float, requests: int, warmup: int
+) -> list[RequestRecord]:
+    total = requests + warmup
+    tokens = [draw.randint(12, 48) for _ in range(total)]
+    records, busy, due = [], [0.0] * SLOTS, start_s
+    callers = [start_s] * (level.concurrency if isinstance(level, ClosedLoop) else 0)
+    for index in range(total):
+        if isinstance(level, OpenLoop):
+            due += draw.expovariate(level.rate_per_s)
+        else:
+            due = heapq.heappop(callers)
+        sent = due + abs(draw.gauss(0.0002, 0.0002))
+        begun = max(sent, heapq.heappop(busy))
+        load = sum(free > begun for free in busy) / SLOTS
+        first = begun + 0.030 + 0.02 * load + abs(draw.gauss(0, 0.004))
+        chunks = [first]
+        for _ in range(tokens[index] - 1):
+            chunks.append(chunks[-1] + (0.011 + 0.007 * load) * draw.lognormvariate(0, 0.25))
+        ended = chunks[-1] + 0.001
+        heapq.heappush(busy, ended)
+        if callers or isinstance(level, ClosedLoop):
+            heapq.heappush(callers, ended)
+        records.append(
+            RequestRecord(
+                index,
+                number,
+                repeat,
+                WARMUP if index < warmup else MEASURED,
+                _r(due),
+                _r(sent),
+                _r(ended),
+                OK,
+                None,
+                tokens[index],
+                tuple(map(_r, chunks)),
+                (1,) * len(chunks),
+                "responses",
+                draw.randint(20, 200),
+                "tokenizer",
+                tokens[index],
+                "model",
+                "n1",
+            )
+        )
+    return records
+
+
+def _r(seconds: float) -> float:
+    return round(seconds, 6)
+
+
+def _failed(record: RequestRecord, error: str) -> RequestRecord:
+    return replace(
+        record, status="DEADLINE_EXCEEDED", error=error, chunks_s=(), chunk_tokens=(), output_tokens=None
+    )
+
+
+def _whole(record: RequestRecord) -> RequestRecord:
+    return replace(record, chunks_s=(), chunk_tokens=(), chunks_by=None)
+
+
+def _summary_of(records: list[RequestRecord], repeat: int, level: Level) -> Pass:
+    measured = [record for record in records if record.measured]
+    window = Window(measured[0].scheduled_s, max(record.scheduled_s for record in measured) + 0.05)
+    good = [record for record in measured if record.ok]
+    length = window.length_s
+    inside = [record for record in good if record.ended_s <= window.end_s]
+    metrics: dict[str, Figure] = {
+        "sent_rate_per_s": len(measured) / length,
+        "finished_rate_per_s": len(inside) / length,
+        "output_tokens_per_s": sum(r.output_tokens or 0 for r in inside) / length,
+        "error_share": 1 - len(good) / len(measured),
+        "client_lateness_ms": distribution([1e3 * (r.sent_s - r.scheduled_s) for r in measured]),
+    }
+    if isinstance(level, OpenLoop):
+        metrics["asked_rate_per_s"] = level.rate_per_s
+    streamed = [record for record in good if record.chunks_s]
+    values = {
+        "latency_ms": [1e3 * (r.ended_s - r.scheduled_s) for r in good],
+        "latency_from_send_ms": [1e3 * (r.ended_s - r.sent_s) for r in good],
+        "ttft_ms": [1e3 * (r.chunks_s[0] - r.scheduled_s) for r in streamed],
+        "tpot_ms": [1e3 * (r.ended_s - r.chunks_s[0]) / (len(r.chunks_s) - 1) for r in streamed],
+        "itl_ms": [1e3 * (b - a) for r in streamed for a, b in zip(r.chunks_s, r.chunks_s[1:], strict=False)],
+        "output_tokens": [float(r.output_tokens or 0) for r in good],
+        "input_tokens": [float(r.input_tokens or 0) for r in good],
+    }
+    metrics.update({key: distribution(found) for key, found in values.items() if found})
+    return Pass(
+        repeat=repeat,
+        started_s=records[0].scheduled_s,
+        ended_s=max(record.ended_s for record in records),
+        window=window,
+        sent=len(records),
+        measured=len(measured),
+        failed=len(measured) - len(good),
+        metrics=metrics,
+        client=ClientUse(0.4, length, 0.08),
+        verdict=Verdict(),
+    )
+
+
+def distribution(values: list[float]) -> Distribution:
+    """NumPy's percentiles of the values."""
+    p50, p90, p95, p99 = (float(p) for p in np.percentile(values, [50, 90, 95, 99]))
+    return Distribution(float(np.mean(values)), p50, p90, p95, p99, max(values), len(values))
+
+
+def _over(passes: list[Pass]) -> dict[str, Interval | dict[str, Interval]]:
+    found: dict[str, Interval | dict[str, Interval]] = {}
+    for key, first in passes[0].metrics.items():
+        figures = [one.metrics[key] for one in passes if key in one.metrics]
+        if isinstance(first, Distribution):
+            names = ("mean", "p50", "p90", "p95", "p99", "max")
+            found[key] = {name: _interval([getattr(f, name) for f in figures]) for name in names}
+        else:
+            found[key] = _interval([float(f) for f in figures])  # type: ignore[arg-type]
+    return found
+
+
+def _interval(values: list[float]) -> Interval:
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return Interval(mean)
+    half = 2.0 * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return Interval(mean, mean - half, mean + half)
+
+
+PROVENANCE: dict[str, Any] = {
+    "run": {
+        "id": "tiny-llama-0001",
+        "scheduler": "slurm",
+        "job_ids": {"build": "40", "serve": "41"},
+        "spec_sha256": "0f" * 32,
+    },
+    "server": {
+        "host": "n1",
+        "nodes": ["n1", "n2"],
+        "ranks": 2,
+        "gpus": [],
+        "image": None,
+        "models": ["ensemble"],
+    },
+    "engine": {"backend": "reference", "version": "0.16.0", "key": "tp2-" + "ab" * 8},
+    "client": {"host": "n2", "same_host": False, "cpus": 2, "python": "3.11.2"},
+}

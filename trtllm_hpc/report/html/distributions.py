@@ -1,0 +1,119 @@
+"""How latencies spread over the measured requests: the share that took no longer, for each level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
+from trtllm_hpc.report.html.material import Material
+from trtllm_hpc.report.html.values import values_of
+from trtllm_hpc.report.words import of_levels, quantity
+
+MOST_LEVELS = 8
+"""Curves that one can tell apart in one chart."""
+MOST_POINTS = 120
+"""Of one curve: more than these are thinned out evenly by their share."""
+_HEIGHT = 240
+_SPREAD = 20.0
+"""A ratio of largest to smallest above which the axis is logarithmic."""
+_TITLES = {
+    "ttft_ms": "Time to first token (TTFT)",
+    "tpot_ms": "Time per output token (TPOT), mean of each request",
+    "itl_ms": "Inter-token latency (ITL), all gaps pooled",
+    "latency_ms": "End-to-end latency, from schedule",
+}
+
+
+def distribution_section(material: Material) -> Section:
+    """A chart for each latency."""
+    section = Section(
+        "distributions",
+        "Distributions",
+        "Share of measured requests that took no longer than a time. The steeper, the steadier; "
+        "a long tail to the right is what users notice.",
+    )
+    for key, title in _TITLES.items():
+        section.charts.append(_distribution(material, key, title))
+    return section
+
+
+def shown_levels(count: int) -> list[int]:
+    """The levels that are drawn: all, or the first, the last and evenly between."""
+    if count <= MOST_LEVELS:
+        return list(range(count))
+    return sorted({round(place * (count - 1) / (MOST_LEVELS - 1)) for place in range(MOST_LEVELS)})
+
+
+def _distribution(material: Material, key: str, title: str) -> Chart | NoChart:
+    levels = shown_levels(len(material.labels))
+    values = {level: _values(material, level, key) for level in levels}
+    rows = [row for level in levels for row in _points(material.labels[level], values[level])]
+    if not rows:
+        if not material.measurement.streaming and key != "latency_ms":
+            return NoChart(title, "Answers were not streamed, so nobody can tell when their tokens came.")
+        return NoChart(title, "No answered request has this figure.")
+    description = f"{title}: share of values no longer than a time, {of_levels(len(levels))}. " + " ".join(
+        f"At {material.labels[level]}: {_middle(values[level])}." for level in levels if values[level]
+    )
+    return Chart(
+        f"spread-{key[:-3]}",
+        title,
+        description,
+        _spec(rows, [material.labels[level] for level in levels]),
+        {"points": rows},
+        _note(material, levels, values),
+    )
+
+
+def _spec(rows: Sequence[dict[str, Any]], labels: list[str]) -> dict[str, Any]:
+    alt = altair()
+    times = [row["ms"] for row in rows]
+    logarithmic = min(times) > 0 and max(times) / min(times) > _SPREAD
+    scale = alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(zero=False, nice=True)
+    marks = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 0.9, 0.99])
+    legend = alt.Legend() if len(labels) > 1 else None
+    base = alt.Chart(alt.NamedData("points")).encode(
+        x=alt.X("ms:Q", title="ms", scale=scale),
+        y=alt.Y("share:Q", title=None, axis=marks, scale=alt.Scale(domain=[0, 1])),
+        color=alt.Color("level:O", sort=labels, legend=legend),
+    )
+    tooltip = [
+        alt.Tooltip("level:N", title="level"),
+        alt.Tooltip("share:Q", title="share", format=".1%"),
+        alt.Tooltip("ms:Q", title="ms", format=".4~r"),
+    ]
+    # A line has one tooltip for all of it; points that are not seen have one each.
+    points = base.mark_point(opacity=0, size=80).encode(tooltip=tooltip)
+    return described(alt.layer(base.mark_line(interpolate="step-after"), points), _HEIGHT)
+
+
+def _values(material: Material, level: int, key: str) -> list[float]:
+    measured = [record for record in material.records if record.level == level and record.measured]
+    return sorted(values_of(key, measured))
+
+
+def _points(label: str, ordered: Sequence[float]) -> Iterator[dict[str, Any]]:
+    count = len(ordered)
+    if not count:
+        return
+    kept = range(count)
+    if count > MOST_POINTS:
+        kept = sorted({round(n * (count - 1) / (MOST_POINTS - 1)) for n in range(MOST_POINTS)})  # type: ignore[assignment]
+    for place in kept:
+        yield {"level": label, "ms": ordered[place], "share": (place + 1) / count}
+
+
+def _middle(ordered: Sequence[float]) -> str:
+    return (
+        f"half within {quantity(ordered[(len(ordered) - 1) // 2])} ms, the longest {quantity(ordered[-1])} ms"
+    )
+
+
+def _note(material: Material, levels: list[int], values: dict[int, list[float]]) -> str | None:
+    notes = []
+    if len(levels) < len(material.labels):
+        notes.append(f"{len(levels)} of {len(material.labels)} levels are drawn.")
+    if any(len(ordered) > MOST_POINTS for ordered in values.values()):
+        notes.append(f"Each curve is drawn with {MOST_POINTS} points, evenly chosen by share.")
+    return " ".join(notes) or None

@@ -1,0 +1,100 @@
+"""The server's view beside the client's, on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trtllm_hpc.bench.server_metrics import ServerSample
+from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
+from trtllm_hpc.report.html.material import Material
+from trtllm_hpc.report.html.timelines import bands, end_of, seconds_axis, shaded
+from trtllm_hpc.report.in_flight import most_in_flight
+from trtllm_hpc.report.words import quantity
+
+MOST_POINTS = 400
+"""Of one line; of more samples each stretch is drawn with its largest."""
+_HEIGHT = 150
+_CLIENT = "client: outstanding"
+
+
+def server_section(material: Material) -> Section:
+    """Requests in flight, KV cache and queue along the clock of the time line above."""
+    intro = "Sampled from the server's metrics page while the load ran, on the client's clock."
+    charts: list[Chart | NoChart] = [_in_flight(material)]
+    shares = lines(material.samples, "kv_used_share", "KV cache in use")
+    charts.append(_kv(material, shares))
+    charts.append(_lines(material, "server-queue", "Time in the server's queue", "ms", _by_model(material)))
+    return Section("server", "The server meanwhile", intro, charts, wide=True)
+
+
+def lines(samples: Sequence[ServerSample], key: str, label: str) -> list[dict[str, Any]]:
+    """One series as rows; where several models have it, a line for each."""
+    rows = []
+    for sample in samples:
+        for name, value in sample.values.items():
+            if name == key:
+                rows.append({"time": sample.time_s, "value": value, "line": label})
+            elif name.startswith(f"{key}["):
+                rows.append({"time": sample.time_s, "value": value, "line": f"{label} {name[len(key) :]}"})
+    return rows
+
+
+def thinned(rows: Sequence[dict[str, Any]], most: int = MOST_POINTS) -> list[dict[str, Any]]:
+    """At most ``most`` rows of each line: the largest of each stretch, so that no peak is lost."""
+    kept = []
+    for line in dict.fromkeys(row["line"] for row in rows):
+        mine = [row for row in rows if row["line"] == line]
+        step = -(-len(mine) // most)
+        kept += [max(mine[at : at + step], key=lambda row: row["value"]) for at in range(0, len(mine), step)]
+    return kept
+
+
+def _in_flight(material: Material) -> Chart | NoChart:
+    client = [
+        {"time": time_s, "value": float(count), "line": _CLIENT}
+        for time_s, count in most_in_flight(material.records, MOST_POINTS)
+    ]
+    server = lines(material.samples, "requests_active", "server: active")
+    server += lines(material.samples, "requests_waiting", "server: waiting")
+    return _lines(material, "server-in-flight", "Requests in flight", "requests", client + server)
+
+
+def _kv(material: Material, rows: list[dict[str, Any]]) -> Chart | NoChart:
+    percent = [{**row, "value": 100 * row["value"]} for row in rows]
+    return _lines(material, "server-kv", "KV cache in use", "% of blocks", percent)
+
+
+def _by_model(material: Material) -> list[dict[str, Any]]:
+    return [{**row, "line": row["line"].strip("[] ")} for row in lines(material.samples, "queue_ms", "")]
+
+
+def _lines(
+    material: Material, key: str, title: str, unit: str, rows: list[dict[str, Any]]
+) -> Chart | NoChart:
+    if not rows:
+        return NoChart(title, "The server's metrics do not tell it.")
+    kept = thinned(rows)
+    names = list(dict.fromkeys(row["line"] for row in kept))
+    alt = altair()
+    legend = alt.Legend() if len(names) > 1 else None
+    base = alt.Chart(alt.NamedData("lines")).encode(
+        x=seconds_axis(alt, "time", end_of(material)),
+        y=alt.Y("value:Q", title=unit, scale=alt.Scale(zero=True)),
+        color=alt.Color("line:N", sort=names, legend=legend),
+    )
+    tooltip = [alt.Tooltip("line:N"), alt.Tooltip("time:Q", title="s"), alt.Tooltip("value:Q", format=".4~r")]
+    points = base.mark_point(opacity=0, size=60).encode(tooltip=tooltip)
+    chart = alt.layer(shaded(alt), base.mark_line(interpolate="step-after", clip=True), points)
+    most = max(rows, key=lambda row: row["value"])
+    description = (
+        f"{title} over time: {', '.join(name for name in names if name) or 'one line'}. "
+        f"The most is {quantity(most['value'])} {unit} at {quantity(most['time'])} s."
+    )
+    note = (
+        f"Each stretch is drawn with its largest value, {MOST_POINTS} a line."
+        if len(kept) < len(rows)
+        else None
+    )
+    datasets = {"lines": kept, "bands": bands(material)}
+    return Chart(key, title, description, described(chart, _HEIGHT), datasets, note)

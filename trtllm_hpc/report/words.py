@@ -1,0 +1,27 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+NONE = "-"
+
+
+def quantity(value: float | None, digits: int = 3) -> str:
+    """A number with ``digits`` significant digits and its whole part: ``1,234``, ``12.3``, ``0.0123``."""
+    if value is None:
+        return NONE
+    if value == 0:
+        return "0"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    return f"{value:.{digits - whole}f}" if whole else f"{value:.{digits}g}"
+
+
+def share(value: float | None) -> str:
+    """A share as percentage: ``0 %``, ``1.25 %``."""
+    return NONE if value is None else f"{quantity(100 * value)} %"
+
+
+def of_levels(count: int) -> str:
+    """``1 level`` or ``5 levels``."""
+    return f"{count} level{'s' if count != 1 else ''}"
