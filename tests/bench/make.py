@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.bench.records import OK, RequestRecord
-from trtllm_hpc.bench.tokens import BY_MODEL
+from collections.abc import Sequence
+
+from trtllm_hpc.bench.counting import BY_MODEL
+from trtllm_hpc.bench.levels import Level, OpenLoop
+from trtllm_hpc.bench.metrics import Sample
+from trtllm_hpc.bench.metrics.base import Limits
+from trtllm_hpc.bench.records import MEASURED, OK, RequestRecord
+from trtllm_hpc.bench.summary import ClientUse, Window
+
+IDLE = ClientUse(cpu_s=0.1, wall_s=1.0, busiest_share=0.1)
+"""A client that had next to nothing to do."""
 
 
 def request(
@@ -11,11 +20,45 @@ def request(
     sent_ms: float,
     ended_ms: float,
     *,
+    chunks_ms: Sequence[float] = (),
+    chunk_tokens: Sequence[int] | None = None,
     tokens_in: int | None = 3,
     tokens_out: int | None = 10,
+    asked: int | None = 10,
     status: str = OK,
-    counted_by: str | None = BY_MODEL,
+    output_by: str | None = BY_MODEL,
+    phase: str = MEASURED,
+    index: int = 0,
 ) -> RequestRecord:
-    error = None if status == OK else "it broke"
-    times = (scheduled_ms / 1e3, sent_ms / 1e3, ended_ms / 1e3)
-    return RequestRecord(0, *times, status, error, tokens_in, tokens_out, counted_by)
+    """One request; each chunk is one token unless ``chunk_tokens`` says otherwise."""
+    return RequestRecord(
+        index=index,
+        level=0,
+        repeat=0,
+        phase=phase,
+        scheduled_s=scheduled_ms / 1e3,
+        sent_s=sent_ms / 1e3,
+        ended_s=ended_ms / 1e3,
+        status=status,
+        error=None if status == OK else "it broke",
+        requested_tokens=asked,
+        chunks_s=tuple(chunk_ms / 1e3 for chunk_ms in chunks_ms),
+        chunk_tokens=tuple([1] * len(chunks_ms) if chunk_tokens is None else chunk_tokens),
+        chunks_by=BY_MODEL if chunks_ms else None,
+        input_tokens=tokens_in,
+        input_by=BY_MODEL if tokens_in is not None else None,
+        output_tokens=tokens_out,
+        output_by=output_by if tokens_out is not None else None,
+    )
+
+
+def sample(
+    records: Sequence[RequestRecord],
+    start_ms: float = 0,
+    end_ms: float = 1000,
+    *,
+    level: Level | None = None,
+    slo: Limits | None = None,
+) -> Sample:
+    """One pass over a window of a second, unless told otherwise."""
+    return Sample(records, Window(start_ms / 1e3, end_ms / 1e3), level or OpenLoop(10), slo)
