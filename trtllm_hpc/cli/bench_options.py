@@ -1,0 +1,267 @@
+"""The options of ``trtllm-hpc bench``: one for each setting of ``companion.benchmark``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from trtllm_hpc.cli.client import valid_text
+
+if TYPE_CHECKING:
+    from trtllm_hpc.config.benchmark import Benchmark
+
+    _ListParameter = click.ParamType[list[Any]]
+else:
+    _ListParameter = click.ParamType  # generic only in the newest releases of click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Setting = tuple[str, tuple[str, ...], dict[str, Any]]
+"""A field of ``Benchmark``, dotted; the names of its option; what click is told of it."""
+
+_GIVEN = f"{__name__}.given"
+
+
+class Listed(_ListParameter):
+    """One value, or several with commas between them."""
+
+    name = "list"
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
+        """Convert each value; click's usage error names the one that is wrong."""
+        if isinstance(value, list):
+            return value
+        return [self._item.convert(part.strip(), param, ctx) for part in str(value).split(",")]
+
+
+_COUNT = click.IntRange(min=1, max=1_000_000)
+_TOKENS = {"type": click.IntRange(min=1, max=10_000_000), "metavar": "N"}
+_STDEV = {"type": click.FloatRange(min=0, max=1_000_000), "metavar": "N"}
+_SECONDS = {"type": click.FloatRange(min=0, max=31_536_000), "metavar": "SECONDS"}
+_RATE = click.FloatRange(min=0, min_open=True, max=100_000)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True)
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True)
+_KINDS = click.Choice(["prompts", "dataset", "normal", "histogram", "shared-prefix", "trace"])
+_ARRIVALS = click.Choice(["constant", "poisson", "gamma", "trace"])
+
+_LOAD: tuple[Setting, ...] = (
+    (
+        "rate_per_second",
+        ("--rate",),
+        {
+            "type": Listed(_RATE),
+            "metavar": "RATE[,...]",
+            "help": "Open loop: requests per second, sent whether or not earlier ones are answered. "
+            "Several are a sweep.",
+        },
+    ),
+    (
+        "concurrency",
+        ("--concurrency",),
+        {
+            "type": Listed(click.IntRange(min=1, max=100_000)),
+            "metavar": "N[,...]",
+            "help": "Closed loop instead: N requests outstanding; an answer makes room for the next.",
+        },
+    ),
+    ("arrival", ("--arrival",), {"type": _ARRIVALS, "help": "How the gaps of an open loop are spread."}),
+    (
+        "burstiness",
+        ("--burstiness",),
+        {
+            "type": click.FloatRange(min=0, min_open=True, max=1000),
+            "metavar": "SHAPE",
+            "help": "Of gamma's gaps: 1 is Poisson, below 1 comes in bursts.",
+        },
+    ),
+    (
+        "ramp_to_per_second",
+        ("--ramp-to",),
+        {"type": _RATE, "metavar": "RATE", "help": "The rate moves evenly from --rate to this one."},
+    ),
+    ("requests", ("--requests",), {"type": _COUNT, "metavar": "N", "help": "Measured requests of a level."}),
+    ("duration_seconds", ("--duration",), {**_SECONDS, "help": "Measure each level for so long instead."}),
+    (
+        "warmup_requests",
+        ("--warmup",),
+        {
+            "type": click.IntRange(min=0, max=1_000_000),
+            "metavar": "N",
+            "help": "Requests of the same load before; recorded, but counted nowhere.",
+        },
+    ),
+    ("warmup_seconds", ("--warmup-seconds",), {**_SECONDS, "help": "Warm up for so long instead."}),
+    (
+        "repeats",
+        ("--repeats",),
+        {
+            "type": click.IntRange(min=1, max=1000),
+            "metavar": "N",
+            "help": "Passes over each level; from 2 on, figures have confidence intervals.",
+        },
+    ),
+)
+_WORKLOAD: tuple[Setting, ...] = (
+    ("workload.kind", ("--workload",), {"type": _KINDS, "help": "Where prompts and lengths come from."}),
+    (
+        "workload.prompts",
+        ("--prompt",),
+        {"multiple": True, "metavar": "TEXT", "help": "A prompt to ask; may be given several times."},
+    ),
+    ("workload.path", ("--file",), {"type": _FILE, "help": "The dataset, histogram or trace."}),
+    ("workload.speed", ("--speed",), {"type": _RATE, "help": "Time of a trace runs so many times faster."}),
+    ("workload.input_tokens", ("--input-tokens",), {**_TOKENS, "help": "Mean length of a prompt."}),
+    ("workload.input_tokens_stdev", ("--input-stdev",), _STDEV),
+    ("workload.output_tokens", ("--output-tokens",), {**_TOKENS, "help": "Mean length of an answer."}),
+    ("workload.output_tokens_stdev", ("--output-stdev",), _STDEV),
+    ("workload.prefix_tokens", ("--prefix-tokens",), {**_TOKENS, "help": "Length of a shared prefix."}),
+    ("workload.prefixes", ("--prefixes",), {**_TOKENS, "help": "How many different ones take turns."}),
+    ("workload.max_input_tokens", ("--max-input-tokens",), {**_TOKENS, "help": "Leave longer prompts out."}),
+    ("workload.tokenizer", ("--tokenizer",), {"type": _FOLDER, "help": "Folder with tokenizer.json."}),
+    ("max_tokens", ("--max-tokens",), {**_TOKENS, "help": "Most output tokens of a request."}),
+    (
+        "exact_output",
+        ("--exact-output/--no-exact-output",),
+        {"default": None, "help": "Whether answers must not end before that."},
+    ),
+    ("seed", ("--seed",), {"type": click.IntRange(0, 2**31 - 1), "help": "Of prompts and arrivals."}),
+)
+_ASKED: tuple[Setting, ...] = (
+    ("model", ("--model",), {"help": "E.g. ensemble, tensorrt_llm_bls, tensorrt_llm."}),
+    ("protocol", ("--protocol",), {"type": click.Choice(["grpc", "http"])}),
+    (
+        "streaming",
+        ("--streaming/--no-streaming",),
+        {"default": None, "help": "Whether to ask for tokens as they come."},
+    ),
+    (
+        "request_timeout_seconds",
+        ("--timeout-seconds",),
+        {"type": click.IntRange(1, 31_536_000), "metavar": "SECONDS", "help": "For each request."},
+    ),
+)
+_VALIDITY: tuple[Setting, ...] = (
+    ("slo", ("--slo",), {"metavar": "LIMITS", "help": "E.g. 'ttft.p99<500ms,tpot.p99<50ms': gives goodput."}),
+    (
+        "find_max",
+        ("--find-max/--no-find-max",),
+        {"default": None, "help": "Find the highest rate at which --slo holds."},
+    ),
+    (
+        "max_error_share",
+        ("--max-error-share",),
+        {"type": click.FloatRange(0, 1), "metavar": "SHARE", "help": "More failures make the run invalid."},
+    ),
+    ("min_requests", ("--min-requests",), {"type": _COUNT, "metavar": "N", "help": "As do fewer requests."}),
+    ("min_window_seconds", ("--min-window-seconds",), {**_SECONDS, "help": "As does a shorter window."}),
+)
+SETTINGS = _LOAD + _WORKLOAD + _ASKED + _VALIDITY
+OPTION_OF = {field: names[0].partition("/")[0] for field, names, _ in SETTINGS} | {
+    "rates_per_second": "--rate",
+    "concurrencies": "--concurrency",
+}
+
+_SWEEPS = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies"}
+_SETS_ASIDE = {
+    "rate_per_second": ("concurrency", "concurrencies", "rates_per_second"),
+    "concurrency": ("concurrencies", "rates_per_second", "ramp_to_per_second", "find_max"),
+    "ramp_to_per_second": ("concurrency", "concurrencies", "rates_per_second", "find_max"),
+    "find_max": ("concurrency", "concurrencies", "rates_per_second", "ramp_to_per_second"),
+    "requests": ("duration_seconds",),
+    "duration_seconds": ("requests",),
+    "warmup_requests": ("warmup_seconds",),
+    "warmup_seconds": ("warmup_requests",),
+}
+"""Settings of the run's job file that give way to an option with which they cannot go."""
+
+
+def benchmark_options(command: Command) -> Command:
+    """An option for every setting; :func:`given_settings` tells which were typed."""
+    for field, names, told in reversed(SETTINGS):
+        command = click.option(*names, field, expose_value=False, callback=_kept(field), **told)(command)
+    return command
+
+
+def _kept(field: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value is not None and value != ():
+            given = valid_text(ctx, param, list(value)) if isinstance(value, tuple) else value
+            ctx.meta.setdefault(_GIVEN, {})[field] = str(given) if isinstance(given, Path) else given
+
+    return keep
+
+
+def given_settings(ctx: click.Context) -> dict[str, Any]:
+    """Each setting that was typed, by its dotted field."""
+    return dict(ctx.meta.get(_GIVEN, {}))
+
+
+def settings_of(base: Benchmark, given: Mapping[str, Any]) -> Benchmark:
+    """The settings of the run's job file, with those that were typed in their place.
+
+    Raises:
+        click.UsageError: they do not go together; every conflict, by the option's name.
+    """
+    from pydantic import ValidationError
+
+    from trtllm_hpc.config.benchmark import Benchmark
+    from trtllm_hpc.config.benchmark_rules import settings_problems
+
+    try:
+        settings = Benchmark.model_validate(_merged(base.model_dump(), given))
+    except ValidationError as error:
+        wrong = [(".".join(map(str, it["loc"])), it["msg"]) for it in error.errors()]
+        raise click.UsageError("\n".join(f"{_option(field)}: {words}." for field, words in wrong)) from None
+    problems = settings_problems(settings)
+    if problems:
+        raise click.UsageError(
+            "\n".join(
+                f"{_option(it.field)}: {_in_options(it.message)}; {_in_options(it.hint)}." for it in problems
+            )
+        )
+    return settings
+
+
+def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as a job file would say them; what gives way is left out, for its default to come."""
+    dropped = {field for option in given for field in _SETS_ASIDE.get(option, ())}
+    plain = {field: value for field, value in plain.items() if field not in dropped}
+    workload = _workload(plain.pop("workload"), given)
+    if workload["kind"] != "trace" and plain["arrival"] == "trace":
+        del plain["arrival"]
+    for field, value in given.items():
+        if field.startswith("workload."):
+            continue
+        if field in _SWEEPS:
+            field, value = (_SWEEPS[field], value) if len(value) > 1 else (field, value[0])
+        plain[field] = value
+    return {**plain, "workload": workload}
+
+
+def _workload(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Another kind begins anew: only the tokenizer, which is the model's, stays."""
+    typed = {field.removeprefix("workload."): value for field, value in given.items() if "." in field}
+    kind = typed.get("kind", "prompts" if "prompts" in typed else base["kind"])
+    if kind != base["kind"]:
+        base = {"tokenizer": base["tokenizer"]}
+    return {**base, **typed, "kind": kind}
+
+
+def _option(field: str) -> str:
+    return OPTION_OF.get(field, field)
+
+
+def _in_options(words: str) -> str:
+    """A sentence about fields of a job file, in the names of the options."""
+    names = sorted(OPTION_OF, key=len, reverse=True)
+    return re.sub(
+        "|".join(rf"\b{re.escape(name)}\b" for name in names if "_" in name or "." in name),
+        lambda found: OPTION_OF[found[0]],
+        words,
+    )
