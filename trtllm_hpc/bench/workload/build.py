@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.bench.workload.dataset import dataset
+from trtllm_hpc.bench.workload.prompts import prompts
+from trtllm_hpc.bench.workload.synthetic import histogram, normal, shared_prefix
 from trtllm_hpc.bench.workload.tokenizer import Tokenizer
+from trtllm_hpc.bench.workload.trace import trace
 from trtllm_hpc.bench.workload.vocabulary import Vocabulary
+from trtllm_hpc.bench.workload.wanted import Built, Wanted
 from trtllm_hpc.config.benchmark import Benchmark
 
+__all__ = ["Built", "make_workload"]
 
-@dataclass(frozen=True)
-class Built:
-    """The requests in the order in which they are asked."""
-
-    requests: list[Request]
-    notes: list[str] = field(default_factory=list)
-    """What whoever reads the figures must know, in sentences: e.g. how many prompts were left out."""
+_KINDS: dict[str, Callable[[Wanted], Built]] = {
+    "prompts": prompts,
+    "dataset": dataset,
+    "normal": normal,
+    "histogram": histogram,
+    "shared-prefix": shared_prefix,
+    "trace": trace,
+}
 
 
 def make_workload(
@@ -30,6 +36,8 @@ def make_workload(
 ) -> Built:
     """The first ``count`` requests of the workload; fewer of a shorter trace, which never begins again.
 
+    A longer workload of the same settings begins with the same requests.
+
     Args:
         token_ids: whether the model takes ids (``tensorrt_llm``) instead of texts.
         tokenizer: as the server cuts texts; ``None`` if there is none to be had.
@@ -39,4 +47,5 @@ def make_workload(
     Raises:
         ConfigError: the workload's file or its settings make no requests; with file and line.
     """
-    raise NotImplementedError
+    wanted = Wanted(settings, count, token_ids, tokenizer, vocabulary, longest_input)
+    return _KINDS[settings.workload.kind](wanted)

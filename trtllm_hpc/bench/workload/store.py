@@ -14,7 +14,8 @@ from trtllm_hpc.paths import write_text
 def write_workload(path: Path, requests: Iterable[Request]) -> None:
     """Write the requests; the same requests give the same bytes.
 
-    The file can be asked again as it is, by ``workload: {kind: trace, path: ...}``.
+    The file can be asked again by ``workload: {kind: dataset, path: ...}``, in
+    an order of that benchmark's own; one with times also by ``kind: trace``, as it was.
     """
     write_text(path, "".join(f"{line}\n" for line in map(_line, requests)))
 
