@@ -38,6 +38,8 @@ class Workload(Section):
     """shared-prefix: different prefixes, which take turns."""
     tokens_per_word: Annotated[float, Field(gt=0, le=100)] = 1.3
     """dataset: tokens of an answer for each of its words, upstream's ``--op-tokens-per-word``."""
+    speed: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """trace: its time runs so many times faster."""
     max_input_tokens: TokenCount | None = None
     """Longer prompts are left out (upstream's ``--max-input-len``); ``None`` is the engine's limit."""
     tokenizer: AbsolutePath | None = None
