@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from trtllm_hpc.client.describe import describe
 from trtllm_hpc.client.http import call_json
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from trtllm_hpc.client.tensors import TextModel
 
 # See http.py: a proxy for the outside world must not be asked for a compute node.
 GRPC_OPTIONS: tuple[tuple[str, Any], ...] = (("grpc.enable_http_proxy", 0),)
@@ -74,7 +73,7 @@ def ask_grpc(
     )
 
     inputs = []
-    arrays = text_inputs(prompt, max_tokens, describe(endpoint, model, timeout_s))
+    arrays = text_inputs(prompt, max_tokens, describe(endpoint, model, timeout_s).text)
     for name, array in {**arrays, **logits_inputs(logits)}.items():
         tensor = InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
         inputs.append(tensor.set_data_from_numpy(array))
@@ -130,21 +129,6 @@ def _stream(client: Any, endpoint: Endpoint, model: str, inputs: list[Any], time
         client.stop_stream(cancel_requests=True)
 
 
-def describe(endpoint: Endpoint, model: str, timeout_s: float) -> TextModel:
-    """What the model takes, as the server tells.
-
-    Raises:
-        RequestFailed: with the server's own words.
-    """
-    from urllib.parse import quote
-
-    from trtllm_hpc.client.tensors import LLM_API_LENGTH, TextModel
-
-    config = call_json(endpoint, f"v2/models/{quote(model, safe='')}/config", timeout_s)
-    names = {tensor.get("name") for tensor in config.get("input", ())}
-    return TextModel(LLM_API_LENGTH in names, bool(config.get("max_batch_size", 0)))
-
-
 @contextmanager
 def _grpc_client(endpoint: Endpoint) -> Iterator[Any]:
     """A Triton client that is closed whatever happens: an open one keeps Python from exiting."""
@@ -174,7 +158,7 @@ def ask_http_generate(
     from trtllm_hpc.client.tensors import LLM_API_LENGTH
 
     body = {"text_input": prompt, "max_tokens": max_tokens, "bad_words": "", "stop_words": ""}
-    if describe(endpoint, model, timeout_s).takes_sampling_params:
+    if describe(endpoint, model, timeout_s).text.takes_sampling_params:
         body = {"text_input": prompt, LLM_API_LENGTH: max_tokens}
     started = time.monotonic()
     reply = call_json(endpoint, f"v2/models/{quote(model, safe='')}/generate", timeout_s, body)

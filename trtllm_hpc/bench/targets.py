@@ -1,0 +1,65 @@
+"""Whom a benchmark asks, chosen from its settings and from what the server says of the model."""
+
+from __future__ import annotations
+
+from trtllm_hpc.bench.load.target import CoreModel, Target
+from trtllm_hpc.client.describe import ServedModel, describe
+from trtllm_hpc.client.tensors import TextModel
+from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.errors import InvalidMeasurement, RequestFailed
+from trtllm_hpc.runtime.records import Endpoint
+
+_CORE_INPUT = "input_ids"
+_LEAST_LENGTH = ("min_length", "sampling_param_min_tokens", "min_tokens")
+"""What the models call the least length of an answer: upstream's, and the LLM API's (0.19 on)."""
+
+
+def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> Target:
+    """The model to ask and the way to ask it.
+
+    Args:
+        text_model: asked where the settings name no model.
+
+    Raises:
+        RequestFailed: the server has no such model, or it cannot be asked in this way.
+        InvalidMeasurement: what is to be measured cannot be had from this model.
+    """
+    name = settings.model or text_model
+    served = describe(endpoint, name, settings.request_timeout_seconds)
+    streaming = served.decoupled if settings.streaming is None else settings.streaming
+    if served.decoupled and not streaming:
+        raise RequestFailed(
+            f"Model {name!r} is decoupled: Triton answers it by streaming calls only.",
+            hint="leave --no-streaming (companion.benchmark.streaming) out",
+        )
+    return Target(
+        endpoint=endpoint,
+        model=name,
+        kind=_kind(name, served),
+        protocol=settings.protocol,
+        streaming=streaming,
+        timeout_s=settings.request_timeout_seconds,
+        min_length_input=_least_length(name, served) if settings.exact_output else None,
+    )
+
+
+def _kind(name: str, served: ServedModel) -> TextModel | CoreModel:
+    if served.takes_text:
+        return served.text
+    if _CORE_INPUT in served.inputs:
+        return CoreModel(served.batched)
+    raise RequestFailed(
+        f"Model {name!r} takes neither 'text_input' nor {_CORE_INPUT!r}: its inputs are "
+        f"{', '.join(sorted(served.inputs)) or 'none'}.",
+        hint="choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model",
+    )
+
+
+def _least_length(name: str, served: ServedModel) -> str:
+    for known in _LEAST_LENGTH:
+        if known in served.inputs:
+            return known
+    raise InvalidMeasurement(
+        f"Model {name!r} has no input that keeps an answer from ending early ({', '.join(_LEAST_LENGTH)}).",
+        hint="leave --exact-output (companion.benchmark.exact_output) out",
+    )
