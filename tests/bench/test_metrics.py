@@ -1,80 +1,227 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from trtllm_hpc.bench import metrics
-from trtllm_hpc.bench.metrics import Distribution, NoValue, percentile
+from trtllm_hpc.bench.levels import ClosedLoop
+from trtllm_hpc.bench.metrics import BY_KEY, METRICS, NoValue, PerRequest, distribution, figures
+from trtllm_hpc.bench.records import WARMUP, RequestRecord
+from trtllm_hpc.bench.slo import parse_slo
+from trtllm_hpc.bench.summary import Distribution, Figure
 
-from .make import request
+from .make import request, sample
 
-# Due at 0 and 100 ms; sent at 0 and 150; ended at 100 and 400; the third failed.
-RECORDS = [request(0, 0, 100), request(100, 150, 400), request(200, 200, 500, status="UNAVAILABLE")]
-
-
-def test_duration_runs_from_the_first_schedule_to_the_last_end() -> None:
-    assert metrics.Duration().of(RECORDS) == pytest.approx(0.5)
-
-
-def test_sent_rate_counts_gaps() -> None:
-    assert metrics.SentRate().of(RECORDS) == pytest.approx(10.0)
-
-
-def test_finished_rate_leaves_failures_out() -> None:
-    assert metrics.FinishedRate().of(RECORDS) == pytest.approx(4.0)
-
-
-def test_output_token_rate() -> None:
-    assert metrics.OutputTokenRate().of(RECORDS) == pytest.approx(40.0)
+# A window of one second. The first was sent before it and ended in it; the last was due in it and ended
+# after it; the third failed.
+RECORDS = [
+    request(-100, -100, 100, phase=WARMUP),
+    request(0, 0, 100),
+    request(100, 150, 400, tokens_out=20),
+    request(200, 200, 500, status="UNAVAILABLE", tokens_out=None),
+    request(900, 900, 1400),
+]
+# Tokens at 100, 200 and 500 ms; the last chunk brings two.
+STREAMED = request(0, 50, 600, chunks_ms=[100, 200, 500], chunk_tokens=[1, 1, 2], tokens_out=4)
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
-def test_total_token_rate() -> None:
-    assert metrics.TotalTokenRate().of(RECORDS) == pytest.approx(52.0)
+def figure(key: str, *args: object, **kwargs: object) -> Figure:
+    return BY_KEY[key].of(sample(*args, **kwargs))  # type: ignore[arg-type]
 
 
-def test_latency_from_schedule_holds_the_wait_to_be_sent() -> None:
-    found = metrics.LatencyFromSchedule().of(RECORDS)
-    assert [found.mean, found.max] == pytest.approx([200, 300])
+def mean_max_count(key: str, records: list[RequestRecord]) -> tuple[float, float, int]:
+    found = figure(key, records)
+    assert isinstance(found, Distribution)
+    return round(found.mean, 6), round(found.max, 6), found.count
 
 
-def test_latency_from_send() -> None:
-    found = metrics.LatencyFromSend().of(RECORDS)
-    assert [found.mean, found.max] == pytest.approx([175, 250])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("asked_rate_per_s", 4),
+        ("sent_rate_per_s", 4),
+        ("finished_rate_per_s", 3),  # ends at 100, 100 and 400 ms
+        ("output_tokens_per_s", 10 + 10 + 20),
+        ("total_tokens_per_s", 13 + 13 + 23),
+        ("error_share", 0.25),
+        (
+            "in_flight",
+            0.1 + 0.1 + 0.25 + 0.3 + 0.1,
+        ),  # what of each lies in the window
+    ],
+)
+def test_single_numbers_by_hand(key: str, value: float) -> None:
+    assert figure(key, RECORDS) == pytest.approx(value)
 
 
-def test_client_lateness_counts_failures_too() -> None:
-    found = metrics.ClientLateness().of(RECORDS)
-    assert [found.mean, found.max] == pytest.approx([50 / 3, 50])
+@pytest.mark.parametrize(
+    ("key", "mean", "most", "count"),
+    [
+        ("latency_ms", (100 + 300 + 500) / 3, 500, 3),
+        ("latency_from_send_ms", (100 + 250 + 500) / 3, 500, 3),
+        ("client_lateness_ms", 50 / 4, 50, 4),  # the failed one too
+        ("input_tokens", 3, 3, 3),
+        ("output_tokens", 40 / 3, 20, 3),
+    ],
+)
+def test_distributions_by_hand(key: str, mean: float, most: float, count: int) -> None:
+    assert mean_max_count(key, RECORDS) == (round(mean, 6), most, count)
 
 
-def test_all_metrics_leave_out_what_has_no_value() -> None:
-    uncounted = [request(0, 0, 100, tokens_in=None), request(100, 100, 200, tokens_out=None)]
-    assert set(metrics.all_metrics(RECORDS)) == {metric.key for metric in metrics.METRICS}
-    assert "output_tokens_per_s" not in metrics.all_metrics(uncounted)
-    assert "total_tokens_per_s" not in metrics.all_metrics(uncounted)
-    assert metrics.all_metrics([]) == {}
+@pytest.mark.parametrize(
+    ("key", "mean", "most", "count"),
+    [
+        ("ttft_ms", 100, 100, 1),
+        ("ttft_from_send_ms", 50, 50, 1),
+        ("tpot_ms", 400 / 3, 400 / 3, 1),
+        ("itl_ms", (100 + 150 + 150) / 3, 150, 3),  # one gap a token, not one a chunk
+    ],
+)
+def test_times_of_a_stream_by_hand(key: str, mean: float, most: float, count: int) -> None:
+    assert mean_max_count(key, [STREAMED]) == (round(mean, 6), round(most, 6), count)
 
 
-def test_every_metric_names_its_unit_in_its_key() -> None:
-    for metric in metrics.METRICS:
-        short = {"requests/s": "per_s", "tokens/s": "per_s"}.get(metric.unit, metric.unit)
-        assert metric.key.endswith(f"_{short}")
+def test_the_wait_for_the_first_token_is_not_between_tokens() -> None:
+    slow_start = request(0, 0, 5100, chunks_ms=[5000, 5100], tokens_out=2)
+    assert mean_max_count("itl_ms", [slow_start]) == (100, 100, 1)
+    assert mean_max_count("tpot_ms", [slow_start]) == (100, 100, 1)
+
+
+def test_tokens_between_are_pooled_and_not_averaged_by_request() -> None:
+    # 9 gaps of 10 ms in one request and one of 110 ms in another: the mean of all is 20, of the means 60.
+    many = request(0, 0, 100, chunks_ms=[10 * number for number in range(1, 11)])
+    stalled = request(0, 0, 200, chunks_ms=[10, 120], tokens_out=2)
+    assert mean_max_count("itl_ms", [many, stalled]) == (20, 110, 10)
+    assert mean_max_count("tpot_ms", [many, stalled]) == (60, 110, 2)
+
+
+def test_a_chunk_without_a_token_belongs_to_the_next_gap() -> None:
+    record = request(0, 0, 300, chunks_ms=[100, 200, 300], chunk_tokens=[1, 0, 1], tokens_out=2)
+    assert mean_max_count("itl_ms", [record]) == (200, 200, 1)
+
+
+@pytest.mark.parametrize("key", ["ttft_ms", "ttft_from_send_ms", "tpot_ms", "itl_ms"])
+def test_what_was_not_streamed_has_no_times_of_tokens(key: str) -> None:
+    with pytest.raises(NoValue):
+        figure(key, RECORDS)
+
+
+@pytest.mark.parametrize(("chunks_ms", "tokens"), [([100], [1]), ([100], [4])])
+def test_one_chunk_shows_no_time_between_tokens(chunks_ms: list[float], tokens: list[int]) -> None:
+    whole = request(0, 0, 100, chunks_ms=chunks_ms, chunk_tokens=tokens, tokens_out=sum(tokens))
+    assert mean_max_count("ttft_ms", [whole]) == (100, 100, 1)
+    for key in ("tpot_ms", "itl_ms"):
+        with pytest.raises(NoValue):
+            figure(key, [whole])
+
+
+def test_tokens_of_a_stream_count_when_they_come() -> None:
+    # Of four tokens one comes before the window and two after it.
+    across = request(0, 0, 2000, chunks_ms=[400, 1000, 1600], chunk_tokens=[1, 1, 2], tokens_out=4)
+    assert figure("output_tokens_per_s", [across], 500, 1500) == pytest.approx(1)
+    # Its prompt was worked off at 400 ms.
+    assert figure("total_tokens_per_s", [across], 500, 1500) == pytest.approx(1)
+    assert figure("total_tokens_per_s", [across], 300, 1300) == pytest.approx(2 + 3)
+
+
+def test_where_chunks_are_counted_worse_than_answers_the_answer_holds() -> None:
+    # Two responses were taken as a token each; the model says that there were ten.
+    record = request(0, 0, 1500, chunks_ms=[500, 1500], tokens_out=10)
+    assert figure("output_tokens_per_s", [record]) == pytest.approx(5)
+
+
+def test_an_answer_at_the_end_of_the_window_is_in_it_and_one_at_its_start_is_not() -> None:
+    assert figure("finished_rate_per_s", [request(0, 0, 1000)]) == 1
+    assert figure("finished_rate_per_s", [request(-10, -10, 0, phase=WARMUP)]) == 0
+
+
+def test_a_closed_loop_asks_for_no_rate() -> None:
+    with pytest.raises(NoValue):
+        figure("asked_rate_per_s", RECORDS, level=ClosedLoop(4))
+
+
+def test_goodput_counts_what_kept_every_limit() -> None:
+    slo = parse_slo("ttft<120ms,latency<700ms")
+    late_first = request(0, 0, 600, chunks_ms=[130, 600], tokens_out=2)
+    late_end = request(0, 0, 800, chunks_ms=[100, 800], tokens_out=2)
+    after = request(600, 600, 1200, chunks_ms=[700, 1200], tokens_out=2)
+    failed = request(0, 0, 10, status="UNAVAILABLE")
+    records = [STREAMED, late_first, late_end, after, failed]
+    assert figure("goodput_per_s", records, slo=slo) == 1  # `after` was good, but came after the window
+    assert figure("goodput_share", records, slo=slo) == 2 / 5
+
+
+def test_goodput_has_no_value_without_limits_or_without_what_they_limit() -> None:
+    for key in ("goodput_per_s", "goodput_share"):
+        with pytest.raises(NoValue):
+            figure(key, [STREAMED])
+        with pytest.raises(NoValue):
+            figure(key, RECORDS, slo=parse_slo("ttft<1s"))
+
+
+def test_figures_without_a_value_are_left_out_and_never_zero() -> None:
+    assert figures(sample([])).keys() == {"asked_rate_per_s", "sent_rate_per_s", "in_flight"}
+    assert figures(sample(RECORDS, 0, 0)).keys() >= {"latency_ms"}
+    assert not figures(sample(RECORDS, 0, 0)).keys() & {"in_flight", "finished_rate_per_s"}
+    uncounted = [request(0, 0, 100, tokens_out=None), request(0, 0, 100)]
+    assert "output_tokens_per_s" not in figures(sample(uncounted))
+    no_prompts = [request(0, 0, 100, tokens_in=None)]
+    assert "total_tokens_per_s" not in figures(sample(no_prompts))
+    assert "output_tokens_per_s" in figures(sample(no_prompts))
+    nothing = figures(sample([request(0, 0, 100, status="UNAVAILABLE")]))
+    assert nothing["error_share"] == 1 and "finished_rate_per_s" not in nothing
+
+
+def test_every_figure_of_a_stream_has_a_value() -> None:
+    records = [STREAMED, request(0, 0, 10, status="UNAVAILABLE")]
+    assert set(figures(sample(records, slo=parse_slo("ttft<1s")))) == set(BY_KEY)
+
+
+def test_littles_law_holds_in_a_steady_state() -> None:
+    records = [request(due, due, due + 250) for due in range(-1000, 1000, 50)]
+    found = figures(sample(records))
+    latency = found["latency_from_send_ms"]
+    assert isinstance(latency, Distribution)
+    assert found["in_flight"] == pytest.approx(20 * latency.mean / 1e3)
+    assert found["finished_rate_per_s"] == pytest.approx(20)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 101, 1000])
 def test_percentiles_are_numpys(count: int) -> None:
     source = random.Random(count)
-    values = [source.expovariate(1.0) for _ in range(count)]
-    for percent in (0, 1, 50, 90, 95, 99, 100):
-        assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
+    records = [request(0, 0, source.expovariate(0.01)) for _ in range(count)]
+    found = figure("latency_ms", records)
+    assert isinstance(found, Distribution)
+    latencies = [record.ended_s * 1e3 for record in records]
+    for percent in (50, 90, 95, 99):
+        exact = float(np.percentile(latencies, percent))
+        assert getattr(found, f"p{percent}") == pytest.approx(exact, rel=1e-12)
+    assert (found.mean, found.max) == pytest.approx((float(np.mean(latencies)), max(latencies)))
 
 
 def test_a_distribution_by_hand() -> None:
-    assert Distribution.of([float(number) for number in range(101)]) == Distribution(50, 50, 90, 99, 100)
+    assert distribution(range(101)) == Distribution(50, 50, 90, 95, 99, 100, 101)
+    assert distribution([0, 1]) == Distribution(0.5, 0.5, 0.9, 0.95, 0.99, 1, 2)
 
 
 def test_no_values_are_no_distribution() -> None:
     with pytest.raises(NoValue):
-        Distribution.of([])
+        distribution([])
+
+
+def test_keys_tell_units() -> None:
+    endings = {"ms": "_ms", "requests/s": "_per_s", "tokens/s": "_per_s", "share": "_share"}
+    for metric in METRICS:
+        assert metric.key.endswith(endings.get(metric.unit, metric.key))
+        assert isinstance(metric, PerRequest) or metric.unit != "ms"
+
+
+def test_the_page_tells_each_metric_as_the_code_has_it() -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    for metric in METRICS:
+        better = {"lower": "lower", "higher": "higher", None: "-"}[metric.better]
+        row = (f"`{metric.key}`", metric.label, metric.unit, metric.meaning, metric.formula, better)
+        assert f"| {' | '.join(row)} |" in page, metric.key
