@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Protocol
 
+from trtllm_hpc.bench.server_page import Page
+from trtllm_hpc.bench.server_series import values
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.records import Endpoint
 
 INTERVAL_S = 0.5
+"""TensorRT-LLM's backend brings its gauges up to date every 0.1 s (``stats_check_period_ms``)."""
+_TIMEOUT_S = 5.0
+_MOST_PAGES = 2000
 
 
 class Clock(Protocol):
@@ -27,58 +38,171 @@ class ServerSample:
     time_s: float
     """Middle of the GET, on the measurement's clock."""
     within_s: float
-    """Half of the GET's time: the page is of ``time_s`` give or take this."""
+    """Half of the GET's time: the page was written at ``time_s``, give or take this."""
     values: dict[str, float]
-    """By series, see ``describe``. What the server does not tell is absent, never zero.
-    Of the engine: kv_blocks_used, kv_blocks_max, kv_used_share, requests_active, requests_waiting, requests_scheduled,
-    requests_max, output_tokens_per_s, input_tokens_per_s, iterations_per_s, memory_gpu_bytes, memory_cpu_bytes ...
-    (with ``[MODEL]`` behind where several models export them).
-    Of each model of Triton, e.g. ``queue_ms[ensemble]``: finished_per_s, failed_per_s, pending, queue_ms,
-    compute_ms, duration_ms (means over the requests that finished since the sample before).
-    Of the host: cpu_share, host_memory_used_bytes, gpu_share, gpu_memory_used_bytes, gpu_power_w."""
+    """By key of the series, see :mod:`trtllm_hpc.bench.server_series`. What the server does not
+    tell is absent, never zero; so are a rate and a mean in the first sample, and a mean over
+    requests where none finished since the sample before."""
 
 
 @dataclass(frozen=True)
-class Series:
-    """What a series is, for tables and plots."""
-
-    key: str
-    label: str
-    unit: str
-    """``blocks``, ``requests``, ``ms``, ``1/s``, ``share`` (0 to 1), ``bytes``, ``W``, ``tokens/s``."""
-    model: str | None = None
-
-
-def describe(key: str) -> Series:
-    """What the series of that key is."""
-    raise NotImplementedError
+class _Look:
+    time_s: float
+    within_s: float
+    text: bytes
 
 
 class Samples:
-    """What was sampled; read it after the context is closed."""
+    """What was sampled; to be read once the sampling is over.
 
-    @property
+    Args:
+        url: of the page.
+        most: pages kept; with more, every second one is let go and the interval doubles.
+    """
+
+    def __init__(self, url: str, most: int) -> None:
+        self._url, self._most = url, most
+        self._looks: list[_Look] = []
+        self._asked = self._failures = 0
+        self._failure = ""
+        self._stride = 1
+
+    def __len__(self) -> int:
+        """Pages that have come so far."""
+        return len(self._looks)
+
+    @cached_property
     def samples(self) -> list[ServerSample]:
-        """In the order of time; parsed now."""
-        raise NotImplementedError
+        """All of them, in the order of time."""
+        found, before, before_s = [], None, 0.0
+        for look in self._looks:
+            try:
+                page = Page(look.text.decode("utf-8", errors="replace"))
+            except ValueError:
+                continue
+            figures = values(page, before, look.time_s - before_s)
+            found.append(ServerSample(look.time_s, look.within_s, figures))
+            before, before_s = page, look.time_s
+        return found
 
     @property
     def warning(self) -> str | None:
         """One sentence if the page could not be had, or not always."""
-        raise NotImplementedError
+        if self._failures:
+            often = f"{self._failures} of {self._asked} times" if self._looks else "at any time"
+            return f"The server's metrics at {self._url} could not be read {often} ({self._failure})."
+        if len(self.samples) < len(self._looks):
+            return f"What is at {self._url} is no page of metrics."
+        return None
+
+    def _add(self, look: _Look) -> None:
+        self._looks.append(look)
+        if len(self._looks) >= self._most:
+            del self._looks[1::2]
+            self._stride *= 2
+
+    def _end(self, look: _Look, interval_s: float) -> None:
+        """The last one takes the place of one just before: growth over a moment makes a wild rate."""
+        if len(self._looks) > 1 and look.time_s - self._looks[-1].time_s < interval_s / 2:
+            self._looks.pop()
+        self._add(look)
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        self._asked += 1
+        try:
+            yield
+        except RequestFailed as error:
+            self._failures += 1
+            self._failure = error.message
 
 
 @contextmanager
-def sampled(endpoint: Endpoint, clock: Clock, interval_s: float = INTERVAL_S) -> Iterator[Samples]:
-    """While open, look at the endpoint's metrics page every ``interval_s`` seconds, from a thread."""
-    yield Samples()
+def sampled(
+    endpoint: Endpoint, clock: Clock, interval_s: float = INTERVAL_S, *, most: int = _MOST_PAGES
+) -> Iterator[Samples]:
+    """While open, look at the endpoint's metrics page every ``interval_s`` seconds, and once at the end.
+
+    A thread does it, and only keeps what comes: it is read afterwards, so that the load's
+    sender is not held up. A page that cannot be had is no error but a warning.
+
+    Args:
+        most: pages kept, see :class:`Samples`.
+    """
+    samples, ended = Samples(endpoint.metrics, most), threading.Event()
+    thread = threading.Thread(
+        target=_sample, args=(endpoint, clock, interval_s, samples, ended), name="metrics", daemon=True
+    )
+    thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _sample(
+    endpoint: Endpoint, clock: Clock, interval_s: float, samples: Samples, ended: threading.Event
+) -> None:
+    connection = HTTPConnection(endpoint.address, endpoint.metrics_port, timeout=_TIMEOUT_S)
+    while not ended.is_set():
+        with samples._noting_failure():
+            samples._add(_look(connection, clock))
+        ended.wait(interval_s * samples._stride)
+    with samples._noting_failure():
+        samples._end(_look(connection, clock), interval_s)
+    connection.close()
+
+
+def _look(connection: HTTPConnection, clock: Clock) -> _Look:
+    begun_s = clock.now()
+    text = _get(connection)
+    ended_s = clock.now()
+    return _Look((begun_s + ended_s) / 2, (ended_s - begun_s) / 2, text)
+
+
+def _get(connection: HTTPConnection) -> bytes:
+    """The page's bytes. The connection is kept: a new one each time costs both sides more.
+
+    Raises:
+        RequestFailed: in a few words.
+    """
+    try:
+        connection.request("GET", "/metrics")
+        reply = connection.getresponse()
+        text = reply.read()
+    except (OSError, HTTPException) as error:
+        connection.close()
+        raise RequestFailed(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None
+    if reply.status != 200:
+        raise RequestFailed(f"it answers {reply.status} {reply.reason}")
+    return text
+
+
+def look_now(endpoint: Endpoint) -> Page:
+    """The metrics page as it is now.
+
+    Raises:
+        RequestFailed: it cannot be had, or is no page of metrics.
+    """
+    connection = HTTPConnection(endpoint.address, endpoint.metrics_port, timeout=_TIMEOUT_S)
+    try:
+        return Page(_get(connection).decode("utf-8", errors="replace"))
+    except (RequestFailed, ValueError) as error:
+        raise RequestFailed(f"The metrics at {endpoint.metrics} could not be read: {error}") from None
+    finally:
+        connection.close()
 
 
 def write_samples(path: Path, samples: Iterable[ServerSample]) -> None:
     """Write them as JSON lines."""
-    raise NotImplementedError
+    write_text(path, "".join(f"{json.dumps(asdict(sample), ensure_ascii=False)}\n" for sample in samples))
 
 
 def read_samples(path: Path) -> list[ServerSample]:
-    """Read what ``write_samples`` wrote; none if there is no file."""
-    raise NotImplementedError
+    """Read what :func:`write_samples` wrote; none if there is no file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [ServerSample(**json.loads(line)) for line in text.split("\n") if line]

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.echo_server import echo_server
+from tests.runtime.conftest import eventually
+from trtllm_hpc.bench.server_metrics import ServerSample, look_now, read_samples, sampled, write_samples
+from trtllm_hpc.bench.server_page import Page
+from trtllm_hpc.bench.server_series import SERIES, describe, values
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.reference.generation import Load
+from trtllm_hpc.reference.metrics import Gauges, gauges
+from trtllm_hpc.runtime.records import Endpoint
+
+MODEL = 'model="tensorrt_llm",version="1"'
+
+
+def page(*, finished: int = 0, queue_us: int = 0, tokens: int = 0, used: int = 10) -> str:
+    """A page as tensorrtllm_backend v0.16 has it."""
+    blocks = "nv_trt_llm_kv_cache_block_metrics"
+    return f"""# HELP nv_inference_request_success Number of successful inference requests
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{{{MODEL}}} {finished}
+# TYPE nv_inference_request_failure counter
+nv_inference_request_failure{{{MODEL},reason="OTHER"}} 1
+nv_inference_request_failure{{{MODEL},reason="REJECTED"}} 2
+# TYPE nv_inference_queue_duration_us counter
+nv_inference_queue_duration_us{{{MODEL}}} {queue_us}
+# TYPE {blocks} gauge
+{blocks}{{{MODEL},kv_cache_block_type="used"}} {used}
+{blocks}{{{MODEL},kv_cache_block_type="max"}} 40
+# TYPE nv_llm_output_token_len histogram
+nv_llm_output_token_len_count{{{MODEL},response_metric_type="total_output_tokens"}} {finished}
+nv_llm_output_token_len_sum{{{MODEL},response_metric_type="total_output_tokens"}} {tokens}
+nv_llm_output_token_len_bucket{{{MODEL},response_metric_type="total_output_tokens",le="+Inf"}} {finished}
+# TYPE nv_cpu_utilization gauge
+nv_cpu_utilization 0.5
+"""
+
+
+class Clock:
+    def now(self) -> float:
+        return time.monotonic()
+
+
+@contextmanager
+def serving(answer: Callable[[int], tuple[int, str]]) -> Iterator[Endpoint]:
+    """A metrics port; ``answer`` gives status and page of the n-th GET."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            status, text = answer(len(asked) - 1)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield endpoint_at(server.server_address[1])
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def endpoint_at(port: int) -> Endpoint:
+    return Endpoint("1", "node", "127.0.0.1", 1, 2, port, [], 0.0)
+
+
+# What a page says -----------------------------------------------------------------------
+
+
+def test_gauges_are_those_of_the_page_and_means_and_rates_lie_between_two() -> None:
+    before, now = (
+        Page(page(finished=10, queue_us=9_000, tokens=50)),
+        Page(page(finished=20, queue_us=49_000, tokens=250)),
+    )
+    assert values(before, None, 0.0) == {
+        "kv_used_share": 0.25,
+        "kv_blocks_used": 10,
+        "kv_blocks_max": 40,
+        "cpu_share": 0.5,
+    }
+    found = values(now, before, 2.0)
+    assert found["finished_per_s[tensorrt_llm]"] == 5  # 10 in 2 s
+    assert found["queue_ms[tensorrt_llm]"] == 4  # 40 ms for 10 requests
+    assert found["output_tokens_per_s"] == 100  # 200 in 2 s
+    assert found["failed_per_s[tensorrt_llm]"] == 0
+
+
+def test_what_the_server_does_not_tell_is_absent() -> None:
+    """Upstream's Python backend tells nothing of its engine: no zero may stand for that."""
+    idle = 'nv_inference_request_success{model="tensorrt_llm",version="1"} 7\n'
+    found = values(Page(idle), Page(idle), 1.0)
+    assert found == {"finished_per_s[tensorrt_llm]": 0}
+
+
+def test_a_server_that_began_anew_has_no_growth() -> None:
+    found = values(Page(page(finished=3)), Page(page(finished=10)), 1.0)
+    assert "finished_per_s[tensorrt_llm]" not in found and found["kv_used_share"] == 0.25
+
+
+def test_two_engines_are_told_apart() -> None:
+    line = 'nv_trt_llm_request_metrics{{model="{}",version="1",request_type="active"}} {}\n'
+    both = Page(line.format("context", 3) + line.format("generation", 5))
+    assert values(both, None, 0.0) == {"requests_active[context]": 3, "requests_active[generation]": 5}
+    assert describe("requests_active[context]").model == "context"
+
+
+def test_each_series_is_described() -> None:
+    for series in SERIES:
+        assert describe(series.key) == series and series.label and series.unit
+    share = describe("queue_ms[a model]")
+    assert (share.label, share.unit, share.model) == ("wait for the model", "ms", "a model")
+    assert describe("of a later version").label == "of a later version"
+    assert len({series.key for series in SERIES}) == len(SERIES)
+
+
+def test_every_gauge_of_the_reference_backend_is_known() -> None:
+    load = Load(5, 3, 1, 2, 8, 40, 10, 64, 12, 2, 77)
+    text = _as_page(gauges(load, {"cpu": 1, "gpu": 2, "pinned": 3}, now=2.5))
+    found = values(Page(text), Page(text), 1.0)
+    passed_over = {"timestamp", "micro_batch_id", "fraction"}  # of no use, or worked out
+    assert len(found) == text.count("\n") - len(passed_over) + len({"kv_used_share"})
+    assert found["requests_active"] == 5 and found["kv_used_share"] == 0.25
+
+
+def _as_page(found: Gauges) -> str:
+    return "".join(
+        f'{family.name}{{{MODEL},{family.label}="{label}"}} {value}\n'
+        for family, group in found.items()
+        for label, value in group.items()
+    )
+
+
+# Sampling -------------------------------------------------------------------------------
+
+
+def test_samples_stand_at_the_middle_of_their_get() -> None:
+    def slow(number: int) -> tuple[int, str]:
+        time.sleep(0.05)
+        return 200, page(finished=number)
+
+    begun = time.monotonic()
+    with serving(slow) as endpoint, sampled(endpoint, Clock(), 0.01) as found:
+        time.sleep(0.2)
+    ended = time.monotonic()
+    assert found.warning is None and len(found.samples) >= 2
+    for sample in found.samples:
+        assert sample.within_s >= 0.025
+        assert begun <= sample.time_s - sample.within_s <= sample.time_s + sample.within_s <= ended
+    first, second = found.samples[:2]
+    gap_s = second.time_s - first.time_s
+    assert second.values["finished_per_s[tensorrt_llm]"] == pytest.approx(1 / gap_s)
+
+
+def test_the_last_look_is_at_the_end_and_no_moment_after_another() -> None:
+    with serving(lambda number: (200, page(finished=number))) as endpoint:
+        with sampled(endpoint, Clock(), 60.0) as found:
+            assert eventually(lambda: len(found))
+        assert len(found.samples) == 2
+        with sampled(endpoint, Clock(), 0.2) as found:
+            assert eventually(lambda: len(found) == 3)
+    times = [sample.time_s for sample in found.samples]
+    assert len(times) == 3 and min(late - early for early, late in pairwise(times)) > 0.1
+
+
+def test_a_long_measurement_keeps_fewer_pages_of_all_of_it() -> None:
+    with serving(lambda number: (200, page())) as endpoint:
+        started = time.monotonic()
+        with sampled(endpoint, Clock(), 0.001, most=8) as found:
+            time.sleep(0.3)
+    times = [sample.time_s - started for sample in found.samples]
+    assert 4 <= len(times) <= 8 and times[0] < 0.1 and times[-1] >= 0.3
+    assert times == sorted(times)
+
+
+def test_a_page_that_cannot_be_had_is_one_warning() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        nobody = endpoint_at(taken.getsockname()[1])
+        with sampled(nobody, Clock(), 0.01) as found:
+            time.sleep(0.05)
+        with pytest.raises(
+            RequestFailed, match=r"127\.0\.0\.1:\d+/metrics could not be read: Connection refused"
+        ):
+            look_now(nobody)
+    assert found.samples == []
+    assert found.warning is not None
+    assert found.warning.endswith("could not be read at any time (Connection refused).")
+
+
+def test_pages_that_fail_now_and_then_are_counted() -> None:
+    with (
+        serving(lambda number: (500, "") if number == 1 else (200, page())) as endpoint,
+        sampled(endpoint, Clock(), 0.01) as found,
+    ):
+        assert eventually(lambda: len(found) >= 3)
+    assert found.warning is not None and "could not be read 1 of" in found.warning
+    assert "it answers 500" in found.warning
+
+
+def test_what_is_no_page_of_metrics_gives_no_sample() -> None:
+    with serving(lambda number: (200, "<html>a login page</html>")) as endpoint:
+        with sampled(endpoint, Clock(), 0.01) as found:
+            time.sleep(0.03)
+        with pytest.raises(RequestFailed, match="could not be read"):
+            look_now(endpoint)
+    assert found.samples == []
+    assert found.warning is not None and "no page of metrics" in found.warning
+
+
+def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
+    samples = [ServerSample(0.5, 0.001, {"queue_ms[a\u2028 model]": 4.0}), ServerSample(1.0, 0.002, {})]
+    write_samples(tmp_path / "of.metrics.jsonl", samples)
+    assert read_samples(tmp_path / "of.metrics.jsonl") == samples
+    assert read_samples(tmp_path / "none.metrics.jsonl") == []
+
+
+@pytest.mark.triton
+def test_a_real_server_tells_its_series(tmp_path: Path) -> None:
+    from trtllm_hpc.client.ask import ask_grpc
+
+    with echo_server(tmp_path) as endpoint, sampled(endpoint, Clock(), 0.05) as found:
+        assert eventually(lambda: len(found))
+        for _ in range(10):
+            ask_grpc(endpoint, "a question", 4, 10.0, "ensemble")
+    first, last = found.samples[0], found.samples[-1]
+    assert first.values["pending[ensemble]"] == 0
+    assert 0 <= last.values["cpu_share"] <= 1
+    rates = [
+        sample.values["finished_per_s[ensemble]"] * (sample.time_s - before.time_s)
+        for before, sample in pairwise(found.samples)
+    ]
+    assert sum(rates) == pytest.approx(10)
+    means = [sample.values.get("duration_ms[ensemble]") for sample in found.samples]
+    assert any(mean is not None and 0 < mean < 1000 for mean in means)
