@@ -61,7 +61,9 @@ def question_of(path: Path, entry: Entry, tokens_per_word: float) -> Question | 
         return None
     if tokens is None and answer is not None:
         tokens = max(1, int(len(answer.split()) * tokens_per_word))
-    return Question(line, source, prompt, max_tokens=tokens)
+    # JSON can write half a letter ("\ud800"), which no server takes.
+    whole = prompt.encode("utf-8", errors="replace").decode("utf-8")
+    return Question(line, source, whole, max_tokens=tokens)
 
 
 def length_of(path: Path, entry: Entry, keys: Sequence[str]) -> int | None:

@@ -98,7 +98,7 @@ def _bin(path: Path, node: Node, width: int) -> Bin:
 
 
 def _drawn(bins: Sequence[Bin], count: int, source: np.random.RandomState) -> list[list[int]]:
-    """``count`` rows with a length for each pair of ends: a number chooses the bin, and one more each length."""
+    """Rows with a length for each pair of ends: a number chooses the bin, and one more each length."""
     table = np.array(bins, dtype=np.float64)
     uniform = source.random_sample((count, 1 + (table.shape[1] - 1) // 2))
     reached = np.cumsum(table[:, -1]) / table[:, -1].sum()
