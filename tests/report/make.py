@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
+from trtllm_hpc.bench.metrics import Sample, figures
 from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, write_records
-from trtllm_hpc.bench.server_metrics import ServerSample
+from trtllm_hpc.bench.server_metrics import ServerSample, write_samples
 from trtllm_hpc.bench.summary import (
     ClientUse,
     Distribution,
-    Figure,
     Interval,
     LevelResult,
     Measurement,
@@ -146,10 +146,7 @@ def write_run(folder: Path, made: Made, *, name: str = "benchmark") -> RunPaths:
     files = paths.measurement(name)
     write_measurement(files.summary, made.measurement)
     write_records(files.requests, made.records)
-    lines = (
-        json.dumps({"time_s": s.time_s, "within_s": s.within_s, "values": s.values}) for s in made.samples
-    )
-    (paths.results / f"{name}.metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    write_samples(files.samples, made.samples)
     _write_story(paths, made.measurement.started_at)
     return paths
 
@@ -250,28 +247,6 @@ def _summary_of(records: list[RequestRecord], repeat: int, level: Level) -> Pass
     measured = [record for record in records if record.measured]
     window = Window(measured[0].scheduled_s, max(record.scheduled_s for record in measured) + 0.05)
     good = [record for record in measured if record.ok]
-    length = window.length_s
-    inside = [record for record in good if record.ended_s <= window.end_s]
-    metrics: dict[str, Figure] = {
-        "sent_rate_per_s": len(measured) / length,
-        "finished_rate_per_s": len(inside) / length,
-        "output_tokens_per_s": sum(r.output_tokens or 0 for r in inside) / length,
-        "error_share": 1 - len(good) / len(measured),
-        "client_lateness_ms": distribution([1e3 * (r.sent_s - r.scheduled_s) for r in measured]),
-    }
-    if isinstance(level, OpenLoop):
-        metrics["asked_rate_per_s"] = level.rate_per_s
-    streamed = [record for record in good if record.chunks_s]
-    values = {
-        "latency_ms": [1e3 * (r.ended_s - r.scheduled_s) for r in good],
-        "latency_from_send_ms": [1e3 * (r.ended_s - r.sent_s) for r in good],
-        "ttft_ms": [1e3 * (r.chunks_s[0] - r.scheduled_s) for r in streamed],
-        "tpot_ms": [1e3 * (r.ended_s - r.chunks_s[0]) / (len(r.chunks_s) - 1) for r in streamed],
-        "itl_ms": [1e3 * (b - a) for r in streamed for a, b in zip(r.chunks_s, r.chunks_s[1:], strict=False)],
-        "output_tokens": [float(r.output_tokens or 0) for r in good],
-        "input_tokens": [float(r.input_tokens or 0) for r in good],
-    }
-    metrics.update({key: distribution(found) for key, found in values.items() if found})
     return Pass(
         repeat=repeat,
         started_s=records[0].scheduled_s,
@@ -280,16 +255,10 @@ def _summary_of(records: list[RequestRecord], repeat: int, level: Level) -> Pass
         sent=len(records),
         measured=len(measured),
         failed=len(measured) - len(good),
-        metrics=metrics,
-        client=ClientUse(0.4, length, 0.08),
+        metrics=figures(Sample(records, window, level)),
+        client=ClientUse(0.4, window.length_s, 0.08),
         verdict=Verdict(),
     )
-
-
-def distribution(values: list[float]) -> Distribution:
-    """NumPy's percentiles of the values."""
-    p50, p90, p95, p99 = (float(p) for p in np.percentile(values, [50, 90, 95, 99]))
-    return Distribution(float(np.mean(values)), p50, p90, p95, p99, max(values), len(values))
 
 
 def _over(passes: list[Pass]) -> dict[str, Interval | dict[str, Interval]]:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trtllm_hpc.bench.metrics.base import PerRequest
+from trtllm_hpc.bench.metrics.latency import (
+    InterTokenLatency,
+    LatencyFromSchedule,
+    TimePerOutputToken,
+    TimeToFirstToken,
+)
 from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
 from trtllm_hpc.report.html.material import Material
-from trtllm_hpc.report.html.values import values_of
 from trtllm_hpc.report.words import of_levels, quantity
 
 MOST_LEVELS = 8
@@ -17,12 +23,12 @@ MOST_POINTS = 120
 _HEIGHT = 240
 _SPREAD = 20.0
 """A ratio of largest to smallest above which the axis is logarithmic."""
-_TITLES = {
-    "ttft_ms": "Time to first token (TTFT)",
-    "tpot_ms": "Time per output token (TPOT), mean of each request",
-    "itl_ms": "Inter-token latency (ITL), all gaps pooled",
-    "latency_ms": "End-to-end latency, from schedule",
-}
+_METRICS: tuple[tuple[PerRequest, str], ...] = (
+    (TimeToFirstToken(), "Time to first token (TTFT)"),
+    (TimePerOutputToken(), "Time per output token (TPOT), mean of each request"),
+    (InterTokenLatency(), "Inter-token latency (ITL), all gaps pooled"),
+    (LatencyFromSchedule(), "End-to-end latency, from schedule"),
+)
 
 
 def distribution_section(material: Material) -> Section:
@@ -33,8 +39,8 @@ def distribution_section(material: Material) -> Section:
         "Share of measured requests that took no longer than a time. The steeper, the steadier; "
         "a long tail to the right is what users notice.",
     )
-    for key, title in _TITLES.items():
-        section.charts.append(_distribution(material, key, title))
+    for metric, title in _METRICS:
+        section.charts.append(_distribution(material, metric, title))
     return section
 
 
@@ -45,19 +51,19 @@ def shown_levels(count: int) -> list[int]:
     return sorted({round(place * (count - 1) / (MOST_LEVELS - 1)) for place in range(MOST_LEVELS)})
 
 
-def _distribution(material: Material, key: str, title: str) -> Chart | NoChart:
+def _distribution(material: Material, metric: PerRequest, title: str) -> Chart | NoChart:
     levels = shown_levels(len(material.labels))
-    values = {level: _values(material, level, key) for level in levels}
+    values = {level: _values(material, level, metric) for level in levels}
     rows = [row for level in levels for row in _points(material.labels[level], values[level])]
     if not rows:
-        if not material.measurement.streaming and key != "latency_ms":
+        if not material.measurement.streaming and metric.key != "latency_ms":
             return NoChart(title, "Answers were not streamed, so nobody can tell when their tokens came.")
         return NoChart(title, "No answered request has this figure.")
     description = f"{title}: share of values no longer than a time, {of_levels(len(levels))}. " + " ".join(
         f"At {material.labels[level]}: {_middle(values[level])}." for level in levels if values[level]
     )
     return Chart(
-        f"spread-{key[:-3]}",
+        f"spread-{metric.key[:-3]}",
         title,
         description,
         _spec(rows, [material.labels[level] for level in levels]),
@@ -88,9 +94,9 @@ def _spec(rows: Sequence[dict[str, Any]], labels: list[str]) -> dict[str, Any]:
     return described(alt.layer(base.mark_line(interpolate="step-after"), points), _HEIGHT)
 
 
-def _values(material: Material, level: int, key: str) -> list[float]:
-    measured = [record for record in material.records if record.level == level and record.measured]
-    return sorted(values_of(key, measured))
+def _values(material: Material, level: int, metric: PerRequest) -> list[float]:
+    answered = (r for r in material.records if r.level == level and r.measured and r.ok)
+    return sorted(value for record in answered for value in metric.values(record))
 
 
 def _points(label: str, ordered: Sequence[float]) -> Iterator[dict[str, Any]]:

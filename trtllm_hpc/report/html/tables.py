@@ -1,0 +1,143 @@
+"""The page's tables: figures of each level, settings, provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtllm_hpc.bench.metrics import BY_KEY, METRICS
+from trtllm_hpc.bench.summary import Interval, LevelResult
+from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.report.html.material import Material, is_valid
+from trtllm_hpc.report.html.verdict import plus_minus
+from trtllm_hpc.report.words import NONE, quantity
+
+_LEVEL_COLUMNS = (
+    *("valid", "passes", "requests", "failed", "sent/s", "finished/s", "output tokens/s"),
+    *("TTFT p50 (ms)", "TTFT p99 (ms)", "TPOT p50 (ms)", "TPOT p99 (ms)"),
+    *("latency p50 (ms)", "latency p99 (ms)"),
+)
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows; the first cell of each is its heading."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    numeric: bool = True
+
+
+def level_table(material: Material) -> Table:
+    """One row a level, with the figures that one compares first."""
+    table = Table("Figures of each level", ["level", *_LEVEL_COLUMNS])
+    for label, result in zip(material.labels, material.measurement.levels, strict=True):
+        table.rows.append([label, *_level_cells(result)])
+    return table
+
+
+def _level_cells(result: LevelResult) -> Iterator[str]:
+    yield "yes" if is_valid(result) else "NO"
+    yield str(len(result.passes))
+    yield f"{sum(one.measured for one in result.passes):,}"
+    yield f"{sum(one.failed for one in result.passes):,}"
+    for key in ("sent_rate_per_s", "finished_rate_per_s", "output_tokens_per_s"):
+        yield cell(result.metrics.get(key))
+    for key in ("ttft_ms", "tpot_ms", "latency_ms"):
+        figures = result.metrics.get(key)
+        for statistic in ("p50", "p99"):
+            yield cell(figures.get(statistic) if isinstance(figures, dict) else None)
+
+
+def cell(figure: object) -> str:
+    """``12.3 ± 0.4``, or a dash."""
+    if not isinstance(figure, Interval):
+        return NONE
+    return f"{quantity(figure.mean)} {plus_minus(figure)}".strip()
+
+
+def figure_tables(material: Material) -> list[Table]:
+    """For each level every figure with all its statistics."""
+    return [
+        _figures(label, result)
+        for label, result in zip(material.labels, material.measurement.levels, strict=True)
+    ]
+
+
+def _figures(label: str, result: LevelResult) -> Table:
+    table = Table(f"All figures at {label}", ["figure", *_STATISTICS])
+    for key, figure in result.metrics.items():
+        if isinstance(figure, dict):
+            table.rows.append([figure_name(key), *(cell(figure.get(statistic)) for statistic in _STATISTICS)])
+        else:
+            table.rows.append([figure_name(key), cell(figure), *[""] * (len(_STATISTICS) - 1)])
+    return table
+
+
+def figure_name(key: str) -> str:
+    """``time to first token (ms)``; the key of a figure that this version does not know."""
+    metric = BY_KEY.get(key)
+    return key if metric is None else f"{metric.label} ({metric.unit})"
+
+
+def glossary(material: Material) -> Table:
+    """What each figure of the page means and how it is computed."""
+    shown = {key for result in material.measurement.levels for key in result.metrics}
+    rows = [
+        [metric.label, metric.unit, metric.formula, metric.meaning]
+        for metric in METRICS
+        if metric.key in shown
+    ]
+    return Table("How each figure is computed", ["figure", "unit", "formula", "meaning"], rows, numeric=False)
+
+
+def setting_tables(material: Material) -> list[Table]:
+    """Settings that differ from their defaults, then the others."""
+    defaults = dict(flat(Benchmark().model_dump(mode="json")))
+    chosen = Table("Chosen", ["setting", "value"], numeric=False)
+    others = Table("Left at their defaults", ["setting", "value"], numeric=False)
+    for key, value in flat(material.measurement.settings):
+        table = others if key in defaults and defaults[key] == value else chosen
+        table.rows.append([key, value])
+    return [table for table in (chosen, others) if table.rows]
+
+
+def provenance_table(material: Material) -> Table:
+    """Everything that tells this measurement from another."""
+    rows = [[key, value] for key, value in flat(material.measurement.provenance)]
+    return Table("Provenance", ["what", "value"], rows, numeric=False)
+
+
+def token_table(material: Material) -> Table:
+    """How many tokens, and who counted them."""
+    rows = [[key.replace("_", " "), value] for key, value in flat(material.measurement.tokens)]
+    return Table("Tokens of measured requests", ["what", "value"], rows, numeric=False)
+
+
+def error_table(material: Material) -> Table:
+    """Each kind of error with its number."""
+    errors = sorted(material.measurement.errors.items(), key=lambda item: -item[1])
+    rows = [[kind, f"{count:,}", _words_of(material, kind)] for kind, count in errors]
+    return Table(
+        "Errors of measured requests", ["status", "requests", "the server's words, once"], rows, numeric=False
+    )
+
+
+def _words_of(material: Material, status: str) -> str:
+    words = (record.error for record in material.records if record.status == status and record.error)
+    return next(words, NONE)[:300]
+
+
+def flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested keys with dots, values as text."""
+    for key, value in plain.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{name}.")
+        elif isinstance(value, (list, tuple)):
+            yield name, ", ".join(map(str, value)) or NONE
+        else:
+            yield name, NONE if value is None or value == {} else str(value)

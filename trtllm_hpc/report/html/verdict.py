@@ -1,0 +1,121 @@
+"""The first screen: may the figures be used, and which are they."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trtllm_hpc.bench.levels import ClosedLoop
+from trtllm_hpc.bench.summary import Interval, LevelResult
+from trtllm_hpc.report.html.material import Material, is_valid
+from trtllm_hpc.report.words import quantity, share
+
+
+@dataclass(frozen=True)
+class Card:
+    """One figure in large type."""
+
+    label: str
+    value: str
+    unit: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The gate's verdict in words."""
+
+    kind: str
+    """``valid``, ``noted`` (valid, with warnings) or ``invalid``."""
+    words: str
+    findings: list[str]
+    warnings: list[str]
+
+
+def judgement(material: Material) -> Judgement:
+    """The verdict, with what each single level adds to it."""
+    verdict = material.measurement.verdict
+    findings = _with_levels(material, "findings", verdict.findings)
+    warnings = _with_levels(material, "warnings", verdict.warnings)
+    if not verdict.valid:
+        return Judgement("invalid", "Not valid: these figures must not be used.", findings, warnings)
+    if findings:
+        words = "Valid, but for some levels: their figures must not be used."
+        return Judgement("noted", words, findings, warnings)
+    if warnings:
+        return Judgement("noted", "Valid, with notes.", findings, warnings)
+    return Judgement("valid", "Valid: these figures may be used.", findings, warnings)
+
+
+def _with_levels(material: Material, kind: str, known: list[str]) -> list[str]:
+    """What the measurement says, then what passes say beyond it, once a level."""
+    sentences = list(known)
+    for label, result in zip(material.labels, material.measurement.levels, strict=True):
+        said = dict.fromkeys(text for one in result.passes for text in getattr(one.verdict, kind))
+        new = [text for text in said if not any(text in sentence for sentence in sentences)]
+        sentences += [f"{label}: {text}" for text in new]
+    return sentences
+
+
+def headline_words(material: Material) -> str:
+    """Of which level the cards are, and why of that."""
+    if material.headline is None:
+        return "Nothing was measured."
+    label = material.labels[material.headline]
+    count = len(material.labels)
+    search = material.measurement.search
+    if search is not None and search.max_rate_per_s is not None:
+        return f"At {label}, the highest rate found that holds {search.slo}."
+    if count == 1:
+        return f"At {label}, the only level measured."
+    valid = "valid " if any(is_valid(result) for result in material.measurement.levels) else ""
+    return (
+        f"At {label}, which of {count} levels is the {valid}one with the most requests finished each second."
+    )
+
+
+def cards(material: Material) -> list[Card]:
+    """The figures that a reader asks for first."""
+    if material.headline is None:
+        return []
+    result = material.measurement.levels[material.headline]
+    return [*_rates(result), *_latencies(result), _errors(result)]
+
+
+def _rates(result: LevelResult) -> Iterator[Card]:
+    asked = "" if isinstance(result.level, ClosedLoop) else f"asked {quantity(result.level.rate_per_s)}"
+    for key, label, unit, note in (
+        ("finished_rate_per_s", "Throughput", "requests/s", asked),
+        ("output_tokens_per_s", "Output", "tokens/s", ""),
+        ("goodput_per_s", "Goodput", "requests/s", "within the SLO"),
+    ):
+        found = result.metrics.get(key)
+        if isinstance(found, Interval):
+            yield Card(label, quantity(found.mean), unit, "; ".join(filter(None, (plus_minus(found), note))))
+
+
+def _latencies(result: LevelResult) -> Iterator[Card]:
+    for key, label, statistic in (
+        ("ttft_ms", "TTFT", "p50"),
+        ("ttft_ms", "TTFT", "p99"),
+        ("tpot_ms", "TPOT", "p50"),
+        ("latency_ms", "Latency", "p50"),
+        ("latency_ms", "Latency", "p99"),
+    ):
+        found = result.metrics.get(key)
+        if isinstance(found, dict) and statistic in found:
+            interval = found[statistic]
+            yield Card(f"{label} {statistic}", quantity(interval.mean), "ms", plus_minus(interval))
+
+
+def _errors(result: LevelResult) -> Card:
+    failed = sum(one.failed for one in result.passes)
+    measured = sum(one.measured for one in result.passes)
+    return Card("Failed", share(failed / measured if measured else None), "", f"{failed:,} of {measured:,}")
+
+
+def plus_minus(interval: Interval) -> str:
+    """Half the width of the interval, as ``± 1.2``; empty of a single pass."""
+    if interval.low is None or interval.high is None:
+        return ""
+    return f"± {quantity((interval.high - interval.low) / 2)}"
