@@ -1,37 +1,207 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from trtllm_hpc.bench.counting import BY_REQUEST, BY_RESPONSES, BY_SHARING
 from trtllm_hpc.bench.gate import judge
-from trtllm_hpc.bench.tokens import BY_REQUEST
+from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
+from trtllm_hpc.bench.records import WARMUP, RequestRecord
+from trtllm_hpc.bench.summary import ClientUse, Verdict
+from trtllm_hpc.config.benchmark import Benchmark
 
-from .make import request
+from .make import IDLE, request, sample
+from .queueing import last_due_ms, served
 
-FINE = [request(0, 0, 100)]
-FAILED = [request(0, 0, 100, status="UNAVAILABLE", counted_by=None)]
+SETTINGS = Benchmark()
 
 
-def test_a_good_measurement_passes_without_a_word() -> None:
-    verdict = judge(FINE * 100, 10)
-    assert (verdict.findings, verdict.warnings, verdict.late_share) == ([], [], 0.0)
+def steady(count: int = 100, **kwargs: object) -> list[RequestRecord]:
+    """So many requests, evenly over a second, each answered in 50 ms."""
+    gap_ms = 1000 / count
+    return [
+        request(place * gap_ms, place * gap_ms, place * gap_ms + 50, **kwargs)  # type: ignore[arg-type]
+        for place in range(count)
+    ]
+
+
+def failed(record: RequestRecord) -> RequestRecord:
+    return replace(record, status="UNAVAILABLE", output_tokens=None, output_by=None)
+
+
+def late(record: RequestRecord, by_ms: float) -> RequestRecord:
+    return replace(record, sent_s=record.scheduled_s + by_ms / 1e3)
+
+
+def verdict(
+    records: Sequence[RequestRecord],
+    client: ClientUse = IDLE,
+    settings: Benchmark = SETTINGS,
+    **kwargs: object,
+) -> Verdict:
+    return judge(sample(records, **kwargs), client, settings)  # type: ignore[arg-type]
+
+
+def only_finding(records: Sequence[RequestRecord], **kwargs: object) -> str:
+    """The one sentence for which figures are refused."""
+    found = verdict(records, **kwargs)  # type: ignore[arg-type]
+    assert not found.valid
+    [sentence] = found.findings
+    return sentence
+
+
+def test_a_good_pass_goes_through_without_a_word() -> None:
+    assert verdict(steady()) == Verdict([], [], client_limited=False, unsteady=False)
 
 
 def test_one_failure_in_a_hundred_passes_and_two_do_not() -> None:
-    assert judge(FINE * 99 + FAILED, 10).findings == []
-    assert judge(FINE * 98 + FAILED * 2, 10).findings == ["2 of 100 requests failed; at most 1 % may."]
+    records = steady(200)
+    assert verdict([failed(record) for record in records[:2]] + records[2:]).valid
+    sentence = only_finding([failed(record) for record in records[:3]] + records[3:])
+    assert sentence.startswith("3 of 200 requests failed (1.5%)") and "max_error_share" in sentence
 
 
-def test_no_answer_at_all_is_said_so() -> None:
-    assert judge(FAILED * 3, 10).findings == ["No request was answered."]
+def test_the_share_of_errors_is_the_settings() -> None:
+    records = steady()
+    half = [failed(record) for record in records[:50]] + records[50:]
+    assert verdict(half, settings=Benchmark(max_error_share=0.5)).valid
+    assert not verdict(half, settings=Benchmark(max_error_share=0.49)).valid
 
 
-def test_late_sends_are_warned_of() -> None:
-    # At 10/s a send may be 1 ms + 1 % of 100 ms = 2 ms late.
-    in_time, late = request(0, 1.9, 100), request(0, 2.1, 100)
-    assert judge([in_time] * 100, 10).warnings == []
-    assert judge([in_time] * 99 + [late], 10).warnings == []
-    verdict = judge([in_time] * 98 + [late] * 2, 10)
-    assert verdict.late_share == 0.02 and verdict.findings == []
-    assert verdict.warnings[0].startswith("2 of 100 requests were sent more than 2.0 ms late")
+def test_failures_of_the_warm_up_do_not_count() -> None:
+    warmup = [replace(failed(record), phase=WARMUP) for record in steady(50)]
+    assert verdict(warmup + steady()).findings == []
 
 
-def test_tokens_that_nobody_counted_are_warned_of() -> None:
-    assert "not counted" in judge([request(0, 0, 1, counted_by=BY_REQUEST)], 10).warnings[0]
+def test_no_answer_at_all_is_said_so_and_nothing_else() -> None:
+    found = verdict([failed(record) for record in steady(3)])
+    assert found.findings == ["No request was answered, of 3; see what the server says of them."]
+    assert "No request was due" in verdict([]).findings[0]
+
+
+def test_sends_late_by_more_than_a_millisecond_and_a_hundredth_of_the_gap() -> None:
+    # 100 in a second: a send may be 1 ms + 1 % of 10 ms = 1.1 ms late.
+    records = steady()
+    assert verdict([late(record, 1.09) for record in records]).valid
+    assert verdict([late(records[0], 1.2), *records[1:]]).valid
+    sentence = only_finding([late(records[0], 1.2), late(records[1], 30), *records[2:]])
+    assert sentence.startswith("2 of 100 requests (2.0%) were sent more than 1.10 ms late")
+    assert "at worst 30.0 ms" in sentence and "--processes" in sentence
+
+
+def test_the_gap_is_that_of_the_rate() -> None:
+    # 10 in a second: 1 ms + 1 % of 100 ms = 2 ms.
+    assert verdict([late(record, 1.99) for record in steady(10)]).valid
+    assert not verdict([late(record, 2.01) for record in steady(10)]).valid
+
+
+def test_a_closed_loop_that_fills_its_slots_late_is_refused_too() -> None:
+    records = [late(record, 5) for record in steady()]
+    assert "late" in only_finding(records, level=ClosedLoop(4))
+
+
+def test_a_busy_client_is_the_limit() -> None:
+    busy = ClientUse(cpu_s=0.9, wall_s=1.0, busiest_share=0.9)
+    sentence = only_finding(steady(), client=busy)
+    assert "used 90% of a core" in sentence
+    assert verdict(steady(), client=replace(busy, busiest_share=0.89)).valid
+
+
+def test_it_is_told_whether_the_client_was_the_limit() -> None:
+    assert verdict([late(record, 50) for record in steady()]).client_limited
+    assert not verdict([failed(record) for record in steady()[:5]] + steady()[5:]).client_limited
+
+
+def test_tokens_that_nobody_counted_are_missing() -> None:
+    records = [*steady()[1:], request(0, 0, 50, tokens_out=None)]
+    assert only_finding(records).startswith("Nobody counted the output tokens of 1 of 100 answers")
+
+
+def test_empty_answers_are_like_errors() -> None:
+    empty = request(0, 0, 50, tokens_out=0)
+    assert verdict([*steady()[1:], empty]).valid
+    assert only_finding([*steady()[2:], empty, empty]).startswith("2 of 100 answers hold no token")
+
+
+@pytest.mark.parametrize("given", [9, 11])
+def test_exact_output_is_exact(given: int) -> None:
+    records = [*steady()[1:], request(0, 0, 50, tokens_out=given, asked=10)]
+    assert verdict(records).valid
+    sentence = only_finding(records, settings=Benchmark(exact_output=True))
+    assert (
+        sentence.startswith("1 of 100 answers are not as long") and f"{given} tokens and not 10" in sentence
+    )
+    assert verdict(steady(), settings=Benchmark(exact_output=True)).valid
+
+
+def test_too_few_requests() -> None:
+    assert only_finding(steady(9)).startswith("9 requests were measured; it takes 10 (min_requests).")
+    assert verdict(steady(10)).valid
+    assert verdict(steady(9), settings=Benchmark(min_requests=9)).valid
+
+
+def test_a_window_that_is_too_short() -> None:
+    records = [request(place * 9, place * 9, place * 9 + 50) for place in range(100)]
+    assert "is 0.90 s long; it takes 1.00 s (min_window_seconds)" in only_finding(records, end_ms=900)
+    assert verdict(records, end_ms=900, settings=Benchmark(min_window_seconds=0.9)).valid
+
+
+def test_a_window_that_is_shorter_than_an_answer_takes() -> None:
+    records = [replace(record, ended_s=record.scheduled_s + 1.5) for record in steady()]
+    assert "it takes 1.50 s (half of the requests took longer)" in only_finding(records)
+
+
+def test_every_cause_is_told_at_once() -> None:
+    records = [failed(request(0, 0, 1)), request(0, 90, 91, tokens_out=None)]
+    busy = ClientUse(cpu_s=1, wall_s=1, busiest_share=1)
+    assert len(verdict(records, client=busy, end_ms=100).findings) == 6
+
+
+@pytest.mark.parametrize("source", [BY_REQUEST, BY_RESPONSES])
+def test_counts_from_a_poor_source_are_warned_of(source: str) -> None:
+    found = verdict(steady(output_by=source))
+    assert found.valid and len(found.warnings) == 1 and found.warnings[0].startswith("In 100 of 100 answers")
+
+
+def test_chunks_that_do_not_add_up_are_warned_of() -> None:
+    streamed = [replace(record, chunks_s=(record.ended_s,), chunk_tokens=(10,)) for record in steady()]
+    assert verdict(streamed).warnings == []
+    assert (
+        "shared evenly" in verdict([replace(record, chunks_by=BY_SHARING) for record in streamed]).warnings[0]
+    )
+    assert "responses" in verdict([replace(record, chunk_tokens=(1,)) for record in streamed]).warnings[0]
+
+
+def test_fewer_than_a_hundred_have_no_p99() -> None:
+    assert verdict(steady(99)).warnings == [
+        "99 requests were answered: with fewer than 100 the p99 is the maximum in effect."
+    ]
+
+
+def test_an_interruption_is_told() -> None:
+    assert "interrupted" in judge(sample(steady()), IDLE, SETTINGS, interrupted=True).warnings[0]
+    nothing = judge(sample([]), IDLE, SETTINGS, interrupted=True)
+    assert nothing.findings and nothing.warnings
+
+
+def test_a_server_that_cannot_follow_is_told() -> None:
+    records = served(130, requests=400, warmup=40)
+    found = judge(sample(records, end_ms=last_due_ms(records), level=OpenLoop(130)), IDLE, SETTINGS)
+    assert found.unsteady and found.warnings[0].startswith("The load was not steady: latency grew from")
+
+
+def test_a_server_that_follows_is_not_accused() -> None:
+    accused = 0
+    for seed in range(50):
+        records = served(70, requests=200, warmup=60, seed=seed)
+        pass_ = sample(records, end_ms=last_due_ms(records), level=OpenLoop(70))
+        accused += judge(pass_, IDLE, SETTINGS).unsteady
+    assert accused <= 3
+
+
+def test_a_load_that_is_made_to_rise_is_not_tested() -> None:
+    records = served(130, requests=400)
+    rising = OpenLoop(130, ramp_to_per_s=200)
+    assert not judge(sample(records, end_ms=last_due_ms(records), level=rising), IDLE, SETTINGS).unsteady

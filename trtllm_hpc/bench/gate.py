@@ -1,50 +1,197 @@
-"""Whether the figures may be used."""
+"""Whether the figures of a pass may be used.
+
+A finding refuses them; a warning goes with them. Each sentence tells the
+number, the bound, and what to do about it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
+from trtllm_hpc.bench.counting import BY_REQUEST, BY_RESPONSES, BY_SHARING
+from trtllm_hpc.bench.metrics import Sample, distribution
+from trtllm_hpc.bench.metrics.latency import LatencyFromSchedule
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.tokens import BY_REQUEST
+from trtllm_hpc.bench.steadiness import growth
+from trtllm_hpc.bench.summary import ClientUse, Verdict
+from trtllm_hpc.config.benchmark import Benchmark
 
-MAX_ERROR_SHARE = 0.01
 MAX_LATE_SHARE = 0.01
-_LATE_S = 0.001
-_LATE_SHARE_OF_GAP = 0.01
+"""More sends than this that are late make the figures the client's own."""
+LATE_S = 0.001
+LATE_SHARE_OF_GAP = 0.01
+"""A send is late by more than ``LATE_S`` and this share of the mean gap between sends."""
+MAX_BUSY_SHARE = 0.9
+"""A client process that is busier waits for the interpreter and not for the server."""
+P99_REQUESTS = 100
+"""With fewer values the 99th percentile lies between the two largest."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What is wrong with a measurement, in sentences."""
+def judge(sample: Sample, client: ClientUse, settings: Benchmark, *, interrupted: bool = False) -> Verdict:
+    """Judge one pass.
 
-    findings: list[str]
-    """Each makes the figures useless."""
-    warnings: list[str]
-    """Each must be known to whoever reads the figures."""
-    late_share: float
-    """Share of requests that the client sent late."""
-
-
-def judge(records: Sequence[RequestRecord], rate_per_s: float) -> Verdict:
-    """Judge a measurement by its records.
-
-    A send is late by more than 1 ms plus 1 % of the mean gap.
+    Args:
+        interrupted: whether somebody ended it before its time.
     """
-    findings, warnings = [], []
-    failed = [record for record in records if not record.ok]
-    if len(failed) == len(records):
-        findings.append("No request was answered.")
-    elif len(failed) > MAX_ERROR_SHARE * len(records):
-        findings.append(f"{len(failed)} of {len(records)} requests failed; at most 1 % may.")
-    allowed_s = _LATE_S + _LATE_SHARE_OF_GAP / rate_per_s
-    delays_s = [record.sent_s - record.scheduled_s for record in records]
+    warnings = ["The measurement was interrupted: it is shorter than asked for."] if interrupted else []
+    if not sample.answered:
+        return Verdict([_no_answer(sample)], warnings)
+    clients = [*_late(sample, settings), *_busy(client)]
+    growing = growth(sample)
+    findings = [*_errors(sample, settings), *clients, *_tokens_missing(sample, settings)]
+    return Verdict(
+        findings=[*findings, *_too_short(sample, settings)],
+        warnings=[*warnings, *_doubtful_tokens(sample), *_few(sample), *([growing] if growing else [])],
+        client_limited=bool(clients),
+        unsteady=growing is not None,
+    )
+
+
+def _no_answer(sample: Sample) -> str:
+    if not sample.measured:
+        return "No request was due in the measured window; ask for more requests or a longer one."
+    return f"No request was answered, of {len(sample.measured)}; see what the server says of them."
+
+
+def _errors(sample: Sample, settings: Benchmark) -> list[str]:
+    failed, measured = len(sample.measured) - len(sample.answered), len(sample.measured)
+    if failed <= settings.max_error_share * measured:
+        return []
+    return [
+        f"{failed} of {measured} requests failed ({failed / measured:.1%}); at most "
+        f"{settings.max_error_share:.4g} of them may (max_error_share). The figures are of the rest only."
+    ]
+
+
+def _late(sample: Sample, settings: Benchmark) -> list[str]:
+    """The client sent late: the load was not the one asked for.
+
+    The gap is the mean one, as bursts have gaps of nearly nothing.
+    """
+    measured = sample.measured
+    allowed_s = LATE_S + LATE_SHARE_OF_GAP * max(sample.window.length_s, 0.0) / len(measured)
+    delays_s = [record.sent_s - record.scheduled_s for record in measured]
     late = sum(delay_s > allowed_s for delay_s in delays_s)
-    if late > MAX_LATE_SHARE * len(records):
-        warnings.append(
-            f"{late} of {len(records)} requests were sent more than {allowed_s * 1e3:.1f} ms late, at worst "
-            f"{max(delays_s) * 1e3:.1f} ms: that much of their latency is the client's own."
+    if late <= MAX_LATE_SHARE * len(measured):
+        return []
+    return [
+        f"{late} of {len(measured)} requests ({late / len(measured):.1%}) were sent more than "
+        f"{allowed_s * 1e3:.2f} ms late (1 ms and 1 % of the mean gap), at worst {max(delays_s) * 1e3:.1f} "
+        f"ms; at most {MAX_LATE_SHARE:.0%} may be. The load was not the one asked for: {_RELIEF}."
+    ]
+
+
+_RELIEF = "give the client cores or a node of its own, more --processes, or a lower rate"
+
+
+def _busy(client: ClientUse) -> list[str]:
+    if client.busiest_share < MAX_BUSY_SHARE:
+        return []
+    return [
+        f"The client's busiest process used {client.busiest_share:.0%} of a core; from {MAX_BUSY_SHARE:.0%} "
+        f"on the client is the limit, and not the server: {_RELIEF}."
+    ]
+
+
+def _tokens_missing(sample: Sample, settings: Benchmark) -> list[str]:
+    answered = sample.answered
+    found = []
+    uncounted = sum(record.output_tokens is None for record in answered)
+    if uncounted:
+        found.append(
+            f"Nobody counted the output tokens of {uncounted} of {len(answered)} answers: rates of tokens "
+            "cannot be told. Name the folder of the tokenizer (workload.tokenizer)."
         )
-    if any(record.tokens_by == BY_REQUEST for record in records):
-        warnings.append("Output tokens were not counted; the number asked for was taken instead.")
-    return Verdict(findings, warnings, late / len(records) if records else 0.0)
+    empty = sum(record.output_tokens == 0 for record in answered)
+    if empty > settings.max_error_share * len(answered):
+        found.append(
+            f"{empty} of {len(answered)} answers hold no token; at most {settings.max_error_share:.4g} of "
+            "them may (max_error_share). An answer that is empty is fast and worth nothing."
+        )
+    if settings.exact_output:
+        found += _not_exact(answered)
+    return found
+
+
+def _not_exact(answered: Sequence[RequestRecord]) -> list[str]:
+    lengths = [
+        (record.output_tokens, record.requested_tokens)
+        for record in answered
+        if None not in (record.output_tokens, record.requested_tokens)
+        and record.output_tokens != record.requested_tokens
+    ]
+    if not lengths:
+        return []
+    given, asked = lengths[0]
+    return [
+        f"{len(lengths)} of {len(answered)} answers are not as long as asked for (exact_output), the first "
+        f"of them {given} tokens and not {asked}. Does the model take min_length?"
+    ]
+
+
+def _too_short(sample: Sample, settings: Benchmark) -> list[str]:
+    measured, length_s = len(sample.measured), sample.window.length_s
+    found = []
+    if measured < settings.min_requests:
+        found.append(
+            f"{measured} requests were measured; it takes {settings.min_requests} (min_requests). Ask for "
+            "more requests or a longer window."
+        )
+    median_s = (
+        distribution(
+            value for record in sample.answered for value in LatencyFromSchedule().values(record)
+        ).p50
+        / 1e3
+    )
+    least_s = max(settings.min_window_seconds, median_s)
+    if length_s < least_s:
+        why = "half of the requests took longer" if median_s >= least_s else "min_window_seconds"
+        found.append(
+            f"The measured window is {length_s:.2f} s long; it takes {least_s:.2f} s ({why}). Ask for more "
+            "requests or a longer window."
+        )
+    return found
+
+
+def _doubtful_tokens(sample: Sample) -> list[str]:
+    answered = sample.answered
+    found = []
+    for doubt, doubtful in _DOUBTS:
+        count = sum(doubtful(record) for record in answered)
+        if count:
+            found.append(f"In {count} of {len(answered)} answers {doubt}")
+    return found
+
+
+def _unlike(record: RequestRecord) -> bool:
+    return bool(record.chunks_s) and record.output_tokens not in (None, sum(record.chunk_tokens))
+
+
+_DOUBTS: tuple[tuple[str, Callable[[RequestRecord], bool]], ...] = (
+    (
+        "nobody counted the output tokens: the number asked for was taken, which is too high where the model "
+        "stopped earlier.",
+        lambda record: record.output_by == BY_REQUEST,
+    ),
+    (
+        "each response was taken for one output token.",
+        lambda record: record.output_by == BY_RESPONSES,
+    ),
+    (
+        "nobody knows which chunk has how many tokens: they were shared evenly for the inter-token latency.",
+        lambda record: record.chunks_by == BY_SHARING,
+    ),
+    (
+        "the tokens of the chunks are not those of the whole: the inter-token latency is one of responses.",
+        _unlike,
+    ),
+)
+
+
+def _few(sample: Sample) -> list[str]:
+    answered = len(sample.answered)
+    if answered >= P99_REQUESTS:
+        return []
+    return [
+        f"{answered} requests were answered: with fewer than {P99_REQUESTS} the p99 is the maximum in effect."
+    ]
