@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from trtllm_hpc.bench.load.target import Target
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.summary import ClientUse
+from trtllm_hpc.client.tensors import LENGTH_OUTPUT, TEXT_OUTPUT
+
+_IDS_OUTPUT = "output_ids"
+_NUMBERS = {"INT32": "<i4", "INT64": "<i8", "UINT32": "<u4", "UINT64": "<u8"}
 
 
 @dataclass(slots=True)
@@ -43,6 +51,8 @@ class Load:
     replies: list[Reply]
     """In the order of sending; those cut off by an interrupt are missing."""
     client: ClientUse
+    start_s: float
+    """When the schedule began; times of requests that were due later count from here."""
     interrupted: bool = False
     """Whether Ctrl-C ended it early."""
 
@@ -75,7 +85,7 @@ class Parsed:
 
     @property
     def token_ids(self) -> tuple[int, ...] | None:
-        """All ids in order, those of the prompt too where the model repeats it; ``None`` from a text model."""
+        """All ids in order, with the prompt's where the model repeats them; ``None`` from a text model."""
         parts = [chunk.token_ids for chunk in self.chunks if chunk.token_ids is not None]
         return tuple(token for part in parts for token in part) if parts else None
 
@@ -87,5 +97,59 @@ class Parsed:
 
 
 def parse(reply: Reply, target: Target) -> Parsed:
-    """Read the raw responses of one request; what is no answer of the protocol is left out."""
-    raise NotImplementedError
+    """Read the raw responses of one request; those without output are left out.
+
+    Args:
+        target: whom it was sent to.
+    """
+    read = _generated if target.protocol == "http" else _streamed if target.by_stream else _inferred
+    chunks = (_chunk(time_s, read(raw)) for time_s, raw in reply.chunks)
+    return Parsed(tuple(chunk for chunk in chunks if chunk is not None), target.streaming)
+
+
+def _chunk(time_s: float, outputs: dict[str, Any]) -> Chunk | None:
+    text, ids, lengths = (outputs.get(name) for name in (TEXT_OUTPUT, _IDS_OUTPUT, LENGTH_OUTPUT))
+    if text is None and not ids:
+        return None
+    told = int(lengths[0]) if lengths else None
+    if ids is not None:
+        # Beams lie one after the other, all as long as the longest.
+        ids = tuple(ids[: len(ids) // max(1, len(lengths or ()))][:told])
+    return Chunk(time_s, text, ids, told)
+
+
+def _generated(raw: bytes) -> dict[str, Any]:
+    """Outputs of an answer of the ``generate`` extension: lists of numbers, one text."""
+    answer = json.loads(raw)
+    outputs = {
+        name: value if isinstance(value, list) else [value]
+        for name in (_IDS_OUTPUT, LENGTH_OUTPUT)
+        if (value := answer.get(name)) is not None
+    }
+    text = answer.get(TEXT_OUTPUT)
+    return {**outputs, TEXT_OUTPUT: text[0] if isinstance(text, list) and text else text}
+
+
+def _streamed(raw: bytes) -> dict[str, Any]:
+    from tritonclient.grpc import service_pb2
+
+    return _outputs(service_pb2.ModelStreamInferResponse.FromString(raw).infer_response)
+
+
+def _inferred(raw: bytes) -> dict[str, Any]:
+    from tritonclient.grpc import service_pb2
+
+    return _outputs(service_pb2.ModelInferResponse.FromString(raw))
+
+
+def _outputs(response: Any) -> dict[str, Any]:
+    """The three that count, of a ``ModelInferResponse``."""
+    outputs: dict[str, Any] = {}
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
+        if output.name == TEXT_OUTPUT and output.datatype == "BYTES" and len(raw) >= 4:
+            # Each string has its length before it.
+            end = 4 + int.from_bytes(raw[:4], "little")
+            outputs[TEXT_OUTPUT] = raw[4:end].decode("utf-8", errors="replace")
+        elif output.name in (_IDS_OUTPUT, LENGTH_OUTPUT) and output.datatype in _NUMBERS:
+            outputs[output.name] = np.frombuffer(raw, dtype=_NUMBERS[output.datatype]).tolist()
+    return outputs

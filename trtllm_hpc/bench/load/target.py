@@ -19,7 +19,7 @@ class CoreModel:
 
 @dataclass(frozen=True)
 class Target:
-    """A served model and the way to ask it."""
+    """A served model and the way to ask it; :func:`trtllm_hpc.bench.load.describe.find_target` makes one."""
 
     endpoint: Endpoint
     model: str
@@ -29,10 +29,19 @@ class Target:
     """Whether the answer is asked for as it comes."""
     timeout_s: float = 60.0
     """For each request, from its send."""
+    decoupled: bool = False
+    """Whether the model may answer in several responses."""
+    stream_input: str | None = None
+    """Input that asks a decoupled model for its tokens as they come."""
     min_length_input: str | None = None
-    """Input that keeps answers from ending early; it is sent as long as the answer may be. ``None``: not asked for."""
+    """Input that keeps answers from ending early, sent with the length asked for; ``None`` sends none."""
 
     @property
     def token_ids(self) -> bool:
         """Whether it takes token ids instead of a text."""
         return isinstance(self.kind, CoreModel)
+
+    @property
+    def by_stream(self) -> bool:
+        """Whether gRPC needs ``ModelStreamInfer``: Triton takes ``ModelInfer`` of no decoupled model."""
+        return self.protocol == "grpc" and (self.streaming or self.decoupled)

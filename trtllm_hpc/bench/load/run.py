@@ -1,0 +1,256 @@
+"""Load on a server: at times fixed beforehand, or so many requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from trtllm_hpc.bench.load.clock import Clock
+from trtllm_hpc.bench.load.conditions import interruptible, quiet, timed
+from trtllm_hpc.bench.load.pace import Pace
+from trtllm_hpc.bench.load.replies import Load, Reply
+from trtllm_hpc.bench.load.target import Target
+
+LEAD_S = 0.05
+"""From the connection to the first request, where no start is given."""
+_AT_ONCE = 64
+"""Late requests sent in a row before answers are let in."""
+
+
+class Counter(Protocol):
+    """Who is told of each answer, at once: it must be quick."""
+
+    def count(self, ok: bool, latency_s: float) -> None:
+        """One more request has ended, so long after it was due."""
+
+
+class Calls(Protocol):
+    """The requests of one protocol to one server."""
+
+    async def connect(self) -> None:
+        """Be ready to send. Raises NotReady."""
+
+    def send(self, reply: Reply, payload: bytes) -> None:
+        """Begin a request that is noted in ``reply``."""
+
+    def flush(self) -> None:
+        """Send what is only queued."""
+
+    async def close(self) -> None:
+        """Leave at once."""
+
+
+def run_open(
+    target: Target,
+    payloads: Sequence[bytes],
+    due_s: Sequence[float],
+    clock: Clock,
+    *,
+    start_s: float | None = None,
+    progress: Counter | None = None,
+) -> Load:
+    """Send each payload when it is due, whatever the server does, and wait for every answer.
+
+    A request that is late is sent at once, and its reply says so; none is dropped.
+
+    Args:
+        due_s: seconds after ``start_s``, rising.
+        start_s: on ``clock``; ``None`` is as soon as there is a connection.
+
+    Raises:
+        NotReady: no connection to the endpoint.
+    """
+    if len(payloads) != len(due_s):
+        raise ValueError(f"{len(payloads)} payloads for {len(due_s)} times")
+    return _run(_OpenLoop(target, payloads, due_s, clock, start_s, progress))
+
+
+def run_closed(
+    target: Target,
+    payloads: Sequence[bytes],
+    concurrency: int,
+    clock: Clock,
+    *,
+    count: int | None = None,
+    until_s: float | None = None,
+    start_s: float | None = None,
+    progress: Counter | None = None,
+) -> Load:
+    """Keep ``concurrency`` requests outstanding, and wait for every answer.
+
+    Payloads that run out come again from the first.
+
+    Args:
+        count: requests in all; ``None`` needs ``until_s``.
+        until_s: nothing is sent from then on, in seconds after the start.
+        start_s: on ``clock``; ``None`` is as soon as there is a connection.
+
+    Raises:
+        NotReady: no connection to the endpoint.
+    """
+    if count is None and until_s is None:
+        raise ValueError("a closed loop needs an end: count or until_s")
+    return _run(_ClosedLoop(target, payloads, concurrency, clock, start_s, progress, count, until_s))
+
+
+class _Loop:
+    """What both kinds of load have in common: sending, counting answers, ending."""
+
+    def __init__(
+        self,
+        target: Target,
+        payloads: Sequence[bytes],
+        clock: Clock,
+        start_s: float | None,
+        progress: Counter | None,
+    ) -> None:
+        self.target = target
+        self.payloads = payloads
+        self.clock = clock
+        self.start_s = start_s
+        self.progress = progress
+        self.replies: list[Reply] = []
+        self.open = 0
+        """Requests without an answer yet."""
+        self.interrupted = False
+        self.over = asyncio.Event()
+
+    async def run(self) -> Load:
+        self.calls = _calls(self.target, self.clock, self.ended)
+        try:
+            await self.calls.connect()
+            with quiet(), interruptible(self._interrupt), timed() as use, Pace(self.tick) as pace:
+                if self.start_s is None:
+                    self.start_s = self.clock.now() + LEAD_S
+                self.pace = pace
+                self.begin()
+                await self.over.wait()
+        finally:
+            self.over.set()
+            await self.calls.close()
+        replies = [reply for reply in self.replies if reply.ended_s >= 0]
+        return Load(replies, use(), self.start_s, self.interrupted)
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def tick(self) -> None:
+        raise NotImplementedError
+
+    def next(self, reply: Reply) -> bool:
+        """What an answer leads to; False if nothing comes after it."""
+        raise NotImplementedError
+
+    def send(self, index: int, due_s: float) -> None:
+        reply = Reply(index, due_s, self.clock.now(), -1.0)
+        self.replies.append(reply)
+        self.open += 1
+        self.calls.send(reply, self.payloads[index])
+
+    def ended(self, reply: Reply) -> None:
+        if self.over.is_set():
+            reply.ended_s = -1.0
+            return
+        self.open -= 1
+        if self.progress is not None:
+            self.progress.count(reply.ok, reply.ended_s - reply.due_s)
+        if not self.next(reply) and not self.open:
+            self.over.set()
+
+    def _interrupt(self) -> None:
+        self.interrupted = True
+        self.over.set()
+
+
+class _OpenLoop(_Loop):
+    def __init__(
+        self,
+        target: Target,
+        payloads: Sequence[bytes],
+        due_s: Sequence[float],
+        clock: Clock,
+        start_s: float | None,
+        progress: Counter | None,
+    ) -> None:
+        super().__init__(target, payloads, clock, start_s, progress)
+        self.due_s = due_s
+        self.sent = 0
+
+    def begin(self) -> None:
+        self.tick()
+
+    def tick(self) -> None:
+        assert self.start_s is not None
+        last = min(self.sent + _AT_ONCE, len(self.due_s))
+        while self.sent < last:
+            due_s = self.start_s + self.due_s[self.sent]
+            if due_s > self.clock.now():
+                break
+            self.sent += 1
+            self.send(self.sent - 1, due_s)
+            self.calls.flush()
+        if self.sent < len(self.due_s):
+            self.pace.wake(self.clock.zero + self.start_s + self.due_s[self.sent])
+        elif not self.open:
+            self.over.set()
+
+    def next(self, reply: Reply) -> bool:
+        return self.sent < len(self.due_s)
+
+
+class _ClosedLoop(_Loop):
+    def __init__(
+        self,
+        target: Target,
+        payloads: Sequence[bytes],
+        concurrency: int,
+        clock: Clock,
+        start_s: float | None,
+        progress: Counter | None,
+        count: int | None,
+        until_s: float | None,
+    ) -> None:
+        super().__init__(target, payloads, clock, start_s, progress)
+        self.concurrency = concurrency
+        self.left = count if count is not None else 2**62
+        self.until_s = until_s
+        self.sent = 0
+
+    def begin(self) -> None:
+        assert self.start_s is not None
+        self.pace.wake(self.clock.zero + self.start_s)
+
+    def tick(self) -> None:
+        assert self.start_s is not None
+        self.end_s = float("inf") if self.until_s is None else self.start_s + self.until_s
+        for _ in range(min(self.concurrency, self.left)):
+            self._send(self.start_s)
+        self.calls.flush()
+        if not self.open:
+            self.over.set()
+
+    def next(self, reply: Reply) -> bool:
+        if self.left and self.clock.now() < self.end_s:
+            self._send(reply.ended_s)
+            return True
+        return False
+
+    def _send(self, due_s: float) -> None:
+        self.left -= 1
+        self.sent += 1
+        self.send((self.sent - 1) % len(self.payloads), due_s)
+
+
+def _run(loop: _Loop) -> Load:
+    return asyncio.run(loop.run())
+
+
+def _calls(target: Target, clock: Clock, ended: Callable[[Reply], None]) -> Calls:
+    if target.protocol == "http":
+        from trtllm_hpc.bench.load.http_calls import HttpCalls
+
+        return HttpCalls(target, clock, ended)
+    from trtllm_hpc.bench.load.grpc_calls import GrpcCalls
+
+    return GrpcCalls(target, clock, ended)
