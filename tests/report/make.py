@@ -85,7 +85,7 @@ def make(
     measurement = Measurement(
         name=name,
         started_at=STARTED_AT,
-        settings=Benchmark(rates_per_second=[]).model_dump(mode="json"),
+        settings=_settings(levels, requests, warmup, repeats),
         model="ensemble",
         protocol="grpc",
         streaming=streaming,
@@ -101,6 +101,15 @@ def make(
         verdict=verdict,
     )
     return Made(measurement, records, make_samples(records))
+
+
+def _settings(levels: Sequence[Level], requests: int, warmup: int, repeats: int) -> dict[str, Any]:
+    load: dict[str, Any] = {
+        "rates_per_second": [level.rate_per_s for level in levels if isinstance(level, OpenLoop)],
+        "concurrencies": [level.concurrency for level in levels if isinstance(level, ClosedLoop)],
+    }
+    chosen = Benchmark(**load, requests=requests, warmup_requests=warmup, repeats=repeats, max_tokens=48)
+    return chosen.model_dump(mode="json")
 
 
 def searched() -> Made:

@@ -94,8 +94,7 @@ def _detail(stage: str, progress: Progress) -> str:
 
 def _companion_detail(progress: Progress) -> str:
     if progress.benchmark is not None:
-        done, count, errors = progress.benchmark
-        return f"benchmark {done} of {count} requests" + (f", {errors} errors" if errors else "")
+        return f"benchmark: {progress.benchmark}"
     return "asks" if progress.status.endpoint is not None else "waits for the endpoint"
 
 
@@ -103,7 +102,6 @@ def _table(progress: Progress) -> Table:
     table = Table.grid(padding=(0, 2))
     for stage, (state, detail) in _sentences(progress).items():
         table.add_row(Text(stage, style="bold"), Text(_joined(state, detail)))
-    if progress.benchmark is not None:
-        done, count, _ = progress.benchmark
-        table.add_row("", ProgressBar(total=count, completed=done, width=40))
+    if progress.benchmark is not None and progress.benchmark.share is not None:
+        table.add_row("", ProgressBar(total=1.0, completed=progress.benchmark.share, width=40))
     return table

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from trtllm_hpc.bench.summary import Interval
+
 NONE = "-"
 
 
@@ -25,3 +27,27 @@ def share(value: float | None) -> str:
 def of_levels(count: int) -> str:
     """``1 level`` or ``5 levels``."""
     return f"{count} level{'s' if count != 1 else ''}"
+
+
+def low_of(interval: Interval) -> float:
+    """Its lower end; the figure itself of a single pass."""
+    return interval.mean if interval.low is None else interval.low
+
+
+def high_of(interval: Interval) -> float:
+    """Its upper end; the figure itself of a single pass."""
+    return interval.mean if interval.high is None else interval.high
+
+
+def with_interval(interval: Interval) -> str:
+    """``12.3 (11.9 to 12.7)``; the figure alone of a single pass."""
+    if interval.low is None or interval.high is None:
+        return quantity(interval.mean)
+    return f"{quantity(interval.mean)} ({quantity(interval.low)} to {quantity(interval.high)})"
+
+
+def plus_minus(interval: Interval) -> str:
+    """Half the width of the interval, as ``± 1.2``; empty of a single pass."""
+    if interval.low is None or interval.high is None:
+        return ""
+    return f"± {quantity((interval.high - interval.low) / 2, 2)}"

@@ -13,7 +13,9 @@ from trtllm_hpc.bench.metrics.latency import (
     TimeToFirstToken,
 )
 from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
+from trtllm_hpc.report.html.curves import no_figure
 from trtllm_hpc.report.html.material import Material
+from trtllm_hpc.report.html.scales import axis, scale
 from trtllm_hpc.report.words import of_levels, quantity
 
 MOST_LEVELS = 8
@@ -21,8 +23,7 @@ MOST_LEVELS = 8
 MOST_POINTS = 120
 """Of one curve: more than these are thinned out evenly by their share."""
 _HEIGHT = 240
-_SPREAD = 20.0
-"""A ratio of largest to smallest above which the axis is logarithmic."""
+_SHARES = [0, 0.25, 0.5, 0.75, 0.9, 0.99]
 _METRICS: tuple[tuple[PerRequest, str], ...] = (
     (TimeToFirstToken(), "Time to first token (TTFT)"),
     (TimePerOutputToken(), "Time per output token (TPOT), mean of each request"),
@@ -56,9 +57,7 @@ def _distribution(material: Material, metric: PerRequest, title: str) -> Chart |
     values = {level: _values(material, level, metric) for level in levels}
     rows = [row for level in levels for row in _points(material.labels[level], values[level])]
     if not rows:
-        if not material.measurement.streaming and metric.key != "latency_ms":
-            return NoChart(title, "Answers were not streamed, so nobody can tell when their tokens came.")
-        return NoChart(title, "No answered request has this figure.")
+        return NoChart(title, no_figure(material, metric.key))
     description = f"{title}: share of values no longer than a time, {of_levels(len(levels))}. " + " ".join(
         f"At {material.labels[level]}: {_middle(values[level])}." for level in levels if values[level]
     )
@@ -75,12 +74,10 @@ def _distribution(material: Material, metric: PerRequest, title: str) -> Chart |
 def _spec(rows: Sequence[dict[str, Any]], labels: list[str]) -> dict[str, Any]:
     alt = altair()
     times = [row["ms"] for row in rows]
-    logarithmic = min(times) > 0 and max(times) / min(times) > _SPREAD
-    scale = alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(zero=False, nice=True)
-    marks = alt.Axis(format=".0%", values=[0, 0.25, 0.5, 0.75, 0.9, 0.99])
+    marks = alt.Axis(format=".0%", values=_SHARES, tickCount=len(_SHARES), labelOverlap=False)
     legend = alt.Legend() if len(labels) > 1 else None
     base = alt.Chart(alt.NamedData("points")).encode(
-        x=alt.X("ms:Q", title="ms", scale=scale),
+        x=alt.X("ms:Q", title="ms", scale=scale(alt, times, zero=False), axis=axis(alt, times)),
         y=alt.Y("share:Q", title=None, axis=marks, scale=alt.Scale(domain=[0, 1])),
         color=alt.Color("level:O", sort=labels, legend=legend),
     )

@@ -12,6 +12,10 @@ from trtllm_hpc.bench.summary import Interval, LevelResult, Measurement, read_me
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.html.phases import Story, read_story
 
+KEPT_UP = 0.95
+"""Share of the requests sent each second that a server finishes which keeps up with them; the ends of a
+short window take a little away."""
+
 
 @dataclass(frozen=True)
 class Material:
@@ -39,7 +43,8 @@ class Material:
         """The level whose figures stand for the measurement; ``None`` without levels.
 
         The one that the search found; else, of those that are valid (of all
-        if none is), the one with the most requests finished each second.
+        if none is), the highest load that the server kept up with; else the
+        one with the most requests finished each second.
         """
         levels = self.measurement.levels
         search = self.measurement.search
@@ -48,7 +53,8 @@ class Material:
                 if tried.rate_per_s == search.max_rate_per_s and tried.holds:
                     return tried.level
         usable = [place for place, result in enumerate(levels) if is_valid(result)] or range(len(levels))
-        return max(usable, key=lambda place: _finished(levels[place]), default=None)
+        kept_up = [place for place in usable if keeps_up(levels[place])]
+        return max(kept_up or usable, key=lambda place: finished_rate(levels[place]), default=None)
 
     def of_pass(self, level: int, repeat: int) -> list[RequestRecord]:
         """The records of one pass, in the order in which they were due."""
@@ -73,6 +79,13 @@ def read_material(paths: RunPaths, name: str) -> Material:
     return Material(paths.run_id, measurement, records, read_samples(files.samples), read_story(paths))
 
 
-def _finished(result: LevelResult) -> float:
+def keeps_up(result: LevelResult) -> bool:
+    """Whether the server finished nearly as many requests each second as were sent."""
+    sent = result.metrics.get("sent_rate_per_s")
+    return isinstance(sent, Interval) and finished_rate(result) >= KEPT_UP * sent.mean
+
+
+def finished_rate(result: LevelResult) -> float:
+    """Requests finished each second, over all passes; 0 if none was."""
     rate = result.metrics.get("finished_rate_per_s")
     return rate.mean if isinstance(rate, Interval) else 0.0

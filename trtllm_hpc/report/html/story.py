@@ -5,7 +5,7 @@ from __future__ import annotations
 from trtllm_hpc.report.html.chart import Chart, NoChart, Row, Section, altair, described
 from trtllm_hpc.report.html.material import Material
 from trtllm_hpc.report.html.phases import WAITS
-from trtllm_hpc.report.html.theme import CATEGORIES, FAILED, QUIET
+from trtllm_hpc.report.html.theme import ASIDE, CATEGORIES, FAILED, QUIET
 from trtllm_hpc.report.words import quantity
 
 _ROW = 26
@@ -39,7 +39,7 @@ def _phases(material: Material) -> Chart | NoChart:
     if not rows:
         return NoChart(title, "The run folder holds no events of a start.")
     alt = altair()
-    colors = alt.Scale(domain=["works", "waits"], range=[CATEGORIES[0], "#9aa5b1"])
+    colors = alt.Scale(domain=["works", "waits"], range=[CATEGORIES[0], ASIDE])
     base = alt.Chart(alt.NamedData("phases")).encode(
         y=alt.Y("phase:N", sort=None, title=None, axis=alt.Axis(labelLimit=170, grid=False)),
         tooltip=[alt.Tooltip("phase:N"), alt.Tooltip("told:N", title="took")],

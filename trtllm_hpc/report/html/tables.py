@@ -10,8 +10,7 @@ from trtllm_hpc.bench.metrics import BY_KEY, METRICS
 from trtllm_hpc.bench.summary import Interval, LevelResult
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.report.html.material import Material, is_valid
-from trtllm_hpc.report.html.verdict import plus_minus
-from trtllm_hpc.report.words import NONE, quantity
+from trtllm_hpc.report.words import NONE, plus_minus, quantity
 
 _LEVEL_COLUMNS = (
     *("valid", "passes", "requests", "failed", "sent/s", "finished/s", "output tokens/s"),
@@ -53,10 +52,10 @@ def _level_cells(result: LevelResult) -> Iterator[str]:
 
 
 def cell(figure: object) -> str:
-    """``12.3 ± 0.4``, or a dash."""
+    """``12.3`` with ``± 0.4`` below it, or a dash."""
     if not isinstance(figure, Interval):
         return NONE
-    return f"{quantity(figure.mean)} {plus_minus(figure)}".strip()
+    return f"{quantity(figure.mean)}\n{plus_minus(figure)}".strip()
 
 
 def figure_tables(material: Material) -> list[Table]:

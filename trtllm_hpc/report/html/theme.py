@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
-# Okabe and Ito's palette (2008), told apart with any colour vision; its yellow and black
-# are left out, which one of the two backgrounds swallows.
-CATEGORIES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"]
+# Hues of Okabe and Ito (2008), told apart with any colour vision, in shades that are seen on white and on
+# the dark page alike.
+CATEGORIES = ["#2b8ac9", "#d98c00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"]
+ASIDE = "#98a3b0"
+"""Of what counts for nothing."""
 FAILED = "#d55e00"
 BAND = "band"
 """Style of what lies behind the lines: warm-up and drain."""
@@ -42,7 +44,8 @@ def _config(*, ink: str, soft: str, line: str, band: str, extent: tuple[float, f
         "font": FONT,
         "axis": axis,
         "axisX": {"grid": False, "tickCount": 6},
-        "axisY": {"ticks": False, "domain": False, "tickCount": 5},
+        # Of one width, so that time lines stand exactly one above the other.
+        "axisY": {"ticks": False, "domain": False, "tickCount": 5, "minExtent": 40},
         "legend": {
             "orient": "top",
             "title": None,
@@ -55,6 +58,8 @@ def _config(*, ink: str, soft: str, line: str, band: str, extent: tuple[float, f
         },
         "title": {"color": ink, "anchor": "start", "fontSize": 14, "offset": 12},
         "view": {"stroke": None},
+        "mark": {"color": CATEGORIES[0]},
+        "rule": {"color": CATEGORIES[0]},
         "line": {"strokeWidth": 2},
         "point": {"size": 40, "filled": True},
         "text": {"color": soft, "fontSize": 11},

@@ -8,7 +8,8 @@ from typing import Any
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
 from trtllm_hpc.report.html.material import Material
-from trtllm_hpc.report.html.theme import BAND, CATEGORIES, FAILED
+from trtllm_hpc.report.html.scales import axis, scale
+from trtllm_hpc.report.html.theme import ASIDE, BAND, CATEGORIES, FAILED
 from trtllm_hpc.report.words import quantity
 
 MOST_DOTS = 1500
@@ -19,9 +20,14 @@ _SURE = 300
 """Dots kept for failed requests, and for the slowest."""
 _HEIGHT = 240
 _BAR_STEP = 5
-_PARTS = ("late send", "to first token", "generates", "whole answer", "failed")
-_PART_COLORS = [CATEGORIES[3], CATEGORIES[1], CATEGORIES[0], CATEGORIES[4], FAILED]
-_STATES = ("answered", "answered, warm-up", "failed")
+_PARTS = {
+    "late send": CATEGORIES[3],
+    "to first token": CATEGORIES[1],
+    "generates": CATEGORIES[0],
+    "whole answer": CATEGORIES[0],
+    "failed": FAILED,
+}
+_STATES = {"answered": CATEGORIES[0], "answered, warm-up": ASIDE, "failed": FAILED}
 
 
 def timeline_section(material: Material) -> Section:
@@ -77,16 +83,15 @@ def _dots(material: Material) -> Chart | NoChart:
     shown = _chosen(material.records)
     rows = [_dot(material, record) for record in shown]
     alt = altair()
-    latencies = [row["ms"] for row in rows]
-    logarithmic = min(latencies) > 0 and max(latencies) / min(latencies) > 20
-    scale = alt.Scale(type="log", nice=True) if logarithmic else alt.Scale(zero=True)
-    colors = alt.Scale(domain=list(_STATES), range=[CATEGORIES[0], CATEGORIES[4], FAILED])
+    times = [row["ms"] for row in rows]
+    used = [state for state in _STATES if any(row["state"] == state for row in rows)]
+    colors = alt.Scale(domain=used, range=[_STATES[state] for state in used])
     dots = (
         alt.Chart(alt.NamedData("dots"))
         .mark_point(filled=True, size=22, opacity=0.75)
         .encode(
             x=seconds_axis(alt, "due", end_of(material)),
-            y=alt.Y("ms:Q", title="latency from schedule (ms)", scale=scale),
+            y=alt.Y("ms:Q", title="latency (ms)", scale=scale(alt, times), axis=axis(alt, times)),
             color=alt.Color("state:N", scale=colors),
             tooltip=[alt.Tooltip(f"{name}:N") for name in ("request", "level", "status", "error")]
             + [alt.Tooltip("ms:Q", format=".4~r")],
@@ -151,7 +156,7 @@ def _bars(material: Material) -> Chart | NoChart:
     ]
     alt = altair()
     used = [part for part in _PARTS if any(row["part"] == part for row in rows)]
-    colors = [color for part, color in zip(_PARTS, _PART_COLORS, strict=True) if part in used]
+    colors = [_PARTS[part] for part in used]
     chart = (
         alt.Chart(alt.NamedData("bars"))
         .mark_bar(height={"band": 0.8})

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.summary import Interval, LevelResult
-from trtllm_hpc.report.html.material import Material, is_valid
-from trtllm_hpc.report.words import quantity, share
+from trtllm_hpc.report.html.material import Material, finished_rate, is_valid, keeps_up
+from trtllm_hpc.report.words import plus_minus, quantity, share
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,23 @@ def headline_words(material: Material) -> str:
     if material.headline is None:
         return "Nothing was measured."
     label = material.labels[material.headline]
-    count = len(material.labels)
     search = material.measurement.search
     if search is not None and search.max_rate_per_s is not None:
         return f"At {label}, the highest rate found that holds {search.slo}."
-    if count == 1:
+    if len(material.labels) == 1:
         return f"At {label}, the only level measured."
-    valid = "valid " if any(is_valid(result) for result in material.measurement.levels) else ""
-    return (
-        f"At {label}, which of {count} levels is the {valid}one with the most requests finished each second."
+    levels = material.measurement.levels
+    usable = "valid " if any(map(is_valid, levels)) else ""
+    if not keeps_up(levels[material.headline]):
+        return f"At {label}, the {usable}level with the most requests finished each second."
+    most = max(range(len(levels)), key=lambda place: finished_rate(levels[place]))
+    top = (
+        f" The most that was finished is {quantity(finished_rate(levels[most]))} requests/s, "
+        f"at {material.labels[most]}, where requests pile up."
+        if not keeps_up(levels[most])
+        else ""
     )
+    return f"At {label}, the highest {usable}load with which the server kept up.{top}"
 
 
 def cards(material: Material) -> list[Card]:
@@ -83,7 +90,7 @@ def cards(material: Material) -> list[Card]:
 
 
 def _rates(result: LevelResult) -> Iterator[Card]:
-    asked = "" if isinstance(result.level, ClosedLoop) else f"asked {quantity(result.level.rate_per_s)}"
+    asked = "" if isinstance(result.level, ClosedLoop) else f"asked {result.level.rate_per_s:g}"
     for key, label, unit, note in (
         ("finished_rate_per_s", "Throughput", "requests/s", asked),
         ("output_tokens_per_s", "Output", "tokens/s", ""),
@@ -112,10 +119,3 @@ def _errors(result: LevelResult) -> Card:
     failed = sum(one.failed for one in result.passes)
     measured = sum(one.measured for one in result.passes)
     return Card("Failed", share(failed / measured if measured else None), "", f"{failed:,} of {measured:,}")
-
-
-def plus_minus(interval: Interval) -> str:
-    """Half the width of the interval, as ``± 1.2``; empty of a single pass."""
-    if interval.low is None or interval.high is None:
-        return ""
-    return f"± {quantity((interval.high - interval.low) / 2)}"
