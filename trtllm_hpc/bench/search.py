@@ -1,0 +1,157 @@
+"""The highest rate at which limits hold, by doubling and bisection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from trtllm_hpc.bench.slo import Slo
+from trtllm_hpc.bench.summary import Figure, Pass, SearchResult, Tried
+
+PRECISION = 0.05
+"""The search ends when the lowest failing rate is less than this share above the highest that holds."""
+HIGHEST_PER_S = 100_000.0
+"""No rate above is tried: it is the highest that settings take."""
+LOWEST_SHARE = 1 / 64
+"""No rate below this share of the first is tried: a slow rate takes long to measure."""
+MOST_TRIED = 40
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the passes at one rate have shown."""
+
+    passes_held: int
+    passes: int
+    broken: list[str]
+    """Why passes did not hold, in sentences."""
+    level: int
+    """The place of the rate among the levels of the measurement."""
+    unusable: str | None = None
+    """Why the passes tell nothing of the server, in a sentence: the search ends there."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether more than half of the passes held."""
+        return 2 * self.passes_held > self.passes
+
+
+def outcome_of(passes: Sequence[Pass], slo: Slo, level: int, max_error_share: float) -> Outcome:
+    """Judge the passes at one rate.
+
+    A pass holds if its figures keep the limits, its server kept up with the
+    load, and no more requests failed than may. A pass that is invalid for
+    any other reason, first of all a client at its limit, says nothing of the
+    server, and is held against nobody. Nor do passes without any answer.
+    """
+    if not any(one.measured > one.failed for one in passes):
+        why = "No request was answered: is the server there? If it only drowned, begin at a lower rate."
+        return Outcome(0, len(passes), [], level, unusable=why)
+    held, broken = 0, list[str]()
+    for one in passes:
+        wrong = _wrong(one, slo, max_error_share)
+        if one.verdict.client_limited or (not wrong and not one.verdict.valid):
+            return Outcome(held, len(passes), [], level, unusable=_unusable(one))
+        held += not wrong
+        broken += [sentence for sentence in wrong if sentence not in broken]
+    return Outcome(held, len(passes), broken, level)
+
+
+def _wrong(one: Pass, slo: Slo, max_error_share: float) -> list[str]:
+    """What the server did wrong in a pass, in sentences."""
+    wrong = slo.broken_by(one.metrics)
+    if _error_share(one.metrics) > max_error_share:
+        wrong.append(f"{one.failed} of {one.measured} requests failed.")
+    if one.verdict.unsteady:
+        wrong.append("Latency grew over the window: the server did not keep up.")
+    return wrong
+
+
+def _error_share(figures: dict[str, Figure]) -> float:
+    share = figures.get("error_share", 0.0)
+    return share if isinstance(share, float | int) else 0.0
+
+
+def _unusable(one: Pass) -> str:
+    who = (
+        "The client, not the server, is the limit"
+        if one.verdict.client_limited
+        else "The figures are invalid"
+    )
+    return f"{who}: {' '.join(one.verdict.findings)}"
+
+
+def find_max(
+    measure: Callable[[float], Outcome], start_per_s: float, slo: str, *, precision: float = PRECISION
+) -> SearchResult:
+    """Find the highest rate at which the limits hold.
+
+    From the first rate the search doubles while the limits hold, or halves
+    until they do, and then bisects until the lowest failing rate is less than
+    ``precision`` above the highest that holds. It ends early, and says so,
+    where passes cannot be used: above such a rate nothing can be known.
+
+    Args:
+        measure: runs the passes at a rate and judges them, see :func:`outcome_of`.
+        slo: the limits in words, for the result.
+    """
+    search = _Search(measure)
+    rate: float | None = start_per_s
+    while rate is not None and search.goes_on:
+        search.attempt(rate)
+        rate = search.next_rate(start_per_s, precision)
+    return SearchResult(slo, search.low, search.high, search.tried, search.stopped)
+
+
+@dataclass
+class _Search:
+    """What is known so far."""
+
+    measure: Callable[[float], Outcome]
+    low: float | None = None
+    """The highest rate that held."""
+    high: float | None = None
+    """The lowest rate that failed."""
+    tried: list[Tried] = field(default_factory=list)
+    stopped: str | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        return self.stopped is None
+
+    def attempt(self, rate: float) -> None:
+        outcome = self.measure(rate)
+        if outcome.unusable is not None:
+            self.stopped = f"The search ended at {rate:g}/s. {outcome.unusable}"
+            return
+        self.tried.append(
+            Tried(rate, outcome.holds, outcome.passes_held, outcome.passes, outcome.broken, outcome.level)
+        )
+        if outcome.holds:
+            self.low = rate
+        else:
+            self.high = rate
+        if len(self.tried) >= MOST_TRIED:
+            self.stopped = f"The search ended after {MOST_TRIED} rates."
+
+    def next_rate(self, start: float, precision: float) -> float | None:
+        """The rate to try next; ``None`` if enough is known."""
+        if self.low is None:
+            return None if self.high is None else self._halved(self.high, start)
+        if self.high is None:
+            return self._doubled(self.low)
+        if (self.high - self.low) / self.low < precision:
+            return None
+        return (self.low + self.high) / 2
+
+    def _halved(self, rate: float, start: float) -> float | None:
+        if rate / 2 >= start * LOWEST_SHARE:
+            return rate / 2
+        self.stopped = f"The limits do not hold even at {rate:g}/s."
+        return None
+
+    def _doubled(self, rate: float) -> float | None:
+        if rate < HIGHEST_PER_S:
+            return min(2 * rate, HIGHEST_PER_S)
+        self.stopped = f"The limits hold even at {rate:g}/s, the highest rate that can be asked for."
+        return None
