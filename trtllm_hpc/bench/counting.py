@@ -1,31 +1,58 @@
-"""Who counts the tokens, from the best source to the last resort."""
+"""Who counts the tokens, from the best source to the last resort.
+
+Of an answer, in this order: the model (the ids that it answered with, or its
+``sequence_length``); a replay; the responses of a stream, unless the tokenizer
+finds several tokens in most of them; the tokenizer, run over the text; the
+number asked for. Each record says which.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
-from trtllm_hpc.bench.load.replies import Parsed, Reply
-from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.load.replies import Chunk, Parsed, Reply
+from trtllm_hpc.bench.records import MEASURED, WARMUP, RequestRecord
+from trtllm_hpc.bench.retokenizing import Texts, recounted
+from trtllm_hpc.bench.sources import (
+    BY_MODEL,
+    BY_PREPROCESSING,
+    BY_REPLAY,
+    BY_REQUEST,
+    BY_RESPONSES,
+    BY_SHARING,
+    BY_TOKENIZER,
+    BY_WORKLOAD,
+)
 from trtllm_hpc.bench.summary import Window
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 
-BY_MODEL = "model"
-"""The asked model itself: its ``sequence_length``, or the ids that it answered with."""
-BY_WORKLOAD = "workload"
-"""The workload sent ids, so many."""
-BY_REPLAY = "replay"
-"""The core model was asked the same prompt after the measurement (decoding is greedy by default)."""
-BY_RESPONSES = "responses"
-"""Each response of a stream is taken for one token."""
-BY_TOKENIZER = "tokenizer"
-"""The model's tokenizer, run over the text on the client's side. An answer's tokens may have been others."""
-BY_PREPROCESSING = "preprocessing"
-"""The server's tokenizer, asked over the network."""
-BY_SHARING = "shared evenly"
-"""Of chunks: nobody knows which has how many; the answer's tokens, as even as they go."""
-BY_REQUEST = "requested"
-"""Nobody counted: the number that was asked for. Too high if the model stopped earlier."""
+__all__ = [
+    "BY_MODEL",
+    "BY_PREPROCESSING",
+    "BY_REPLAY",
+    "BY_REQUEST",
+    "BY_RESPONSES",
+    "BY_SHARING",
+    "BY_TOKENIZER",
+    "BY_WORKLOAD",
+    "to_records",
+]
+
+Replayed = Mapping[tuple[str, int], int]
+"""Tokens that the core model answered with, by prompt and tokens asked for; see :mod:`.replay`."""
+
+
+@dataclass(frozen=True)
+class _Count:
+    """The tokens of one answer, and who counted them."""
+
+    tokens: int
+    by: str
+    chunks: tuple[int, ...] = ()
+    chunks_by: str | None = None
 
 
 def to_records(
@@ -37,13 +64,120 @@ def to_records(
     repeat: int,
     window: Window,
     tokenizer: Tokenizer | None = None,
+    replayed: Replayed | None = None,
 ) -> list[RequestRecord]:
     """The records of one pass, in the order of the replies.
+
+    What came of a stream that broke off is kept, without a total.
 
     Args:
         parsed: of each reply, see :func:`trtllm_hpc.bench.load.replies.parse`.
         requests: the workload; a reply's ``index`` is a place in it, modulo its length.
         window: the measured part; what was due before it is warm-up. Nothing is due after it.
         tokenizer: counts answers of which the model does not tell the length.
+        replayed: what the core model answered to the same prompts.
     """
-    raise NotImplementedError
+    asked = [requests[reply.index % len(requests)] for reply in replies]
+    texts = recounted(parsed, asked, tokenizer)
+    return [
+        _record(
+            reply, request, answer, _counted(request, answer, text, replayed or {}), (level, repeat), window
+        )
+        for reply, request, answer, text in zip(replies, asked, parsed, texts, strict=True)
+    ]
+
+
+def _record(
+    reply: Reply, request: Request, answer: Parsed, count: _Count, place: tuple[int, int], window: Window
+) -> RequestRecord:
+    level, repeat = place
+    return RequestRecord(
+        index=reply.index,
+        level=level,
+        repeat=repeat,
+        phase=WARMUP if reply.due_s < window.start_s else MEASURED,
+        scheduled_s=reply.due_s,
+        sent_s=reply.sent_s,
+        ended_s=reply.ended_s,
+        status=reply.status,
+        error=reply.error,
+        requested_tokens=request.max_tokens,
+        chunks_s=tuple(chunk.time_s for chunk in answer.chunks) if answer.streamed else (),
+        chunk_tokens=count.chunks,
+        chunks_by=count.chunks_by,
+        input_tokens=request.input_tokens,
+        input_by=request.input_by,
+        output_tokens=count.tokens if reply.ok else None,
+        output_by=count.by if reply.ok else None,
+        instance=reply.instance,
+    )
+
+
+def _counted(request: Request, answer: Parsed, texts: Texts | None, replayed: Replayed) -> _Count:
+    chunks = answer.chunks
+    if answer.streamed and chunks:
+        return _of_stream(request, chunks, texts, replayed)
+    told = _told(request, answer)
+    if told is not None:
+        return _Count(told, BY_MODEL)
+    replay = replayed.get((request.prompt or "", request.max_tokens))
+    if chunks and replay is not None:
+        return _Count(replay, BY_REPLAY)
+    if not chunks:
+        return _Count(0, BY_RESPONSES)
+    return _Count(request.max_tokens, BY_REQUEST) if texts is None else _Count(texts.total, texts.by)
+
+
+def _told(request: Request, answer: Parsed) -> int | None:
+    """Tokens of an unstreamed answer, without those of a prompt that it repeats."""
+    ids = answer.token_ids
+    if ids is not None:
+        given = request.token_ids or ()
+        return len(ids) - (len(given) if ids[: len(given)] == given else 0)
+    length = answer.sequence_length
+    if length is None or not repeats_prompt(request, answer):
+        return length
+    return None if request.input_tokens is None else length - request.input_tokens
+
+
+def repeats_prompt(request: Request, answer: Parsed) -> bool:
+    """Whether the text begins with the prompt, as upstream's models do unless told to exclude it."""
+    return bool(request.prompt) and (answer.text or "").startswith(request.prompt or "")
+
+
+def _of_stream(request: Request, chunks: Sequence[Chunk], texts: Texts | None, replayed: Replayed) -> _Count:
+    """A stream's tokens; a response that brings output brings at least one of them."""
+    ids = [chunk.token_ids for chunk in chunks]
+    if all(known is not None for known in ids):
+        lengths = tuple(len(known) for known in ids if known is not None)
+        return _Count(sum(lengths), BY_MODEL, lengths, BY_MODEL)
+    told = _lengths(chunks)
+    if told is not None:
+        return _Count(sum(told), BY_MODEL, told, BY_MODEL)
+    ones = (1,) * len(chunks)
+    replay = replayed.get((request.prompt or "", request.max_tokens))
+    if replay is not None and replay != len(chunks):
+        return _Count(replay, BY_REPLAY, _shared(replay, len(chunks)), BY_SHARING)
+    if replay is None and texts is not None:
+        return _Count(texts.total, texts.by, texts.chunks, texts.by)
+    return _Count(len(chunks), BY_RESPONSES, ones, BY_RESPONSES)
+
+
+def _lengths(chunks: Sequence[Chunk]) -> tuple[int, ...] | None:
+    """Tokens of each response as the model tells them; ``None`` if it does not.
+
+    A length that grows with each response is that of the whole answer so far.
+    """
+    told = [chunk.sequence_length for chunk in chunks if chunk.sequence_length is not None]
+    if len(told) < len(chunks):
+        return None
+    grows = len(told) > 1 and all(after > before for before, after in pairwise(told))
+    if not grows:
+        return tuple(told)
+    return tuple(after - before for before, after in pairwise([0, *told]))
+
+
+def _shared(total: int, responses: int) -> tuple[int, ...]:
+    """A total shared as evenly as it goes, the first responses having one more."""
+    each, more = divmod(total, responses)
+    return tuple(each + (place < more) for place in range(responses))

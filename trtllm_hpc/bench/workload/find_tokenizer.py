@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,10 +68,10 @@ def _local(workload: Workload, folders: Sequence[Path]) -> LocalTokenizer | None
         except UnusableTokenizer as error:
             raise refused("tokenizer", str(error), code="bad-tokenizer", value=workload.tokenizer) from None
     for folder in folders:
-        try:
-            return LocalTokenizer(folder)
-        except UnusableTokenizer:
-            continue
+        # The reference backend's engines keep theirs in a folder of its own.
+        for place in (folder, folder / "tokenizer"):
+            with suppress(UnusableTokenizer):
+                return LocalTokenizer(place)
     return None
 
 

@@ -48,8 +48,9 @@ def trace(wanted: Wanted) -> Built:
         line = timed[made.index(not made[0])].entry.line
         raise misread(path, line, "is of another layout than the entries before: prompts, or lengths alone")
     requests, notes = (_synthetic if made[0] else _recorded)(wanted, path, timed)
-    if len(requests) < wanted.count:
-        notes.append(f"The trace has {some(len(requests), 'request').rsplit(' ', 1)[0]} and no more.")
+    asked = wanted.settings.requests
+    if asked is not None and len(requests) < min(asked, wanted.count):
+        notes.append(f"The trace has only {len(requests):,} of the {asked:,} requests asked for.")
     return Built(requests, notes)
 
 
