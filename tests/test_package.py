@@ -28,8 +28,12 @@ FLOORS = {
     "": 0,
 }  # fmt: skip
 APART = {"runtime", "reference"}
-SIDEWAYS = {("lifecycle", "logs"), ("client", "logs"), ("bench", "client"), ("plan", "reference")}
-"""On one floor, and one way only: who tells of a failure reads the logs, who measures a server asks it.
+SIDEWAYS = {
+    ("lifecycle", "logs"), ("client", "logs"), ("bench", "client"), ("lifecycle", "bench"),
+    ("plan", "reference"),
+}  # fmt: skip
+"""On one floor, and one way only: who tells of a failure reads the logs, who measures a server asks it, who
+follows a run reads how far its measurement is.
 The reference backend knows its own models, and nothing of the plan."""
 DATA = {"templates", "jobs", "slurm"}
 

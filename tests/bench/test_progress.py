@@ -1,37 +1,189 @@
 from __future__ import annotations
 
+import os
+import pty
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.bench.progress import Progress, reported
-from trtllm_hpc.paths import read_json
+from tests.runtime.conftest import eventually
+from trtllm_hpc.bench.progress import Progress, Snapshot, Step, read_progress, write_progress
+from trtllm_hpc.bench.progress_shown import reported, terminal_bar
+from trtllm_hpc.paths import write_json
+
+SWEEP = Step(level=1, levels=4, label="8/s", repeat=0, repeats=3, requests=200, length_s=25.0, then_s=75.0)
 
 
-def test_progress_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clock."""
+    now = [0.0]
+    monkeypatch.setattr("trtllm_hpc.bench.progress.time.monotonic", lambda: now[0])
+
+    def set_clock(seconds: float) -> None:
+        now[0] = seconds
+
+    return set_clock
+
+
+# Counting -------------------------------------------------------------------------------
+
+
+def test_the_rate_is_that_of_the_last_seconds(at: Callable[[float], None]) -> None:
+    progress = Progress(SWEEP)
+    for second in range(1, 11):
+        at(second)
+        for _ in range(10 if second <= 5 else 2):
+            progress.count(ok=True)
+        last = progress.snapshot()
+    assert last.done == 60 and last.elapsed_s == 10
+    assert last.rate_per_s == 2  # the quick beginning is long over
+
+
+def test_the_running_p99_is_that_of_the_last_thousand_answers() -> None:
+    progress = Progress()
+    for _ in range(5000):
+        progress.count(ok=True, latency_s=9.0)
+    for milliseconds in range(1, 1001):
+        progress.count(ok=True, latency_s=milliseconds / 1e3)
+    assert progress.snapshot().p99_ms == pytest.approx(990)
+
+
+def test_errors_are_counted_and_have_no_latency() -> None:
+    progress = Progress()
+    progress.count(ok=False, latency_s=60.0)
+    assert (progress.snapshot().errors, progress.snapshot().p99_ms) == (1, None)
+    progress.count(ok=True, latency_s=0.25)
+    assert (progress.snapshot().done, progress.snapshot().p99_ms) == (2, 250)
+
+
+def test_each_pass_begins_at_nothing() -> None:
+    progress = Progress(SWEEP)
+    progress.count(ok=False)
+    progress.begin(Step(requests=3))
+    now = progress.snapshot()
+    assert (now.done, now.errors, now.step.requests) == (0, 0, 3)
+
+
+def test_counting_costs_the_same_however_much_was_counted() -> None:
+    progress = Progress()
+
+    def cost_of_10000() -> float:
+        begun = time.thread_time()
+        for _ in range(10_000):
+            progress.count(ok=True, latency_s=0.1)
+        return time.thread_time() - begun
+
+    early = min(cost_of_10000() for _ in range(5))
+    for _ in range(300_000):
+        progress.count(ok=True, latency_s=0.1)
+    assert min(cost_of_10000() for _ in range(5)) < 3 * early
+
+
+# Words ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "words"),
+    [
+        (
+            Snapshot(SWEEP, done=40, errors=1, elapsed_s=5.0, rate_per_s=7.94, p99_ms=143.2),
+            "level 2 of 4 (8/s), pass 1 of 3, 40 of 200 requests, 7.9/s, 1 error, p99 143 ms, 1:35 left",
+        ),
+        (
+            Snapshot(Step(label="32 at once", length_s=30.0, then_s=0.0), 250, 0, 12.2, 20.0, 8.0),
+            "32 at once, 12 of 30 s, 20.0/s, p99 8 ms, 0:18 left",
+        ),
+        (
+            Snapshot(Step(level=3, levels=None, label="64/s", requests=100), 25, 0, 10.0, 2.5),
+            "level 4 (64/s), 25 of 100 requests, 2.5/s, 0:30 left of this pass",
+        ),
+        (Snapshot(Step(requests=5, then_s=0.0), 0, 0, 3.0), "0 of 5 requests"),
+        (
+            Snapshot(Step(label="1/s", requests=9000, length_s=9000.0, then_s=0.0), 1, 0, 1.0),
+            "1/s, 1 of 9000 requests, 2:29:59 left",
+        ),
+    ],
+)
+def test_a_snapshot_says_how_far_it_is(snapshot: Snapshot, words: str) -> None:
+    assert str(snapshot) == words
+
+
+def test_the_share_done_is_of_requests_or_of_time() -> None:
+    assert Snapshot(SWEEP, 50, 0, 1.0).share == 0.25
+    assert Snapshot(Step(length_s=10.0), 50, 0, 2.5).share == 0.25
+    assert Snapshot(Step(length_s=10.0), 50, 0, 12.0).share == 1
+    assert Snapshot(Step(), 50, 0, 12.0).share is None
+
+
+# The file -------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
-    progress, shown = Progress(of=2000), []
-    started = time.monotonic()
+    assert read_progress(path) is None
+    snapshot = Snapshot(SWEEP, 40, 1, 5.0, 7.9, 143.2)
+    write_progress(path, snapshot)
+    assert read_progress(path) == snapshot
+
+
+@pytest.mark.parametrize("other", [{"done": 3, "of": 20, "errors": 1}, [], None, {"step": 3}, {"step": {}}])
+def test_another_version_s_file_is_passed_over(tmp_path: Path, other: object) -> None:
+    write_json(tmp_path / "progress.json", other)
+    assert read_progress(tmp_path / "progress.json") is None
+
+
+def test_the_file_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+    path, shown = tmp_path / "progress.json", []
+    progress = Progress(SWEEP)
     with reported(progress, path, lambda now: shown.append(now.done)):
-        for number in range(2000):
-            progress.count(ok=number % 2 == 0)
-            time.sleep(0.0003)
-    took_s = time.monotonic() - started
-    assert read_json(path) == {"of": 2000, "done": 2000, "errors": 1000}
-    assert shown[-1] == 2000 and 2 <= len(shown) <= took_s / 0.2 + 2
+        assert eventually(lambda: read_progress(path) is not None)
+        progress.count(ok=True)
+        progress.count(ok=False)
+    found = read_progress(path)
+    assert found is not None and (found.done, found.errors, found.step) == (2, 1, SWEEP)
+    assert shown[0] in (0, 1, 2) and shown[-1] == 2
 
 
 def test_the_end_is_written_when_the_load_breaks(tmp_path: Path) -> None:
-    progress = Progress(of=2)
+    progress = Progress(Step(requests=2))
     with pytest.raises(KeyboardInterrupt), reported(progress, tmp_path / "progress.json"):
         progress.count(ok=True)
         raise KeyboardInterrupt
-    assert read_json(tmp_path / "progress.json") == {"of": 2, "done": 1, "errors": 0}
+    found = read_progress(tmp_path / "progress.json")
+    assert found is not None and found.done == 1
 
 
 def test_progress_that_nobody_watches_is_only_shown(tmp_path: Path) -> None:
-    progress, shown = Progress(of=1), []
+    progress, shown = Progress(), []
     with reported(progress, None, lambda now: shown.append(now.done)):
         progress.count(ok=True)
     assert shown[-1] == 1 and not list(tmp_path.iterdir())
+
+
+# The terminal ---------------------------------------------------------------------------
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, terminal = pty.openpty()
+    with os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        monkeypatch.setenv("COLUMNS", "140")
+        monkeypatch.setenv("TERM", "xterm")
+        with terminal_bar() as show:
+            assert show is not None
+            show(Snapshot(SWEEP, 40, 1, 5.0, 7.9, 143.2))
+        stderr.flush()
+        drawn = os.read(controller, 65536).decode()
+    os.close(controller)
+    for words in ("level 2 of 4 (8/s), pass 1 of 3", "40 of 200 requests", "1 error, p99 143 ms, 1:35 left"):
+        assert words in drawn
+
+
+def test_a_pipe_gets_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal_bar() as show:
+        assert show is None
+    assert capsys.readouterr().err == ""

@@ -12,6 +12,7 @@ from tests.lifecycle.clock import Clock
 from tests.lifecycle.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from tests.lifecycle.made import run_with, written
 from tests.logs.runs import add_rank
+from trtllm_hpc.bench.progress import Snapshot, Step, write_progress
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.lifecycle import watch
 from trtllm_hpc.lifecycle.journal import Journal
@@ -153,11 +154,12 @@ def test_what_the_job_wrote_is_shown(fake_slurm: FakeSlurm, run: RunPaths) -> No
         add_event(run, "build", "progress", step=step, of=4, message=message)
     add_rank(run, 0, world_size=3)
     add_rank(run, 1, world_size=3, ended_at=time.time(), exit_code=0)
-    write_json(run.benchmark_progress, {"done": 3, "of": 20, "errors": 1})
+    measuring = Snapshot(Step(requests=20), done=3, errors=1, elapsed_s=2.0)
+    write_progress(run.benchmark_progress, measuring)
     progress = first(run)
     assert progress.build == (2, 4, "save")
     assert (progress.ranks_up, progress.world_size) == (1, 3)
-    assert progress.benchmark == (3, 20, 1)
+    assert progress.benchmark == measuring
     assert not progress.stopping
     request_stop(run, by="companion", reason="it is done")
     assert first(run).stopping

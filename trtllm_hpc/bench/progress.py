@@ -1,21 +1,20 @@
-"""How far a running benchmark is: in a file for others, in a line for a terminal."""
+"""How far a running benchmark is: counted by the load, looked at by others."""
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from trtllm_hpc.paths import write_json
+from trtllm_hpc.paths import read_json, write_json
 
 _LATENCIES = 1000
 """Latencies that the running p99 is made of."""
 _RATE_SPAN_S = 3.0
-"""The rate shown is that of so many last seconds."""
+"""The rate is that of so many last seconds."""
 
 
 @dataclass(frozen=True)
@@ -34,78 +33,159 @@ class Step:
     requests: int | None = None
     """Requests that it will send, warm-up included; ``None`` where time ends it."""
     length_s: float | None = None
-    """How long it sends, warm-up included; ``None`` where a number of requests ends it."""
+    """How long it will send, warm-up included; ``None`` where a number of requests ends it."""
     then_s: float | None = None
     """Planned length of all passes after it, 0 for the last; ``None`` if nobody knows."""
+
+    @property
+    def words(self) -> str:
+        """What it is, e.g. ``level 2 of 4 (8/s), pass 1 of 3``; what there is one of goes without saying."""
+        label = f" ({self.label})" if self.label else ""
+        if self.levels == 1:
+            level = self.label
+        else:
+            level = f"level {self.level + 1}" + (f" of {self.levels}" if self.levels else "") + label
+        repeat = f"pass {self.repeat + 1} of {self.repeats}" if self.repeats > 1 else ""
+        return ", ".join(word for word in (level, repeat) if word)
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """How far a measurement is at one moment; as it stands in ``progress.json``."""
 
-    level: int
-    levels: int | None
-    label: str
-    repeat: int
-    repeats: int
+    step: Step
     done: int
     """Requests of this pass that have ended, those with an error among them."""
-    of: int | None
     errors: int
     elapsed_s: float
     """Since this pass began."""
-    length_s: float | None
     rate_per_s: float | None = None
-    """Requests that ended in each of the last seconds; ``None`` before any did."""
+    """Requests that ended in each of the last seconds."""
     p99_ms: float | None = None
-    """Of the latency from schedule, over the last 1,000 whole answers."""
-    left_s: float | None = None
-    """Until the end of the measurement, or of this pass where nobody knows what follows."""
+    """Of the latency from schedule, over the last 1,000 whole answers of this pass; nearest rank."""
 
     @property
     def share(self) -> float | None:
-        """How much of the pass is done, 0 to 1: by requests where they are known, else by time."""
-        if self.of is not None:
-            return min(1.0, self.done / self.of) if self.of else 1.0
-        return min(1.0, self.elapsed_s / self.length_s) if self.length_s else None
+        """How much of the pass is done, from 0 to 1: by requests if their number is known, else by time."""
+        if self.step.requests:
+            return min(1.0, self.done / self.step.requests)
+        return min(1.0, self.elapsed_s / self.step.length_s) if self.step.length_s else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Until the pass is over: by its plan, else at the pace so far; ``None`` before the first answer."""
+        if self.step.length_s is not None:
+            return max(0.0, self.step.length_s - self.elapsed_s)
+        if self.step.requests is None or not self.done:
+            return None
+        return max(0.0, self.elapsed_s / self.done * (self.step.requests - self.done))
+
+    @property
+    def amount(self) -> str:
+        """How much is done, e.g. ``132 of 200 requests`` or, where time ends it, ``12 of 30 s``."""
+        if self.step.requests is not None:
+            return f"{self.done} of {self.step.requests} requests"
+        if self.step.length_s is not None:
+            return f"{min(self.elapsed_s, self.step.length_s):.0f} of {self.step.length_s:.0f} s"
+        return f"{self.done} requests"
+
+    @property
+    def figures(self) -> str:
+        """Rate, errors, latency and the time left, as far as they are known."""
+        words = [
+            f"{self.rate_per_s:.1f}/s" if self.rate_per_s is not None else "",
+            f"{self.errors} error{'' if self.errors == 1 else 's'}" if self.errors else "",
+            f"p99 {self.p99_ms:.0f} ms" if self.p99_ms is not None else "",
+            self._left(),
+        ]
+        return ", ".join(word for word in words if word)
+
+    def _left(self) -> str:
+        if self.left_s is None:
+            return ""
+        if self.step.then_s is None:
+            return f"{_clock(self.left_s)} left of this pass"
+        return f"{_clock(self.left_s + self.step.then_s)} left"
+
+    def __str__(self) -> str:
+        return ", ".join(word for word in (self.step.words, self.amount, self.figures) if word)
+
+
+def _clock(span_s: float) -> str:
+    minutes, seconds = divmod(math.ceil(span_s), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 
 
 class Progress:
     """What the load counts and others look at.
 
-    The load calls :meth:`count` for each request, in the thread that sends:
-    it only adds, everything else is worked out by whoever looks.
+    :meth:`count` is called for each request by the thread that sends: it only
+    adds, and whoever looks works out the rest.
     """
 
     def __init__(self, step: Step | None = None) -> None:
         self.begin(step or Step())
 
     def begin(self, step: Step) -> None:
-        """A pass begins: counts start at 0."""
-        raise NotImplementedError
+        """A pass begins: the counts start at 0."""
+        self._pass = _Pass(step)
 
     def count(self, ok: bool, latency_s: float | None = None) -> None:
         """One more request has ended, so many seconds after it was due."""
-        raise NotImplementedError
+        now = self._pass
+        now.done += 1
+        if not ok:
+            now.errors += 1
+        elif latency_s is not None:
+            now.latencies_s.append(latency_s)
 
     def snapshot(self) -> Snapshot:
         """How far it is now."""
-        raise NotImplementedError
+        return self._pass.snapshot()
 
 
-Show = Callable[[Snapshot], None]
+class _Pass:
+    """One object for each pass, so that who looks never sees the counts of two."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.done = self.errors = 0
+        self.latencies_s: deque[float] = deque(maxlen=_LATENCIES)
+        self._begun = time.monotonic()
+        self._seen = deque([(self._begun, 0)])
+
+    def snapshot(self) -> Snapshot:
+        now, done = time.monotonic(), self.done
+        self._seen.append((now, done))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= _RATE_SPAN_S:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        # Copying is one step for the interpreter, so that the sender cannot come between.
+        ordered = sorted(self.latencies_s.copy())
+        return Snapshot(
+            step=self.step,
+            done=done,
+            errors=self.errors,
+            elapsed_s=now - self._begun,
+            rate_per_s=(done - before) / (now - then) if now > then else None,
+            p99_ms=ordered[math.ceil(0.99 * len(ordered)) - 1] * 1e3 if ordered else None,
+        )
 
 
-@contextmanager
-def reported(progress: Progress, path: Path | None, show: Show | None = None) -> Iterator[None]:
-    """While open, write ``progress`` to ``path`` (if any) twice a second and pass it to ``show`` five times.
-
-    A thread does it: a slow shared file system must not hold up the sender.
-    """
-    yield
+def write_progress(path: Path, snapshot: Snapshot) -> None:
+    """Write it for who follows the run; its sentence too, for who reads the file."""
+    write_json(path, {**asdict(snapshot), "words": str(snapshot)})
 
 
-@contextmanager
-def terminal_line() -> Iterator[Show | None]:
-    """A live line on standard error, if that is a terminal; else ``None``."""
-    yield None
+def read_progress(path: Path) -> Snapshot | None:
+    """What :func:`write_progress` wrote; ``None`` if it is not there, or another version's."""
+    try:
+        plain: Any = read_json(path)
+        step = Step(**_known(Step, plain["step"]))
+        return Snapshot(**{**_known(Snapshot, plain), "step": step})
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _known(kind: type[Step] | type[Snapshot], plain: dict[str, Any]) -> dict[str, Any]:
+    return {field.name: plain[field.name] for field in fields(kind) if field.name in plain}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.lifecycle.journal import read_journal
 from trtllm_hpc.lifecycle.slurm import Slurm
@@ -31,8 +32,8 @@ class Progress:
     """Step, number of steps, and what is being done."""
     ranks_up: int
     world_size: int
-    benchmark: tuple[int, int, int] | None
-    """Requests done, requests in all, errors."""
+    benchmark: Snapshot | None
+    """How far the companion's measurement is."""
     stopping: bool
     """Whether somebody has asked the server to stop."""
 
@@ -89,7 +90,8 @@ def _progress(paths: RunPaths, status: RunStatus) -> Progress:
     records = (RankRecord.read(paths.rank_record("serve", rank)) for rank in range(world_size))
     up = sum(1 for record in records if record is not None and record.ended_at is None)
     stopping = StopRequest.read(paths.stop_request) is not None
-    return Progress(status, _build_step(paths), up, world_size, _benchmark(paths), stopping)
+    benchmark = read_progress(paths.benchmark_progress)
+    return Progress(status, _build_step(paths), up, world_size, benchmark, stopping)
 
 
 def _build_step(paths: RunPaths) -> tuple[int, int, str] | None:
@@ -97,13 +99,3 @@ def _build_step(paths: RunPaths) -> tuple[int, int, str] | None:
     if not steps:
         return None
     return int(steps[-1]["step"]), int(steps[-1]["of"]), str(steps[-1]["message"])
-
-
-def _benchmark(paths: RunPaths) -> tuple[int, int, int] | None:
-    try:
-        progress = read_json(paths.benchmark_progress)
-    except ValueError:
-        return None
-    if not isinstance(progress, dict):
-        return None
-    return int(progress["done"]), int(progress["of"]), int(progress["errors"])
