@@ -23,6 +23,9 @@ STEPS = ("build", "repository", "preflight", "serve", "companion")
 COMPANION_MEASUREMENT = "benchmark"
 """Name of the companion's own measurement; any other is somebody's by hand."""
 
+RESERVED_ENDINGS = (".workload", ".metrics", ".perfetto", ".charts")
+"""No measurement's name ends with them: they tell its files apart."""
+
 
 @dataclass(frozen=True)
 class MeasurementPaths:
@@ -217,6 +220,11 @@ class RunPaths:
             charts=file("charts"),
             report=self.report if name == COMPANION_MEASUREMENT else file("html"),
         )
+
+    def measurements(self) -> list[str]:
+        """Names of the measurements, the newest first."""
+        files = [file for file in self.results.glob("*.jsonl") if not file.stem.endswith(RESERVED_ENDINGS)]
+        return [file.stem for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)]
 
     @property
     def benchmark(self) -> Path:

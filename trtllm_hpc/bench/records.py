@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,7 +24,7 @@ class RequestRecord:
     """
 
     index: int
-    """Place in the workload; it comes again in each pass."""
+    """Place in the workload. Each pass asks requests of its own; only a trace comes again."""
     level: int
     """Which level of load, counted from 0 in their order."""
     repeat: int
@@ -74,11 +75,20 @@ class RequestRecord:
 
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
     """Write the records as JSON lines, each with ``first_token_s`` beside its fields."""
-    lines = (
-        json.dumps({**asdict(record), "first_token_s": record.first_token_s}, ensure_ascii=False)
-        for record in records
-    )
-    write_text(path, "".join(f"{line}\n" for line in lines))
+    write_text(path, _lines(records))
+
+
+def append_records(path: Path, records: Iterable[RequestRecord]) -> None:
+    """Write more records behind those that are there; they are on the disk when this returns."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(_lines(records))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _lines(records: Iterable[RequestRecord]) -> str:
+    plain = ({**asdict(record), "first_token_s": record.first_token_s} for record in records)
+    return "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in plain)
 
 
 def read_records(path: Path) -> list[RequestRecord]:

@@ -1,142 +1,77 @@
-"""``trtllm-hpc bench``: measure the served model with an open-loop load."""
+"""``trtllm-hpc bench``: measure the served model, look at measurements, compare two."""
 
 from __future__ import annotations
 
-import re
-import time
-from typing import Any
+import importlib
 
 import click
 
-from trtllm_hpc.cli.client import valid_text
-from trtllm_hpc.cli.options import json_option, run_argument
-from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_text
-from trtllm_hpc.runs import call_name
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_TAKEN = ("progress", "request")
-"""Names whose files in the results folder hold something else."""
-
-
-def _valid_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    if value is None:
-        return None
-    if not _NAME.fullmatch(value):
-        raise click.BadParameter(
-            f"{value!r} must be letters, digits, '.', '_' and '-', a letter or digit first, 100 at most."
-        )
-    if value in _TAKEN:
-        raise click.BadParameter(f"results/{value}.json is something else; choose another name.")
-    return value
+_COMMANDS: dict[str, str] = {
+    "run": "Measure; the word may be left out.",
+    "list": "List the measurements of a run.",
+    "show": "Print a measurement again, or write it in another form.",
+    "compare": "Tell whether one measurement is worse than another.",
+}
+"""Each command's module is ``bench_<name>``; help imports the first only."""
 
 
-@click.command("bench")
-@run_argument
-@click.option("--requests", type=click.IntRange(min=1), default=20, show_default=True)
-@click.option(
-    "--rate",
-    type=click.FloatRange(min=0, min_open=True),
-    default=4.0,
-    show_default=True,
-    help="Requests per second, sent whether or not earlier ones are answered.",
-)
-@click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
-@click.option(
-    "--prompt",
-    "prompts",
-    multiple=True,
-    callback=valid_text,
-    help="May be given several times.  [default: eight built-in prompts]",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and arrivals.")
-@click.option("--arrival", type=click.Choice(["constant", "poisson"]), default="poisson", show_default=True)
-@click.option(
-    "--warmup",
-    type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    help="Requests before the measurement; they count nowhere.",
-)
-@click.option(
-    "--timeout-seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
-    show_default=True,
-    help="For each request.",
-)
-@click.option(
-    "--wait-seconds",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="How long to wait for the server; 0: it must be ready now.",
-)
-@click.option("--model", default="ensemble", show_default=True)
-@click.option(
-    "--save-as",
-    "name",
-    callback=_valid_name,
-    metavar="NAME",
-    help="Write results/NAME.json, .jsonl and .txt in the run folder; NAME must be new. 'benchmark' is "
-    "reserved for the companion, whose later attempt replaces the earlier.  [default: bench-DATE-TIME]",
-)
-@json_option
-def command(
-    run: RunPaths,
-    runs: Any,
-    requests: int,
-    rate: float,
-    max_tokens: int,
-    prompts: tuple[str, ...],
-    seed: int,
-    arrival: str,
-    warmup: int,
-    timeout_seconds: float,
-    wait_seconds: float,
-    model: str,
-    name: str | None,
-    as_json: bool,
-) -> None:
-    """Measure the served model of RUN at a fixed request rate.
+class BenchGroup(click.Group):
+    """A group whose first command is meant where none is named."""
 
-    The results are written into the run folder. Ends with exit code 10 if too
-    many requests failed for the figures to be used.
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of use."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module, now that it is wanted."""
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"trtllm_hpc.cli.bench_{cmd_name}").command
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``bench latest --rate 4`` is ``bench run latest --rate 4``."""
+        if not args or (args[0] not in _COMMANDS and args[0] not in ctx.help_option_names):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Both forms."""
+        formatter.write_usage(ctx.command_path, "[RUN] [OPTIONS]")
+        formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix=" " * len("Usage: "))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Those of ``run``, and then the commands."""
+        run = self.get_command(ctx, "run")
+        assert run is not None
+        run.format_options(click.Context(run, ctx, "run"), formatter)
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Commands, and what may stand behind the one that is left out."""
+        run = self.get_command(ctx, "run")
+        assert run is not None
+        return super().shell_complete(ctx, incomplete) + run.params[0].shell_complete(ctx, incomplete)
+
+
+@click.group("bench", cls=BenchGroup)
+def command() -> None:
+    """Measure the served model of RUN, and tell whether the figures can be believed.
+
+    Settings are those of the run's job file (companion.benchmark); options take
+    their place. Everything is written into results/ of the run folder: a
+    record of each request, the workload, the server's own metrics, the table
+    and a report. Ends with exit code 10 where the figures may not be used,
+    and says why.
 
     \b
     Examples:
       trtllm-hpc bench latest --requests 100 --rate 8
-      trtllm-hpc bench latest --rate 8 --save-as rate-8
+      trtllm-hpc bench latest --rate 1,2,4,8 --duration 30 --repeats 3 --save-as sweep
+      trtllm-hpc bench latest --concurrency 1,8,32 --workload normal --input-tokens 128
+      trtllm-hpc bench latest --find-max --slo 'ttft.p99<500ms,tpot.p99<50ms'
+      trtllm-hpc bench compare latest:before latest:after
     """
-    from trtllm_hpc.bench.benchmark import Settings, refuse_invalid, run_benchmark
-    from trtllm_hpc.cli.endpoint import endpoint_of
-    from trtllm_hpc.report.tables import as_text, benchmark_table, print_benchmark
-
-    name = _new_name(run, name)
-    settings = Settings(requests, rate, max_tokens, prompts, seed, arrival, warmup, timeout_seconds, model)
-    summary = run_benchmark(run, endpoint_of(run, wait_seconds), settings, name)
-    files = run.measurement(name)
-    write_text(files.table, as_text(benchmark_table(summary)))
-    click.echo(
-        f"written: {files.summary}, and beside it {files.requests.name} and {files.table.name}", err=True
-    )
-    if as_json:
-        import json
-
-        click.echo(json.dumps(summary, indent=2, ensure_ascii=False))
-    else:
-        print_benchmark(summary)
-    refuse_invalid(summary, call_name(run))
-
-
-def _new_name(run: RunPaths, name: str | None) -> str:
-    """A name under which nothing is lost; the companion alone may replace its own."""
-    if name is None:
-        name = time.strftime("bench-%Y%m%d-%H%M%S")
-    present = run.measurement(name).present
-    if present and name != COMPANION_MEASUREMENT:
-        raise click.BadParameter(
-            f"run {run.run_id} has a measurement called {name!r} already ({present[0]}). "
-            "Choose another name, or leave the option out: the default is the time of day.",
-            param_hint="'--save-as'",
-        )
-    return name

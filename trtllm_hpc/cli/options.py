@@ -28,7 +28,7 @@ class RunType(_RunParameter):
         """Find the run; raises RunNotFound with the newest runs in its message."""
         if isinstance(value, RunPaths):
             return value
-        return find_run(str(value), _runs_folder(ctx))
+        return find_run(str(value), runs_folder(ctx))
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -36,11 +36,12 @@ class RunType(_RunParameter):
         """Offer the ids of known runs."""
         from click.shell_completion import CompletionItem
 
-        names = ["latest", *(run.run_id for run in list_runs(_runs_folder(ctx)))]
+        names = ["latest", *(run.run_id for run in list_runs(runs_folder(ctx)))]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def _runs_folder(ctx: click.Context | None) -> Path:
+def runs_folder(ctx: click.Context | None) -> Path:
+    """The folder that ``--runs`` names, else the usual one."""
     # Not "is None": click 8.3 and later keep a sentinel of their own for an option not given.
     chosen = ctx.params.get("runs") if ctx is not None else None
     return chosen if isinstance(chosen, Path) else default_runs_folder()

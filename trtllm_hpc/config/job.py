@@ -121,3 +121,8 @@ class JobFile(Section):
     repository: Repository = Repository()
     serve: Serve = Serve()
     companion: Companion = Companion()
+
+    @property
+    def text_model(self) -> str:
+        """The served model that takes and gives text; the LLM API has one model for all."""
+        return "tensorrt_llm" if self.engine.backend == "llmapi" else "ensemble"

@@ -120,11 +120,6 @@ class Plan:
         return self.repository.models if isinstance(self.repository, RepositoryRecipe) else self.repository
 
     @property
-    def text_model(self) -> str:
-        """The model that takes and gives text; the LLM API has one model for all."""
-        return "tensorrt_llm" if self.job.engine.backend == "llmapi" else "ensemble"
-
-    @property
     def mounts(self) -> tuple[str, ...]:
         """What the container sees: run folder, engines, what the job file names, what the profile names."""
         caches = (self.engines_folder,) if self.build_steps else ()

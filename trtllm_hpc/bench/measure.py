@@ -1,0 +1,224 @@
+"""A whole measurement: every level and repeat, and the files that it leaves.
+
+After each pass the records and the summary so far are on the disk: whatever
+ends the measurement early, what was measured is kept and says that it is not
+all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from trtllm_hpc.bench.arrivals import requests_of
+from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
+from trtllm_hpc.bench.load.clock import Clock
+from trtllm_hpc.bench.load.target import Target
+from trtllm_hpc.bench.passes import Passes, closed_length
+from trtllm_hpc.bench.progress import Progress, Step
+from trtllm_hpc.bench.progress_shown import reported, terminal_bar
+from trtllm_hpc.bench.provenance import provenance
+from trtllm_hpc.bench.questions import Questions
+from trtllm_hpc.bench.records import RequestRecord, append_records
+from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
+from trtllm_hpc.bench.server_metrics import Samples, sampled, write_samples
+from trtllm_hpc.bench.slo import parse_slo
+from trtllm_hpc.bench.statistics import over_repeats
+from trtllm_hpc.bench.summary import LevelResult, Measurement, Pass, SearchResult, write_measurement
+from trtllm_hpc.bench.targets import target_of
+from trtllm_hpc.bench.totals import kinds_of_errors, token_totals
+from trtllm_hpc.bench.verdicts import verdict_of
+from trtllm_hpc.bench.workload.build import Built, make_workload
+from trtllm_hpc.bench.workload.find_tokenizer import Tokenization, find_tokenizer
+from trtllm_hpc.bench.workload.store import write_workload
+from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
+from trtllm_hpc.runtime.records import Endpoint
+
+_CLOSED_LOOP_REQUESTS = 1000
+"""Requests made beforehand for a closed loop that ends by time; more are made when they run out."""
+
+
+class Interrupted(Exception):
+    """Somebody ended the measurement with Ctrl-C; what was measured is written down."""
+
+    def __init__(self, measurement: Measurement) -> None:
+        super().__init__()
+        self.measurement = measurement
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a served model, and the run that it belongs to."""
+
+    paths: RunPaths
+    endpoint: Endpoint
+    job: JobFile
+    """The run's own job file."""
+
+
+def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measurement:
+    """Measure, write everything into the run folder, and return the summary.
+
+    Args:
+        name: of the measurement. Only the companion's reports its progress to
+            those who watch the run.
+
+    Raises:
+        Interrupted: with the summary of what was measured.
+        NotReady: no connection to the endpoint.
+        RequestFailed: the model cannot be asked in this way.
+        ConfigError, BadSlo: the workload's file, or the limits, cannot be read.
+    """
+    slo = parse_slo(settings.slo) if settings.slo else None
+    target = target_of(settings, subject.endpoint, subject.job.text_model)
+    tokens = _tokens(subject, settings)
+    clock, progress = Clock(), Progress()
+    questions = Questions(
+        settings, target, expected_requests(settings), partial(_workload, subject, settings, target, tokens)
+    )
+    passes = Passes(settings, target, questions, clock, progress, tokens.tokenizer, slo)
+    progress_file = subject.paths.benchmark_progress if name == COMPANION_MEASUREMENT else None
+    subject.paths.results.mkdir(exist_ok=True)
+    measuring = _Measuring(subject, settings, name, passes, [tokens.note] if tokens.note else [])
+    with (
+        terminal_bar() as show,
+        sampled(subject.endpoint, clock) as samples,
+        reported(progress, progress_file, show),
+    ):
+        interrupted = measuring.run()
+    measurement = measuring.finish(samples, interrupted=interrupted)
+    if interrupted:
+        raise Interrupted(measurement)
+    return measurement
+
+
+def expected_requests(settings: Benchmark) -> int:
+    """How many requests the passes take together, as far as that is known."""
+    if settings.workload.kind == "trace":
+        return settings.requests or 1_000_000
+    counts = (_requests_of(level, settings) for level in levels_of(settings))
+    return sum(counts) * settings.repeats
+
+
+def _requests_of(level: Level, settings: Benchmark) -> int:
+    if isinstance(level, OpenLoop):
+        return sum(requests_of(level, settings))
+    return closed_length(level, settings)[0] or _CLOSED_LOOP_REQUESTS
+
+
+def _tokens(subject: Subject, settings: Benchmark) -> Tokenization:
+    model = subject.job.model.path
+    folders = [subject.paths.engine, *([Path(model)] if model else [])]
+    return find_tokenizer(
+        settings.workload, folders, subject.endpoint, float(settings.request_timeout_seconds)
+    )
+
+
+def _workload(
+    subject: Subject, settings: Benchmark, target: Target, tokens: Tokenization, count: int
+) -> Built:
+    return make_workload(
+        settings,
+        count,
+        token_ids=target.token_ids,
+        tokenizer=tokens.tokenizer,
+        vocabulary=tokens.vocabulary,
+        longest_input=subject.job.engine.max_input_len,
+    )
+
+
+class _Measuring:
+    """The passes that were run so far, and the files that tell of them."""
+
+    def __init__(
+        self, subject: Subject, settings: Benchmark, name: str, passes: Passes, notes: list[str]
+    ) -> None:
+        self._subject = subject
+        self._settings = settings
+        self._name = name
+        self._passes = passes
+        self._notes = notes
+        self._files = subject.paths.measurement(name)
+        for file in (self._files.requests, self._files.samples, self._files.summary):
+            file.unlink(missing_ok=True)  # of an earlier attempt of the companion
+        self._records: list[RequestRecord] = []
+        self._results: list[LevelResult] = []
+        self._search: SearchResult | None = None
+
+    def run(self) -> bool:
+        """Run every pass; returns whether somebody ended it early."""
+        try:
+            if self._settings.find_max:
+                return self._run_search()
+            return any(self._run_level(level, self._settings.repeats) for level in levels_of(self._settings))
+        except KeyboardInterrupt:
+            return True
+
+    def _run_search(self) -> bool:
+        settings, slo = self._settings, self._passes.slo
+        assert settings.slo is not None and slo is not None
+
+        def measure(rate: float) -> Outcome:
+            level = OpenLoop(rate, settings.arrival, settings.burstiness)
+            if self._run_level(level, settings.repeats):
+                raise KeyboardInterrupt
+            passes = self._results[-1].passes
+            return outcome_of(passes, slo, len(self._results) - 1, settings.max_error_share)
+
+        self._search = find_max(measure, settings.rate_per_second, settings.slo)
+        return False
+
+    def _run_level(self, level: Level, repeats: int) -> bool:
+        """Every pass over one level; returns whether somebody ended it early."""
+        place, passes = len(self._results), list[Pass]()
+        for repeat in range(repeats):
+            ran = self._passes.run(level, self._step(place, level, repeat))
+            passes.append(ran.result)
+            self._records += ran.records
+            append_records(self._files.requests, ran.records)
+            self._results[place:] = [LevelResult(level, passes, over_repeats([it.metrics for it in passes]))]
+            if ran.interrupted:
+                return True
+            self.write(["The measurement is not finished."])
+        return False
+
+    def _step(self, place: int, level: Level, repeat: int) -> Step:
+        levels = None if self._settings.find_max else len(levels_of(self._settings))
+        return Step(place, levels, level.label, repeat, self._settings.repeats)
+
+    def write(self, findings: Sequence[str] = (), warnings: Sequence[str] = ()) -> Measurement:
+        """Write the summary and the workload of what was measured so far, and return the summary."""
+        asked = self._passes.questions
+        write_workload(self._files.workload, asked.asked)
+        target = self._passes.target
+        measurement = Measurement(
+            name=self._name,
+            started_at=self._passes.clock.started_at,
+            settings=self._settings.model_dump(mode="json"),
+            model=target.model,
+            protocol=target.protocol,
+            streaming=target.streaming,
+            provenance=provenance(self._subject.paths, self._subject.endpoint, self._files.workload),
+            levels=self._results,
+            tokens=token_totals(self._records),
+            errors=kinds_of_errors(self._records),
+            verdict=verdict_of(
+                self._results,
+                self._search,
+                findings=findings,
+                warnings=[*self._notes, *asked.notes, *warnings],
+            ),
+            search=self._search,
+        )
+        write_measurement(self._files.summary, measurement)
+        return measurement
+
+    def finish(self, samples: Samples, *, interrupted: bool) -> Measurement:
+        """Write what is known at the end."""
+        write_samples(self._files.samples, samples.samples)
+        findings = ["The measurement was interrupted before its end."] if interrupted else []
+        return self.write(findings, [samples.warning] if samples.warning else [])

@@ -1,0 +1,153 @@
+"""One pass over one level of load: its requests, its window, its records and figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from trtllm_hpc.bench.arrivals import open_schedule, requests_of
+from trtllm_hpc.bench.counting import to_records
+from trtllm_hpc.bench.gate import judge
+from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
+from trtllm_hpc.bench.load.clock import Clock
+from trtllm_hpc.bench.load.replies import Load, Reply, parse
+from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.target import Target
+from trtllm_hpc.bench.metrics import Sample, figures
+from trtllm_hpc.bench.progress import Progress, Step
+from trtllm_hpc.bench.questions import Portion, Questions
+from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.slo import Slo
+from trtllm_hpc.bench.summary import Pass, Window
+from trtllm_hpc.bench.workload.tokenizer import Tokenizer
+from trtllm_hpc.config.benchmark import Benchmark
+
+_WHOLE_TRACE = 1_000_000
+_CLOSED_LOOP_PAYLOADS = 20
+"""Different requests for each slot of a closed loop that ends by time; then they come again."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a pass has left."""
+
+    result: Pass
+    records: list[RequestRecord]
+    interrupted: bool
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Everything that the passes of one measurement share."""
+
+    settings: Benchmark
+    target: Target
+    questions: Questions
+    clock: Clock
+    progress: Progress
+    tokenizer: Tokenizer | None = None
+    slo: Slo | None = None
+
+    def run(self, level: Level, step: Step) -> Ran:
+        """Run one pass, as ``step`` says which, and judge it.
+
+        Raises:
+            NotReady: no connection to the endpoint.
+            ConfigError: the workload's file or its settings make no requests.
+        """
+        drive = self._open if isinstance(level, OpenLoop) else self._closed
+        load, portion, window = drive(level, step)  # type: ignore[arg-type]
+        window = _cut(window, load)
+        records = self._records(load.replies, portion, window, step)
+        sample = Sample(records, window, level, self.slo)
+        result = Pass(
+            repeat=step.repeat,
+            started_s=load.start_s,
+            ended_s=max([record.ended_s for record in records], default=load.start_s),
+            window=window,
+            sent=len(records),
+            measured=len(sample.measured),
+            failed=len(sample.measured) - len(sample.answered),
+            metrics=figures(sample),
+            client=load.client,
+            verdict=judge(sample, load.client, self.settings, interrupted=load.interrupted),
+        )
+        return Ran(result, records, load.interrupted)
+
+    def _open(self, level: OpenLoop, step: Step) -> tuple[Load, Portion, Window]:
+        wanted = _WHOLE_TRACE if level.arrival == "trace" else sum(requests_of(level, self.settings))
+        portion = self.questions.take(wanted)
+        schedule = open_schedule(level, self.settings, repeat=step.repeat, requests=portion.requests)
+        count = len(schedule.due_s)
+        self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
+        load = run_open(
+            self.target, portion.payloads[:count], schedule.due_s, self.clock, progress=self.progress
+        )
+        return load, portion, _shifted(schedule.window, load.start_s)
+
+    def _closed(self, level: ClosedLoop, step: Step) -> tuple[Load, Portion, Window]:
+        count, until_s = closed_length(level, self.settings)
+        portion = self.questions.take(count or level.concurrency * _CLOSED_LOOP_PAYLOADS)
+        self.progress.begin(replace(step, requests=count, length_s=until_s))
+        load = run_closed(
+            self.target,
+            portion.payloads,
+            level.concurrency,
+            self.clock,
+            count=count,
+            until_s=until_s,
+            progress=self.progress,
+        )
+        self.questions.put_back(max(0, len(portion.requests) - len(load.replies)))
+        return load, portion, closed_window(load, self.settings)
+
+    def _records(
+        self, replies: list[Reply], portion: Portion, window: Window, step: Step
+    ) -> list[RequestRecord]:
+        records = to_records(
+            replies,
+            [parse(reply, self.target) for reply in replies],
+            portion.requests,
+            level=step.level,
+            repeat=step.repeat,
+            window=window,
+            tokenizer=self.tokenizer,
+        )
+        return [replace(record, index=portion.first + record.index) for record in records]
+
+
+def closed_length(level: ClosedLoop, settings: Benchmark) -> tuple[int | None, float | None]:
+    """Requests of a closed loop, or seconds until it sends no more; warm-up included.
+
+    A warm-up of ``n`` requests ends with the ``n``-th answer: by then
+    ``n - 1`` requests more than fit at once have been sent.
+    """
+    warmup = settings.warmup_requests or 0
+    if settings.duration_seconds is not None:
+        return None, (settings.warmup_seconds or 0.0) + settings.duration_seconds
+    ahead = level.concurrency + warmup - 1 if warmup else 0
+    return ahead + (settings.requests or 1), None
+
+
+def closed_window(load: Load, settings: Benchmark) -> Window:
+    """From the end of the warm-up to the last send: after that the slots run empty."""
+    start_s = load.start_s + (settings.warmup_seconds or 0.0)
+    warmup = settings.warmup_requests or 0
+    if warmup and load.replies:
+        ends = sorted(reply.ended_s for reply in load.replies)
+        start_s = ends[min(warmup, len(ends)) - 1]
+    end_s = max([reply.due_s for reply in load.replies], default=start_s)
+    if settings.duration_seconds is not None:
+        end_s = load.start_s + (settings.warmup_seconds or 0.0) + settings.duration_seconds
+    return Window(start_s, max(start_s, end_s))
+
+
+def _shifted(window: Window, by_s: float) -> Window:
+    return Window(window.start_s + by_s, window.end_s + by_s)
+
+
+def _cut(window: Window, load: Load) -> Window:
+    """What an interrupt has left of the window."""
+    if not load.interrupted:
+        return window
+    end_s = max([reply.ended_s for reply in load.replies], default=window.start_s)
+    return Window(window.start_s, max(window.start_s, min(window.end_s, end_s)))

@@ -1,0 +1,81 @@
+"""``trtllm-hpc bench list``: the measurements of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtllm_hpc.cli.measurements import Found
+from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs import call_name
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trtllm_hpc.bench.summary import Measurement
+
+
+@click.command("list")
+@run_argument
+@json_option
+def command(run: RunPaths, runs: Any, as_json: bool) -> None:
+    """List the measurements of RUN, the newest first.
+
+    \b
+    Example:
+      trtllm-hpc bench list latest
+    """
+    rows = [_row(Found(run, name)) for name in run.measurements()]
+    if as_json:
+        import json
+
+        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+    elif rows:
+        from trtllm_hpc.report.tables import print_table
+
+        print_table(_table(rows))
+    else:
+        click.echo(
+            f"Run {run.run_id} has no measurement yet.\n  next: trtllm-hpc bench {call_name(run)}", err=True
+        )
+
+
+def _row(found: Found) -> dict[str, Any]:
+    try:
+        measurement = found.summary()
+    except RunNotFound:
+        return {"name": found.name, "levels": [], "valid": None, "requests": None, "started_at": None}
+    return {
+        "name": found.name,
+        "levels": [result.level.label for result in measurement.levels],
+        "valid": measurement.verdict.valid,
+        "requests": _measured(measurement),
+        "started_at": measurement.started_at,
+    }
+
+
+def _measured(measurement: Measurement) -> int:
+    return sum(one.measured for result in measurement.levels for one in result.passes)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    import time
+
+    from trtllm_hpc.report.tables import plain_table
+
+    table = plain_table()
+    for header in ("name", "started", "load", "requests", "valid"):
+        table.add_column(header, justify="right" if header == "requests" else "left")
+    for row in rows:
+        started = row["started_at"]
+        table.add_row(
+            row["name"],
+            "-" if started is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)),
+            ", ".join(row["levels"]) or "-",
+            "-" if row["requests"] is None else str(row["requests"]),
+            {True: "yes", False: "no", None: "not finished"}[row["valid"]],
+        )
+    return table

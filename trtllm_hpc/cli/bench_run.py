@@ -1,0 +1,176 @@
+"""``trtllm-hpc bench [run]``: measure the served model of a run."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtllm_hpc.cli.bench_options import benchmark_options, given_settings, settings_of
+from trtllm_hpc.cli.bench_show import show, upstream_options, write_trace
+from trtllm_hpc.cli.measurements import Found
+from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.errors import InvalidMeasurement, TrtllmHpcError
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RESERVED_ENDINGS, RunPaths, write_text
+from trtllm_hpc.runs import call_name
+
+if TYPE_CHECKING:
+    from trtllm_hpc.bench.measure import Subject
+    from trtllm_hpc.bench.summary import Measurement
+    from trtllm_hpc.config.benchmark import Benchmark
+    from trtllm_hpc.config.job import JobFile
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_TAKEN = ("progress", "request")
+"""Names whose files in the results folder hold something else."""
+
+
+def _valid_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    if not _NAME.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r} must be letters, digits, '.', '_' and '-', a letter or digit first, 100 at most."
+        )
+    if value in _TAKEN or value.endswith(RESERVED_ENDINGS):
+        raise click.BadParameter(f"results/{value}.json would be something else; choose another name.")
+    return value
+
+
+@click.command("run")
+@run_argument
+@benchmark_options
+@click.option(
+    "--wait-seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="How long to wait for the server; 0: it must be ready now.",
+)
+@click.option(
+    "--save-as",
+    "name",
+    callback=_valid_name,
+    metavar="NAME",
+    help="Write results/NAME.json and the files beside it; NAME must be new. 'benchmark' is the companion's, "
+    "whose later attempt replaces the earlier.  [default: bench-DATE-TIME]",
+)
+@click.option("--report/--no-report", default=True, help="Whether to write the report in HTML.")
+@click.option("--perfetto", is_flag=True, help="Write the requests as a trace for ui.perfetto.dev, too.")
+@upstream_options
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    run: RunPaths,
+    runs: Any,
+    wait_seconds: float,
+    name: str | None,
+    report: bool,
+    perfetto: bool,
+    upstream_table: bool,
+    upstream_csv: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure the served model of RUN; 'trtllm-hpc bench --help' tells more.
+
+    \b
+    Example:
+      trtllm-hpc bench latest --requests 100 --rate 8 --save-as rate-8
+    """
+    from trtllm_hpc.bench.measure import Interrupted, run_measurement
+
+    job = _job_of(run)
+    settings = settings_of(_base(job), given_settings(ctx))
+    found = Found(run, _new_name(run, name))
+    subject = _subject(run, job, wait_seconds)
+    interrupted = False
+    try:
+        measurement = run_measurement(subject, settings, found.name)
+    except Interrupted as early:
+        measurement, interrupted = early.measurement, True
+    _write(found, report=report, perfetto=perfetto)
+    show(found, as_json=as_json, upstream_table=upstream_table, upstream_csv=upstream_csv)
+    if interrupted:
+        raise click.Abort
+    refuse_invalid(measurement, call_name(run))
+
+
+def refuse_invalid(measurement: Measurement, run: str) -> None:
+    """Raise InvalidMeasurement if the figures may not be used, with the commonest error.
+
+    Args:
+        run: the word for the run in the next command.
+    """
+    if measurement.verdict.valid:
+        return
+    message = " ".join(measurement.verdict.findings)
+    if measurement.errors:
+        error, count = max(measurement.errors.items(), key=lambda item: item[1])
+        message += f" Most often ({count} times): {error}"
+    raise InvalidMeasurement(message, hint=f"trtllm-hpc logs {run} --rank 0")
+
+
+def _job_of(run: RunPaths) -> JobFile:
+    from trtllm_hpc.config.spec import read_spec
+
+    return read_spec(run.spec)
+
+
+def _base(job: JobFile) -> Benchmark:
+    """The run's own settings; where it measures nothing, the usual ones."""
+    from trtllm_hpc.config.benchmark import Benchmark
+
+    return job.companion.benchmark or Benchmark()
+
+
+def _subject(run: RunPaths, job: JobFile, wait_seconds: float) -> Subject:
+    from trtllm_hpc.bench.measure import Subject
+    from trtllm_hpc.cli.endpoint import endpoint_of
+
+    return Subject(run, endpoint_of(run, wait_seconds), job)
+
+
+def _new_name(run: RunPaths, name: str | None) -> str:
+    """A name under which nothing is lost; the companion alone may replace its own."""
+    if name is None:
+        name = time.strftime("bench-%Y%m%d-%H%M%S")
+    present = run.measurement(name).present
+    if present and name != COMPANION_MEASUREMENT:
+        raise click.BadParameter(
+            f"run {run.run_id} has a measurement called {name!r} already ({present[0]}). "
+            "Choose another name, or leave the option out: the default is the time of day.",
+            param_hint="'--save-as'",
+        )
+    return name
+
+
+def _write(found: Found, *, report: bool, perfetto: bool) -> None:
+    """The files that people read, beside those that were written while it was measured."""
+    from trtllm_hpc.report.measurement_table import measurement_text
+
+    files = found.files
+    write_text(files.table, measurement_text(found.summary(), found.records()))
+    written = [files.table]
+    if perfetto:
+        written.append(write_trace(found))
+    if report:
+        written += _report(found)
+    click.echo(f"written: {files.summary} and, beside it, {files.requests.name}", err=True)
+    for file in written:
+        click.echo(f"written: {file}", err=True)
+
+
+def _report(found: Found) -> list[Path]:
+    """The report; a measurement is worth keeping without it, so what is missing for it is only said."""
+    from trtllm_hpc.report.html.report import write_report
+
+    try:
+        write_report(found.run, found.name, found.files.report)
+    except TrtllmHpcError as error:
+        click.echo(f"no report: {error}\n  then: trtllm-hpc report {found.call_name}", err=True)
+        return []
+    return [found.files.report]

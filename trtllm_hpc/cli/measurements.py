@@ -1,0 +1,104 @@
+"""Measurements as a person names them: ``RUN``, ``RUN:NAME`` or a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtllm_hpc.cli.options import runs_folder
+from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, MeasurementPaths, RunPaths
+from trtllm_hpc.runs import call_name, find_run, list_runs
+
+if TYPE_CHECKING:
+    from trtllm_hpc.bench.records import RequestRecord
+    from trtllm_hpc.bench.summary import Measurement
+
+    _FoundParameter = click.ParamType["Found"]
+else:
+    _FoundParameter = click.ParamType  # generic only in the newest releases of click
+
+
+@dataclass(frozen=True)
+class Found:
+    """A measurement in a run folder."""
+
+    run: RunPaths
+    name: str
+
+    @property
+    def files(self) -> MeasurementPaths:
+        """Its files."""
+        return self.run.measurement(self.name)
+
+    @property
+    def call_name(self) -> str:
+        """What to write for it in a command."""
+        return f"{call_name(self.run)}:{self.name}"
+
+    def summary(self) -> Measurement:
+        """What it found; raises RunNotFound if it is not whole."""
+        from trtllm_hpc.bench.summary import read_measurement
+
+        return read_measurement(self.files.summary)
+
+    def records(self) -> list[RequestRecord]:
+        """Its requests; none if the file is gone."""
+        from trtllm_hpc.bench.records import read_records
+
+        try:
+            return read_records(self.files.requests)
+        except FileNotFoundError:
+            return []
+
+
+class MeasurementType(_FoundParameter):
+    """``RUN`` is the companion's measurement, else the run's newest; ``RUN:NAME`` is any."""
+
+    name = "measurement"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Found:
+        """Find it; raises RunNotFound with those that are there."""
+        if isinstance(value, Found):
+            return value
+        text = str(value)
+        path = Path(text)
+        if path.suffix == ".json" and path.is_file():
+            return Found(RunPaths(path.absolute().parent.parent), path.stem)
+        run, colon, name = text.rpartition(":")
+        if not colon:
+            return newest(find_run(text, runs_folder(ctx)))
+        return named(find_run(run, runs_folder(ctx)), name)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Offer the measurements of known runs."""
+        from click.shell_completion import CompletionItem
+
+        runs = {"latest": list_runs(runs_folder(ctx))[:1]}
+        runs |= {run.run_id: [run] for run in list_runs(runs_folder(ctx))}
+        names = [f"{call}:{name}" for call, its in runs.items() for run in its for name in run.measurements()]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def newest(run: RunPaths) -> Found:
+    """The companion's measurement if there is one, else the newest; raises RunNotFound."""
+    names = run.measurements()
+    if not names:
+        raise RunNotFound(
+            f"Run {run.run_id} has no measurement yet.", hint=f"trtllm-hpc bench {call_name(run)}"
+        )
+    return Found(run, COMPANION_MEASUREMENT if COMPANION_MEASUREMENT in names else names[0])
+
+
+def named(run: RunPaths, name: str) -> Found:
+    """The measurement of that name; raises RunNotFound with those that are there."""
+    names = run.measurements()
+    if name not in names:
+        there = f"it has {', '.join(names)}" if names else "it has none"
+        raise RunNotFound(f"Run {run.run_id} has no measurement called {name!r}; {there}.")
+    return Found(run, name)

@@ -1,0 +1,42 @@
+"""``trtllm-hpc report``: a measurement as one HTML file, and its charts as images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trtllm_hpc.cli.measurements import Found, MeasurementType
+from trtllm_hpc.cli.options import runs_option
+
+
+@click.command("report")
+@runs_option
+@click.argument("found", type=MeasurementType(), default="latest", metavar="[RUN[:NAME]]")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
+)
+@click.option("--png", is_flag=True, help="Draw each chart as an image too, into results/NAME.charts/.")
+def command(found: Found, runs: Any, output: Path | None, png: bool) -> None:
+    """Write the report of a measurement: one HTML file that opens without a network.
+
+    Without NAME, the companion's measurement; 'trtllm-hpc bench list' tells
+    the names. Needs the extra: pip install 'trtllm-hpc[report]'.
+
+    \b
+    Examples:
+      trtllm-hpc report latest
+      trtllm-hpc report latest:sweep --png --output sweep.html
+    """
+    from trtllm_hpc.report.html.report import write_charts, write_report
+
+    to = output or found.files.report
+    write_report(found.run, found.name, to)
+    click.echo(to)
+    if png:
+        for chart in write_charts(found.run, found.name, found.files.charts):
+            click.echo(chart)
