@@ -36,9 +36,11 @@ def load_chart(levels: list[tuple[float, str, LevelResult]]) -> Chart | NoChart:
     most = max(rows, key=lambda row: row["rate"])
     description = f"{title}. The most is {quantity(most['rate'])} finished/s at {most['level']}."
     top = max(row["x"] for row in rows)
-    asked = [] if closed else [{"x": 0.0, "rate": 0.0}, {"x": top, "rate": top}]
-    note = None if closed else "The dashed line is where as much is finished as is asked."
-    datasets = {"points": rows, "asked": asked}
+    datasets = {"points": rows}
+    note = None
+    if not closed:
+        datasets["asked"] = [{"x": 0.0, "rate": 0.0}, {"x": top, "rate": top}]
+        note = "The dashed line is where as much is finished as is asked."
     return Chart("curve-load", title, description, _spec(closed), datasets, note)
 
 
@@ -49,10 +51,11 @@ def _spec(closed: bool) -> dict[str, Any]:
     y = alt.Y("rate:Q", title=_FINISHED, scale=alt.Scale(zero=True))
     base = alt.Chart(alt.NamedData("points"))
     tooltip = [alt.Tooltip("level:N"), alt.Tooltip("told:N", title="finished/s")]
-    layers = (
-        alt.Chart(alt.NamedData("asked")).mark_line(style=QUIET).encode(x=x, y=y),
+    layers = [
         base.mark_rule(clip=True).encode(x=x, y=alt.Y("low:Q", title=_FINISHED), y2="high:Q"),
         base.mark_line().encode(x=x, y=y, order="place:Q"),
         base.mark_point(size=50, filled=True, opacity=1).encode(x=x, y=y, tooltip=tooltip),
-    )
+    ]
+    if not closed:
+        layers.insert(0, alt.Chart(alt.NamedData("asked")).mark_line(style=QUIET).encode(x=x, y=y))
     return described(alt.layer(*layers), _HEIGHT)

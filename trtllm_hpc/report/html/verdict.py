@@ -68,7 +68,7 @@ def headline_words(material: Material) -> str:
     if len(material.labels) == 1:
         return f"At {label}, the only level measured."
     levels = material.measurement.levels
-    usable = "valid " if any(map(is_valid, levels)) else ""
+    usable = "valid " if material.measurement.verdict.valid and any(map(is_valid, levels)) else ""
     if not keeps_up(levels[material.headline]):
         return f"At {label}, the {usable}level with the most requests finished each second."
     most = max(range(len(levels)), key=lambda place: finished_rate(levels[place]))
