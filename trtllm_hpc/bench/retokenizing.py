@@ -87,7 +87,7 @@ def _several_a_response(streams: Sequence[Parsed], tokenizer: Tokenizer) -> bool
 
 
 def _lengths(texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """The tokens of each response's text; at least one, for a response without text brings a special token."""
+    """The tokens of each text; at least one, for a response without text brings a special token."""
     around, *encoded = map(len, tokenizer.encode(["", *texts]))
     return [
         1 if _PART_OF_A_LETTER in text else max(1, length - around)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtllm_hpc.bench.arrivals import Schedule, open_schedule, requests_of
+from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.errors import ConfigError
+
+ARRIVALS = ("constant", "poisson", "gamma")
+
+
+def scheduled(rate: float, arrival: str, *, repeat: int = 0, **values: Any) -> Schedule:
+    asked = Benchmark(rate_per_second=rate, **{"warmup_requests": 0, **values})
+    level = OpenLoop(rate, arrival, asked.burstiness, asked.ramp_to_per_second)
+    return open_schedule(level, asked, repeat=repeat)
+
+
+def gaps(times: list[float]) -> list[float]:
+    return [after - before for before, after in pairwise(times)]
+
+
+def spread(times: list[float]) -> float:
+    """Standard deviation of the gaps, in mean gaps."""
+    found = gaps(times)
+    mean = sum(found) / len(found)
+    return float((sum((gap - mean) ** 2 for gap in found) / len(found)) ** 0.5 / mean)
+
+
+def test_a_constant_schedule_has_equal_gaps_and_a_window_as_long_as_they_are() -> None:
+    made = scheduled(4.0, "constant", requests=5)
+    assert made.due_s == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert (made.window.start_s, made.window.end_s) == (0.0, 1.25)
+
+
+def test_a_late_time_of_a_constant_schedule_has_not_drifted() -> None:
+    assert scheduled(1000.0, "constant", requests=100_001).due_s[-1] == 100.0
+
+
+def test_warm_up_comes_before_the_window_at_the_same_rate() -> None:
+    made = scheduled(2.0, "constant", requests=4, warmup_requests=3)
+    assert made.due_s == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    assert (made.window.start_s, made.window.end_s, made.warmup) == (1.5, 3.5, 3)
+
+
+def test_seconds_take_the_place_of_numbers() -> None:
+    made = scheduled(2.0, "poisson", duration_seconds=10.0, warmup_seconds=3.0, warmup_requests=None)
+    assert (made.window.start_s, made.window.end_s) == (3.0, 13.0)
+    assert (made.warmup, len(made.due_s)) == (6, 26)
+
+
+def test_a_length_that_holds_no_whole_number_of_gaps_is_met_to_half_a_gap() -> None:
+    made = scheduled(0.3, "constant", duration_seconds=5.5)
+    assert len(made.due_s) / made.window.length_s == pytest.approx(0.3)
+    assert abs(made.window.length_s - 5.5) <= 0.5 / 0.3
+
+
+@pytest.mark.parametrize("arrival", ARRIVALS)
+def test_one_request_is_due_at_once(arrival: str) -> None:
+    assert scheduled(2.0, arrival, requests=1).due_s == [0.0]
+
+
+def test_poisson_gaps_vary_as_much_as_their_mean() -> None:
+    assert spread(scheduled(10.0, "poisson", requests=5000).due_s) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize(("shape", "expected"), [(0.25, 2.0), (1.0, 1.0), (4.0, 0.5)])
+def test_burstiness_is_the_shape_of_gamma_gaps(shape: float, expected: float) -> None:
+    """A gamma distribution varies by one over the root of its shape."""
+    made = scheduled(10.0, "gamma", requests=5000, burstiness=shape)
+    assert spread(made.due_s) == pytest.approx(expected, rel=0.1)
+
+
+def test_gamma_of_shape_one_is_poisson() -> None:
+    assert scheduled(3.0, "gamma", requests=50).due_s == scheduled(3.0, "poisson", requests=50).due_s
+
+
+def test_each_repeat_has_arrivals_of_its_own_and_each_rate_the_same_ones() -> None:
+    first = scheduled(1.0, "poisson", requests=30)
+    assert scheduled(1.0, "poisson", requests=30, repeat=1).due_s != first.due_s
+    assert scheduled(2.0, "poisson", requests=30).due_s == pytest.approx([due / 2 for due in first.due_s])
+    assert scheduled(1.0, "poisson", requests=30, seed=1).due_s != first.due_s
+
+
+def test_a_ramp_moves_the_rate_evenly_and_has_the_mean_rate_of_its_ends() -> None:
+    made = scheduled(10.0, "constant", duration_seconds=20.0, ramp_to_per_second=30.0, warmup_requests=5)
+    assert (made.window.start_s, made.window.length_s) == (0.5, 20.0)
+    times = [due - 0.5 for due in made.due_s[5:]]
+    assert len(times) == 400
+    # After t seconds 10*t + t**2/2 requests were due.
+    assert [sum(time < end for time in times) for end in (4, 10, 16)] == [48, 150, 288]
+    assert gaps(times)[0] == pytest.approx(1 / 10, rel=0.01)
+    assert gaps(times)[-1] == pytest.approx(1 / 30, rel=0.01)
+
+
+def test_a_ramp_may_go_down() -> None:
+    made = scheduled(30.0, "constant", requests=400, ramp_to_per_second=10.0)
+    assert made.window.length_s == 20.0
+    assert gaps(made.due_s)[-1] == pytest.approx(1 / 10, rel=0.02)
+
+
+@settings(deadline=None)
+@given(
+    arrival=st.sampled_from(ARRIVALS),
+    rate=st.floats(0.01, 10_000),
+    ramp=st.none() | st.floats(0.01, 10_000),
+    shape=st.floats(0.01, 100),
+    seed=st.integers(0, 2**31 - 1),
+    counts=st.tuples(st.integers(0, 50), st.integers(1, 300)),
+)
+def test_schedules_are_sorted_and_have_exactly_the_mean_rate_whatever_is_asked(
+    arrival: str, rate: float, ramp: float | None, shape: float, seed: int, counts: tuple[int, int]
+) -> None:
+    warmup, requests = counts
+    asked: dict[str, Any] = {"warmup_requests": warmup, "requests": requests, "seed": seed}
+    made = scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **asked)
+    assert made.due_s == sorted(made.due_s)
+    assert made.due_s[0] == 0.0
+    assert made.due_s[-1] <= made.window.end_s
+    assert (made.warmup, len(made.due_s)) == (warmup, warmup + requests)
+    mean = rate if ramp is None else (rate + ramp) / 2
+    # Times are rounded to nanoseconds.
+    assert made.window.length_s == pytest.approx(requests / mean, rel=1e-9, abs=2e-9)
+    assert made.window.start_s == pytest.approx(warmup / rate, rel=1e-9, abs=2e-9)
+    assert made == scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **asked)
+
+
+def test_schedules_are_the_same_on_every_machine() -> None:
+    made = scheduled(100.0, "gamma", requests=4, warmup_requests=2, burstiness=0.5, seed=7)
+    assert made.due_s == [0.0, 0.013345784, 0.02, 0.038483824, 0.038530191, 0.040533796]
+
+
+def recorded(times: list[float | None], **values: Any) -> Schedule:
+    asked = Benchmark(**{"arrival": "trace", "requests": None, "warmup_requests": 0, **values})
+    requests = [Request(1, "x", due_s=time) for time in times]
+    return open_schedule(OpenLoop(1.0, "trace"), asked, requests=requests)
+
+
+def test_a_trace_keeps_its_times_from_its_first_request_on() -> None:
+    made = recorded([10.0, 10.5, 10.5, 12.0])
+    assert made.due_s == [0.0, 0.5, 0.5, 2.0]
+    assert made.window.start_s == 0.0
+    assert made.window.end_s == pytest.approx(2.0 + 2.0 / 3), "a mean gap after the last one"
+
+
+def test_the_first_requests_of_a_trace_warm_up() -> None:
+    made = recorded([0.0, 1.0, 2.0, 4.0, 8.0], warmup_requests=1, requests=3)
+    assert made.due_s == [0.0, 1.0, 2.0, 4.0]
+    assert (made.window.start_s, made.window.end_s) == (1.0, 8.0), "it ends as the next request would come"
+
+
+def test_a_trace_may_be_cut_by_time() -> None:
+    made = recorded([0.0, 1.0, 2.0, 4.0, 8.0], warmup_seconds=1.5, warmup_requests=None, duration_seconds=3.0)
+    assert made.due_s == [0.0, 1.0, 2.0, 4.0]
+    assert (made.window.start_s, made.window.end_s) == (2.0, 5.0)
+
+
+@pytest.mark.parametrize("times", [[], [None, None], [0.0, None]])
+def test_a_trace_without_times_is_refused(times: list[float | None]) -> None:
+    with pytest.raises(ConfigError, match="need a workload with times"):
+        recorded(times)
+
+
+def test_the_number_of_requests_is_known_beforehand() -> None:
+    asked = Benchmark(duration_seconds=10.0, warmup_requests=3)
+    assert requests_of(OpenLoop(2.0), asked) == (3, 20)
+    assert requests_of(OpenLoop(2.0, ramp_to_per_s=4.0), asked) == (3, 30)

@@ -1,0 +1,75 @@
+"""A tokenizer that one can count with in the head, and workloads by few words."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.bench.workload.build import Built, make_workload
+from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.bench.workload.tokenizer import Tokenizer
+from trtllm_hpc.bench.workload.vocabulary import Vocabulary
+from trtllm_hpc.config.benchmark import Benchmark, Workload
+
+BEGIN, END = 1, 2
+VOCABULARY = Vocabulary(range(3, 1000), "made up", 1000)
+
+
+class WordTokenizer:
+    """A token for each word, after one that begins the text; some put one at the end, too."""
+
+    name = "words"
+    counted_by = "tokenizer"
+
+    def __init__(self, *, ends: bool = False) -> None:
+        self._end = [END] if ends else []
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[BEGIN, *map(word_id, text.split()), *self._end] for text in texts]
+
+
+class LetterTokenizer:
+    """A token for each letter, space included, and nothing around them."""
+
+    name = "letters"
+    counted_by = "tokenizer"
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[ord(letter) for letter in text] for text in texts]
+
+
+def word_id(word: str) -> int:
+    return 10 + zlib.crc32(word.encode()) % 100_000
+
+
+def build(
+    count: int,
+    *,
+    token_ids: bool = False,
+    tokenizer: Tokenizer | None = None,
+    vocabulary: Vocabulary | None = None,
+    longest_input: int | None = None,
+    settings: dict[str, Any] | None = None,
+    **workload: Any,
+) -> Built:
+    """A workload of these settings; texts are cut by ``WordTokenizer`` and ids drawn from ``VOCABULARY``."""
+    if isinstance(workload.get("path"), Path):
+        workload["path"] = str(workload["path"])
+    return make_workload(
+        Benchmark(workload=Workload(**workload), **(settings or {})),
+        count,
+        token_ids=token_ids,
+        tokenizer=tokenizer or WordTokenizer(),
+        vocabulary=vocabulary or VOCABULARY,
+        longest_input=longest_input,
+    )
+
+
+def prompts_of(built: Built) -> list[str]:
+    return [request.prompt or "" for request in built.requests]
+
+
+def lengths_of(requests: Sequence[Request]) -> list[tuple[int | None, int]]:
+    return [(request.input_tokens, request.max_tokens) for request in requests]

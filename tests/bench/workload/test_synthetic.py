@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtllm_hpc.bench.workload.build import make_workload
+from trtllm_hpc.bench.workload.texts import TextWriter
+from trtllm_hpc.config.benchmark import Benchmark, Workload
+from trtllm_hpc.errors import ConfigError
+
+from .making import VOCABULARY, LetterTokenizer, WordTokenizer, build, lengths_of
+
+KINDS = ("normal", "shared-prefix")
+
+
+@pytest.mark.parametrize("token_ids", [False, True])
+def test_lengths_without_deviation_are_exact(token_ids: bool) -> None:
+    built = build(20, kind="normal", input_tokens=17, output_tokens=5, token_ids=token_ids)
+    assert lengths_of(built.requests) == [(17, 5)] * 20
+    for request in built.requests:
+        held = request.token_ids if token_ids else WordTokenizer().encode([request.prompt or ""])[0]
+        assert held is not None and len(held) == 17
+    assert built.notes == []
+
+
+def test_lengths_are_those_of_a_normal_distribution() -> None:
+    built = build(
+        4000,
+        kind="normal",
+        token_ids=True,
+        input_tokens=200,
+        input_tokens_stdev=20.0,
+        output_tokens=50,
+        output_tokens_stdev=5.0,
+    )
+    for column, (mean, stdev) in enumerate([(200, 20), (50, 5)]):
+        lengths = [pair[column] or 0 for pair in lengths_of(built.requests)]
+        average = sum(lengths) / len(lengths)
+        spread = (sum((length - average) ** 2 for length in lengths) / len(lengths)) ** 0.5
+        # The mean of 4000 values is off by a sixtieth of their deviation, three times that is rare.
+        assert average == pytest.approx(mean, abs=stdev / 20)
+        assert spread == pytest.approx(stdev, rel=0.05)
+    pairs = lengths_of(built.requests)
+    below = sum(((a or 0) < 200) == (b < 50) for a, b in pairs) / len(pairs)
+    assert below == pytest.approx(0.5, abs=0.05), "prompts and answers have lengths of their own"
+
+
+def test_without_a_length_of_answers_it_is_that_of_the_settings() -> None:
+    assert lengths_of(build(1, kind="normal", settings={"max_tokens": 9}).requests) == [(128, 9)]
+
+
+def test_prompts_do_not_begin_alike() -> None:
+    built = build(200, kind="normal", input_tokens=8, token_ids=True)
+    assert len({(request.token_ids or ())[:4] for request in built.requests}) == 200
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    kind=st.sampled_from(KINDS),
+    token_ids=st.booleans(),
+    seed=st.integers(0, 2**31 - 1),
+    tokens=st.integers(1, 60),
+    stdev=st.floats(0, 50),
+    prefixes=st.integers(1, 4),
+)
+def test_workloads_are_the_same_again_known_to_the_model_and_grow_at_their_end(
+    kind: Any, token_ids: bool, seed: int, tokens: int, stdev: float, prefixes: int
+) -> None:
+    own: dict[str, Any] = {"prefixes": prefixes, "prefix_tokens": 20} if kind == "shared-prefix" else {}
+    asked = Benchmark(
+        seed=seed, workload=Workload(kind=kind, input_tokens=tokens, input_tokens_stdev=stdev, **own)
+    )
+    both = [
+        make_workload(
+            asked, count, token_ids=token_ids, tokenizer=WordTokenizer(), vocabulary=VOCABULARY
+        ).requests
+        for count in (4, 4, 9)
+    ]
+    assert both[0] == both[1] == both[2][:4]
+    for request in both[2]:
+        held = request.token_ids or WordTokenizer().encode([request.prompt or ""])[0]
+        assert len(held) == request.input_tokens
+        if token_ids:
+            assert set(held) <= set(VOCABULARY.ids)
+
+
+def test_another_seed_asks_other_things() -> None:
+    made = [build(3, kind="normal", settings={"seed": seed}).requests for seed in (0, 1)]
+    assert made[0] != made[1]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_requests_of_a_prefix_share_exactly_its_tokens(ends: bool) -> None:
+    tokenizer = WordTokenizer(ends=ends)
+    built = build(30, tokenizer=tokenizer, kind="shared-prefix", prefixes=3, prefix_tokens=12, input_tokens=6)
+    encoded = tokenizer.encode([request.prompt or "" for request in built.requests])
+    shared = 12 - ends
+    assert {len(ids) for ids in encoded} == {18}
+    assert [request.source for request in built.requests[:4]] == [
+        "prefix 1",
+        "prefix 2",
+        "prefix 3",
+        "prefix 1",
+    ]
+    groups = [{tuple(ids[:shared]) for ids in encoded[first::3]} for first in range(3)]
+    assert [len(group) for group in groups] == [1, 1, 1]
+    assert len(set.union(*groups)) == 3
+    assert all(
+        before[shared : shared + 3] != after[shared : shared + 3] for before, after in pairwise(encoded)
+    )
+    assert built.notes == []
+
+
+def test_a_tokenizer_that_joins_words_is_told_of() -> None:
+    class Joining(WordTokenizer):
+        """Takes the word after the prefix for one with the last of the prefix."""
+
+        def encode(self, texts: Any) -> list[list[int]]:
+            encoded = super().encode(texts)
+            return [ids if len(ids) < 12 else [*ids[:9], sum(ids[9:11]), 7, *ids[11:]] for ids in encoded]
+
+    built = build(4, tokenizer=Joining(), kind="shared-prefix", prefix_tokens=10, input_tokens=6)
+    assert built.notes == ["Requests of prefix 1 share 9 tokens and not 10: the tokenizer joins words."]
+
+
+def test_prompts_are_cut_to_what_the_model_takes_and_it_is_told() -> None:
+    built = build(100, kind="normal", input_tokens=50, input_tokens_stdev=10.0, longest_input=50)
+    lengths = [request.input_tokens or 0 for request in built.requests]
+    assert max(lengths) == 50
+    cut = int(built.notes[0].split()[0])
+    assert built.notes == [f"{cut} prompts are shorter than drawn: prompts may have at most 50 tokens."]
+    assert 0 < cut <= lengths.count(50)
+
+
+def test_a_prefix_must_leave_room() -> None:
+    with pytest.raises(ConfigError, match="a prefix of 50 tokens leaves no room"):
+        build(1, kind="shared-prefix", prefix_tokens=50, longest_input=50)
+
+
+def test_a_text_cannot_be_shorter_than_its_first_word_and_that_is_told() -> None:
+    built = build(5, kind="normal", input_tokens=1)
+    assert lengths_of(built.requests) == [(2, 16)] * 5
+    assert built.notes[0].startswith("5 prompts are not exactly as long as asked")
+
+
+def test_a_tokenizer_without_words_is_given_letters() -> None:
+    built = build(3, tokenizer=LetterTokenizer(), kind="normal", input_tokens=40)
+    assert [len(request.prompt or "") for request in built.requests] == [40, 40, 40]
+
+
+def test_a_tokenizer_that_counts_otherwise_in_a_row_is_followed() -> None:
+    class Doubling(WordTokenizer):
+        """One token more for each ten words."""
+
+        def encode(self, texts: Any) -> list[list[int]]:
+            return [[*ids, *ids[1 : 1 + len(ids) // 10]] for ids in super().encode(texts)]
+
+    built = build(5, tokenizer=Doubling(), kind="normal", input_tokens=64)
+    counted = Doubling().encode([request.prompt or "" for request in built.requests])
+    assert [len(ids) for ids in counted] == [64] * 5
+
+
+def test_a_tokenizer_without_any_token_of_one_word_is_refused() -> None:
+    class Pairs(LetterTokenizer):
+        def encode(self, texts: Any) -> list[list[int]]:
+            return [[*ids, *ids] for ids in super().encode(texts)]
+
+    with pytest.raises(ConfigError, match="hardly a common word that is one token"):
+        TextWriter(Pairs())
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "words"), [(False, "need the model's tokenizer"), (True, "vocabulary")]
+)
+def test_lengths_need_somebody_who_counts(token_ids: bool, words: str) -> None:
+    asked = Benchmark(workload=Workload(kind="normal"))
+    with pytest.raises(ConfigError, match=words):
+        make_workload(asked, 1, token_ids=token_ids)
+
+
+def test_ids_are_those_of_common_words_where_only_a_tokenizer_is_known() -> None:
+    asked = Benchmark(workload=Workload(kind="normal"))
+    built = make_workload(asked, 5, token_ids=True, tokenizer=WordTokenizer())
+    assert all(1 not in (request.token_ids or ()) for request in built.requests)
+    assert {request.input_tokens for request in built.requests} == {128}
+
+
+def test_histogram_lengths_come_from_the_bins_by_their_weight(tmp_path: Path) -> None:
+    file = tmp_path / "bins.yaml"
+    file.write_text("input: [[1, 10, 3], [101, 110, 1], [500, 600, 0]]\noutput:\n- [7, 7, 2.5]\n")
+    built = build(4000, kind="histogram", path=file, token_ids=True)
+    lengths = [request.input_tokens or 0 for request in built.requests]
+    assert set(lengths) == {*range(1, 11), *range(101, 111)}
+    assert sum(length <= 10 for length in lengths) / 4000 == pytest.approx(0.75, abs=0.03)
+    assert sum(lengths) / 4000 == pytest.approx((5.5 * 3 + 105.5) / 4, rel=0.05)
+    assert {request.max_tokens for request in built.requests} == {7}
+
+
+def test_joint_bins_keep_lengths_together(tmp_path: Path) -> None:
+    file = tmp_path / "bins.json"
+    file.write_text('{"joint": [[5, 5, 100, 100, 1], [50, 50, 1, 2, 1]]}')
+    built = build(200, kind="histogram", path=file, token_ids=True)
+    assert set(lengths_of(built.requests)) == {(5, 100), (50, 1), (50, 2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("input: [[1, 2, 3]]", 1, "input and output, or joint; found input"),
+        ("", 1, "found nothing"),
+        ("input: [[1, 2, 3]]\noutput: 5", 2, "must be a list of bins"),
+        ("input: [[1, 2, 3]]\noutput:\n  - [4, 5]", 3, "a bin is a list of 3 numbers"),
+        ("input: [[1, 2, 3]]\noutput:\n  - [4, 5, many]", 3, "a bin is a list of 3 numbers"),
+        ("joint: [[1, 2, 3]]", 1, "a bin is a list of 5 numbers"),
+        ("input: [[0, 2, 3]]\noutput: [[1, 1, 1]]", 1, "found 0 to 2"),
+        ("input: [[3, 2, 3]]\noutput: [[1, 1, 1]]", 1, "found 3 to 2"),
+        ("output: [[1, 1, 1]]\ninput: [[1, 2, -1]]", 2, "a weight is a number from 0 on; found -1"),
+        ("output: [[1, 1, 0]]\ninput: [[1, 2, 1]]", 1, "every bin weighs 0"),
+        ("input: [[1, 2, 3]\n", 2, "is not YAML"),
+    ],
+)
+def test_a_wrong_histogram_is_told_with_file_and_line(
+    tmp_path: Path, text: str, place: int, words: str
+) -> None:
+    file = tmp_path / "bins.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refusal:
+        build(1, kind="histogram", path=file)
+    assert words in str(refusal.value)
+    assert f"{file}:{place}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "histogram", "trace"])
+def test_a_file_must_be_named_and_there(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none is named"):
+        build(1, kind=kind)
+    with pytest.raises(ConfigError, match=str(tmp_path / "none")):
+        build(1, kind=kind, path=tmp_path / "none")
