@@ -2,7 +2,9 @@
 
 ``sleep S: text`` answers after S seconds, ``fail: text`` with the error
 ``text``, ``escape`` with a terminal's escape sequence; anything else comes
-back in upper case; from a decoupled model letter by letter.
+back in upper case; from a decoupled model letter by letter, the third one
+0.1 s late if the prompt begins with ``slow``. Of token ids a decoupled model
+gives the numbers from 1 on, each by itself if ``streaming`` asks for it.
 """
 
 from __future__ import annotations
@@ -30,8 +32,20 @@ class TritonPythonModel:
 
     def _stream(self, request: Any) -> None:
         sender = request.get_response_sender()
-        text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().reshape(-1)[0].decode()
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        if "input_ids" in inputs:
+            for ids in _numbers(inputs):
+                sender.send(_ids(ids, ids.size))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
+        text = inputs["text_input"].reshape(-1)[0].decode()
+        if text.startswith("fail: "):
+            error = pb_utils.InferenceResponse(error=pb_utils.TritonError(text[6:]))
+            sender.send(error, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
         for number, letter in enumerate(text.upper(), start=1):
+            if number == 3 and text.startswith("slow"):
+                time.sleep(0.1)
             sender.send(
                 pb_utils.InferenceResponse(
                     [
@@ -79,7 +93,20 @@ def _generated(inputs: dict[str, Any]) -> Any:
     """The input, then two tokens fewer than were asked for: this model stops early."""
     new = np.full((1, inputs["request_output_len"].item() - 2), 7, dtype=np.int32)
     ids = np.concatenate([inputs["input_ids"], new], axis=1)
-    length = np.array([[ids.size]], dtype=np.int32)
+    return _ids(ids, ids.size)
+
+
+def _numbers(inputs: dict[str, Any]) -> list[Any]:
+    """From 1 to the number asked for: one by one, or all at once."""
+    numbers = np.arange(1, inputs["request_output_len"].item() + 1, dtype=np.int32)[None]
+    streamed = "streaming" in inputs and bool(inputs["streaming"].item())
+    return np.split(numbers, numbers.size, axis=1) if streamed else [numbers]
+
+
+def _ids(ids: Any, length: int) -> Any:
     return pb_utils.InferenceResponse(
-        [pb_utils.Tensor("output_ids", ids[None]), pb_utils.Tensor("sequence_length", length)]
+        [
+            pb_utils.Tensor("output_ids", ids[None]),
+            pb_utils.Tensor("sequence_length", np.array([[length]], dtype=np.int32)),
+        ]
     )

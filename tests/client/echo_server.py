@@ -42,7 +42,13 @@ CORE_MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"input_ids": "INT32", "input_lengths": "INT32", "request_output_len": "INT32"},
         {"output_ids": "INT32", "sequence_length": "INT32"},
     ),
+    "core_decoupled": (
+        {"input_ids": "INT32", "input_lengths": "INT32", "request_output_len": "INT32", "streaming": "BOOL"},
+        {"output_ids": "INT32", "sequence_length": "INT32"},
+    ),
 }
+_DECOUPLED = ("decoupled", "core_decoupled")
+_OPTIONAL = ("streaming",)
 
 
 @contextmanager
@@ -122,12 +128,15 @@ def _write_repository(folder: Path, core_models: bool) -> None:
         (folder / name / "1" / "model.py").write_text(source, encoding="utf-8")
         size = 0 if name == "llm_api" else 8
         config = [f'name: "{name}"', 'backend: "python"', f"max_batch_size: {size}"]
-        if name == "decoupled":
+        if name in _DECOUPLED:
             config.append("model_transaction_policy { decoupled: true }")
         for kind, tensors in (("input", inputs), ("output", outputs)):
             for tensor, datatype in tensors.items():
                 dims = "[ -1, -1 ]" if tensor == "output_ids" else "[ -1 ]"
-                config.append(f'{kind} [ {{ name: "{tensor}" data_type: TYPE_{datatype} dims: {dims} }} ]')
+                optional = " optional: true" if tensor in _OPTIONAL else ""
+                config.append(
+                    f'{kind} [ {{ name: "{tensor}" data_type: TYPE_{datatype} dims: {dims}{optional} }} ]'
+                )
         (folder / name / "config.pbtxt").write_text("\n".join(config), encoding="utf-8")
 
 

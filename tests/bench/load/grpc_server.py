@@ -1,0 +1,64 @@
+"""gRPC's own server, playing Triton's: answers bytes with bytes, as the first byte says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+
+from trtllm_hpc.runtime.records import Endpoint
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+class Behaviour(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """``echo`` bytes come back; ``fail: words`` fails with them; ``sleep S`` answers after S seconds;
+    ``size N`` brings N bytes; a stream brings each byte by itself."""
+
+    def service(self, details: Any) -> Any:
+        if details.method == INFER:
+            return grpc.unary_unary_rpc_method_handler(self._infer)
+        if details.method == STREAM:
+            return grpc.stream_stream_rpc_method_handler(self._stream)
+        return None
+
+    def _infer(self, request: bytes, context: Any) -> bytes:
+        command, _, rest = request.partition(b" ")
+        if command == b"fail:":
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, rest.decode())
+        if command == b"sleep":
+            time.sleep(float(rest))
+        return bytes(int(rest)) if command == b"size" else request
+
+    def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for request in requests:
+            if request.startswith(b"fail: "):
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, request[6:].decode())
+            for byte in request:
+                yield bytes([byte])
+
+
+@contextmanager
+def grpc_server(port: int = 0, **options: int) -> Iterator[Endpoint]:
+    """A server in threads of this process; ``options`` are gRPC's, without their ``grpc.``."""
+    server = grpc.server(
+        ThreadPoolExecutor(8),
+        [Behaviour()],
+        options=[(f"grpc.{key}", value) for key, value in options.items()],
+    )
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    try:
+        yield endpoint(bound)
+    finally:
+        server.stop(None).wait()
+
+
+def endpoint(grpc_port: int) -> Endpoint:
+    """An endpoint of which only the gRPC port counts."""
+    return Endpoint("1", "node01", "127.0.0.1", 1, grpc_port, 1, [], 0.0)

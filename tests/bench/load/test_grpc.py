@@ -1,0 +1,156 @@
+"""The load over gRPC, against gRPC's own server."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from tests.bench.load.grpc_server import endpoint, grpc_server
+from trtllm_hpc.bench.load import Clock, Load, Target, run_closed, run_open
+from trtllm_hpc.errors import NotReady
+
+
+def at_once(target: Target, *payloads: bytes) -> Load:
+    return run_open(target, payloads, [0.0] * len(payloads), Clock())
+
+
+def test_answers_come_back_as_they_were_sent() -> None:
+    with grpc_server() as ready:
+        load = at_once(Target(ready, "m"), b"one", b"", b"two")
+    assert [reply.status for reply in load.replies] == ["ok"] * 3
+    assert [[raw for _, raw in reply.chunks] for reply in load.replies] == [[b"one"], [b""], [b"two"]]
+    for reply in load.replies:
+        assert load.start_s == reply.due_s <= reply.sent_s <= reply.ended_s == reply.chunks[0][0]
+    assert load.client.processes == 1 and 0 < load.client.cpu_s <= load.client.wall_s * 16
+    assert not load.interrupted
+
+
+def test_bodies_beyond_every_window_arrive_whole() -> None:
+    """Flow control allows 64 KiB at first, a frame holds 16 KiB."""
+    bodies = [bytes([65 + number]) * (300_000 + number) for number in range(12)]
+    with grpc_server() as ready:
+        load = at_once(Target(ready, "m"), *bodies, b"size 3000000")
+    assert [reply.chunks[0][1] for reply in load.replies[:-1]] == bodies
+    assert load.replies[-1].chunks[0][1] == bytes(3_000_000)
+
+
+def test_a_stream_brings_each_message_with_its_time() -> None:
+    with grpc_server() as ready:
+        load = at_once(Target(ready, "m", streaming=True), b"abc")
+    (reply,) = load.replies
+    assert [raw for _, raw in reply.chunks] == [b"a", b"b", b"c"]
+    times = [time_s for time_s, _ in reply.chunks]
+    assert times == sorted(times) and reply.sent_s < times[0] and times[-1] <= reply.ended_s
+
+
+def test_an_error_has_its_code_and_the_servers_words() -> None:
+    with grpc_server() as ready:
+        (infer,) = at_once(Target(ready, "m"), "fail: kein Glück 100 %".encode()).replies
+        (stream,) = at_once(Target(ready, "m", streaming=True), b"fail: no luck").replies
+    assert (infer.status, infer.error, infer.chunks) == ("INVALID_ARGUMENT", "kein Glück 100 %", [])
+    assert (stream.status, stream.error) == ("RESOURCE_EXHAUSTED", "no luck")
+
+
+def test_a_request_that_takes_too_long_is_given_up_and_harms_no_other() -> None:
+    with grpc_server() as ready:
+        load = at_once(Target(ready, "m", timeout_s=0.2), b"sleep 0.6", b"fine")
+        later = at_once(Target(ready, "m", timeout_s=5), b"fine")
+    slow, fine = load.replies
+    assert slow.status == "DEADLINE_EXCEEDED" and 0.2 <= slow.ended_s - slow.sent_s < 0.5
+    assert fine.ok and later.replies[0].ok
+
+
+def test_a_closed_loop_keeps_so_many_outstanding_and_sends_so_many() -> None:
+    with grpc_server() as ready:
+        load = run_closed(Target(ready, "m"), [b"sleep 0.02", b"b", b"c"], 3, Clock(), count=20)
+    replies = load.replies
+    assert [reply.index for reply in replies] == [0, 1, 2] * 6 + [0, 1]
+    events = sorted([(reply.sent_s, 1) for reply in replies] + [(reply.ended_s, -1) for reply in replies])
+    open_ = 0
+    for _, change in events:
+        open_ += change
+        assert 0 <= open_ <= 3
+    # A slot is due again when its last answer was there.
+    assert {reply.due_s for reply in replies[3:]} <= {reply.ended_s for reply in replies}
+    assert [reply.due_s for reply in replies[:3]] == [load.start_s] * 3
+
+
+def test_a_closed_loop_ends_by_time() -> None:
+    with grpc_server() as ready:
+        load = run_closed(Target(ready, "m"), [b"sleep 0.03"], 2, Clock(), until_s=0.2)
+    assert all(reply.ok and reply.sent_s < load.start_s + 0.2 for reply in load.replies)
+    assert load.replies[-1].ended_s >= load.start_s + 0.2
+
+
+def test_a_server_that_takes_few_streams_gets_more_connections() -> None:
+    with grpc_server(max_concurrent_streams=2) as ready:
+        load = run_closed(Target(ready, "m"), [b"sleep 0.01"], 7, Clock(), count=60)
+    assert Counter(reply.status for reply in load.replies) == {"ok": 60}
+
+
+def test_connections_that_the_server_ends_in_peace_cost_no_request() -> None:
+    """As proxies do after so many requests, and servers after so long: GOAWAY."""
+    with grpc_server(max_connection_age_ms=60, max_connection_age_grace_ms=5000) as ready:
+        load = run_closed(Target(ready, "m"), [b"sleep 0.005"], 4, Clock(), until_s=0.5)
+    assert Counter(reply.status for reply in load.replies).keys() == {"ok"} and len(load.replies) > 40
+
+
+def test_a_server_that_goes_and_comes_again_costs_the_requests_meanwhile() -> None:
+    with grpc_server() as ready:
+        port = ready.grpc_port
+        target = Target(ready, "m", timeout_s=5)
+
+    def serve() -> None:
+        for up_s in (0.4, 1.0):
+            with grpc_server(port):
+                time.sleep(up_s)
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    time.sleep(0.1)
+    load = run_open(target, [b"x"] * 90, [number / 100 for number in range(90)], Clock())
+    thread.join()
+    statuses = [reply.status for reply in load.replies]
+    # The server cancels what it has begun when it goes.
+    assert len(statuses) == 90 and set(statuses) - {"CANCELLED"} == {"ok", "UNAVAILABLE"}
+    assert statuses[-1] == "ok"
+    failed = [reply for reply in load.replies if not reply.ok]
+    assert any("no connection to 127.0.0.1" in (reply.error or "") for reply in failed)
+
+
+def test_without_a_server_nothing_is_measured() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with pytest.raises(NotReady, match=f"127.0.0.1:{port} .host node01."):
+        at_once(Target(endpoint(port), "m"), b"x")
+
+
+def test_a_late_request_is_sent_at_once_and_none_is_dropped() -> None:
+    """The schedule began half a second ago."""
+    clock = Clock()
+    due = [number / 1000 for number in range(500)]
+    with grpc_server() as ready:
+        clock = Clock()
+        load = run_open(Target(ready, "m"), [b"x"] * 500, due, clock, start_s=clock.now() - 0.5)
+    assert [reply.index for reply in load.replies] == list(range(500))
+    assert all(reply.ok and reply.sent_s > reply.due_s for reply in load.replies)
+    first = load.replies[0]
+    assert first.sent_s - first.due_s >= 0.5 and first.due_s == load.start_s
+
+
+def test_progress_is_told_of_each_answer() -> None:
+    told: list[tuple[bool, float]] = []
+
+    class Counted:
+        def count(self, ok: bool, latency_s: float) -> None:
+            told.append((ok, latency_s))
+
+    with grpc_server() as ready:
+        load = run_open(Target(ready, "m"), [b"x", b"fail: y"], [0.0, 0.01], Clock(), progress=Counted())
+    assert sorted(told) == sorted((reply.ok, reply.ended_s - reply.due_s) for reply in load.replies)

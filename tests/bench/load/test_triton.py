@@ -1,0 +1,213 @@
+"""Every way to ask, against a real tritonserver."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+
+from tests.client.echo_server import echo_server
+from trtllm_hpc.bench.load import Clock, CoreModel, Load, Parsed, Target, encode, parse, run_closed, run_open
+from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.client.tensors import TextModel
+from trtllm_hpc.errors import NotReady
+from trtllm_hpc.runtime.records import Endpoint
+
+pytestmark = pytest.mark.triton
+
+Protocol = Literal["grpc", "http"]
+BOTH = pytest.mark.parametrize("protocol", ["grpc", "http"])
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with echo_server(tmp_path_factory.mktemp("server"), core_models=True) as ready:
+        yield ready
+
+
+def ask(target: Target, *requests: Request) -> tuple[Load, list[Parsed]]:
+    payloads = [encode(request, target, str(number)) for number, request in enumerate(requests)]
+    load = run_open(target, payloads, [0.0] * len(requests), Clock())
+    return load, [parse(reply, target) for reply in load.replies]
+
+
+def ask_one(target: Target, request: Request) -> Parsed:
+    load, (parsed,) = ask(target, request)
+    assert load.replies[0].status == "ok", load.replies[0]
+    return parsed
+
+
+@BOTH
+@pytest.mark.parametrize("model", ["ensemble", "llm_api"])
+def test_text_models_answer_at_once(endpoint: Endpoint, protocol: Protocol, model: str) -> None:
+    kind = TextModel(takes_sampling_params=True, batched=False) if model == "llm_api" else TextModel()
+    parsed = ask_one(Target(endpoint, model, kind, protocol), Request(9, "Grüße, “you”"))
+    assert (parsed.text, parsed.token_ids, parsed.sequence_length) == ("GRÜSSE, “YOU”", None, 8)
+    assert len(parsed.chunks) == 1 and not parsed.streamed
+
+
+@BOTH
+def test_a_decoupled_model_streams_its_letters(endpoint: Endpoint, protocol: Protocol) -> None:
+    target = Target(endpoint, "decoupled", protocol=protocol, streaming=True, decoupled=True)
+    parsed = ask_one(target, Request(9, "slowly"))
+    assert parsed.streamed and parsed.text == "SLOWLY" and parsed.sequence_length == 6
+    assert [chunk.text for chunk in parsed.chunks] == list("SLOWLY")
+    times = [chunk.time_s for chunk in parsed.chunks]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    # The model waits 0.1 s before the third letter.
+    assert max(gaps) == gaps[1] and 0.05 < gaps[1] < 1
+
+
+@BOTH
+def test_a_model_that_is_not_decoupled_can_be_streamed_too(endpoint: Endpoint, protocol: Protocol) -> None:
+    parsed = ask_one(Target(endpoint, "ensemble", protocol=protocol, streaming=True), Request(3, "hello"))
+    assert [chunk.text for chunk in parsed.chunks] == ["HELLO"] and parsed.streamed
+
+
+@BOTH
+def test_the_core_model_takes_ids(endpoint: Endpoint, protocol: Protocol) -> None:
+    target = Target(endpoint, "tensorrt_llm", CoreModel(), protocol)
+    parsed = ask_one(target, Request(5, token_ids=(11, 12, 13)))
+    # This one repeats the prompt and stops two tokens early.
+    assert parsed.token_ids == (11, 12, 13, 7, 7, 7) and parsed.sequence_length == 6
+    assert parsed.text is None
+    assert ask_one(target, Request(4, token_ids=(5,))).token_ids == (5, 7, 7)
+
+
+@BOTH
+@pytest.mark.parametrize("streaming", [True, False])
+def test_the_core_model_streams_ids(endpoint: Endpoint, protocol: Protocol, streaming: bool) -> None:
+    target = Target(
+        endpoint,
+        "core_decoupled",
+        CoreModel(),
+        protocol,
+        streaming,
+        decoupled=True,
+        stream_input="streaming",
+    )
+    parsed = ask_one(target, Request(4, token_ids=(5, 6)))
+    expected = [(1,), (2,), (3,), (4,)] if streaming else [(1, 2, 3, 4)]
+    assert [chunk.token_ids for chunk in parsed.chunks] == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "protocol", "streaming", "status"),
+    [
+        ("ensemble", "grpc", False, "INTERNAL"),
+        ("decoupled", "grpc", True, "INTERNAL"),
+        ("ensemble", "http", False, "HTTP 400"),
+        ("decoupled", "http", True, "HTTP 400"),
+    ],
+)
+def test_errors_are_in_the_servers_words(
+    endpoint: Endpoint, model: str, protocol: Protocol, streaming: bool, status: str
+) -> None:
+    target = Target(endpoint, model, protocol=protocol, streaming=streaming, decoupled=streaming)
+    load, parsed = ask(target, Request(3, "fail: no luck"), Request(3, "fine"))
+    failed, fine = load.replies
+    assert (failed.status, failed.error, failed.chunks) == (status, "no luck", [])
+    assert fine.ok and parsed[0].chunks == () and parsed[1].text == "FINE"
+
+
+@BOTH
+def test_an_unknown_model_is_an_error_of_each_request(endpoint: Endpoint, protocol: Protocol) -> None:
+    load, _ = ask(Target(endpoint, "absent", protocol=protocol), Request(3, "x"))
+    (reply,) = load.replies
+    assert reply.status == {"grpc": "NOT_FOUND", "http": "HTTP 404"}[protocol]
+    assert "absent" in (reply.error or "")
+
+
+def test_an_error_that_http_calls_a_success_is_one(endpoint: Endpoint) -> None:
+    """``generate`` answers 200 with an error when a decoupled model gives several responses."""
+    load, _ = ask(Target(endpoint, "decoupled", protocol="http"), Request(3, "two"))
+    assert load.replies[0].status == "HTTP 200" and "exactly 1 response" in (load.replies[0].error or "")
+
+
+@BOTH
+def test_a_request_that_takes_too_long_is_given_up(endpoint: Endpoint, protocol: Protocol) -> None:
+    load, _ = ask(Target(endpoint, "ensemble", protocol=protocol, timeout_s=0.2), Request(3, "sleep 0.6: x"))
+    (reply,) = load.replies
+    assert reply.status == "DEADLINE_EXCEEDED" and 0.2 <= reply.ended_s - reply.sent_s < 0.6
+
+
+@BOTH
+def test_a_closed_loop_over_either_protocol(endpoint: Endpoint, protocol: Protocol) -> None:
+    target = Target(endpoint, "ensemble", protocol=protocol)
+    payloads = [encode(Request(3, word), target) for word in ("one", "two", "three")]
+    load = run_closed(target, payloads, 4, Clock(), count=50)
+    assert [parse(reply, target).text for reply in load.replies] == (["ONE", "TWO", "THREE"] * 17)[:50]
+
+
+@BOTH
+def test_no_proxy_is_asked(endpoint: Endpoint, protocol: Protocol, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "grpc_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert ask_one(Target(endpoint, "ensemble", protocol=protocol), Request(3, "x")).text == "X"
+
+
+@BOTH
+def test_without_a_server_nothing_is_measured(protocol: Protocol) -> None:
+    gone = Endpoint("1", "node01", "127.0.0.1", 1, 1, 1, [], 0.0)
+    with pytest.raises(NotReady, match="host node01"):
+        run_open(Target(gone, "ensemble", protocol=protocol), [b"{}"], [0.0], Clock())
+
+
+@BOTH
+def test_a_stalled_server_shows_at_full_size_in_the_latency_from_schedule(
+    endpoint: Endpoint, protocol: Protocol
+) -> None:
+    """One request stalls the only instance for 2 s; 39 more fall due meanwhile, 50 ms apart."""
+    target = Target(endpoint, "ensemble", protocol=protocol)
+    prompts = ["fast", "sleep 2: slow", *["fast"] * 48]
+    payloads = [encode(Request(4, prompt), target) for prompt in prompts]
+    load = run_open(target, payloads, [number / 20 for number in range(50)], Clock())
+    assert all(reply.ok for reply in load.replies) and len(load.replies) == 50
+    waits_s = [reply.ended_s - reply.due_s for reply in load.replies]
+    # The k-th request after the stall began waits for what is left of it: no omission.
+    for behind in range(39):
+        assert waits_s[1 + behind] == pytest.approx(2 - behind * 0.05, abs=0.2)
+    assert waits_s[0] < 0.5 and waits_s[-1] < 0.5 and max(waits_s) >= 2
+    # It was the server's doing: every request was sent when it was due.
+    assert max(reply.sent_s - reply.due_s for reply in load.replies) < 0.15
+
+
+_INTERRUPTED = """
+import sys
+from trtllm_hpc.bench.load import Clock, Target, encode, run_open
+from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.runtime.records import Endpoint
+target = Target(Endpoint("1", "h", "127.0.0.1", int(sys.argv[1]), int(sys.argv[2]), 1, [], 0.0), "ensemble",
+                protocol=sys.argv[3])
+payloads = [encode(Request(4, text), target) for text in ["one", "two", "sleep 2: x", "never"]]
+class Progress:
+    def count(self, ok, latency_s):
+        print("answer", flush=True)
+load = run_open(target, payloads, [0, 0.05, 0.1, 100], Clock(), progress=Progress())
+print([reply.index for reply in load.replies], load.interrupted, flush=True)
+"""
+
+
+@BOTH
+def test_ctrl_c_ends_at_once_and_keeps_what_was_measured(endpoint: Endpoint, protocol: Protocol) -> None:
+    ports = [str(endpoint.http_port), str(endpoint.grpc_port)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED, *ports, protocol],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert [process.stdout.readline(), process.stdout.readline()] == ["answer\n"] * 2
+    time.sleep(0.2)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=10)
+    assert (out, errors, process.returncode) == ("[0, 1] True\n", "", 0)
+    assert time.monotonic() - began < 1
