@@ -1,0 +1,68 @@
+"""One workload of each kind, to the byte: the same on every machine and for every version of Python.
+
+After a change that is meant to change them: ``python -m tests.bench.workload.test_golden``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.bench.workload.store import write_workload
+
+from .making import build
+
+GOLDEN = Path(__file__).with_name("golden")
+
+_BINS = {"input": [[4, 8, 3], [10, 12, 1]], "output": [[1, 9, 1]]}
+_QUESTIONS = [
+    {"input": f"Case {number}.", "instruction": "Why?", "output": "so " * number} for number in range(1, 6)
+]
+_TRACE = [
+    {"timestamp": 250 * number, "input_length": 6 + number, "output_length": 4, "hash_ids": [number // 2]}
+    for number in range(4)
+]
+CASES: dict[str, tuple[dict[str, Any], Any]] = {
+    "prompts": ({"kind": "prompts"}, None),
+    "dataset": ({"kind": "dataset"}, _QUESTIONS),
+    "normal": ({"kind": "normal", "input_tokens": 12, "input_tokens_stdev": 4.0}, None),
+    "normal-ids": ({"kind": "normal", "input_tokens": 12, "input_tokens_stdev": 4.0}, None),
+    "histogram": ({"kind": "histogram"}, _BINS),
+    "shared-prefix": ({"kind": "shared-prefix", "prefixes": 2, "prefix_tokens": 8, "input_tokens": 5}, None),
+    "trace-ids": ({"kind": "trace", "speed": 2.0}, _TRACE),
+}
+
+
+def write(case: str, folder: Path) -> Path:
+    """The workload of a case, written down."""
+    workload, content = CASES[case]
+    if content is not None:
+        source = folder / "source.json"
+        source.write_text(json.dumps(content))
+        workload = {**workload, "path": source}
+    file = folder / f"{case}.workload.jsonl"
+    built = build(6, token_ids=case.endswith("-ids"), settings={"seed": 11}, **workload)
+    write_workload(file, built.requests)
+    return file
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_workload_is_the_same_to_the_byte(case: str, tmp_path: Path) -> None:
+    expected = (GOLDEN / f"{case}.workload.jsonl").read_bytes()
+    assert write(case, tmp_path).read_bytes() == expected
+
+
+def test_every_golden_file_belongs_to_a_case() -> None:
+    assert {file.name.removesuffix(".workload.jsonl") for file in GOLDEN.iterdir()} == set(CASES)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    for name in CASES:
+        with tempfile.TemporaryDirectory() as made:
+            written = write(name, Path(made))
+            (GOLDEN / written.name).write_bytes(written.read_bytes())
