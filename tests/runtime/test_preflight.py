@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +188,25 @@ def test_a_good_world_without_mpi(runtime: Runtime, engine: Path) -> None:
     assert record is not None and record.job_id == "77"
     assert record.details["gpus"] == ["2", "3"] and record.details["shm_free_gib"] > 0
     assert [event.name for event in read_events(runtime.paths)] == ["preflight_ok"]
+
+
+def test_the_first_rank_of_a_node_tells_which_gpus_they_are(
+    runtime: Runtime, engine: Path, tmp_path: Path
+) -> None:
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    line = "NVIDIA H200, 570.86, 143771 MiB"
+    smi.write_text(f'#!/bin/sh\n[ "$3" = --id=2,3 ] && echo "{line}" && echo "{line}"\n')
+    smi.chmod(0o755)
+    seen = {"CUDA_VISIBLE_DEVICES": "2,3", "PATH": f"{smi.parent}:{os.environ['PATH']}"}
+    for task, place in (("0", "0"), ("1", "1")):
+        code, _, errors = preflight(runtime, engine, 4, TRTLLM_HPC_PROCID=task, SLURM_LOCALID=place, **seen)
+        assert code == 0, errors
+    told = [RankRecord.read(runtime.paths.rank_record("preflight", rank)) for rank in (0, 1)]
+    assert [record.details["gpu_models"] for record in told if record] == [
+        [line] * 2,
+        [],
+    ]
 
 
 def test_the_other_ranks_have_nothing_to_judge(runtime: Runtime, engine: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.gpus import ask_gpus
 from trtllm_hpc.runtime.records import RankRecord, add_event
 from trtllm_hpc.runtime.sweep import shm_free_gib
 from trtllm_hpc.runtime.verdict import Expected, Found, doubts, judge
@@ -84,11 +85,12 @@ def _how(code: int) -> str:
 def _look_and_judge(paths: RunPaths, expected: Expected, task: int, *, with_mpi: bool) -> int:
     _bound()
     started_at = time.time()
+    gpu_models = _gpu_models()  # before MPI: a process that has initialised it starts no other
     try:
         world = _mpi_world() if with_mpi else _spawned_world(task)
     except _NoMpi as error:
         return _refuse(paths, task, str(error))
-    found = _look(world, task)
+    found = _look(world, task, gpu_models)
     _record(paths, found, started_at)
     print(_describe(found), flush=True)
     gathered = world.gather(found)
@@ -125,19 +127,32 @@ def _spawned_world(task: int) -> _World:
     return _World(None, task, int(os.environ.get("TRTLLM_HPC_NTASKS", "1")), "no MPI (local profile)")
 
 
-def _look(world: _World, task: int) -> Found:
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_STEP_GPUS") or ""
+def _look(world: _World, task: int, gpu_models: list[str]) -> Found:
+    gpus = _gpus()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Found(
         rank=world.rank,
         world_size=world.size,
         task=task,
         host=socket.gethostname(),
-        gpus=[gpu for gpu in gpus.split(",") if gpu],
+        gpus=gpus,
         shm_free_gib=round(shm_free_gib(), 3),
         memlock_kib=None if soft == resource.RLIM_INFINITY else soft // 1024,
         mpi_library=world.library,
+        gpu_models=gpu_models,
     )
+
+
+def _gpus() -> list[str]:
+    """The GPUs that this task sees, by number or id."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_STEP_GPUS") or ""
+    return [gpu for gpu in gpus.split(",") if gpu]
+
+
+def _gpu_models() -> list[str]:
+    """Asked once a node: eight answers at a time would take seconds."""
+    first = (os.environ.get("SLURM_LOCALID") or "0") == "0"
+    return ask_gpus("name", "driver_version", "memory.total") if first and _gpus() else []
 
 
 def _describe(found: Found) -> str:

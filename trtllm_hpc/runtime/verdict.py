@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtllm_hpc.runtime.checks.engine import (
@@ -54,6 +54,8 @@ class Found:
     memlock_kib: int | None
     """Soft limit on locked memory; ``None`` is unlimited."""
     mpi_library: str
+    gpu_models: list[str] = field(default_factory=list)
+    """Name, driver and memory of each GPU; told by the first rank of a node only."""
 
 
 def judge(gathered: list[Found], expected: Expected, *, whole: bool) -> str | None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from importlib import metadata
 
 from trtllm_hpc.runtime.checks.engine import planned_version
 from trtllm_hpc.runtime.checks.outcome import FAIL, WARN
 from trtllm_hpc.runtime.engines.recipe import Recipe
+from trtllm_hpc.runtime.gpus import ask_gpus
 
 PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "trtllm_hpc")
 """Whose versions are noted with what is built."""
-
-_SMI_TIMEOUT_S = 30
 
 
 class WrongMachine(Exception):
@@ -92,17 +88,5 @@ def compute_capability(recipe: Recipe) -> str | None:
 
 def visible_capabilities() -> list[str]:
     """Compute capabilities of the GPUs that this job may use, each once."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    only = [f"--id={chosen}"] if chosen else []
-    command = [program, "--query-gpu=compute_cap", "--format=csv,noheader", *only]
-    try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = [line.strip() for line in answer.stdout.splitlines()] if answer.returncode == 0 else []
+    lines = ask_gpus("compute_cap")
     return sorted({line for line in lines if line.replace(".", "", 1).isdigit()})
