@@ -1,22 +1,187 @@
-"""What was measured, where and with what, so that a figure can be traced and repeated."""
+"""What was measured, where and with what, so that a figure can be traced and measured again."""
 
 from __future__ import annotations
 
+import os
+import platform
+import socket
+from contextlib import suppress
+from importlib import metadata
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc import __version__
+from trtllm_hpc.errors import ConfigError
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.engines.cache import Entry, Manifest
+from trtllm_hpc.runtime.engines.seal import sha256_of
+from trtllm_hpc.runtime.records import Endpoint, RankRecord
+
+PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers")
+"""Of the client, whose versions are noted where they are installed."""
 
 
 def provenance(paths: RunPaths, endpoint: Endpoint, workload: Path | None = None) -> dict[str, Any]:
     """Everything that tells one measurement from another, as plain JSON types.
 
-    Sections: ``run`` (id, job ids, scheduler, spec_sha256), ``server`` (job_id, host, address, nodes, ranks, gpus, image,
-    phases_s, models), ``engine`` (backend, version, key, entry, folder, built_at, versions), ``client`` (host, slurm_job_id,
-    same_host, cpu_model, cpus, kernel, python, packages), ``workload`` (path, sha256).
+    Sections ``run``, ``server``, ``engine``, ``client`` and ``workload``. What cannot be
+    told is left out or ``None``: a measurement is worth keeping without it.
 
     Args:
-        workload: the file of the requests, written beforehand.
+        workload: the file of the requests.
     """
-    raise NotImplementedError
+    plan = _json(paths.plan)
+    return {
+        "run": _run(paths),
+        "server": _server(paths, plan, endpoint),
+        "engine": _engine(paths, plan),
+        "client": _client(endpoint),
+        "workload": {"file": workload.name, "sha256": _sha256(workload)} if workload else {},
+    }
+
+
+def _run(paths: RunPaths) -> dict[str, Any]:
+    journal = _json(paths.jobs)
+    stages = journal.get("stages") or {}
+    return {
+        "id": paths.run_id,
+        "folder": str(paths.folder),
+        "scheduler": journal.get("scheduler"),
+        "jobs": {stage: job.get("job_id") for stage, job in stages.items()},
+        "spec_sha256": _sha256(paths.spec),
+        "cluster_sha256": _sha256(paths.cluster),
+    }
+
+
+def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
+    layout = plan.get("layout") or {}
+    ranks = [_rank(paths, rank) for rank in range(int(layout.get("world_size") or 0))]
+    known = [rank for rank in ranks if rank]
+    return {
+        "job_id": endpoint.job_id,
+        "host": endpoint.host,
+        "address": endpoint.address,
+        "models": list(endpoint.models),
+        "nodes": list(dict.fromkeys(rank["host"] for rank in known)) or [endpoint.host],
+        "world_size": layout.get("world_size"),
+        "ranks": known,
+        **_container(paths),
+        "start_phases_s": dict(endpoint.phases_s),
+    }
+
+
+def _rank(paths: RunPaths, rank: int) -> dict[str, Any]:
+    """Where a rank runs, by its own record, and what the preflight found there."""
+    serving = RankRecord.read(paths.rank_record("serve", rank))
+    looked = RankRecord.read(paths.rank_record("preflight", rank))
+    record = serving or looked
+    if record is None:
+        return {}
+    seen = looked.details if looked else {}
+    found = {name: seen[name] for name in ("gpus", "gpu_models", "mpi_library") if seen.get(name)}
+    return {"rank": rank, "host": record.host, **found}
+
+
+def _container(paths: RunPaths) -> dict[str, Any]:
+    """The cluster profile's name, and what holds the server."""
+    from trtllm_hpc.config.load import load_cluster
+
+    try:
+        profile = load_cluster(str(paths.cluster))
+    except (ConfigError, OSError):
+        return {}
+    container = profile.container
+    return {"cluster": profile.name, "container": container.runtime, "image": container.image}
+
+
+def _engine(paths: RunPaths, plan: dict[str, Any]) -> dict[str, Any]:
+    """Model and backend as asked for; key and builder as the engine's own record has them."""
+    return {**_asked(paths), "tensorrt_llm": plan.get("release"), **_built(paths, plan)}
+
+
+def _asked(paths: RunPaths) -> dict[str, Any]:
+    from trtllm_hpc.config.spec import read_spec
+
+    try:
+        job = read_spec(paths.spec)
+    except (ConfigError, OSError):
+        return {}
+    return {"backend": job.engine.backend, "model": job.model.path or job.model.synthetic}
+
+
+def _built(paths: RunPaths, plan: dict[str, Any]) -> dict[str, Any]:
+    """Of an engine in the cache; an engine that somebody brought has only its folder."""
+    with suppress(OSError):
+        # The run folder's link, or the finished engine that the plan names, leads to an entry's output.
+        output = Path(plan.get("engine_folder") or paths.engine).resolve(strict=True)
+        entry, made = Entry(output.parent), Manifest.read(output)
+        record = entry.key() or {}
+        if made is None:
+            return {"folder": str(output)}
+        return {
+            "folder": str(output),
+            "entry": entry.name,
+            "key": record.get("key"),
+            "layout": (record.get("about") or {}).get("layout"),
+            "bytes": made.size,
+            "built_at": made.built_at,
+            "built_on": made.host,
+            "build_s": made.seconds,
+            "versions": dict(made.versions),
+        }
+    return {}
+
+
+def _client(endpoint: Endpoint) -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "same_host_as_server": _is_here(endpoint),
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "cpu": _cpu_model(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "cpus_of_host": os.cpu_count(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {"trtllm-hpc": __version__, **_versions()},
+    }
+
+
+def _is_here(endpoint: Endpoint) -> bool:
+    """Whether client and server share a machine, and so its processors."""
+    try:
+        loopback = ip_address(endpoint.address).is_loopback
+    except ValueError:
+        loopback = endpoint.address == "localhost"
+    return loopback or endpoint.host == socket.gethostname()
+
+
+def _cpu_model() -> str | None:
+    """As /proc/cpuinfo names it (proc(5)); ARM's has no name."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n"):
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.machine() or None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with suppress(ValueError, OSError):
+        record = read_json(path)
+        return record if isinstance(record, dict) else {}
+    return {}
+
+
+def _sha256(path: Path) -> str | None:
+    with suppress(OSError):
+        return sha256_of(path)
+    return None

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.engines.made import Run, make_model, make_run, recipe
+from tests.lifecycle.made import submitted, written
+from trtllm_hpc.bench.provenance import provenance
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.render.run_folder import runtime_zipapp
+from trtllm_hpc.runtime.records import Endpoint, RankRecord
+
+ENDPOINT = Endpoint("12", "gpu01", "10.0.0.1", 8000, 8001, 8002, ["ensemble"], 1.0, {"load": 2.5})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    """A submitted run; nothing of it has begun."""
+    return submitted(tmp_path / "my run", {"build": "11", "serve": "12", "companion": "13"})
+
+
+def add_rank(paths: RunPaths, rank: int, host: str) -> None:
+    details = {
+        "gpus": ["0", "1"],
+        "gpu_models": ["NVIDIA H200, 570.86, 143771 MiB"] * 2,
+        "mpi_library": "MPI",
+    }
+    for step in ("preflight", "serve"):
+        record = RankRecord(step, rank, 2, "12", host, 1, 0.0, details=details if step == "preflight" else {})
+        record.write(paths.rank_record(step, rank))
+
+
+def test_the_run_is_named_by_its_jobs_and_by_what_was_asked(run: RunPaths) -> None:
+    found = provenance(run, ENDPOINT)["run"]
+    assert found["id"] == run.run_id and found["scheduler"] == "slurm"
+    assert found["jobs"] == {"build": "11", "serve": "12", "companion": "13"}
+    assert found["spec_sha256"] == hashlib.sha256(run.spec.read_bytes()).hexdigest()
+
+
+def test_the_server_is_told_by_its_ranks_and_its_image(tmp_path: Path) -> None:
+    container = {"runtime": "apptainer", "image": "/images/triton.sif"}
+    _, paths = written(
+        tmp_path / "run", {"engine": {"tensor_parallel": 2}}, gpus_per_node=1, container=container
+    )
+    add_rank(paths, 0, "gpu01")
+    add_rank(paths, 1, "gpu02")
+    found = provenance(paths, ENDPOINT)["server"]
+    assert (found["job_id"], found["host"], found["world_size"]) == ("12", "gpu01", 2)
+    assert found["nodes"] == ["gpu01", "gpu02"]
+    assert found["ranks"][1]["gpu_models"] == ["NVIDIA H200, 570.86, 143771 MiB"] * 2
+    assert (found["cluster"], found["container"], found["image"]) == (
+        "here",
+        "apptainer",
+        "/images/triton.sif",
+    )
+    assert found["start_phases_s"] == {"load": 2.5}
+
+
+def test_the_engine_is_that_of_the_cache(tmp_path: Path) -> None:
+    made = recipe(tmp_path / "engines", make_model(tmp_path / "model"))
+    built: Run = make_run(tmp_path / "run", made, runtime_zipapp())
+    code, words = built.build()
+    assert code == 0, words
+    found = provenance(built.paths, ENDPOINT)["engine"]
+    assert found["entry"] == built.entry().name
+    assert found["key"].startswith(found["entry"].removeprefix("build-"))
+    assert found["built_on"] == socket.gethostname() and found["bytes"] > 0
+    assert found["layout"] == "tp 2"
+
+
+def test_an_engine_that_somebody_brought_has_only_its_folder(run: RunPaths, tmp_path: Path) -> None:
+    (tmp_path / "brought").mkdir()
+    run.engine.symlink_to(tmp_path / "brought")
+    found = provenance(run, ENDPOINT)["engine"]
+    assert found["folder"] == str(tmp_path / "brought") and "key" not in found
+    assert found["backend"] == "reference" and found["model"] == "tiny-llama"
+
+
+def test_the_client_says_where_it_ran(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    found = provenance(run, ENDPOINT)["client"]
+    assert found["slurm_job_id"] == "13" and found["host"] == socket.gethostname()
+    assert 1 <= found["cpus"] <= found["cpus_of_host"] and found["cpu"]
+    assert found["packages"]["numpy"] == metadata.version("numpy")
+    assert found["packages"]["tritonclient"] == metadata.version("tritonclient")
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "same"),
+    [
+        ("gpu01", "10.0.0.1", False),
+        ("gpu01", "127.0.0.1", True),
+        ("gpu01", "::1", True),
+        (socket.gethostname(), "10.0.0.1", True),
+    ],
+)
+def test_a_client_beside_its_server_is_told(run: RunPaths, host: str, address: str, same: bool) -> None:
+    endpoint = replace(ENDPOINT, host=host, address=address)
+    assert provenance(run, endpoint)["client"]["same_host_as_server"] is same
+
+
+def test_the_workload_is_told_by_its_hash(run: RunPaths) -> None:
+    file = run.results / "benchmark.workload.jsonl"
+    file.write_text("{}\n")
+    assert provenance(run, ENDPOINT, file)["workload"] == {
+        "file": "benchmark.workload.jsonl",
+        "sha256": hashlib.sha256(b"{}\n").hexdigest(),
+    }
+
+
+def test_a_run_folder_that_lost_its_files_still_has_a_provenance(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.make_folders()
+    for file in (paths.plan, paths.jobs, paths.spec, paths.cluster):
+        file.write_text("- not what it was {")
+    found = provenance(paths, ENDPOINT, tmp_path / "gone.jsonl")
+    assert json.loads(json.dumps(found)) == found
+    assert found["server"]["nodes"] == ["gpu01"] and found["workload"]["sha256"] is None
