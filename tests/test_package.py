@@ -29,12 +29,12 @@ FLOORS = {
 }  # fmt: skip
 APART = {"runtime", "reference"}
 SIDEWAYS = {
-    ("lifecycle", "logs"), ("client", "logs"), ("bench", "client"), ("lifecycle", "bench"),
+    ("lifecycle", "logs"), ("lifecycle", "bench"), ("client", "logs"), ("bench", "client"), ("checks", "bench"),
     ("plan", "reference"),
 }  # fmt: skip
 """On one floor, and one way only: who tells of a failure reads the logs, who measures a server asks it, who
-follows a run reads how far its measurement is.
-The reference backend knows its own models, and nothing of the plan."""
+checks or follows a job knows what its benchmark reads and writes. The reference backend knows its own models,
+and nothing of the plan."""
 DATA = {"templates", "jobs", "slurm"}
 
 

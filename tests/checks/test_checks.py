@@ -35,7 +35,7 @@ def says(rows: dict[str, Row], name: str, *words: str) -> None:
 def test_a_good_job_fails_nowhere(checked: Checked) -> None:
     rows = checked()
     assert [row for row in rows.values() if row.outcome.state == "fail"] == []
-    assert {"world-size", "model-files", "tokenizer", "decoupled", "memory"} <= set(rows)
+    assert {"world-size", "model-files", "tokenizer", "prompt-length", "memory"} <= set(rows)
     assert state(rows, "memory") == "ok" and "requests of 2048" in rows["memory"].outcome.sentence
 
 
@@ -356,14 +356,21 @@ def test_a_tokenizer_is_needed(checked: Checked, model: Path, engine: Path) -> N
     assert "tokenizer" not in reference
 
 
-def test_a_decoupled_model_and_the_companion(checked: Checked) -> None:
-    decoupled = {"decoupled": True}
-    assert state(checked(repository=decoupled), "decoupled") == "ok"
-    unary = {"benchmark": {"streaming": False}}
-    says(checked(repository=decoupled, companion=unary), "decoupled", "told not to stream")
-    assert state(checked(companion=unary), "decoupled") == "ok"
-    assert state(checked(repository=decoupled, companion={"benchmark": None}), "decoupled") == "ok"
-    assert "decoupled" not in checked(repository=decoupled, companion={"enabled": False})
+def test_limits_of_the_benchmark_that_cannot_be_read(checked: Checked) -> None:
+    wrong = {"benchmark": {"slo": "ttft.p98<500ms"}}
+    says(checked(companion=wrong), "slo", "no statistic is called")
+    assert state(checked(companion={"benchmark": {"slo": "ttft<500ms"}}), "slo") == "ok"
+    assert "slo" not in checked()
+
+
+def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:
+    file = tmp_path / "questions.json"
+    asks = {"benchmark": {"workload": {"kind": "dataset", "path": str(file)}}}
+    outcome = checked(companion=asks)["workload-file"].outcome
+    assert outcome.state == "warn" and "is not on this machine" in outcome.sentence and outcome.remedy
+    file.write_text("[]")
+    assert state(checked(companion=asks), "workload-file") == "ok"
+    assert "workload-file" not in checked()
 
 
 def test_a_prompt_that_is_longer_than_any_prompt_may_be(checked: Checked, engine: Path) -> None:

@@ -32,9 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("TRTLLM_HPC_ENGINES", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (folder / "good.yaml").write_text("name: good\n")
-    (folder / "streams.yaml").write_text(
-        "name: streams\nrepository: {decoupled: true}\ncompanion: {benchmark: {streaming: false}}\n"
-    )
+    (folder / "wordy.yaml").write_text("name: wordy\nengine: {max_input_len: 2}\n")
     (folder / "here.yaml").write_text("name: here\n")
     return folder
 
@@ -72,10 +70,10 @@ def test_doctor_without_a_job_checks_machine_and_cluster(types: Callable[..., Ty
 
 
 def test_doctor_of_a_bad_job_has_the_exit_code_of_bad_jobs(types: Callable[..., Typed]) -> None:
-    code, output, _ = types("doctor", "streams.yaml", "--cluster", "local")
+    code, output, _ = types("doctor", "wordy.yaml", "--cluster", "local")
     assert code == ExitCode.CONFIG
-    [row] = [line for line in output.splitlines() if line.startswith("decoupled")]
-    assert "fail" in row and "set repository.decoupled to false" in row
+    [row] = [line for line in output.splitlines() if line.startswith("prompt-length")]
+    assert "fail" in row and "shorten companion.request.prompt" in row
     assert "1 failed" in output.splitlines()[-1]
 
 
@@ -102,7 +100,7 @@ def test_doctor_for_programs(types: Callable[..., Typed]) -> None:
 
 def test_the_table_fits_a_terminal_of_80_columns(home: Path) -> None:
     ours, theirs = pty.openpty()
-    words = ["-m", "trtllm_hpc", "doctor", "streams.yaml", "--cluster", "local"]
+    words = ["-m", "trtllm_hpc", "doctor", "wordy.yaml", "--cluster", "local"]
     environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1"}
     with subprocess.Popen([sys.executable, *words], stdout=theirs, env=environment, cwd=home) as process:
         os.close(theirs)
@@ -119,7 +117,7 @@ def test_the_table_fits_a_terminal_of_80_columns(home: Path) -> None:
     assert process.returncode == ExitCode.CONFIG
     lines = output.decode().replace("\r\n", "\n").splitlines()
     assert max(map(len, lines)) <= 80
-    assert any("next: set repository.decoupled to false" in line for line in lines)
+    assert any("next: shorten companion.request.prompt" in line for line in lines)
 
 
 def test_submit_refuses_what_cannot_work(
@@ -127,10 +125,10 @@ def test_submit_refuses_what_cannot_work(
     types: Callable[..., Typed],
     home: Path,
 ) -> None:
-    code, output, errors = types("submit", "streams.yaml", "--cluster", "./here.yaml")
+    code, output, errors = types("submit", "wordy.yaml", "--cluster", "./here.yaml")
     assert (code, output) == (ExitCode.CONFIG, "")
-    assert "check decoupled: the benchmark is told not to stream" in errors
-    assert "next: mend it, or go on all the same with --ignore decoupled" in errors
+    assert "check prompt-length: the companion's prompt has 4 words" in errors
+    assert "next: mend it, or go on all the same with --ignore prompt-length" in errors
     assert fake_slurm.jobs == {} and list(home.glob("runs/*")) == []
 
 
@@ -138,26 +136,26 @@ def test_submit_goes_on_with_what_is_to_be_ignored(
     fake_slurm: FakeSlurm,  # noqa: F811
     types: Callable[..., Typed],
 ) -> None:
-    words = ("submit", "streams.yaml", "--cluster", "./here.yaml", "--ignore", "decoupled")
+    words = ("submit", "wordy.yaml", "--cluster", "./here.yaml", "--ignore", "prompt-length")
     code, _, errors = types(*words)
     assert code == 0 and len(fake_slurm.jobs) == 3
-    assert "warning: decoupled: the benchmark is told" in errors  # still said
+    assert "warning: prompt-length: the companion's prompt" in errors  # still said
 
 
 def test_a_check_that_is_not_there_cannot_be_ignored(
     fake_slurm: FakeSlurm,  # noqa: F811
     types: Callable[..., Typed],
 ) -> None:
-    words = ("submit", "good.yaml", "--cluster", "./here.yaml", "--ignore", "decuopled")
+    words = ("submit", "good.yaml", "--cluster", "./here.yaml", "--ignore", "promt-length")
     code, _, errors = types(*words)
-    assert code == ExitCode.CONFIG and "no check is called 'decuopled'" in errors
-    assert "decoupled" in errors and fake_slurm.jobs == {}
+    assert code == ExitCode.CONFIG and "no check is called 'promt-length'" in errors
+    assert "prompt-length" in errors and fake_slurm.jobs == {}
 
 
 def test_render_only_warns(types: Callable[..., Typed], home: Path) -> None:
-    code, output, errors = types("render", "streams.yaml", "--cluster", "./here.yaml", "--json")
+    code, output, errors = types("render", "wordy.yaml", "--cluster", "./here.yaml", "--json")
     assert code == 0 and Path(json.loads(output)["folder"]).is_dir()
-    assert "warning: decoupled: the benchmark is told" in errors and "(submit refuses this)" in errors
+    assert "warning: prompt-length: the companion's prompt" in errors and "(submit refuses this)" in errors
 
 
 def test_render_of_a_good_job_is_silent_on_its_checks(types: Callable[..., Typed]) -> None:

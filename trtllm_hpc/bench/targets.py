@@ -13,6 +13,9 @@ _CORE_INPUT = "input_ids"
 _LEAST_LENGTH = ("min_length", "sampling_param_min_tokens", "min_tokens")
 """What the models call the least length of an answer: upstream's, and the LLM API's (0.19 on)."""
 
+_STREAM = ("stream", "streaming")
+"""What asks a decoupled model for its tokens one by one: upstream's text models, and ``tensorrt_llm``."""
+
 
 def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> Target:
     """The model to ask and the way to ask it.
@@ -27,11 +30,6 @@ def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> Targe
     name = settings.model or text_model
     served = describe(endpoint, name, settings.request_timeout_seconds)
     streaming = served.decoupled if settings.streaming is None else settings.streaming
-    if served.decoupled and not streaming:
-        raise RequestFailed(
-            f"Model {name!r} is decoupled: Triton answers it by streaming calls only.",
-            hint="leave --no-streaming (companion.benchmark.streaming) out",
-        )
     return Target(
         endpoint=endpoint,
         model=name,
@@ -39,6 +37,8 @@ def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> Targe
         protocol=settings.protocol,
         streaming=streaming,
         timeout_s=settings.request_timeout_seconds,
+        decoupled=served.decoupled,
+        stream_input=_stream_input(served),
         min_length_input=_least_length(name, served) if settings.exact_output else None,
     )
 
@@ -53,6 +53,10 @@ def _kind(name: str, served: ServedModel) -> TextModel | CoreModel:
         f"{', '.join(sorted(served.inputs)) or 'none'}.",
         hint="choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model",
     )
+
+
+def _stream_input(served: ServedModel) -> str | None:
+    return next((known for known in _STREAM if known in served.inputs), None)
 
 
 def _least_length(name: str, served: ServedModel) -> str:

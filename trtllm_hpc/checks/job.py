@@ -83,16 +83,39 @@ def _tensor_hint(count: int) -> str:
     return f"set engine.tensor_parallel to a divisor of {count}"
 
 
-def decoupled(context: Context) -> Outcome:
-    """Triton refuses a call for a single answer to a decoupled model (v2.51, ``grpc/infer_handler.cc``)."""
+def _has_slo(context: Context) -> bool:
     benchmark = context.job.companion.benchmark
-    if not context.job.repository.decoupled:
-        return ok("the companion's calls suit a model that answers once")
-    if benchmark is None or benchmark.streaming is not False:
-        return ok("the companion asks by streaming calls")
-    return fail(
-        "the benchmark is told not to stream, and Triton refuses single answers of a decoupled model",
-        "set repository.decoupled to false, or companion.benchmark.streaming to true",
+    return _has_companion(context) and benchmark is not None and benchmark.slo is not None
+
+
+def slo(context: Context) -> Outcome:
+    """The benchmark would end with this sentence, when the server is ready and paid for."""
+    from trtllm_hpc.bench.slo import BadSlo, parse_slo
+
+    benchmark = context.job.companion.benchmark
+    assert benchmark is not None and benchmark.slo is not None
+    try:
+        limits = parse_slo(benchmark.slo)
+    except BadSlo as error:
+        # A sentence of a check is one line, and no full stop ends it.
+        return fail(" ".join(error.message.split()).rstrip("."), "mend companion.benchmark.slo")
+    return ok(f"the benchmark's limits are {limits}")
+
+
+def _has_workload_file(context: Context) -> bool:
+    benchmark = context.job.companion.benchmark
+    return _has_companion(context) and benchmark is not None and benchmark.workload.path is not None
+
+
+def workload_file(context: Context) -> Outcome:
+    """The companion reads it on its node, which may see other folders than this machine."""
+    benchmark = context.job.companion.benchmark
+    assert benchmark is not None and benchmark.workload.path is not None
+    file = benchmark.workload.path
+    if Path(file).is_file():
+        return ok(f"the benchmark's workload is {file}")
+    return warn(
+        f"the workload {file} is not on this machine", "check that the companion's node can read that path"
     )
 
 
@@ -193,7 +216,8 @@ CHECKS = (
     Check("model-divides", "the model can be split", _is_split, divides),
     Check("model-files", "the model is whole", _has_model, model_files),
     Check("tokenizer", "the tokenizer can be read offline", _needs_tokenizer, tokenizer),
+    Check("slo", "the benchmark's limits can be read", _has_slo, slo),
+    Check("workload-file", "the benchmark's workload is there", _has_workload_file, workload_file),
     Check("prompt-length", "the companion's prompt is not too long", _has_companion, prompt),
     Check("prompt-steps", "long prompts can be computed", _has_steps, steps),
-    Check("decoupled", "client and model agree on streaming", _has_companion, decoupled),
 )
