@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from trtllm_hpc.checks.context import Check, Context
+from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
 from trtllm_hpc.runtime.checks.tokenizer import is_lfs_pointer, tokenizer_files
 
@@ -83,9 +84,13 @@ def _tensor_hint(count: int) -> str:
     return f"set engine.tensor_parallel to a divisor of {count}"
 
 
+def _benchmark(context: Context) -> Benchmark | None:
+    return context.job.companion.benchmark if _has_companion(context) else None
+
+
 def _has_slo(context: Context) -> bool:
-    benchmark = context.job.companion.benchmark
-    return _has_companion(context) and benchmark is not None and benchmark.slo is not None
+    benchmark = _benchmark(context)
+    return benchmark is not None and benchmark.slo is not None
 
 
 def slo(context: Context) -> Outcome:
@@ -103,8 +108,8 @@ def slo(context: Context) -> Outcome:
 
 
 def _has_workload_file(context: Context) -> bool:
-    benchmark = context.job.companion.benchmark
-    return _has_companion(context) and benchmark is not None and benchmark.workload.path is not None
+    benchmark = _benchmark(context)
+    return benchmark is not None and benchmark.workload.path is not None
 
 
 def workload_file(context: Context) -> Outcome:
