@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.bench.workload.local_tokenizer import LocalTokenizer, UnusableTokenizer
-from trtllm_hpc.bench.workload.served_tokenizer import MODEL, ServedTokenizer
+from trtllm_hpc.bench.workload.served_tokenizer import ServedTokenizer
 from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 from trtllm_hpc.bench.workload.vocabulary import Vocabulary, of_config
 from trtllm_hpc.bench.workload.wanted import refused
@@ -76,7 +76,7 @@ def _local(workload: Workload, folders: Sequence[Path]) -> LocalTokenizer | None
 
 
 def _served(endpoint: Endpoint | None, timeout_s: float) -> ServedTokenizer | None:
-    if endpoint is None or MODEL not in endpoint.models:
+    if endpoint is None:
         return None
     try:
         served = ServedTokenizer(endpoint, timeout_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,6 @@ from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
 
 MODEL = "preprocessing"
-
-_AT_ONCE = 32
-"""Texts of one request, where the model allows so many."""
 
 
 class ServedTokenizer:
@@ -36,11 +33,11 @@ class ServedTokenizer:
         self._endpoint = endpoint
         self._timeout_s = timeout_s
         config = call_json(endpoint, f"v2/models/{MODEL}/config", timeout_s)
-        self._batch = min(int(config.get("max_batch_size", 0)), _AT_ONCE)
+        self._shape = (1, 1) if config.get("max_batch_size") else (1,)
         self._needs = {tensor["name"] for tensor in config["input"] if not tensor.get("optional")}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text.
+        """Token ids of each text; one request each, as models of other makes take but one.
 
         Raises:
             RequestFailed: with the server's own words.
@@ -49,39 +46,36 @@ class ServedTokenizer:
         from tritonclient.utils import InferenceServerException
 
         client = InferenceServerClient(self._endpoint.grpc, channel_args=list(GRPC_OPTIONS))
-        at_once = max(1, self._batch)
         try:
-            batches = (texts[begin : begin + at_once] for begin in range(0, len(texts), at_once))
-            return [ids for batch in batches for ids in self._ask(client, batch)]
+            return [self._ask(client, text) for text in texts]
         except InferenceServerException as error:
             words = error.message() or error.status()
             raise RequestFailed(f"Model {MODEL!r} at {self._endpoint.grpc} failed: {words}") from error
         finally:
             client.close()
 
-    def _ask(self, client: Any, texts: Sequence[str]) -> Iterator[list[int]]:
+    def _ask(self, client: Any, text: str) -> list[int]:
         from tritonclient.grpc import InferInput
         from tritonclient.utils import np_to_triton_dtype
 
         tensors = []
-        for name, array in self._arrays(texts).items():
+        for name, array in self._arrays(text).items():
             tensor = InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
             tensors.append(tensor.set_data_from_numpy(array))
         answer = client.infer(MODEL, tensors, client_timeout=self._timeout_s)
         ids, lengths = answer.as_numpy("INPUT_ID"), answer.as_numpy("REQUEST_INPUT_LEN")
         if ids is None or lengths is None:
             raise RequestFailed(f"Model {MODEL!r} answered without INPUT_ID or REQUEST_INPUT_LEN.")
-        for row, length in zip(ids.reshape(len(texts), -1), lengths.reshape(-1), strict=True):
-            yield row[: int(length)].tolist()
+        found: list[int] = ids.reshape(-1)[: int(lengths.reshape(-1)[0])].tolist()
+        return found
 
-    def _arrays(self, texts: Sequence[str]) -> dict[str, Any]:
-        """The inputs: one row a text. Of those that words are read from, the ones that cannot be left out."""
-        shape = (len(texts), 1) if self._batch else (1,)
-        encoded = [text.encode("utf-8", errors="replace") for text in texts]
+    def _arrays(self, text: str) -> dict[str, Any]:
+        """The inputs, with those that words are read from only where they cannot be left out."""
+        query = text.encode("utf-8", errors="replace")
         arrays = {
-            "QUERY": np.array(encoded, dtype=np.object_).reshape(shape),
-            "REQUEST_OUTPUT_LEN": np.ones(shape, dtype=np.int32),
+            "QUERY": np.array([query], dtype=np.object_).reshape(self._shape),
+            "REQUEST_OUTPUT_LEN": np.ones(self._shape, dtype=np.int32),
         }
         for name in self._needs - set(arrays):
-            arrays[name] = np.full(shape, b"", dtype=np.object_)
+            arrays[name] = np.array([b""], dtype=np.object_).reshape(self._shape)
         return arrays
