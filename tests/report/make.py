@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import json
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from trtllm_hpc.bench.summary import (
     Window,
     write_measurement,
 )
+from trtllm_hpc.bench.totals import kinds_of_errors, token_totals
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint
@@ -78,7 +78,6 @@ def make(
             clock = passes[-1].ended_s
         results.append(LevelResult(level, passes, _over(passes)))
     measured = [record for record in records if record.measured]
-    errors = dict(Counter(record.status for record in measured if not record.ok))
     verdict = Verdict(
         [f"{len(measured)} requests were measured, and none was answered."] if failed_share >= 1 else []
     )
@@ -91,13 +90,8 @@ def make(
         streaming=streaming,
         provenance=PROVENANCE,
         levels=results,
-        tokens={
-            "input": sum(r.input_tokens or 0 for r in measured),
-            "input_by": "tokenizer",
-            "output": sum(r.output_tokens or 0 for r in measured),
-            "output_by": "model",
-        },
-        errors=errors,
+        tokens=token_totals(records),
+        errors=kinds_of_errors(records),
         verdict=verdict,
     )
     return Made(measurement, records, make_samples(records))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
 
-from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.report.tables import print_benchmark
+from trtllm_hpc.bench.records import read_records
+from trtllm_hpc.bench.summary import read_measurement
+from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, read_json
+from trtllm_hpc.report.measurement_table import print_measurement
 from trtllm_hpc.runtime.records import read_events
 
 
@@ -23,12 +27,10 @@ def print_summary(paths: RunPaths) -> None:
             say(_endpoint(event.data))
     for line in _answers(paths):
         say(line)
-    try:
-        summary = read_json(paths.benchmark)
-    except ValueError:
-        return
-    if isinstance(summary, dict):
-        print_benchmark(summary)
+    files = paths.measurement(COMPANION_MEASUREMENT)
+    with suppress(RunNotFound):  # the companion ended before it measured
+        measurement = read_measurement(files.summary)
+        print_measurement(measurement, read_records(files.requests) if files.requests.exists() else ())
 
 
 def _endpoint(data: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.bench.summary import Interval
+from trtllm_hpc.bench.summary import Interval, SearchResult
 
 NONE = "-"
 
@@ -51,3 +51,15 @@ def plus_minus(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return ""
     return f"± {quantity((interval.high - interval.low) / 2, 2)}"
+
+
+def search_words(search: SearchResult) -> str:
+    """What a search has found, in one or two sentences."""
+    if search.max_rate_per_s is None:
+        found = f"No rate that was tried holds {search.slo}."
+    elif search.first_failing_per_s is None:
+        found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s; no rate above it failed."
+    else:
+        found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s, and fails at "
+        found += f"{search.first_failing_per_s:g}."
+    return f"{found} {search.stopped}" if search.stopped else found

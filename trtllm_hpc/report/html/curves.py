@@ -6,9 +6,10 @@ from typing import Any
 
 from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.summary import Interval, LevelResult
+from trtllm_hpc.report.headline import is_valid
 from trtllm_hpc.report.html.chart import Chart, NoChart, Row, Section, altair, described
 from trtllm_hpc.report.html.load_curve import load_chart
-from trtllm_hpc.report.html.material import Material, is_valid
+from trtllm_hpc.report.html.material import Material
 from trtllm_hpc.report.html.scales import axis, scale
 from trtllm_hpc.report.words import high_of, low_of, of_levels, quantity, with_interval
 

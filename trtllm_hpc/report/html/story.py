@@ -6,7 +6,7 @@ from trtllm_hpc.report.html.chart import Chart, NoChart, Row, Section, altair, d
 from trtllm_hpc.report.html.material import Material
 from trtllm_hpc.report.html.phases import WAITS
 from trtllm_hpc.report.html.theme import ASIDE, CATEGORIES, FAILED, QUIET
-from trtllm_hpc.report.words import quantity
+from trtllm_hpc.report.words import quantity, search_words
 
 _ROW = 26
 _HOLDS, _BREAKS = "holds", "does not hold"
@@ -65,16 +65,6 @@ def search_section(material: Material) -> Section | None:
     search = material.measurement.search
     if search is None:
         return None
-    found = (
-        f"No rate that was tried holds {search.slo}."
-        if search.max_rate_per_s is None
-        else f"{search.slo} holds up to {quantity(search.max_rate_per_s)} requests/s"
-        + (
-            "."
-            if search.first_failing_per_s is None
-            else f", and no more at {quantity(search.first_failing_per_s)}."
-        )
-    )
     rows: list[Row] = [
         {
             "step": step,
@@ -85,7 +75,7 @@ def search_section(material: Material) -> Section | None:
         }
         for step, tried in enumerate(search.tried, 1)
     ]
-    section = Section("search", "Search for the highest rate", found, wide=True)
+    section = Section("search", "Search for the highest rate", search_words(search), wide=True)
     if not rows:
         section.charts.append(NoChart("Rates tried", "No rate was tried."))
         return section

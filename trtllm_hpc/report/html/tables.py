@@ -9,7 +9,8 @@ from typing import Any
 from trtllm_hpc.bench.metrics import BY_KEY, METRICS
 from trtllm_hpc.bench.summary import Interval, LevelResult
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.report.html.material import Material, is_valid
+from trtllm_hpc.report.headline import is_valid
+from trtllm_hpc.report.html.material import Material
 from trtllm_hpc.report.words import NONE, plus_minus, quantity
 
 _LEVEL_COLUMNS = (
@@ -17,6 +18,8 @@ _LEVEL_COLUMNS = (
     *("TTFT p50 (ms)", "TTFT p99 (ms)", "TPOT p50 (ms)", "TPOT p99 (ms)"),
     *("latency p50 (ms)", "latency p99 (ms)"),
 )
+_MOST_ERRORS = 12
+_LONGEST_ERROR = 300
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
@@ -119,15 +122,11 @@ def token_table(material: Material) -> Table:
 def error_table(material: Material) -> Table:
     """Each kind of error with its number."""
     errors = sorted(material.measurement.errors.items(), key=lambda item: -item[1])
-    rows = [[kind, f"{count:,}", _words_of(material, kind)] for kind, count in errors]
-    return Table(
-        "Errors of measured requests", ["status", "requests", "the server's words, once"], rows, numeric=False
-    )
-
-
-def _words_of(material: Material, status: str) -> str:
-    words = (record.error for record in material.records if record.status == status and record.error)
-    return next(words, NONE)[:300]
+    rows = [[kind[:_LONGEST_ERROR], f"{count:,}"] for kind, count in errors[:_MOST_ERRORS]]
+    if len(errors) > _MOST_ERRORS:
+        others = sum(count for _, count in errors[_MOST_ERRORS:])
+        rows.append([f"{len(errors) - _MOST_ERRORS} other kinds", f"{others:,}"])
+    return Table("Errors of measured requests", ["error", "requests"], rows, numeric=False)
 
 
 def flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.summary import Interval, LevelResult
-from trtllm_hpc.report.html.material import Material, finished_rate, is_valid, keeps_up
+from trtllm_hpc.report.headline import finished_rate, is_valid, keeps_up
+from trtllm_hpc.report.html.material import Material
 from trtllm_hpc.report.words import plus_minus, quantity, share
 
 
@@ -33,28 +34,15 @@ class Judgement:
 
 
 def judgement(material: Material) -> Judgement:
-    """The verdict, with what each single level adds to it."""
+    """The verdict; it names the levels and passes that its sentences are about."""
     verdict = material.measurement.verdict
-    findings = _with_levels(material, "findings", verdict.findings)
-    warnings = _with_levels(material, "warnings", verdict.warnings)
     if not verdict.valid:
-        return Judgement("invalid", "Not valid: these figures must not be used.", findings, warnings)
-    if findings:
-        words = "Valid, but for some levels: their figures must not be used."
-        return Judgement("noted", words, findings, warnings)
-    if warnings:
-        return Judgement("noted", "Valid, with notes.", findings, warnings)
-    return Judgement("valid", "Valid: these figures may be used.", findings, warnings)
-
-
-def _with_levels(material: Material, kind: str, known: list[str]) -> list[str]:
-    """What the measurement says, then what passes say beyond it, once a level."""
-    sentences = list(known)
-    for label, result in zip(material.labels, material.measurement.levels, strict=True):
-        said = dict.fromkeys(text for one in result.passes for text in getattr(one.verdict, kind))
-        new = [text for text in said if not any(text in sentence for sentence in sentences)]
-        sentences += [f"{label}: {text}" for text in new]
-    return sentences
+        kind, words = "invalid", "Not valid: these figures must not be used."
+    elif verdict.warnings:
+        kind, words = "noted", "Valid, with notes."
+    else:
+        kind, words = "valid", "Valid: these figures may be used."
+    return Judgement(kind, words, verdict.findings, verdict.warnings)
 
 
 def headline_words(material: Material) -> str:

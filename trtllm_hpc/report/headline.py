@@ -1,0 +1,58 @@
+"""Which level stands for a measurement, and what levels are called."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from trtllm_hpc.bench.summary import Interval, LevelResult, Measurement
+
+KEPT_UP = 0.95
+"""Share of the requests sent each second that a server finishes which keeps up with them; the ends of a
+short window take a little away."""
+
+
+def level_labels(measurement: Measurement) -> list[str]:
+    """What each level is called; levels of one name are numbered."""
+    names = [result.level.label for result in measurement.levels]
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    return [
+        f"{name} ({names[: place + 1].count(name)})" if name in twice else name
+        for place, name in enumerate(names)
+    ]
+
+
+def headline_level(measurement: Measurement) -> int | None:
+    """The level whose figures stand for the measurement; ``None`` without levels.
+
+    The one that the search found; else, of those that are valid (of all if
+    none is), the highest load that the server kept up with; else the one with
+    the most requests finished each second.
+    """
+    levels = measurement.levels
+    search = measurement.search
+    if search is not None and search.max_rate_per_s is not None:
+        for tried in search.tried:
+            if tried.rate_per_s == search.max_rate_per_s and tried.holds:
+                return tried.level
+    usable = [place for place, result in enumerate(levels) if is_valid(result)] or list(range(len(levels)))
+    kept_up = [place for place in usable if keeps_up(levels[place])]
+    return max(kept_up or usable, key=lambda place: finished_rate(levels[place]), default=None)
+
+
+def is_valid(result: LevelResult) -> bool:
+    """Whether the figures of every pass over the level may be used."""
+    return all(one.verdict.valid for one in result.passes)
+
+
+def keeps_up(result: LevelResult) -> bool:
+    """Whether latency did not grow, and nearly as many requests were finished each second as were sent."""
+    if any(one.verdict.unsteady for one in result.passes):
+        return False
+    sent = result.metrics.get("sent_rate_per_s")
+    return isinstance(sent, Interval) and finished_rate(result) >= KEPT_UP * sent.mean
+
+
+def finished_rate(result: LevelResult) -> float:
+    """Requests finished each second, over all passes; 0 if none was."""
+    rate = result.metrics.get("finished_rate_per_s")
+    return rate.mean if isinstance(rate, Interval) else 0.0

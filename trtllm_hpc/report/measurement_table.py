@@ -1,0 +1,173 @@
+"""The table of a measurement: a row a level, then the latencies of the one that stands for all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from trtllm_hpc.bench.metrics import BY_KEY, PerRequest
+from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.summary import Interval, LevelResult, Measurement
+from trtllm_hpc.report.headline import headline_level, is_valid, level_labels
+from trtllm_hpc.report.sparkline import over_time, spread
+from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
+from trtllm_hpc.report.words import NONE, plus_minus, quantity, search_words
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_WIDTH = 100
+_LATENCIES = {
+    "ttft_ms": "TTFT (ms)",
+    "tpot_ms": "TPOT (ms)",
+    "itl_ms": "ITL (ms)",
+    "latency_ms": "latency (ms)",
+    "latency_from_send_ms": "from send (ms)",
+    "client_lateness_ms": "client late (ms)",
+}
+_BARS = 10
+_FEW_BARS = 8
+_LEVEL_FIGURES = {
+    "finished\n(1/s)": ("finished_rate_per_s", None),
+    "tokens\n(1/s)": ("output_tokens_per_s", None),
+    "TTFT\np50": ("ttft_ms", "p50"),
+    "TTFT\np99": ("ttft_ms", "p99"),
+    "TPOT\np50": ("tpot_ms", "p50"),
+    "latency\np50": ("latency_ms", "p50"),
+    "latency\np99": ("latency_ms", "p99"),
+}
+_FEW_FIGURES = ("finished\n(1/s)", "tokens\n(1/s)", "TTFT\np99", "latency\np99")
+
+
+def print_measurement(measurement: Measurement, records: Sequence[RequestRecord] = ()) -> None:
+    """Print the table, in its narrow form where the terminal is narrow."""
+    width = terminal_width()
+    if width is None:
+        sys.stdout.write(measurement_text(measurement, records))
+    else:
+        print_table(measurement_table(measurement, records, narrow=width < NARROW))
+
+
+def measurement_text(measurement: Measurement, records: Sequence[RequestRecord] = ()) -> str:
+    """The table as plain text."""
+    return as_text(measurement_table(measurement, records), _WIDTH)
+
+
+def measurement_table(
+    measurement: Measurement, records: Sequence[RequestRecord] = (), *, narrow: bool = False
+) -> Table:
+    """The whole of it, with small charts where there are records.
+
+    Args:
+        narrow: for a terminal of 60 columns: fewer figures.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    whole = Table.grid()
+    whole.add_row(Text(_title(measurement)))
+    whole.add_row("")
+    whole.add_row(_levels(measurement, records, narrow))
+    level = headline_level(measurement)
+    if level is not None:
+        whole.add_row("")
+        whole.add_row(_latencies(measurement, level, records, narrow))
+    whole.add_row("")
+    for sentence in _sentences(measurement):
+        whole.add_row(Text(sentence))
+    return whole
+
+
+def _title(measurement: Measurement) -> str:
+    host = measurement.provenance.get("server", {}).get("host")
+    streaming = "streaming" if measurement.streaming else "not streaming"
+    where = f" on {host}" if host else ""
+    return f"{measurement.model}{where}: {measurement.protocol}, {streaming}; latencies in ms"
+
+
+def _levels(measurement: Measurement, records: Sequence[RequestRecord], narrow: bool) -> Table:
+    figures = _FEW_FIGURES if narrow else tuple(_LEVEL_FIGURES)
+    bars = _FEW_BARS if narrow else _BARS
+    table = plain_table()
+    table.add_column("level")
+    for header in (() if narrow else ("failed",)) + figures:
+        table.add_column(header, justify="right")
+    table.add_column("latency\nover time" if records else "", min_width=bars if records else 0)
+    for place, (label, result) in enumerate(zip(level_labels(measurement), measurement.levels, strict=True)):
+        failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
+        row = [label if is_valid(result) else f"{label} !"]
+        row += [] if narrow else [f"{failed:,} of {measured:,}"]
+        row += [_figure(result, *_LEVEL_FIGURES[header]) for header in figures]
+        table.add_row(*row, _course(result, [one for one in records if one.level == place], bars))
+    return table
+
+
+def _figure(result: LevelResult, key: str, statistic: str | None) -> str:
+    found = result.metrics.get(key)
+    figure = found.get(statistic) if isinstance(found, dict) and statistic else found
+    return quantity(figure.mean) if isinstance(figure, Interval) else NONE
+
+
+def _course(result: LevelResult, records: Sequence[RequestRecord], bars: int) -> str:
+    """Mean latency along the first pass's window, by when requests were due."""
+    if not result.passes:
+        return ""
+    first = result.passes[0]
+    moments = [
+        (record.scheduled_s, record.ended_s - record.scheduled_s)
+        for record in records
+        if record.repeat == first.repeat and record.measured and record.ok
+    ]
+    return over_time(moments, first.window.start_s, first.window.end_s, bars)
+
+
+def _latencies(measurement: Measurement, level: int, records: Sequence[RequestRecord], narrow: bool) -> Table:
+    result = measurement.levels[level]
+    repeated = len(result.passes) > 1
+    statistics = ("p50", "p99", "max") if narrow else ("mean", "p50", "p90", "p95", "p99", "max")
+    table = plain_table()
+    table.add_column(f"at {level_labels(measurement)[level]}")
+    for statistic in statistics:
+        table.add_column(statistic, justify="right", min_width=6)
+        if repeated and statistic == "p99" and not narrow:
+            table.add_column("", justify="right")
+    table.add_column("min to max" if records else "", min_width=_FEW_BARS if records else 0)
+    measured = [one for one in records if one.level == level and one.measured]
+    for key, name in _LATENCIES.items():
+        figures = result.metrics.get(key)
+        row = []
+        for statistic in statistics:
+            interval = figures.get(statistic) if isinstance(figures, dict) else None
+            row.append(quantity(interval.mean) if interval else NONE)
+            if repeated and statistic == "p99" and not narrow:
+                row.append(plus_minus(interval) if interval else "")
+        table.add_row(name, *row, spread(_values(key, measured), _FEW_BARS if narrow else _BARS))
+    return table
+
+
+def _values(key: str, measured: Sequence[RequestRecord]) -> list[float]:
+    metric = BY_KEY[key]
+    if not isinstance(metric, PerRequest):
+        return []
+    return [value for record in measured if record.ok or metric.of_failed for value in metric.values(record)]
+
+
+def _sentences(measurement: Measurement) -> Iterator[str]:
+    if measurement.search is not None:
+        yield f"search: {search_words(measurement.search)}"
+    tokens = measurement.tokens
+    for kind in ("input", "output"):
+        if tokens.get(kind) is not None:
+            counted_by = ", ".join(tokens.get(f"{kind}_by") or ["nobody"])
+            yield f"{kind} tokens: {tokens[kind]:,}, counted by {counted_by}"
+    for words, count in sorted(measurement.errors.items(), key=lambda item: -item[1]):
+        yield f"failed: {count:,} times {words}"
+    if not all(map(is_valid, measurement.levels)):
+        yield "!: a level whose figures are not valid"
+    for sentence in measurement.verdict.warnings:
+        yield f"note: {sentence}"
+    for sentence in measurement.verdict.findings:
+        yield f"not valid: {sentence}"
+    if measurement.verdict.valid:
+        yield "valid: the figures may be used"
