@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.report.make import Made, make, searched, write_run
+from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
+from trtllm_hpc.bench.summary import Verdict
+from trtllm_hpc.report.measurement_table import measurement_table, measurement_text
+from trtllm_hpc.report.sparkline import BLOCKS
+from trtllm_hpc.report.summary import print_summary
+from trtllm_hpc.report.tables import as_text
+
+
+def text(made: Made) -> str:
+    return measurement_text(made.measurement, made.records)
+
+
+def row(table: str, name: str) -> list[str]:
+    return next(line for line in table.splitlines() if line.startswith(name)).split()
+
+
+def test_one_level_as_a_whole() -> None:
+    made = make(requests=20, warmup=2)
+    result = made.measurement.levels[0]
+    table = text(made)
+    assert table.splitlines()[0] == "ensemble on n1: grpc, streaming; latencies in ms"
+    assert row(table, "8/s")[1:4] == ["0", "of", "20"]
+    ttft = result.metrics["ttft_ms"]
+    assert isinstance(ttft, dict)
+    assert row(table, "TTFT (ms)")[2:8] == [
+        f"{ttft[name].mean:.1f}" for name in ("mean", "p50", "p90", "p95", "p99", "max")
+    ]
+    assert "counted by model" in table and table.endswith("valid: the figures may be used\n")
+
+
+def test_levels_stand_one_below_the_other_with_the_course_of_their_latency() -> None:
+    made = make([OpenLoop(4.0), OpenLoop(24.0)], repeats=2, requests=80)
+    slow = row(text(made), "24/s")
+    assert slow[1:4] == ["0", "of", "160"]
+    # The server falls behind: the last stretch is the slowest.
+    assert slow[-1][-1] == BLOCKS[-1] and slow[-1][0] in BLOCKS[:3]
+    assert "at 4/s" in text(made) and "±" in text(made)
+
+
+def test_what_was_not_streamed_has_dashes() -> None:
+    assert row(text(make(streaming=False)), "TTFT (ms)")[2:] == ["-"] * 6
+
+
+def test_a_measurement_that_nothing_answered() -> None:
+    table = text(make(failed_share=1.0, error="[bold]gone[/bold]"))
+    assert "not valid: 60 requests were measured, and none was answered." in table
+    assert "failed: 60 times [bold]gone[/bold]" in table
+    assert row(table, "latency (ms)")[2:] == ["-"] * 6
+
+
+def test_levels_that_are_not_valid_are_marked() -> None:
+    made = make([ClosedLoop(1), ClosedLoop(2)])
+    second = made.measurement.levels[1]
+    bad = replace(second, passes=[replace(second.passes[0], verdict=Verdict(["The client was the limit."]))])
+    table = text(made.changed(levels=[made.measurement.levels[0], bad], verdict=Verdict([], ["Look out."])))
+    assert "2 at once !" in table and "!: a level whose figures are not valid" in table
+    assert "note: Look out." in table
+
+
+def test_a_search_says_what_it_found() -> None:
+    found = "search: ttft.p99<500ms,tpot.p99<50ms holds at 12 requests/s, and fails at 14."
+    assert found in text(searched())
+
+
+@pytest.mark.parametrize(("narrow", "width"), [(True, 60), (False, 100)])
+def test_it_fits_its_width(narrow: bool, width: int) -> None:
+    made = make([OpenLoop(1000.0), OpenLoop(20000.0)], repeats=2)
+    table = as_text(measurement_table(made.measurement, made.records, narrow=narrow), width)
+    assert all(len(line) <= width for line in table.splitlines())
+    assert "…" not in table
+    assert row(table, "at 1000/s")[-3:] == ["min", "to", "max"]
+
+
+def test_without_records_there_are_no_small_charts() -> None:
+    table = measurement_text(make().measurement)
+    assert not set(table) & set(BLOCKS) and "over time" not in table
+
+
+def test_the_summary_of_a_run_ends_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make(requests=12)
+    print_summary(write_run(tmp_path / "run", made))
+    printed = capsys.readouterr().out
+    assert printed.startswith("endpoint: http 10.0.0.1:1") and text(made) in printed
+
+
+def test_a_run_without_a_measurement_has_a_summary_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = write_run(tmp_path / "run", make(requests=12))
+    paths.measurement("benchmark").summary.unlink()
+    print_summary(paths)
+    assert "latency" not in capsys.readouterr().out
