@@ -134,13 +134,13 @@ def _told(request: Request, answer: Parsed) -> int | None:
     if ids is not None:
         given = request.token_ids or ()
         return len(ids) - (len(given) if ids[: len(given)] == given else 0)
-    length = answer.sequence_length
-    if length is None or not repeats_prompt(request, answer):
-        return length
-    return None if request.input_tokens is None else length - request.input_tokens
+    lengths = _lengths(answer.chunks)
+    if not lengths or not _repeats_prompt(request, answer):
+        return sum(lengths) if lengths else None
+    return None if request.input_tokens is None else sum(lengths) - request.input_tokens
 
 
-def repeats_prompt(request: Request, answer: Parsed) -> bool:
+def _repeats_prompt(request: Request, answer: Parsed) -> bool:
     """Whether the text begins with the prompt, as upstream's models do unless told to exclude it."""
     return bool(request.prompt) and (answer.text or "").startswith(request.prompt or "")
 

@@ -50,7 +50,7 @@ def recounted(
     for place, texts in zip(streams, _of_streams([parsed[at] for at in streams], tokenizer), strict=True):
         found[place] = texts
     whole = [place for place in unknown if not parsed[place].streamed]
-    jobs = [(parsed[place].text or "", requests[place]) for place in whole]
+    jobs = [("".join(new_texts(parsed[place])), requests[place]) for place in whole]
     for place, texts in zip(whole, _of_whole(jobs, tokenizer), strict=True):
         found[place] = texts
     return found

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.bench.counting import Replayed, to_records
+from trtllm_hpc.bench.load.replies import Chunk, Parsed, Reply
+from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.summary import Window
+from trtllm_hpc.bench.workload.request import Request
+
+from .workload.making import LetterTokenizer, WordTokenizer
+
+PROMPT = Request(10, "what is it", input_tokens=4, input_by="tokenizer")
+IDS = Request(10, token_ids=(5, 6, 7), input_tokens=3, input_by="workload")
+
+
+def reply(index: int = 0, due_s: float = 1.0, status: str = "ok") -> Reply:
+    return Reply(index, due_s, due_s + 0.5, due_s + 9.0, status=status)
+
+
+def answer(*texts: str | None, streamed: bool = False, lengths: Sequence[int | None] = ()) -> Parsed:
+    """Of a text model, a response each second."""
+    told = [*lengths, *[None] * len(texts)]
+    return Parsed(
+        tuple(Chunk(2.0 + at, text=text, sequence_length=told[at]) for at, text in enumerate(texts)),
+        streamed,
+    )
+
+
+def ids(*responses: tuple[int, ...], streamed: bool = False) -> Parsed:
+    """Of the core model."""
+    return Parsed(tuple(Chunk(2.0 + at, token_ids=each) for at, each in enumerate(responses)), streamed)
+
+
+def record(parsed: Parsed, request: Request = PROMPT, tokenizer: Any = None, **more: Any) -> RequestRecord:
+    status = more.pop("status", "ok")
+    (made,) = to_records(
+        [reply(status=status)],
+        [parsed],
+        [request],
+        level=0,
+        repeat=0,
+        window=Window(0.0, 9.0),
+        tokenizer=tokenizer,
+        **more,
+    )
+    return made
+
+
+def output(made: RequestRecord) -> tuple[int | None, str | None]:
+    return made.output_tokens, made.output_by
+
+
+def chunks(made: RequestRecord) -> tuple[tuple[int, ...], str | None]:
+    return made.chunk_tokens, made.chunks_by
+
+
+def test_a_record_has_what_the_reply_and_the_request_say() -> None:
+    replies = [reply(3, 1.0), reply(1, 5.0, "DEADLINE_EXCEEDED")]
+    replies[0].instance, replies[1].error = "node7", "too late"
+    first, second = to_records(
+        replies, [answer("x"), Parsed()], [IDS, PROMPT], level=2, repeat=1, window=Window(5.0, 9.0)
+    )
+    assert (first.index, first.level, first.repeat, first.phase) == (3, 2, 1, "warm-up")
+    assert (first.scheduled_s, first.sent_s, first.ended_s, first.instance) == (1.0, 1.5, 10.0, "node7")
+    assert (first.requested_tokens, first.input_tokens, first.input_by) == (10, 4, "tokenizer")
+    assert (second.phase, second.status, second.error) == ("measured", "DEADLINE_EXCEEDED", "too late")
+    assert output(second) == (None, None)
+
+
+def test_the_core_models_ids_are_counted_without_the_prompt_that_it_repeats() -> None:
+    assert output(record(ids((5, 6, 7, 8, 9)), IDS)) == (2, "model")
+    assert output(record(ids((8, 9, 9)), IDS)) == (3, "model"), "it was asked to leave the prompt out"
+    assert record(ids((5, 6, 7, 8, 9)), IDS).chunks_s == (), "nothing was streamed"
+
+
+def test_the_core_models_streamed_ids_are_counted_response_by_response() -> None:
+    made = record(ids((8,), (9, 9), (8,), streamed=True), IDS)
+    assert made.chunks_s == (2.0, 3.0, 4.0)
+    assert (chunks(made), output(made)) == (((1, 2, 1), "model"), (4, "model"))
+
+
+def test_a_length_that_the_model_tells_is_believed() -> None:
+    assert output(record(answer("so it is", lengths=[7]), tokenizer=WordTokenizer())) == (7, "model")
+
+
+@pytest.mark.parametrize("lengths", [(1, 1, 2), (1, 2, 4)])
+def test_several_responses_that_nobody_asked_for_are_counted_together(lengths: tuple[int, ...]) -> None:
+    made = record(answer("a", "b", "c d", lengths=lengths))
+    assert (made.chunks_s, output(made)) == ((), (4, "model"))
+
+
+def test_a_length_is_that_of_prompt_and_answer_where_the_text_is() -> None:
+    repeated = answer("what is it so", lengths=[9])
+    assert output(record(repeated)) == (5, "model")
+    uncounted = Request(10, "what is it")
+    assert output(record(repeated, uncounted)) == (10, "requested"), "nobody knows the prompt's tokens"
+
+
+@pytest.mark.parametrize("lengths", [(1, 1, 2), (1, 2, 4)])
+def test_lengths_of_responses_are_their_own_or_of_all_so_far(lengths: tuple[int, ...]) -> None:
+    made = record(answer("a", "b", "c d", streamed=True, lengths=lengths))
+    assert (chunks(made), output(made)) == (((1, 1, 2), "model"), (4, "model"))
+
+
+def test_a_streamed_response_is_a_token_with_or_without_a_tokenizer() -> None:
+    """A response without letters brought a token that has none, such as the one that ends a text."""
+    parsed = answer("so", " it", "\ufffd", " is", "", streamed=True)
+    for tokenizer in (None, WordTokenizer()):
+        made = record(parsed, tokenizer=tokenizer)
+        assert (chunks(made), output(made)) == (((1,) * 5, "responses"), (5, "responses"))
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_responses_of_several_tokens_are_counted_by_the_tokenizer(accumulates: bool) -> None:
+    new = ["so it", " is", " as said", " by all men"]
+    texts = ["".join(new[: at + 1]) for at in range(4)] if accumulates else new
+    made = record(answer(*texts, streamed=True), tokenizer=WordTokenizer())
+    assert (chunks(made), output(made)) == (((2, 1, 2, 3), "tokenizer"), (8, "tokenizer"))
+
+
+def test_texts_that_grow_by_a_word_are_a_token_each() -> None:
+    made = record(answer("so", "so it", "so it is", streamed=True), tokenizer=WordTokenizer())
+    assert (chunks(made), output(made)) == (((1, 1, 1), "responses"), (3, "responses"))
+
+
+def test_an_unstreamed_text_is_counted_by_the_tokenizer_without_prompt_and_special_tokens() -> None:
+    assert output(record(answer("so it is"), tokenizer=WordTokenizer(ends=True))) == (3, "tokenizer")
+    assert output(record(answer("what is it so it is"), tokenizer=WordTokenizer())) == (3, "tokenizer")
+
+
+def test_no_more_tokens_are_counted_than_were_asked_for() -> None:
+    assert output(record(answer("many letters"), tokenizer=LetterTokenizer())) == (10, "tokenizer")
+
+
+def test_an_empty_answer_has_no_tokens() -> None:
+    assert output(record(answer(""), tokenizer=WordTokenizer())) == (0, "tokenizer")
+    assert record(Parsed((), True)).output_tokens == 0
+
+
+def test_what_nobody_counts_is_what_was_asked_for_and_says_so() -> None:
+    assert output(record(answer("so it is"))) == (10, "requested")
+
+
+REPLAYED: Replayed = {("what is it", 10): 7}
+
+
+def test_a_replay_is_believed_before_the_tokenizer() -> None:
+    made = record(answer("so it is"), tokenizer=WordTokenizer(), replayed=REPLAYED)
+    assert output(made) == (7, "replay")
+    assert output(record(answer("so it is", lengths=[6]), replayed=REPLAYED)) == (6, "model")
+
+
+def test_a_known_total_is_shared_evenly_over_responses_of_unknown_length() -> None:
+    made = record(answer("a", "b", "c", streamed=True), replayed=REPLAYED)
+    assert (chunks(made), output(made)) == (((3, 2, 2), "shared evenly"), (7, "replay"))
+
+
+def test_a_stream_that_broke_off_keeps_what_came_without_a_total() -> None:
+    made = record(answer("so", " it", streamed=True), status="UNAVAILABLE")
+    assert (made.chunks_s, made.chunk_tokens) == ((2.0, 3.0), (1, 1))
+    assert output(made) == (None, None)
+
+
+def test_many_answers_are_each_given_their_own_count() -> None:
+    requests = [Request(10, f"ask {at}", input_tokens=3, input_by="tokenizer") for at in range(1200)]
+    parsed = [answer("so " * (at % 5)) if at % 7 else Parsed() for at in range(1200)]
+    made = to_records(
+        [reply(at) for at in range(1200)],
+        parsed,
+        requests,
+        level=0,
+        repeat=0,
+        window=Window(0.0, 9.0),
+        tokenizer=WordTokenizer(),
+    )
+    assert [each.output_tokens for each in made] == [at % 5 if at % 7 else 0 for at in range(1200)]

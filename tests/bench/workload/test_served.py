@@ -1,0 +1,69 @@
+"""The tokenizer that the server has, on a real tritonserver whose tokens are bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.client.echo_server import echo_server
+from trtllm_hpc.bench.replay import replay
+from trtllm_hpc.bench.workload.find_tokenizer import find_tokenizer
+from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.bench.workload.served_tokenizer import ServedTokenizer
+from trtllm_hpc.config.benchmark import Workload
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.reference.synthetic import make_tokenizer
+from trtllm_hpc.runtime.records import Endpoint
+
+from .making import build, prompts_of
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with echo_server(tmp_path_factory.mktemp("server"), core_models=True) as ready:
+        yield ready
+
+
+def test_the_server_cuts_texts(endpoint: Endpoint) -> None:
+    served = ServedTokenizer(endpoint, 10)
+    assert served.encode(["ab", "", "ç"]) == [[97, 98], [], [195, 167]]
+    assert served.counted_by == "preprocessing"
+
+
+def test_texts_of_a_length_are_made_with_the_servers_tokenizer(endpoint: Endpoint) -> None:
+    built = build(3, tokenizer=ServedTokenizer(endpoint, 10), kind="normal", input_tokens=20)
+    assert [len(prompt) for prompt in prompts_of(built)] == [20, 20, 20]
+    assert built.requests[0].input_by == "preprocessing"
+
+
+def test_the_server_counts_where_no_folder_has_a_tokenizer(endpoint: Endpoint) -> None:
+    found = find_tokenizer(Workload(), [], endpoint)
+    assert found.tokenizer is not None and found.tokenizer.counted_by == "preprocessing"
+
+
+def test_the_server_counts_where_a_folders_tokenizer_cuts_otherwise(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    make_tokenizer(tmp_path / "model")
+    found = find_tokenizer(Workload(), [tmp_path / "model"], endpoint)
+    assert found.tokenizer is not None and found.tokenizer.counted_by == "preprocessing"
+    assert found.note is not None and "cuts texts otherwise than the server" in found.note
+
+
+def test_a_server_that_is_not_there_is_no_tokenizer(endpoint: Endpoint) -> None:
+    gone = replace(endpoint, http_port=1)
+    assert find_tokenizer(Workload(), [], gone).tokenizer is None
+    with pytest.raises(RequestFailed, match="could not be asked"):
+        ServedTokenizer(gone, 1)
+
+
+def test_a_replay_tells_how_long_the_core_models_answers_are(endpoint: Endpoint) -> None:
+    """The model answers with two tokens fewer than are asked for."""
+    asked = [Request(6, "abc"), Request(9, "abc"), Request(6, "abc"), Request(5, token_ids=(1,))]
+    assert replay(endpoint, asked, 10) == {("abc", 6): 4, ("abc", 9): 7}
+    assert replay(endpoint, asked, 10, most=1) == {}
