@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from trtllm_hpc.bench.compare import Side, compare
+from trtllm_hpc.bench.comparison import Comparison, Row, Worse, refuse_worse
+from trtllm_hpc.bench.summary import Distribution, Verdict
+from trtllm_hpc.bench.tolerance import UPSTREAM, Tolerance
+from trtllm_hpc.errors import ExitCode, InvalidMeasurement
+
+from .measured import measured
+
+TOLERANCE = Tolerance()
+
+
+def row(comparison: Comparison, key: str, statistic: str | None = None) -> Row:
+    [found] = [row for row in comparison.rows if (row.key, row.statistic) == (key, statistic)]
+    return found
+
+
+def with_latencies(side: Side, latencies_ms: Sequence[float]) -> Side:
+    """The same measurement, whose passes had these latencies, each the same for every request."""
+    [level] = side.measurement.levels
+    passes = [
+        replace(
+            level.passes[0], repeat=repeat, metrics={"latency_ms": Distribution(ms, ms, ms, ms, ms, ms, 300)}
+        )
+        for repeat, ms in enumerate(latencies_ms)
+    ]
+    measurement = replace(side.measurement, levels=[replace(level, passes=passes)])
+    return Side(side.name, measurement)
+
+
+def test_a_measurement_is_not_worse_than_itself() -> None:
+    a = measured("a")
+    found = compare(a, replace(a, name="b"))
+    assert found.rows and not found.regressed and not found.apart and not found.surroundings
+    assert all(row.better is None and row.change in (0, None) for row in found.rows)
+    refuse_worse(found, TOLERANCE)
+
+
+@pytest.mark.parametrize("repeats", [1, 5])
+def test_a_slower_server_is_worse_and_a_faster_one_is_not(repeats: int) -> None:
+    fast = measured("fast", repeats=repeats, capacity_per_s=150)
+    slow = measured("slow", repeats=repeats, capacity_per_s=75, seed=1)
+    worse, better = compare(fast, slow), compare(slow, fast)
+    found = row(worse, "latency_ms", "mean")
+    assert found.regressed and found.significant and found.better is False
+    assert found.low is not None and found.low > 0 and found.change is not None and found.change > 0.5
+    assert not better.regressed and row(better, "latency_ms", "mean").better
+    with pytest.raises(
+        Worse, match=r"slow is worse than fast by more than 5 % in \d+ of \d+ figures: "
+    ) as caught:
+        refuse_worse(worse, TOLERANCE)
+    assert caught.value.exit_code is ExitCode.MEASUREMENT
+    refuse_worse(better, TOLERANCE)
+
+
+def test_passes_by_hand() -> None:
+    a = with_latencies(measured("a"), [99, 100, 101])
+    found = row(compare(a, with_latencies(measured("b"), [109, 110, 111])), "latency_ms", "p99")
+    assert (found.a, found.b) == (100, 110) and found.change == pytest.approx(0.1)
+    # Errors of 1 / sqrt 3 each: 10 apart, Student's factor for 4 degrees of freedom 2.7764.
+    reach = 2.7764 * (2 / 3) ** 0.5
+    assert (found.low, found.high) == pytest.approx((10 - reach, 10 + reach), rel=1e-4)
+    assert found.regressed
+
+
+def test_what_may_be_chance_is_no_regression() -> None:
+    a = with_latencies(measured("a"), [80, 100, 120])
+    b = with_latencies(measured("b"), [90, 110, 130])
+    found = row(compare(a, b), "latency_ms", "mean")
+    assert found.beyond and found.better is False and found.significant is False and not found.regressed
+
+
+def test_what_is_sure_but_small_is_no_regression() -> None:
+    a, b = (
+        with_latencies(measured("a"), [99.9, 100, 100.1]),
+        with_latencies(measured("b"), [103.9, 104, 104.1]),
+    )
+    found = row(compare(a, b), "latency_ms", "mean")
+    assert found.significant and not found.beyond and not found.regressed
+    assert row(compare(a, b, Tolerance(0.03)), "latency_ms", "mean").regressed
+
+
+def test_the_absolute_tolerance_is_added_as_upstream_has_it() -> None:
+    a = with_latencies(measured("a"), [9.9, 10, 10.1])
+    b = with_latencies(measured("b"), [59.9, 60, 60.1])
+    assert compare(a, b).regressed and not compare(a, b, UPSTREAM).regressed
+
+
+def test_single_passes_without_records_are_judged_by_the_tolerance_alone() -> None:
+    a = with_latencies(measured("a"), [100])
+    b = with_latencies(measured("b"), [106])
+    found = compare(a, b)
+    assert row(found, "latency_ms", "mean").significant is None and found.regressed
+    assert "the tolerance alone decides" in found.notes[0]
+
+
+def test_a_single_pass_is_told_to_say_nothing_of_other_runs() -> None:
+    found = compare(measured("a"), measured("b", repeats=3))
+    assert [note.split(":")[0] for note in found.notes] == ["a has one pass"]
+    assert row(found, "latency_ms", "mean").p_value is not None
+
+
+def test_levels_are_matched_and_the_rest_is_named() -> None:
+    a = measured("a", rates=(20, 50), repeats=2)
+    found = compare(a, measured("b", rates=(50, 80), repeats=2))
+    assert {row.level for row in found.rows} == {"50/s"}
+    assert found.notes == [
+        "Only a has the levels 20/s: not compared.",
+        "Only b has the levels 80/s: not compared.",
+    ]
+
+
+def test_measurements_without_a_common_level_are_refused() -> None:
+    with pytest.raises(InvalidMeasurement, match="no level of load in common: 20/s against 80/s"):
+        compare(measured("a", rates=(20,)), measured("b", rates=(80,)))
+
+
+def test_settings_that_differ_are_told() -> None:
+    found = compare(
+        measured("a"), measured("b", max_tokens=32, min_requests=5, workload={"prefix_tokens": 9})
+    )
+    assert found.apart == ["workload.prefix_tokens: 256 against 9", "max_tokens: 16 against 32"]
+
+
+def test_other_requests_by_the_same_settings_are_told() -> None:
+    sums = [{"workload": {"sha256": digest}} for digest in ("0a", "0b")]
+    a, b = measured("a", provenance=sums[0]), measured("b", provenance=sums[1])
+    assert compare(a, b).apart == ["workload: the requests are not the same, though the settings are"]
+    assert compare(a, measured("b", provenance=sums[0])).apart == []
+
+
+def test_another_engine_is_told_and_another_job_is_not() -> None:
+    a = {
+        "engine": {"key": "k1", "folder": "/e1"},
+        "server": {"job_id": "1", "ranks": [{"gpu_models": ["H100"]}]},
+    }
+    b = {
+        "engine": {"key": "k2", "folder": "/e2"},
+        "server": {"job_id": "2", "ranks": [{"gpu_models": ["H200"]}]},
+    }
+    found = compare(measured("a", provenance=a), measured("b", provenance=b))
+    assert found.surroundings == [
+        'engine.key: "k1" against "k2"',
+        'server.ranks.0.gpu_models: ["H100"] against ["H200"]',
+    ]
+
+
+def test_invalid_figures_are_refused_whatever_they_are() -> None:
+    a = measured("a")
+    invalid = replace(a.measurement, verdict=Verdict(["Sent late."]))
+    found = compare(a, Side("b", invalid, a.records))
+    with pytest.raises(InvalidMeasurement, match="The figures of b may not be used: Sent late"):
+        refuse_worse(found, TOLERANCE)
+
+
+def test_errors_where_there_were_none_are_a_regression() -> None:
+    a = measured("a", repeats=2)
+    level = a.measurement.levels[0]
+    failing = [replace(one, metrics={**one.metrics, "error_share": 0.02}) for one in level.passes]
+    b = Side("b", replace(a.measurement, levels=[replace(level, passes=failing)]))
+    found = row(compare(a, b), "error_share")
+    assert found.change is None and found.regressed
+
+
+def test_a_figure_that_only_one_has_is_no_row() -> None:
+    a, b = measured("a", repeats=2), with_latencies(measured("b"), [100, 101])
+    assert {row.key for row in compare(a, b).rows} == {"latency_ms"}
+
+
+def test_it_is_written_as_json() -> None:
+    found = compare(measured("a"), measured("b", capacity_per_s=60, seed=1))
+    plain = json.loads(json.dumps(found.as_json()))
+    assert plain["worse"] is True and {"p_value", "change", "regressed"} <= plain["rows"][0].keys()
+
+
+@pytest.mark.long
+def test_two_runs_of_the_same_server_are_seldom_called_different() -> None:
+    alarms = 0
+    for seed in range(0, 40, 2):
+        a, b = (measured("a or b", repeats=5, seed=seed + one) for one in (0, 1))
+        alarms += bool(compare(a, b).regressed)
+    assert alarms <= 3
