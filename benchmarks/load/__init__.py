@@ -1,0 +1,1 @@
+"""What ``benchmarks/load_generator.py`` is made of."""

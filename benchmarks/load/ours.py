@@ -1,0 +1,68 @@
+"""The package's load generator."""
+
+from __future__ import annotations
+
+from benchmarks.load import messages
+from benchmarks.load.figures import Figures, percentile
+from benchmarks.load.server import INSTANT, TOKENS
+from trtllm_hpc.bench.load import Clock, Load, Target, run_closed, run_open
+from trtllm_hpc.runtime.records import Endpoint
+
+_WARMUP_S = 0.5
+"""As for all contenders, the first moments do not count."""
+
+
+def _target(port: int, model: str, *, streaming: bool = False) -> Target:
+    endpoint = Endpoint("0", "localhost", "127.0.0.1", 0, port, 0, [], 0.0)
+    return Target(endpoint, model, streaming=streaming, decoupled=streaming)
+
+
+def closed(port: int, level: int, seconds: float) -> Figures:
+    """So many at once."""
+    target = _target(port, INSTANT)
+    run_closed(target, [messages.instant()], level, Clock(), until_s=_WARMUP_S)
+    load = _checked(run_closed(target, [messages.instant()], level, Clock(), until_s=seconds))
+    latencies = [reply.ended_s - reply.sent_s for reply in load.replies]
+    return Figures(
+        rate_per_s=len(load.replies) / (max(reply.ended_s for reply in load.replies) - load.start_s),
+        cpu_us_per_request=load.client.cpu_s / len(load.replies) * 1e6,
+        p50_ms=percentile(latencies, 0.5) * 1e3,
+        p99_ms=percentile(latencies, 0.99) * 1e3,
+        cores=load.client.busiest_share,
+    )
+
+
+def open_(port: int, level: int, seconds: float) -> Figures:
+    """So many a second, evenly."""
+    due_s = [number / level for number in range(int((seconds + _WARMUP_S) * level))]
+    load = _checked(run_open(_target(port, INSTANT), [messages.instant()] * len(due_s), due_s, Clock()))
+    replies = [reply for reply in load.replies if reply.due_s - load.start_s >= _WARMUP_S]
+    latencies = [reply.ended_s - reply.sent_s for reply in replies]
+    return Figures(
+        rate_per_s=(len(replies) - 1) / (replies[-1].sent_s - replies[0].sent_s),
+        cpu_us_per_request=load.client.cpu_s / len(load.replies) * 1e6,
+        p50_ms=percentile(latencies, 0.5) * 1e3,
+        p99_ms=percentile(latencies, 0.99) * 1e3,
+        schedule_p99_ms=percentile([reply.ended_s - reply.due_s for reply in replies], 0.99) * 1e3,
+        late_p99_ms=percentile([reply.sent_s - reply.due_s for reply in replies], 0.99) * 1e3,
+        cores=load.client.busiest_share,
+    )
+
+
+def streams(port: int, level: int, seconds: float) -> Figures:
+    """So many streams side by side; they begin evenly over the time between two tokens."""
+    payload = messages.tokens(int(seconds * messages.TOKENS_PER_S))
+    due_s = [number / level / messages.TOKENS_PER_S for number in range(level)]
+    load = _checked(run_open(_target(port, TOKENS, streaming=True), [payload] * level, due_s, Clock()))
+    return Figures(
+        rate_per_s=sum(len(reply.chunks) for reply in load.replies) / load.client.wall_s,
+        cores=load.client.busiest_share,
+        gap_error_p99_ms=messages.gap_error_p99_ms(reply.chunks for reply in load.replies),
+    )
+
+
+def _checked(load: Load) -> Load:
+    failed = [reply for reply in load.replies if not reply.ok]
+    if failed or load.interrupted:
+        raise RuntimeError(f"{len(failed)} requests failed: {failed[:1]}")
+    return load
