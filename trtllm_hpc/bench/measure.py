@@ -27,7 +27,7 @@ from trtllm_hpc.bench.server_metrics import Samples, sampled, write_samples
 from trtllm_hpc.bench.slo import parse_slo
 from trtllm_hpc.bench.statistics import over_repeats
 from trtllm_hpc.bench.summary import LevelResult, Measurement, Pass, SearchResult, write_measurement
-from trtllm_hpc.bench.targets import target_of
+from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.totals import kinds_of_errors, token_totals
 from trtllm_hpc.bench.verdicts import verdict_of
 from trtllm_hpc.bench.workload.build import Built, make_workload
@@ -74,13 +74,16 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
         ConfigError, BadSlo: the workload's file, or the limits, cannot be read.
     """
     slo = parse_slo(settings.slo) if settings.slo else None
-    target = target_of(settings, subject.endpoint, subject.job.text_model)
+    targets = targets_of(settings, subject.endpoint, subject.job.text_model)
     tokens = _tokens(subject, settings)
     clock, progress = Clock(), Progress()
     questions = Questions(
-        settings, target, expected_requests(settings), partial(_workload, subject, settings, target, tokens)
+        settings,
+        targets,
+        expected_requests(settings),
+        partial(_workload, subject, settings, targets[0], tokens),
     )
-    passes = Passes(settings, target, questions, clock, progress, tokens.tokenizer, slo)
+    passes = Passes(settings, targets[0], questions, clock, progress, tokens.tokenizer, slo)
     progress_file = subject.paths.benchmark_progress if name == COMPANION_MEASUREMENT else None
     subject.paths.results.mkdir(exist_ok=True)
     measuring = _Measuring(subject, settings, name, passes, [tokens.note] if tokens.note else [])
@@ -199,7 +202,7 @@ class _Measuring:
             name=self._name,
             started_at=self._passes.clock.started_at,
             settings=self._settings.model_dump(mode="json"),
-            model=target.model,
+            model=", ".join(self._settings.models) or target.model,
             protocol=target.protocol,
             streaming=target.streaming,
             provenance=provenance(self._subject.paths, self._subject.endpoint, self._files.workload),

@@ -9,6 +9,7 @@ from trtllm_hpc.bench.counting import to_records
 from trtllm_hpc.bench.gate import judge
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
 from trtllm_hpc.bench.load.clock import Clock
+from trtllm_hpc.bench.load.priority import preferred
 from trtllm_hpc.bench.load.replies import Load, Reply, parse
 from trtllm_hpc.bench.load.run import run_closed, run_open
 from trtllm_hpc.bench.load.target import Target
@@ -55,7 +56,8 @@ class Passes:
             ConfigError: the workload's file or its settings make no requests.
         """
         drive = self._open if isinstance(level, OpenLoop) else self._closed
-        load, portion, window = drive(level, step)  # type: ignore[arg-type]
+        with preferred():
+            load, portion, window = drive(level, step)  # type: ignore[arg-type]
         window = _cut(window, load)
         records = self._records(load.replies, portion, window, step)
         sample = Sample(records, window, level, self.slo)
@@ -112,7 +114,13 @@ class Passes:
             window=window,
             tokenizer=self.tokenizer,
         )
-        return [replace(record, index=portion.first + record.index) for record in records]
+        return [self._placed(record, portion.first + record.index) for record in records]
+
+    def _placed(self, record: RequestRecord, place: int) -> RequestRecord:
+        """The record with its place in the whole workload, and the model that was asked where several are."""
+        model = self.questions.target(place).model
+        instance = record.instance or (model if self.settings.models else None)
+        return replace(record, index=place, instance=instance)
 
 
 def closed_length(level: ClosedLoop, settings: Benchmark) -> tuple[int | None, float | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trtllm_hpc.bench.load import encode
@@ -30,15 +30,16 @@ class Questions:
     asked anew in each pass.
 
     Args:
+        targets: the models that take turns, mostly a single one.
         expected: requests of all passes together, where that is known beforehand.
         make: the workload's first so many requests, see :func:`make_workload`.
     """
 
     def __init__(
-        self, settings: Benchmark, target: Target, expected: int, make: Callable[[int], Built]
+        self, settings: Benchmark, targets: Sequence[Target], expected: int, make: Callable[[int], Built]
     ) -> None:
         self._again = settings.workload.kind == "trace"
-        self._target = target
+        self._targets = targets
         self._make = make
         self._built = make(expected)
         self._asked = 0
@@ -66,8 +67,14 @@ class Questions:
             self._built = self._make(max(last, 2 * len(self._built.requests)))
         requests = self._built.requests[first:last]
         self._asked = max(self._asked, first + len(requests))
-        payloads = [encode(request, self._target, str(first + at)) for at, request in enumerate(requests)]
+        payloads = [
+            encode(request, self.target(place), str(place)) for place, request in enumerate(requests, first)
+        ]
         return Portion(first, requests, payloads)
+
+    def target(self, place: int) -> Target:
+        """Who is asked the request of that place in the workload."""
+        return self._targets[place % len(self._targets)]
 
     def put_back(self, count: int) -> None:
         """The last ``count`` requests that were taken were not asked after all."""

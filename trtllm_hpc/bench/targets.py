@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trtllm_hpc.bench.load.target import CoreModel, Target
 from trtllm_hpc.client.describe import ServedModel, describe
 from trtllm_hpc.client.tensors import TextModel
@@ -17,8 +19,8 @@ _STREAM = ("stream", "streaming")
 """What asks a decoupled model for its tokens one by one: upstream's text models, and ``tensorrt_llm``."""
 
 
-def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> Target:
-    """The model to ask and the way to ask it.
+def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> list[Target]:
+    """The models to ask in turn, mostly a single one, and the way to ask them.
 
     Args:
         text_model: asked where the settings name no model.
@@ -27,7 +29,18 @@ def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> Targe
         RequestFailed: the server has no such model, or it cannot be asked in this way.
         InvalidMeasurement: what is to be measured cannot be had from this model.
     """
-    name = settings.model or text_model
+    names = settings.models or [settings.model or text_model]
+    targets = [_target(settings, endpoint, name) for name in names]
+    for other in targets[1:]:
+        if replace(other, model=names[0]) != targets[0]:
+            raise RequestFailed(
+                f"Models {names[0]!r} and {other.model!r} are asked differently: they cannot take turns.",
+                hint="measure one after the other",
+            )
+    return targets
+
+
+def _target(settings: Benchmark, endpoint: Endpoint, name: str) -> Target:
     served = describe(endpoint, name, settings.request_timeout_seconds)
     streaming = served.decoupled if settings.streaming is None else settings.streaming
     return Target(

@@ -133,7 +133,15 @@ _WORKLOAD: tuple[Setting, ...] = (
     ("seed", ("--seed",), {"type": click.IntRange(0, 2**31 - 1), "help": "Of prompts and arrivals."}),
 )
 _ASKED: tuple[Setting, ...] = (
-    ("model", ("--model",), {"help": "E.g. ensemble, tensorrt_llm_bls, tensorrt_llm."}),
+    (
+        "model",
+        ("--model",),
+        {
+            "type": Listed(click.STRING),
+            "metavar": "NAME[,...]",
+            "help": "E.g. ensemble, tensorrt_llm_bls, tensorrt_llm; several of a kind take turns.",
+        },
+    ),
     ("protocol", ("--protocol",), {"type": click.Choice(["grpc", "http"])}),
     (
         "streaming",
@@ -165,14 +173,16 @@ SETTINGS = _LOAD + _WORKLOAD + _ASKED + _VALIDITY
 OPTION_OF = {field: names[0].partition("/")[0] for field, names, _ in SETTINGS} | {
     "rates_per_second": "--rate",
     "concurrencies": "--concurrency",
+    "models": "--model",
 }
 
-_SWEEPS = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies"}
+_SEVERAL = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies", "model": "models"}
 _SETS_ASIDE = {
     "rate_per_second": ("concurrency", "concurrencies", "rates_per_second"),
     "concurrency": ("concurrencies", "rates_per_second", "ramp_to_per_second", "find_max"),
     "ramp_to_per_second": ("concurrency", "concurrencies", "rates_per_second", "find_max"),
     "find_max": ("concurrency", "concurrencies", "rates_per_second", "ramp_to_per_second"),
+    "model": ("models",),
     "requests": ("duration_seconds",),
     "duration_seconds": ("requests",),
     "warmup_requests": ("warmup_seconds",),
@@ -238,8 +248,8 @@ def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     for field, value in given.items():
         if field.startswith("workload."):
             continue
-        if field in _SWEEPS:
-            field, value = (_SWEEPS[field], value) if len(value) > 1 else (field, value[0])
+        if field in _SEVERAL:
+            field, value = (_SEVERAL[field], value) if len(value) > 1 else (field, value[0])
         plain[field] = value
     return {**plain, "workload": workload}
 

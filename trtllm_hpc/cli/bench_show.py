@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtllm_hpc.cli.measurements import Found, MeasurementType
 from trtllm_hpc.cli.options import json_option, runs_option
+
+if TYPE_CHECKING:
+    from trtllm_hpc.bench.records import RequestRecord
 
 
 def upstream_options(command: Any) -> Any:
@@ -56,17 +59,33 @@ def show(found: Found, *, as_json: bool, upstream_table: bool, upstream_csv: Pat
     if upstream_csv is not None:
         from trtllm_hpc.bench.upstream import append_csv
 
-        append_csv(upstream_csv, found.summary(), found.records())
+        for _, fields in _upstream(found):
+            append_csv(upstream_csv, fields)
     if as_json:
         click.echo(found.files.summary.read_text(encoding="utf-8").rstrip())
     elif upstream_table:
-        from trtllm_hpc.bench.upstream import table
+        from trtllm_hpc.bench.upstream import upstream_table as table
 
-        click.echo(table(found.summary(), found.records()))
+        for label, fields in _upstream(found):
+            click.echo(f"{label}\n{table(fields)}")
     else:
         from trtllm_hpc.report.measurement_table import print_measurement
 
         print_measurement(found.summary(), found.records())
+
+
+def _upstream(found: Found) -> list[tuple[str, dict[str, float]]]:
+    """Upstream's fields of each pass, with the name of the pass."""
+    from trtllm_hpc.bench.upstream import upstream_fields
+
+    passes: dict[tuple[int, int], list[RequestRecord]] = {}
+    for record in found.records():
+        passes.setdefault((record.level, record.repeat), []).append(record)
+    levels = [result.level.label for result in found.summary().levels]
+    return [
+        (f"{levels[level]}, pass {repeat + 1}", upstream_fields(records))
+        for (level, repeat), records in passes.items()
+    ]
 
 
 def write_trace(found: Found) -> Path:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Seconds, Section, TokenCount
+from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, TokenCount
 
 Rate = Annotated[float, Field(gt=0, le=100_000)]
 Deviation = Annotated[float, Field(ge=0, le=1_000_000)]
@@ -73,10 +73,12 @@ class Benchmark(Section):
     # Whom it asks ------------------------------------------------------------------------------
     model: OneLine | None = None
     """``ensemble``, ``tensorrt_llm_bls``, ``tensorrt_llm``...; ``None`` is the run's text model."""
+    models: list[OneLine] = Field(default_factory=list)
+    """Several of one kind that take turns, such as copies of ``tensorrt_llm``; gRPC only."""
     protocol: Literal["grpc", "http"] = "grpc"
     streaming: bool | None = None
     """Whether tokens are asked for as they come; ``None``: if the model is decoupled."""
-    request_timeout_seconds: Seconds = 60
+    request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 60.0
 
     # The load ----------------------------------------------------------------------------------
     rate_per_second: Rate = 4.0

@@ -40,7 +40,7 @@ Problems = Iterator[SettingsProblem]
 
 def settings_problems(settings: Benchmark) -> list[SettingsProblem]:
     """Every conflict between the settings."""
-    rules = (_workload, _levels, _length, _warmup, _search)
+    rules = (_workload, _models, _levels, _length, _warmup, _search)
     return [problem for rule in rules for problem in rule(settings)]
 
 
@@ -63,6 +63,15 @@ def _workload(settings: Benchmark) -> Problems:
         message = "only a workload of kind trace has times of its own"
         hint = "set workload.kind to trace, or arrival to constant, poisson or gamma"
         yield SettingsProblem("conflict", "arrival", message, hint, settings.arrival)
+
+
+def _models(settings: Benchmark) -> Problems:
+    if settings.models and settings.model is not None:
+        message = "models leaves model without a use"
+        yield SettingsProblem("conflict", "models", message, "set one of the two", settings.models)
+    if settings.models and settings.protocol == "http":
+        message = "models take turns over gRPC only"
+        yield SettingsProblem("conflict", "protocol", message, "set it to grpc", settings.protocol)
 
 
 def _levels(settings: Benchmark) -> Problems:

@@ -23,7 +23,7 @@ def encode(request: Request, target: Target, request_id: str = "") -> bytes:
     """
     inputs = _inputs(request, target)
     if target.protocol == "http":
-        return _generate_body(inputs, request_id)
+        return _generate_body(inputs)
     return infer_request(target.model, inputs, request_id)
 
 
@@ -52,7 +52,7 @@ def _inputs(request: Request, target: Target) -> dict[str, NDArray[Any]]:
         inputs = text_inputs(request.prompt, request.max_tokens, kind)
     if target.min_length_input is not None:
         inputs[target.min_length_input] = np.full(shape, request.max_tokens, dtype=np.int32)
-    if target.streaming and target.stream_input is not None:
+    if target.streaming and target.decoupled and target.stream_input is not None:
         inputs[target.stream_input] = np.full(shape, True)
     return inputs
 
@@ -69,9 +69,12 @@ def _core_inputs(request: Request, shape: tuple[int, ...]) -> dict[str, NDArray[
     }
 
 
-def _generate_body(inputs: dict[str, NDArray[Any]], request_id: str) -> bytes:
-    """The body for Triton's ``generate`` extension, which finds the shapes itself."""
-    body: dict[str, Any] = {"id": request_id} if request_id else {}
+def _generate_body(inputs: dict[str, NDArray[Any]]) -> bytes:
+    """The body for Triton's ``generate`` extension, which finds the shapes itself.
+
+    It has no id: Triton (seen at 2.51) takes that for a parameter of the model.
+    """
+    body: dict[str, Any] = {}
     for name, array in inputs.items():
         values = [
             value.decode() if isinstance(value, bytes) else value for value in array.reshape(-1).tolist()

@@ -1,0 +1,136 @@
+"""``trtllm-hpc metrics``: what the server tells of itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs import call_name
+
+if TYPE_CHECKING:
+    from trtllm_hpc.runtime.records import Endpoint
+
+
+@click.command("metrics")
+@run_argument
+@click.option(
+    "--watch", is_flag=True, help="Look again and again, and tell the rates in between, until Ctrl-C."
+)
+@click.option(
+    "--interval-seconds",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    help="Between two looks of --watch.",
+)
+@json_option
+def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: float, as_json: bool) -> None:
+    """Show what the server of RUN tells of its engine, its queue and its memory.
+
+    One look shows counts and means since the server's start. With --watch
+    they are those of each interval; with --json too, a line for each.
+
+    \b
+    Examples:
+      trtllm-hpc metrics
+      trtllm-hpc metrics tiny-llama --watch
+      trtllm-hpc metrics tiny-llama --json | jq .values.kv_used_share
+    """
+    from trtllm_hpc.cli.endpoint import endpoint_of
+
+    endpoint = endpoint_of(run, 0.0)
+    try:
+        if not watch:
+            _show(endpoint, _since_start(endpoint), as_json)
+        elif as_json:
+            _tell_lines(endpoint, interval_seconds)
+        else:
+            _redraw(endpoint, interval_seconds)
+    except RequestFailed as error:
+        error.hint = error.hint or f"trtllm-hpc status {call_name(run)}"
+        raise
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+
+
+@dataclass(frozen=True)
+class _Look:
+    values: dict[str, float]
+    over_s: float | None
+    """What rates and means are over; ``None`` is all the time since the server's start."""
+
+    def as_json(self, endpoint: Endpoint) -> dict[str, Any]:
+        return {"url": endpoint.metrics, "host": endpoint.host, "over_s": self.over_s, "values": self.values}
+
+
+def _since_start(endpoint: Endpoint) -> _Look:
+    from trtllm_hpc.bench.server_metrics import look_now
+    from trtllm_hpc.bench.server_series import since_start
+
+    return _Look(since_start(look_now(endpoint)), None)
+
+
+def _looks(endpoint: Endpoint, interval_s: float) -> Iterator[_Look]:
+    """One for each interval; the first after the first of them."""
+    from trtllm_hpc.bench.server_metrics import look_now
+    from trtllm_hpc.bench.server_series import values
+
+    before, before_s = look_now(endpoint), time.monotonic()
+    while True:
+        time.sleep(interval_s)
+        page, page_s = look_now(endpoint), time.monotonic()
+        yield _Look(values(page, before, page_s - before_s), page_s - before_s)
+        before, before_s = page, page_s
+
+
+def _show(endpoint: Endpoint, look: _Look, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        click.echo(json.dumps(look.as_json(endpoint), indent=2, ensure_ascii=False))
+        return
+    from trtllm_hpc.report.server_table import server_table
+    from trtllm_hpc.report.tables import print_table
+
+    click.echo(_title(endpoint, look))
+    print_table(server_table(look.values))
+
+
+def _title(endpoint: Endpoint, look: _Look) -> str:
+    over = "since its start" if look.over_s is None else f"over the last {look.over_s:.1f} s"
+    return f"{endpoint.host} ({endpoint.metrics}), counts and means {over}"
+
+
+def _tell_lines(endpoint: Endpoint, interval_s: float) -> None:
+    import json
+
+    for look in _looks(endpoint, interval_s):
+        click.echo(json.dumps(look.as_json(endpoint), ensure_ascii=False))
+
+
+def _redraw(endpoint: Endpoint, interval_s: float) -> None:
+    """On a terminal in place; into a pipe one after the other."""
+    from trtllm_hpc.report.server_table import server_table
+    from trtllm_hpc.report.tables import terminal_width
+
+    if terminal_width() is None:
+        for look in _looks(endpoint, interval_s):
+            _show(endpoint, look, as_json=False)
+        return
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console()
+    with Live(console=console, auto_refresh=False) as live:
+        for look in _looks(endpoint, interval_s):
+            live.update(Group(Text(_title(endpoint, look)), server_table(look.values)), refresh=True)
