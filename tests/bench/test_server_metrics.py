@@ -1,89 +1,26 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.bench.metrics_port import MODEL, endpoint_at, page, serving
 from tests.client.echo_server import echo_server
 from tests.runtime.conftest import eventually
 from trtllm_hpc.bench.server_metrics import ServerSample, look_now, read_samples, sampled, write_samples
 from trtllm_hpc.bench.server_page import Page
-from trtllm_hpc.bench.server_series import SERIES, describe, values
+from trtllm_hpc.bench.server_series import SERIES, describe, since_start, values
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.generation import Load
 from trtllm_hpc.reference.metrics import Gauges, gauges
-from trtllm_hpc.runtime.records import Endpoint
-
-MODEL = 'model="tensorrt_llm",version="1"'
-
-
-def page(*, finished: int = 0, queue_us: int = 0, tokens: int = 0, used: int = 10) -> str:
-    """A page as tensorrtllm_backend v0.16 has it."""
-    blocks = "nv_trt_llm_kv_cache_block_metrics"
-    return f"""# HELP nv_inference_request_success Number of successful inference requests
-# TYPE nv_inference_request_success counter
-nv_inference_request_success{{{MODEL}}} {finished}
-# TYPE nv_inference_request_failure counter
-nv_inference_request_failure{{{MODEL},reason="OTHER"}} 1
-nv_inference_request_failure{{{MODEL},reason="REJECTED"}} 2
-# TYPE nv_inference_queue_duration_us counter
-nv_inference_queue_duration_us{{{MODEL}}} {queue_us}
-# TYPE {blocks} gauge
-{blocks}{{{MODEL},kv_cache_block_type="used"}} {used}
-{blocks}{{{MODEL},kv_cache_block_type="max"}} 40
-# TYPE nv_llm_output_token_len histogram
-nv_llm_output_token_len_count{{{MODEL},response_metric_type="total_output_tokens"}} {finished}
-nv_llm_output_token_len_sum{{{MODEL},response_metric_type="total_output_tokens"}} {tokens}
-nv_llm_output_token_len_bucket{{{MODEL},response_metric_type="total_output_tokens",le="+Inf"}} {finished}
-# TYPE nv_cpu_utilization gauge
-nv_cpu_utilization 0.5
-"""
 
 
 class Clock:
     def now(self) -> float:
         return time.monotonic()
-
-
-@contextmanager
-def serving(answer: Callable[[int], tuple[int, str]]) -> Iterator[Endpoint]:
-    """A metrics port; ``answer`` gives status and page of the n-th GET."""
-    asked = []
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            status, text = answer(len(asked) - 1)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *words: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield endpoint_at(server.server_address[1])
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def endpoint_at(port: int) -> Endpoint:
-    return Endpoint("1", "node", "127.0.0.1", 1, 2, port, [], 0.0)
 
 
 # What a page says -----------------------------------------------------------------------
@@ -112,6 +49,15 @@ def test_what_the_server_does_not_tell_is_absent() -> None:
     idle = 'nv_inference_request_success{model="tensorrt_llm",version="1"} 7\n'
     found = values(Page(idle), Page(idle), 1.0)
     assert found == {"finished_per_s[tensorrt_llm]": 0}
+
+
+def test_one_page_alone_has_counts_and_means_since_the_start() -> None:
+    found = since_start(Page(page(finished=10, queue_us=50_000, tokens=70)))
+    assert (found["finished[tensorrt_llm]"], found["failed[tensorrt_llm]"]) == (10, 3)
+    assert (found["output_tokens"], found["queue_ms[tensorrt_llm]"]) == (70, 5)
+    assert (describe("output_tokens").unit, describe("finished[tensorrt_llm]").unit) == ("tokens", "")
+    nothing_yet = since_start(Page(page()))
+    assert nothing_yet["finished[tensorrt_llm]"] == 0 and "queue_ms[tensorrt_llm]" not in nothing_yet
 
 
 def test_a_server_that_began_anew_has_no_growth() -> None:

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from trtllm_hpc.bench.server_page import Page
+from trtllm_hpc.bench.server_series import since_start
 from trtllm_hpc.reference.generation import Load
 from trtllm_hpc.reference.metrics import BATCHER, GENERAL, KV_CACHE, REQUESTS, gauges
 
@@ -73,6 +75,22 @@ def test_metrics_have_upstreams_names_and_labels(alone: World) -> None:
             ((label, value),) = pairs.items()
             found.setdefault(name, {}).setdefault(label, set()).add(value)
     assert found == LABELS
+
+
+@pytest.mark.triton
+def test_the_benchmark_reads_them(alone: World) -> None:
+    def found() -> dict[str, float]:
+        return since_start(Page(alone.metrics()))
+
+    tokens = found().get("output_tokens", 0)
+    ask_one(alone, "tensorrt_llm", token_inputs([1, 5, 6], 7))
+    wait_until(lambda: found()["output_tokens"] > tokens)
+    last = found()
+    assert last["output_tokens"] == tokens + 7
+    assert last["requests_max"] == 8 and last["kv_blocks_max"] > 0
+    assert last["kv_used_share"] == last["kv_blocks_used"] / last["kv_blocks_max"]
+    assert last["finished[tensorrt_llm]"] >= 1 and last["duration_ms[tensorrt_llm]"] > 0
+    assert last["iterations"] > 0 and last["memory_cpu_bytes"] > 1e6
 
 
 @pytest.mark.triton

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -93,8 +93,16 @@ class Series:
             return over * self.scale
         return over * self.scale / under if under > 0 else None
 
+    @property
+    def counted(self) -> Series:
+        """What it is as of one page alone: a rate's count, and anything else as it is."""
+        if self.kind != "rate":
+            return self
+        unit = "" if self.unit == "1/s" else self.unit.removesuffix("/s")
+        return replace(self, key=self.key.removesuffix("_per_s"), unit=unit)
+
     def since_start(self, page: Page, model: str | None) -> float | None:
-        """As of one page alone: a rate's count, and a mean over all since the server started."""
+        """As of one page alone: a rate's count, and a mean over all, since the server started."""
         over, under = page.total(self.over, model), page.total(self.under, model)
         if over is None or under is None or (self.under and under <= 0):
             return None

@@ -116,8 +116,8 @@ SERIES: tuple[Series, ...] = (
 """Every series, in the order of tables."""
 
 
-def owned(page: Page) -> Iterator[tuple[str, Series, str | None]]:
-    """Each series that the page may have, by its key, with the model whose it is.
+def _owned(page: Page) -> Iterator[tuple[Series, str | None, str]]:
+    """Each series that the page may have, with the model whose it is, and what its key ends in.
 
     An engine's series carries the model's name (``kv_used_share[context]``) only where
     several models tell of one, as in disaggregated serving; a model's always does.
@@ -128,20 +128,29 @@ def owned(page: Page) -> Iterator[tuple[str, Series, str | None]]:
     for series in SERIES:
         named = series.of == "model" or (series.of == "engine" and len(engines) > 1)
         for model in owners[series.of]:
-            yield f"{series.key}[{model}]" if named else series.key, series, model
+            yield series, model, f"[{model}]" if named else ""
 
 
 def values(page: Page, before: Page | None, gap_s: float) -> dict[str, float]:
     """Every figure that ``page`` has, by key; rates and means since ``before``, ``gap_s`` seconds earlier."""
-    found = {key: series.value(page, before, gap_s, model) for key, series, model in owned(page)}
+    found = {
+        series.key + end: series.value(page, before, gap_s, model) for series, model, end in _owned(page)
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def since_start(page: Page) -> dict[str, float]:
+    """Every figure of one page alone, by key: counts for rates, and means since the server's start."""
+    found = {series.counted.key + end: series.since_start(page, model) for series, model, end in _owned(page)}
     return {key: value for key, value in found.items() if value is not None}
 
 
 def describe(key: str) -> Series:
-    """What the series of that key is; of an unknown one, only its name."""
+    """What the series, or the count, of that key is; of an unknown one, only its name."""
     match = _KEY.fullmatch(key)
     base, model = (match[1], match[2]) if match else (key, None)
     for series in SERIES:
-        if series.key == base:
-            return replace(series, model=model)
+        for found in (series, series.counted):
+            if found.key == base:
+                return replace(found, model=model)
     return Series(key, key, "", "host", ())
