@@ -150,13 +150,17 @@ def _row(
 
 
 def _adjusted(rows: list[Row]) -> list[Row]:
-    p_values = [row.p_value for row in rows if row.p_value is not None]
-    if not p_values:
+    """The rows with p-values for all of them together; those that are the same to the bit test nothing."""
+    tested = [row.p_value for row in rows if row.p_value is not None and row.better is not None]
+    if not tested:
         return rows
     from scipy import stats
 
-    adjusted = iter(stats.false_discovery_control(p_values))
-    return [row if row.p_value is None else replace(row, p_value=float(next(adjusted))) for row in rows]
+    adjusted = iter(stats.false_discovery_control(tested))
+    return [
+        row if row.p_value is None or row.better is None else replace(row, p_value=float(next(adjusted)))
+        for row in rows
+    ]
 
 
 def _notes(a: Side, b: Side, pairs: Sequence[tuple[int, int]]) -> list[str]:

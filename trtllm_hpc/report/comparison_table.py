@@ -1,0 +1,69 @@
+"""Two measurements side by side, for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtllm_hpc.bench.comparison import Comparison, Row
+from trtllm_hpc.report.tables import plain_table
+from trtllm_hpc.report.words import NONE, quantity
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """A row for each figure, with what the difference means."""
+    table = plain_table()
+    for header in ("level", "figure"):
+        table.add_column(header)
+    for header in ("A", "B", "change", "95 % of B - A"):
+        table.add_column(header, justify="right")
+    table.add_column("verdict")
+    level = None
+    for row in comparison.rows:
+        table.add_row(
+            row.level if row.level != level else "",
+            _name(row),
+            quantity(row.a),
+            quantity(row.b),
+            NONE if row.change is None else f"{row.change:+.1%}",
+            _interval(row),
+            verdict(row),
+        )
+        level = row.level
+    return table
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What must be known to read the table, a line each."""
+    told = [f"A: {comparison.a}", f"B: {comparison.b}"]
+    for word, lines in (
+        ("not valid", comparison.invalid),
+        ("asked differently", comparison.apart),
+        ("differs", comparison.surroundings),
+        ("note", comparison.notes),
+    ):
+        told += [f"{word}: {line}" for line in lines]
+    return told
+
+
+def verdict(row: Row) -> str:
+    """One word or three: ``worse``, ``better, by chance?``..."""
+    if row.better is None or not row.beyond:
+        return "same"
+    direction = "better" if row.better else "worse"
+    if row.significant is None:
+        return f"{direction}, spread unknown"
+    return direction if row.significant else f"{direction}, perhaps by chance"
+
+
+def _name(row: Row) -> str:
+    name = row.label if row.statistic is None else f"{row.label} {row.statistic}"
+    return f"{name} ({row.unit})"
+
+
+def _interval(row: Row) -> str:
+    if row.low is None or row.high is None:
+        return NONE
+    return f"{quantity(row.low)} to {quantity(row.high)}"
