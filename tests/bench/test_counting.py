@@ -132,6 +132,16 @@ def test_an_unstreamed_text_is_counted_by_the_tokenizer_without_prompt_and_speci
     assert output(record(answer("what is it so it is"), tokenizer=WordTokenizer())) == (3, "tokenizer")
 
 
+def test_an_answer_that_a_stream_brings_in_one_piece_is_counted_as_a_whole() -> None:
+    """So answers a model that does not stream, however it is asked."""
+    whole = answer("what is it so it is", streamed=True)
+    made = record(whole, tokenizer=WordTokenizer())
+    assert (chunks(made), output(made)) == (((3,), "tokenizer"), (3, "tokenizer"))
+    assert (chunks(record(whole)), output(record(whole))) == (((10,), "requested"), (10, "requested"))
+    core = record(ids((5, 6, 7, 8, 9), streamed=True), IDS)
+    assert (chunks(core), output(core)) == (((2,), "model"), (2, "model"))
+
+
 def test_no_more_tokens_are_counted_than_were_asked_for() -> None:
     assert output(record(answer("many letters"), tokenizer=LetterTokenizer())) == (10, "tokenizer")
 

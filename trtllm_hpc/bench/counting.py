@@ -9,12 +9,12 @@ number asked for. Each record says which.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from trtllm_hpc.bench.load.replies import Chunk, Parsed, Reply
 from trtllm_hpc.bench.records import MEASURED, WARMUP, RequestRecord
-from trtllm_hpc.bench.retokenizing import Texts, recounted
+from trtllm_hpc.bench.retokenizing import Texts, in_one_piece, recounted, repeats_prompt
 from trtllm_hpc.bench.sources import (
     BY_MODEL,
     BY_PREPROCESSING,
@@ -114,10 +114,17 @@ def _record(
 
 
 def _counted(request: Request, answer: Parsed, texts: Texts | None, replayed: Replayed) -> _Count:
-    chunks = answer.chunks
-    if answer.streamed and chunks:
-        return _of_stream(request, chunks, texts, replayed)
-    told = _told(request, answer)
+    if answer.streamed and not in_one_piece(request, answer):
+        return _of_stream(request, answer.chunks, texts, replayed)
+    count = _of_whole(request, answer, texts, replayed)
+    if answer.streamed and answer.chunks:
+        return replace(count, chunks=(count.tokens,), chunks_by=count.by)
+    return count
+
+
+def _of_whole(request: Request, answer: Parsed, texts: Texts | None, replayed: Replayed) -> _Count:
+    """An unstreamed answer's tokens."""
+    chunks, told = answer.chunks, _told(request, answer)
     if told is not None:
         return _Count(told, BY_MODEL)
     replay = replayed.get((request.prompt or "", request.max_tokens))
@@ -132,23 +139,17 @@ def _told(request: Request, answer: Parsed) -> int | None:
     """Tokens of an unstreamed answer, without those of a prompt that it repeats."""
     ids = answer.token_ids
     if ids is not None:
-        given = request.token_ids or ()
-        return len(ids) - (len(given) if ids[: len(given)] == given else 0)
+        return len(ids) - (len(request.token_ids or ()) if repeats_prompt(request, answer) else 0)
     lengths = _lengths(answer.chunks)
-    if not lengths or not _repeats_prompt(request, answer):
+    if not lengths or not repeats_prompt(request, answer):
         return sum(lengths) if lengths else None
     return None if request.input_tokens is None else sum(lengths) - request.input_tokens
-
-
-def _repeats_prompt(request: Request, answer: Parsed) -> bool:
-    """Whether the text begins with the prompt, as upstream's models do unless told to exclude it."""
-    return bool(request.prompt) and (answer.text or "").startswith(request.prompt or "")
 
 
 def _of_stream(request: Request, chunks: Sequence[Chunk], texts: Texts | None, replayed: Replayed) -> _Count:
     """A stream's tokens; a response that brings output brings at least one of them."""
     ids = [chunk.token_ids for chunk in chunks]
-    if all(known is not None for known in ids):
+    if ids and all(known is not None for known in ids):
         lengths = tuple(len(known) for known in ids if known is not None)
         return _Count(sum(lengths), BY_MODEL, lengths, BY_MODEL)
     told = _lengths(chunks)

@@ -15,8 +15,8 @@ from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 
 _AT_ONCE = 512
-_SAMPLE = 32
-"""Streams that tell whether responses hold several tokens: that is the server's way, not the prompt's."""
+_SAMPLE = 512
+"""Responses that tell whether they hold several tokens: that is the server's way, not the prompt's."""
 _PART_OF_A_LETTER = "\ufffd"
 
 
@@ -44,16 +44,29 @@ def recounted(
     if tokenizer is None:
         return found
     unknown = [place for place, answer in enumerate(parsed) if _length_unknown(answer)]
-    streams = [place for place in unknown if parsed[place].streamed]
+    whole = [at for at in unknown if not parsed[at].streamed or in_one_piece(requests[at], parsed[at])]
+    streams = sorted(set(unknown) - set(whole))
     if not _several_a_response([parsed[place] for place in streams], tokenizer):
         streams = []
     for place, texts in zip(streams, _of_streams([parsed[at] for at in streams], tokenizer), strict=True):
         found[place] = texts
-    whole = [place for place in unknown if not parsed[place].streamed]
     jobs = [("".join(new_texts(parsed[place])), requests[place]) for place in whole]
     for place, texts in zip(whole, _of_whole(jobs, tokenizer), strict=True):
         found[place] = texts
     return found
+
+
+def repeats_prompt(request: Request, answer: Parsed) -> bool:
+    """Whether the answer begins with the prompt, as upstream's models do unless told to exclude it."""
+    ids = answer.token_ids
+    if ids is not None and request.token_ids:
+        return ids[: len(request.token_ids)] == request.token_ids
+    return bool(request.prompt) and (answer.text or "").startswith(request.prompt or "")
+
+
+def in_one_piece(request: Request, answer: Parsed) -> bool:
+    """Whether a stream brought the whole answer at once, as of a model that does not stream, or nothing."""
+    return not answer.chunks or (len(answer.chunks) == 1 and repeats_prompt(request, answer))
 
 
 def _length_unknown(answer: Parsed) -> bool:
@@ -62,6 +75,8 @@ def _length_unknown(answer: Parsed) -> bool:
 
 def _of_whole(jobs: Sequence[tuple[str, Request]], tokenizer: Tokenizer) -> Iterator[Texts]:
     """The tokens of unstreamed answers without a prompt that they repeat, no more than were asked for."""
+    if not jobs:
+        return
     around = len(tokenizer.encode([""])[0])
     for begin in range(0, len(jobs), _AT_ONCE):
         batch = jobs[begin : begin + _AT_ONCE]
@@ -80,9 +95,10 @@ def _of_streams(streams: Sequence[Parsed], tokenizer: Tokenizer) -> Iterator[Tex
 
 def _several_a_response(streams: Sequence[Parsed], tokenizer: Tokenizer) -> bool:
     """Whether the text of most responses, taken alone, is more than one token."""
-    sample = streams[:: max(1, len(streams) // _SAMPLE)]
-    texts = [text for answer in sample for text in new_texts(answer) if _PART_OF_A_LETTER not in text]
-    lengths = _lengths(texts, tokenizer)
+    texts = [text for answer in streams for text in new_texts(answer) if _PART_OF_A_LETTER not in text]
+    if not texts:
+        return False
+    lengths = _lengths(texts[:: max(1, len(texts) // _SAMPLE)], tokenizer)
     return sum(length > 1 for length in lengths) * 2 > len(lengths)
 
 

@@ -1,0 +1,102 @@
+"""Who counts what the reference backend's real models answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.reference import servers
+from trtllm_hpc.bench.counting import to_records
+from trtllm_hpc.bench.load import Clock, CoreModel, Target, encode, parse, run_open
+from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.replay import replay
+from trtllm_hpc.bench.summary import Window
+from trtllm_hpc.bench.workload.build import make_workload
+from trtllm_hpc.bench.workload.find_tokenizer import Tokenization, find_tokenizer
+from trtllm_hpc.client.tensors import TextModel
+from trtllm_hpc.config.benchmark import Benchmark, Workload
+from trtllm_hpc.reference import build
+from trtllm_hpc.runtime.records import Endpoint
+
+pytestmark = pytest.mark.triton
+
+ASKED = 7
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine") / "tiny"
+    limits = ("--max-batch-size", "8", "--max-input-len", "64", "--max-seq-len", "96")
+    synthetic = ("--synthetic", "tiny-llama", "--seed", "0", "--tensor-parallel", "1")
+    assert build.main(["--output", str(folder), *limits, *synthetic]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module", params=["streams", "answers-at-once"])
+def served(
+    request: pytest.FixtureRequest, engine: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Endpoint, bool]]:
+    """The endpoint, and whether its models are decoupled."""
+    folder, decoupled = tmp_path_factory.mktemp("served"), request.param == "streams"
+    repository = servers.write_repository(
+        folder / "repository", engine, decoupled=decoupled, bls_instances=2, accumulate_tokens="true"
+    )
+    with servers.start(folder / "run", repository, 1) as world:
+        ports = (world.http_port, world.grpc_port, world.metrics_port)
+        yield Endpoint("1", "here", "127.0.0.1", *ports, models=[], ready_at=time.time()), decoupled
+
+
+def measure(target: Target, tokens: Tokenization, *, replays: bool = False) -> list[RequestRecord]:
+    settings = Benchmark(workload=Workload(kind="normal", input_tokens=12, output_tokens=ASKED))
+    workload = make_workload(
+        settings,
+        4,
+        token_ids=target.token_ids,
+        tokenizer=tokens.tokenizer,
+        vocabulary=tokens.vocabulary,
+    ).requests
+    payloads = [encode(request, target, str(at)) for at, request in enumerate(workload)]
+    load = run_open(target, payloads, [0.0, 0.01, 0.02, 0.03], Clock())
+    parsed = [parse(reply, target) for reply in load.replies]
+    return to_records(
+        load.replies,
+        parsed,
+        workload,
+        level=0,
+        repeat=0,
+        window=Window(0.0, 1.0),
+        tokenizer=tokens.tokenizer,
+        replayed=replay(target.endpoint, workload, 10) if replays else None,
+    )
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
+def test_every_token_of_every_model_is_counted(
+    served: tuple[Endpoint, bool], engine: Path, model: str, protocol: Literal["grpc", "http"]
+) -> None:
+    endpoint, decoupled = served
+    tokens = find_tokenizer(Workload(), [engine], endpoint)
+    assert tokens.tokenizer is not None and tokens.tokenizer.counted_by == "tokenizer"
+    core = model == "tensorrt_llm"
+    target = Target(
+        endpoint,
+        model,
+        CoreModel() if core else TextModel(),
+        protocol=protocol,
+        streaming=decoupled,
+        decoupled=decoupled,
+        stream_input=("streaming" if core else "stream") if decoupled else None,
+        min_length_input="min_length",
+    )
+    records = measure(target, tokens, replays=not decoupled)
+    assert [record.status for record in records] == ["ok"] * 4, records[0].error
+    assert {(record.input_tokens, record.output_tokens) for record in records} == {(12, ASKED)}
+    by = "model" if core else "responses" if decoupled else "replay"
+    assert {record.output_by for record in records} == {by}
+    assert {record.chunk_tokens for record in records} == {(1,) * ASKED if decoupled else ()}
+    assert {len(record.chunks_s) for record in records} == {ASKED if decoupled else 0}
