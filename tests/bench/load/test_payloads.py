@@ -1,0 +1,159 @@
+"""Requests as bytes, and answers read, without a server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import serialize_byte_tensor
+
+from tests.bench.load.grpc_server import endpoint
+from trtllm_hpc.bench.load import Chunk, CoreModel, Parsed, Reply, Target, encode, parse
+from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.client.tensors import TextModel
+
+GRPC = Target(endpoint(1), "ensemble")
+HTTP = Target(endpoint(1), "ensemble", protocol="http")
+IDS = Request(7, token_ids=(5, 6, 7))
+
+
+def inputs(payload: bytes) -> dict[str, tuple[str, list[int], bytes]]:
+    message = service_pb2.ModelInferRequest.FromString(payload)
+    raw = message.raw_input_contents
+    return {
+        tensor.name: (tensor.datatype, list(tensor.shape), content)
+        for tensor, content in zip(message.inputs, raw, strict=True)
+    }
+
+
+def int32(value: int) -> bytes:
+    return value.to_bytes(4, "little")
+
+
+def test_a_text_request_has_upstreams_four_inputs() -> None:
+    payload = encode(Request(9, "é"), GRPC, "17")
+    message = service_pb2.ModelInferRequest.FromString(payload)
+    assert (message.model_name, message.id) == ("ensemble", "17")
+    assert inputs(payload) == {
+        "text_input": ("BYTES", [1, 1], b"\x02\0\0\0" + "é".encode()),
+        "max_tokens": ("INT32", [1, 1], int32(9)),
+        "bad_words": ("BYTES", [1, 1], int32(0)),
+        "stop_words": ("BYTES", [1, 1], int32(0)),
+    }
+
+
+def test_a_core_request_has_ids_and_their_number() -> None:
+    assert inputs(encode(IDS, Target(endpoint(1), "tensorrt_llm", CoreModel()))) == {
+        "input_ids": ("INT32", [1, 3], int32(5) + int32(6) + int32(7)),
+        "input_lengths": ("INT32", [1, 1], int32(3)),
+        "request_output_len": ("INT32", [1, 1], int32(7)),
+    }
+    unbatched = inputs(encode(IDS, Target(endpoint(1), "tensorrt_llm", CoreModel(batched=False))))
+    assert {name: shape for name, (_, shape, _) in unbatched.items()} == {
+        "input_ids": [3],
+        "input_lengths": [1],
+        "request_output_len": [1],
+    }
+
+
+def test_the_llm_apis_model_is_asked_in_its_words() -> None:
+    target = Target(endpoint(1), "tensorrt_llm", TextModel(takes_sampling_params=True, batched=False))
+    assert set(inputs(encode(Request(9, "x"), target))) == {"text_input", "sampling_param_max_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("streaming", "decoupled", "asked"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_tokens_one_by_one_are_asked_of_decoupled_models_only(
+    streaming: bool, decoupled: bool, asked: bool
+) -> None:
+    target = Target(endpoint(1), "m", streaming=streaming, decoupled=decoupled, stream_input="stream")
+    assert inputs(encode(Request(9, "x"), target)).get("stream") == (
+        ("BOOL", [1, 1], b"\1") if asked else None
+    )
+
+
+def test_an_exact_length_is_asked_for_as_the_least() -> None:
+    target = Target(endpoint(1), "m", min_length_input="min_length")
+    assert inputs(encode(Request(9, "x"), target))["min_length"] == ("INT32", [1, 1], int32(9))
+
+
+def test_generate_gets_plain_json_without_an_id() -> None:
+    expected = {"text_input": "“é”", "max_tokens": 9, "bad_words": "", "stop_words": ""}
+    assert json.loads(encode(Request(9, "“é”"), HTTP, "3")) == expected
+    core = Target(endpoint(1), "tensorrt_llm", CoreModel(), "http")
+    assert json.loads(encode(IDS, core)) == {
+        "input_ids": [5, 6, 7],
+        "input_lengths": 3,
+        "request_output_len": 7,
+    }
+
+
+def test_the_same_request_is_the_same_bytes() -> None:
+    assert encode(IDS, Target(endpoint(1), "m", CoreModel())) == encode(
+        Request(7, token_ids=(5, 6, 7)), Target(endpoint(1), "m", CoreModel())
+    )
+
+
+def test_ids_and_texts_are_not_mixed_up() -> None:
+    with pytest.raises(ValueError, match="takes texts"):
+        encode(IDS, GRPC)
+    with pytest.raises(ValueError, match="token ids"):
+        encode(Request(7, "x"), Target(endpoint(1), "m", CoreModel()))
+
+
+def response(**outputs: Any) -> Any:
+    message = service_pb2.ModelInferResponse()
+    for name, value in outputs.items():
+        array = np.array(value)
+        if array.dtype.kind == "i":
+            array = array.astype(np.int32)
+            message.outputs.add(name=name, datatype="INT32", shape=array.shape)
+            message.raw_output_contents.append(array.tobytes())
+        else:
+            message.outputs.add(name=name, datatype="BYTES", shape=array.shape)
+            message.raw_output_contents.append(serialize_byte_tensor(array.astype(object)).item())
+    return message
+
+
+def reply(*chunks: Any) -> Reply:
+    raw = [chunk if isinstance(chunk, bytes) else chunk.SerializeToString() for chunk in chunks]
+    return Reply(0, 0.0, 0.0, 9.0, chunks=[(float(time_s), one) for time_s, one in enumerate(raw, start=1)])
+
+
+def test_an_answer_is_read_with_what_the_model_counts() -> None:
+    found = parse(reply(response(text_output=["hi"], sequence_length=[[4]])), GRPC)
+    assert found == Parsed((Chunk(1.0, "hi", None, 4),), streamed=False)
+    assert (found.text, found.token_ids, found.sequence_length) == ("hi", None, 4)
+
+
+def test_the_first_of_several_beams_counts_without_its_padding() -> None:
+    beams = response(output_ids=[[[1, 2, -1], [3, 4, 5]]], sequence_length=[[2, 3]])
+    found = parse(reply(beams), Target(endpoint(1), "m", CoreModel()))
+    assert (found.token_ids, found.sequence_length) == ((1, 2), 2)
+
+
+def test_a_stream_is_read_without_the_empty_end() -> None:
+    def streamed(**outputs: Any) -> Any:
+        return service_pb2.ModelStreamInferResponse(infer_response=response(**outputs))
+
+    target = Target(endpoint(1), "m", CoreModel(), streaming=True, decoupled=True)
+    found = parse(reply(streamed(output_ids=[[[8]]]), streamed(output_ids=[[[9]]]), streamed()), target)
+    assert [(chunk.time_s, chunk.token_ids) for chunk in found.chunks] == [(1.0, (8,)), (2.0, (9,))]
+    assert found.token_ids == (8, 9) and found.sequence_length is None and found.streamed
+
+
+def test_json_answers_are_read_alike() -> None:
+    core = Target(endpoint(1), "m", CoreModel(), "http", streaming=True)
+    found = parse(reply(b'{"output_ids":[4,5],"sequence_length":2}', b'{"output_ids":6}'), core)
+    assert [chunk.token_ids for chunk in found.chunks] == [(4, 5), (6,)]
+    assert parse(reply(b'{"text_output":"hi","sequence_length":3}'), HTTP) == Parsed(
+        (Chunk(1.0, "hi", None, 3),)
+    )
+
+
+def test_no_answer_is_nothing() -> None:
+    assert parse(Reply(0, 0.0, 0.0, 1.0, "UNAVAILABLE", "gone"), GRPC) == Parsed()
