@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trtllm_hpc.bench.comparison import Comparison, Row
 from trtllm_hpc.report.tables import plain_table
-from trtllm_hpc.report.words import NONE, quantity
+from trtllm_hpc.report.words import NONE, quantity, share
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 def comparison_table(comparison: Comparison) -> Table:
     """A row for each figure, with what the difference means."""
+    from rich.text import Text
+
     table = plain_table()
     for header in ("level", "figure"):
         table.add_column(header)
@@ -25,11 +27,11 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_row(
             row.level if row.level != level else "",
             _name(row),
-            quantity(row.a),
-            quantity(row.b),
+            _figure(row, row.a),
+            _figure(row, row.b),
             NONE if row.change is None else f"{row.change:+.1%}",
             _interval(row),
-            verdict(row),
+            Text(verdict(row), style="bold red" if row.regressed else ""),
         )
         level = row.level
     return table
@@ -60,10 +62,14 @@ def verdict(row: Row) -> str:
 
 def _name(row: Row) -> str:
     name = row.label if row.statistic is None else f"{row.label} {row.statistic}"
-    return f"{name} ({row.unit})"
+    return name if row.unit == "share" else f"{name} ({row.unit})"
+
+
+def _figure(row: Row, value: float) -> str:
+    return share(value) if row.unit == "share" else quantity(value)
 
 
 def _interval(row: Row) -> str:
     if row.low is None or row.high is None:
         return NONE
-    return f"{quantity(row.low)} to {quantity(row.high)}"
+    return f"{_figure(row, row.low)} to {_figure(row, row.high)}"
