@@ -94,7 +94,7 @@ class Asking:
         path = self._path or Path("the workload")
         if not self._wanted.token_ids:
             message = "holds token ids, and the model takes texts"
-            raise misread(path, question.line, message, hint="--set companion.benchmark.model=tensorrt_llm")
+            raise misread(path, question.line, message, hint="--model tensorrt_llm")
         size = None if self._wanted.vocabulary is None else self._wanted.vocabulary.size
         if size is not None and max(ids) >= size:
             raise misread(path, question.line, f"token {max(ids)} is none of the model's, which has {size:,}")

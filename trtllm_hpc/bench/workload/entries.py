@@ -30,7 +30,7 @@ def read_entries(path: Path) -> list[Entry]:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         reason = error.strerror or str(error)
-        raise misread(path, None, f"cannot be read: {reason}", hint="set workload.path to a file") from None
+        raise misread(path, None, f"cannot be read: {reason}", hint="--file FILE") from None
     except UnicodeDecodeError as error:
         raise misread(path, None, f"is not UTF-8 text: byte {error.start + 1} is none") from None
     found = _of_list(path, text) if text.lstrip().startswith("[") else _of_lines(path, text)

@@ -14,7 +14,9 @@ from trtllm_hpc.bench.workload.texts import TextWriter
 from trtllm_hpc.bench.workload.vocabulary import Vocabulary, of_words
 from trtllm_hpc.bench.workload.wanted import Wanted, refused, some
 
-TOKENIZER_HINT = "--set companion.benchmark.workload.tokenizer=FOLDER (with tokenizer.json)"
+TOKENIZER_HINT = (
+    "--tokenizer FOLDER (with tokenizer.json), or companion.benchmark.workload.tokenizer in the job file"
+)
 
 _AT_ONCE = 256
 """Texts that the tokenizer is given in one piece."""

@@ -55,9 +55,8 @@ class Wanted:
         """
         if self.workload.path is None:
             message = f"a workload of kind {self.workload.kind} is read from a file, and none is named"
-            raise refused(
-                "path", message, code="no-file", hint="--set companion.benchmark.workload.path=FILE"
-            )
+            hint = "--file FILE, or companion.benchmark.workload.path in the job file"
+            raise refused("path", message, code="no-file", hint=hint)
         return Path(self.workload.path)
 
 

@@ -1,0 +1,67 @@
+"""docs/workloads.md shows settings and files that are read."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from ruamel.yaml import YAML
+
+from trtllm_hpc.bench import sources
+from trtllm_hpc.bench.workload.vocabulary import Vocabulary
+from trtllm_hpc.config.benchmark import Benchmark, Workload
+from trtllm_hpc.config.benchmark_rules import settings_problems
+
+from .making import build
+
+TEXT = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
+BLOCKS = [
+    (info, textwrap.dedent(indent + block))
+    for indent, info, block in re.findall(r"^( *)```(\w.*)\n((?:.*\n)*?) *```$", TEXT, re.MULTILINE)
+]
+SETTINGS = [block for info, block in BLOCKS if info == "yaml"]
+FILES = [(info.split()[1], block) for info, block in BLOCKS if " " in info]
+KINDS = get_args(Workload.model_fields["kind"].annotation)
+
+
+def benchmark(block: str) -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe").load(block)["companion"]["benchmark"]
+    return found
+
+
+@pytest.mark.parametrize("block", SETTINGS)
+def test_settings_are_valid(block: str) -> None:
+    assert settings_problems(Benchmark.model_validate(benchmark(block))) == []
+
+
+def test_every_kind_is_shown() -> None:
+    assert [benchmark(block)["workload"]["kind"] for block in SETTINGS] == list(KINDS)
+
+
+@pytest.mark.parametrize(("kind", "content"), FILES)
+def test_files_are_read(kind: str, content: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text(content)
+    large = Vocabulary(range(3, 32_000), "large", 32_000)
+    ids = kind.endswith("-ids")
+    built = build(2, kind=kind.removesuffix("-ids"), path=file, token_ids=ids, vocabulary=large)
+    assert len(built.requests) == 2 and built.notes == []
+
+
+def test_files_of_every_kind_are_shown() -> None:
+    assert [kind for kind, _ in FILES] == [
+        *["dataset"] * 2,
+        "dataset-ids",
+        "dataset",
+        *["histogram"] * 2,
+        "trace",
+    ]
+
+
+def test_everybody_who_may_count_is_told_of() -> None:
+    words = {value for name, value in vars(sources).items() if name.startswith("BY_")}
+    table = TEXT.split("## Who counts tokens")[1]
+    assert set(re.findall(r"^\| `([a-z ]+)` \|", table, re.MULTILINE)) == words
