@@ -1,0 +1,108 @@
+"""The load generator's every way to ask, against the reference backend's models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from trtllm_hpc.bench.load import Clock, Load, Parsed, Target, encode, parse, run_closed, run_open
+from trtllm_hpc.bench.targets import targets_of
+from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.runtime.records import Endpoint
+
+from .servers import World
+
+pytestmark = pytest.mark.triton
+
+Protocol = Literal["grpc", "http"]
+PROMPT = "the cat sat on the"
+COUNT = 12
+
+
+def target(world: World, model: str, protocol: Protocol, streaming: bool | None = None) -> Target:
+    endpoint = Endpoint(
+        "1", "localhost", "127.0.0.1", world.http_port, world.grpc_port, world.metrics_port, [], 0.0
+    )
+    settings = Benchmark(protocol=protocol, streaming=streaming, exact_output=True)
+    (found,) = targets_of(settings.model_copy(update={"model": model}), endpoint, "ensemble")
+    return found
+
+
+def ask(asked: Target, *requests: Request) -> tuple[Load, list[Parsed]]:
+    payloads = [encode(request, asked, str(number + 1)) for number, request in enumerate(requests)]
+    load = run_open(asked, payloads, [0.0] * len(payloads), Clock())
+    assert [(reply.status, reply.error) for reply in load.replies] == [("ok", None)] * len(payloads)
+    return load, [parse(reply, asked) for reply in load.replies]
+
+
+def request(asked: Target, tokenizer: TextTokenizer) -> Request:
+    if asked.token_ids:
+        return Request(COUNT, token_ids=tuple(tokenizer.encode(PROMPT)))
+    return Request(COUNT, PROMPT)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
+def test_a_decoupled_model_streams_token_by_token(
+    alone: World, tokenizer: TextTokenizer, model: str, protocol: Protocol
+) -> None:
+    asked = target(alone, model, protocol)
+    load, (parsed,) = ask(asked, request(asked, tokenizer))
+    assert parsed.streamed and len(parsed.chunks) == COUNT
+    times = [chunk.time_s for chunk in parsed.chunks]
+    assert times == sorted(times) and load.replies[0].ended_s >= times[-1] > times[0]
+    if model == "tensorrt_llm":
+        assert parsed.token_ids is not None and len(parsed.token_ids) == COUNT
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
+def test_a_decoupled_model_answers_in_one_piece_where_no_stream_is_asked_for(
+    alone: World, tokenizer: TextTokenizer, model: str, protocol: Protocol
+) -> None:
+    asked = target(alone, model, protocol, streaming=False)
+    _, (parsed,) = ask(asked, request(asked, tokenizer))
+    assert len(parsed.chunks) == 1 and not parsed.streamed
+    if model == "tensorrt_llm":
+        prompt = tuple(tokenizer.encode(PROMPT))
+        assert parsed.token_ids is not None and parsed.token_ids[: len(prompt)] == prompt
+        assert len(parsed.token_ids) == len(prompt) + COUNT == parsed.sequence_length
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
+def test_a_model_that_is_not_decoupled_answers_in_one_piece_either_way(
+    pair: World, tokenizer: TextTokenizer, model: str, streaming: bool, protocol: Protocol
+) -> None:
+    asked = target(pair, model, protocol, streaming)
+    _, (parsed,) = ask(asked, request(asked, tokenizer))
+    assert len(parsed.chunks) == 1 and parsed.streamed == streaming
+
+
+def test_every_protocol_and_both_ways_give_the_same_tokens(alone: World, tokenizer: TextTokenizer) -> None:
+    prompt = tuple(tokenizer.encode(PROMPT))
+    answers = set()
+    for protocol in ("grpc", "http"):
+        for streaming in (True, False):
+            asked = target(alone, "tensorrt_llm", protocol, streaming)
+            _, (parsed,) = ask(asked, request(asked, tokenizer))
+            assert parsed.token_ids is not None
+            answers.add(parsed.token_ids[0 if streaming else len(prompt) :])
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_closed_loop_of_streams(alone: World, protocol: Protocol) -> None:
+    asked = target(alone, "ensemble", protocol)
+    payloads = [encode(Request(4, f"{PROMPT} {word}"), asked) for word in ("mat", "hat", "bat")]
+    load = run_closed(asked, payloads, 4, Clock(), count=12)
+    parsed = [parse(reply, asked) for reply in load.replies]
+    assert [len(one.chunks) for one in parsed] == [4] * 12
+    texts: dict[int, set[str | None]] = {}
+    for reply, one in zip(load.replies, parsed, strict=True):
+        texts.setdefault(reply.index, set()).add(one.text)
+    assert all(len(found) == 1 for found in texts.values()) and len(texts) == 3
