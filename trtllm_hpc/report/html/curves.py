@@ -105,7 +105,7 @@ def _spec(rows: list[Row], x_title: str) -> dict[str, Any]:
     reach = [value for row in rows for value in (row["ms"], row["high"])]
     x = alt.X("x:Q", title=x_title, scale=alt.Scale(zero=True, nice=True))
     y = alt.Y("ms:Q", title="ms", scale=scale(alt, reach), axis=axis(alt, reach))
-    color = alt.Color("statistic:N", sort=list(_STATISTICS))
+    color = alt.Color("statistic:N", scale=alt.Scale(domain=list(_STATISTICS)))
     base = alt.Chart(alt.NamedData("points"))
     told = {"level": "level", "statistic": "statistic", "told": "latency", "throughput": x_title}
     tooltip = [alt.Tooltip(f"{key}:N", title=words) for key, words in {**told, "valid": "valid"}.items()]

@@ -79,7 +79,7 @@ def _spec(rows: Sequence[dict[str, Any]], labels: list[str]) -> dict[str, Any]:
     base = alt.Chart(alt.NamedData("points")).encode(
         x=alt.X("ms:Q", title="ms", scale=scale(alt, times, zero=False), axis=axis(alt, times)),
         y=alt.Y("share:Q", title=None, axis=marks, scale=alt.Scale(domain=[0, 1])),
-        color=alt.Color("level:O", sort=labels, legend=legend),
+        color=alt.Color("level:O", scale=alt.Scale(domain=labels), legend=legend),
     )
     tooltip = [
         alt.Tooltip("level:N", title="level"),

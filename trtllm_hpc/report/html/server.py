@@ -81,7 +81,8 @@ def _lines(
     base = alt.Chart(alt.NamedData("lines")).encode(
         x=seconds_axis(alt, "time", end_of(material)),
         y=alt.Y("value:Q", title=unit, scale=alt.Scale(zero=True)),
-        color=alt.Color("line:N", sort=names, legend=legend),
+        # Names of models go into the domain, which is data; an order would become an expression.
+        color=alt.Color("line:N", scale=alt.Scale(domain=names), legend=legend),
     )
     tooltip = [alt.Tooltip("line:N"), alt.Tooltip("time:Q", title="s"), alt.Tooltip("value:Q", format=".4~r")]
     points = base.mark_point(opacity=0, size=60).encode(tooltip=tooltip)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.report.browser import chromium, find_chromium, opened
+from tests.report.cases import CASES, HOSTILE
+from tests.report.make import write_run
+from trtllm_hpc.report.html.report import write_report
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(find_chromium() is None, reason="no Chromium: apt-get install chromium"),
+]
+
+CHARTS = {"single": 10, "sweep": 14, "not streamed": 9, "nothing answered": 6, "search": 15}
+"""How many charts some of the cases have; the others of them are sentences."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened_browser:
+        yield opened_browser
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("reports")
+    found = {}
+    for name, case in CASES.items():
+        # A folder may have such a name.
+        run = "<img src=x onerror='window.broken = 3'>" if name == "hostile" else name
+        paths = write_run(folder / run, case())
+        found[name] = folder / f"{name}.html"
+        write_report(paths, "benchmark", found[name])
+    return found
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize("name", CASES)
+def test_every_chart_is_drawn_without_a_complaint_or_a_request(
+    browser: Browser, reports: dict[str, Path], name: str, width: int, scheme: str
+) -> None:
+    with opened(browser, reports[name], width, scheme) as report:  # type: ignore[arg-type]
+        assert report.complaints == []
+        assert report.requests == [reports[name].as_uri()]
+        marks = report.marks()
+        assert marks and all(marks.values()), marks
+        assert len(marks) == CHARTS.get(name, len(marks))
+        assert report.overflow() == 0
+
+
+def test_charts_follow_the_width_of_the_window(browser: Browser, reports: dict[str, Path]) -> None:
+    with opened(browser, reports["sweep"]) as report:
+        report.page.set_viewport_size({"width": 390, "height": 800})
+        report.page.wait_for_function(
+            "() => [...document.querySelectorAll('.chart svg')].every(svg => svg.clientWidth < 390)"
+        )
+        assert report.overflow() == 0 and report.complaints == []
+
+
+def test_charts_follow_the_colours_of_the_page(browser: Browser, reports: dict[str, Path]) -> None:
+    ink = "() => document.querySelector('#chart-curve-ttft .role-legend text').getAttribute('fill')"
+    with opened(browser, reports["sweep"]) as report:
+        before = report.page.evaluate(ink)
+        report.page.emulate_media(color_scheme="dark")
+        report.page.wait_for_function(f"before => ({ink})() !== before", arg=before)
+        assert all(report.marks().values()) and report.complaints == []
+
+
+def test_a_point_tells_its_figures(browser: Browser, reports: dict[str, Path]) -> None:
+    with opened(browser, reports["sweep"]) as report:
+        report.page.locator("#chart-curve-load .mark-symbol path").first.hover(force=True)
+        report.page.wait_for_selector("#vg-tooltip-element.visible")
+        assert "2/s" in report.page.inner_text("#vg-tooltip-element")
+
+
+def test_hostile_text_stays_text(browser: Browser, reports: dict[str, Path]) -> None:
+    with opened(browser, reports["hostile"]) as report:
+        failed = report.page.locator('#chart-time-latency .mark-symbol path[aria-label*="failed"]').first
+        failed.hover(force=True)
+        report.page.wait_for_selector("#vg-tooltip-element.visible")
+        assert "onerror" in report.page.inner_text("#vg-tooltip-element")
+        assert report.page.evaluate("() => window.broken") is None
+        assert report.page.locator("img").count() == 0
+        assert HOSTILE.split("\u2028")[0] in report.page.inner_text(".verdict")
+
+
+def test_the_page_may_run_no_other_script(browser: Browser, reports: dict[str, Path]) -> None:
+    with opened(browser, reports["single"]) as report:
+        report.page.evaluate(
+            "() => { const script = document.createElement('script');"
+            " script.textContent = 'window.broken = 4'; document.body.append(script); }"
+        )
+        assert report.page.evaluate("() => window.broken") is None
+        assert any("Content Security Policy" in complaint for complaint in report.complaints)
+
+
+def test_without_scripts_the_tables_and_a_sentence_are_there(
+    browser: Browser, reports: dict[str, Path]
+) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(reports["sweep"].as_uri())
+    assert "The charts need JavaScript" in page.inner_text("main")
+    assert "finished/s" in page.inner_text("main")
+    page.close()
+
+
+def test_headings_and_charts_can_be_read_out(browser: Browser, reports: dict[str, Path]) -> None:
+    with opened(browser, reports["sweep"]) as report:
+        levels = report.page.evaluate(
+            "() => [...document.querySelectorAll('h1, h2, h3')].map(heading => +heading.tagName[1])"
+        )
+        assert levels[0] == 1 and levels.count(1) == 1
+        assert all(after - before <= 1 for before, after in pairwise(levels))
+        labels = report.page.evaluate(
+            "() => [...document.querySelectorAll('.chart')].map(chart => chart.ariaLabel)"
+        )
+        assert len(labels) == 14 and all(labels) and len(set(labels)) == 14
+
+
+def test_wide_tables_scroll_within_their_box(browser: Browser, reports: dict[str, Path]) -> None:
+    with opened(browser, reports["sweep"], 390) as report:
+        wide, seen = report.page.evaluate(
+            "() => { const box = document.querySelector('[aria-label=\"Figures of each level\"]');"
+            " return [box.scrollWidth, box.clientWidth]; }"
+        )
+        assert wide > seen and report.overflow() == 0
+
+
+def test_a_page_takes_about_a_megabyte(reports: dict[str, Path]) -> None:
+    assert reports["single"].stat().st_size < 1.1e6
+    assert reports["many levels"].stat().st_size < 1.5e6

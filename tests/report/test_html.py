@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.cases import CASES, HOSTILE
+from tests.report.make import Made, make, searched, write_run
+from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
+from trtllm_hpc.bench.summary import Verdict
+from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.report.html import page
+from trtllm_hpc.report.html.chart import Chart, NoChart
+from trtllm_hpc.report.html.material import Material, read_material
+from trtllm_hpc.report.html.phases import Story, read_story
+from trtllm_hpc.report.html.report import report_page, sections_of, write_charts, write_report
+from trtllm_hpc.report.html.scales import round_marks
+from trtllm_hpc.report.html.verdict import cards, headline_words, judgement
+
+
+@pytest.fixture(autouse=True)
+def _small_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing the drawing library takes seconds; what it does is tested in a browser."""
+    monkeypatch.setattr(page, "drawing_library", lambda: "/* the library */")
+
+
+def material(made: Made) -> Material:
+    return Material("run-1", made.measurement, made.records, made.samples, Story([], None))
+
+
+def charts(made: Made) -> dict[str, Chart | NoChart]:
+    return {chart.title: chart for section in sections_of(material(made)) for chart in section.charts}
+
+
+def drawn(made: Made, title: str) -> Chart:
+    chart = charts(made)[title]
+    assert isinstance(chart, Chart)
+    return chart
+
+
+def left_out(made: Made, title: str) -> str:
+    chart = charts(made)[title]
+    assert isinstance(chart, NoChart)
+    return chart.reason
+
+
+class Elements(HTMLParser):
+    """Which elements there are, and the text of the page without its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] not in ("script", "style"):
+            self.texts.append(data)
+
+
+# What the page says -----------------------------------------------------------------------------------
+
+
+def test_the_verdict_comes_first_in_words() -> None:
+    made = make(requests=12)
+    assert judgement(material(made)).words == "Valid: these figures may be used."
+    noted = made.changed(verdict=Verdict([], ["The clock jumped."]))
+    assert judgement(material(noted)).words == "Valid, with notes."
+    bad = made.changed(verdict=Verdict(["Too few requests."]))
+    assert judgement(material(bad)).words.startswith("Not valid")
+    text = report_page(material(bad))
+    assert text.index("Not valid") < text.index("Too few requests.") < text.index("Headline figures")
+
+
+def test_the_cards_are_of_the_highest_load_that_the_server_kept_up_with() -> None:
+    made = make([OpenLoop(4.0), OpenLoop(8.0), OpenLoop(40.0)], requests=80)
+    words = headline_words(material(made))
+    assert words.startswith("At 8/s, the highest valid load with which the server kept up.")
+    assert "at 40/s, where requests pile up" in words
+    rate = made.measurement.levels[1].metrics["finished_rate_per_s"]
+    throughput = cards(material(made))[0]
+    assert throughput.label == "Throughput" and f"{rate.mean:.2f}" == throughput.value  # type: ignore[union-attr]
+
+
+def test_the_cards_of_a_search_are_of_what_it_found() -> None:
+    words = headline_words(material(searched()))
+    assert words == "At 12/s, the highest rate found that holds ttft.p99<500ms,tpot.p99<50ms."
+
+
+def test_without_an_answer_there_is_a_card_for_that_only() -> None:
+    found = cards(material(make(failed_share=1.0)))
+    assert [(card.label, card.value, card.note) for card in found] == [("Failed", "100 %", "60 of 60")]
+
+
+def test_settings_that_were_chosen_stand_apart_from_defaults() -> None:
+    text = report_page(material(make(requests=12)))
+    chosen, others = text.split("<h3>Chosen</h3>")[1].split("<h3>Left at their defaults</h3>")
+    assert "warmup_requests" in chosen and "burstiness" not in chosen and "burstiness" in others
+
+
+# What the charts show ---------------------------------------------------------------------------------
+
+
+def test_a_curve_needs_two_levels() -> None:
+    assert "needs two" in left_out(make(), "Latency against throughput")
+
+
+def test_a_curve_goes_from_the_lowest_load_to_the_highest_whatever_the_order() -> None:
+    rows = drawn(searched(), "TTFT against throughput").datasets["points"]
+    levels = [row["level"] for row in rows if row["statistic"] == "p99"]
+    assert levels == ["4/s", "8/s", "12/s", "14/s", "16/s"]
+
+
+def test_bars_of_a_curve_are_the_intervals_over_repeats() -> None:
+    made = make([OpenLoop(4.0), OpenLoop(8.0)], repeats=3)
+    figures = made.measurement.levels[1].metrics["tpot_ms"]
+    assert isinstance(figures, dict)
+    row = next(
+        row
+        for row in drawn(made, "TPOT against throughput").datasets["points"]
+        if (row["level"], row["statistic"]) == ("8/s", "p90")
+    )
+    assert (row["low"], row["ms"], row["high"]) == (
+        figures["p90"].low,
+        figures["p90"].mean,
+        figures["p90"].high,
+    )
+
+
+def test_a_distribution_ends_at_the_longest_with_everything() -> None:
+    made = make(requests=40)
+    rows = drawn(made, "Time to first token (TTFT)").datasets["points"]
+    waits = sorted(1e3 * (r.chunks_s[0] - r.scheduled_s) for r in made.records if r.measured)
+    assert [row["ms"] for row in rows] == pytest.approx(waits)
+    assert rows[0]["share"] == 1 / 40 and rows[-1]["share"] == 1.0
+
+
+def test_thinned_curves_keep_their_ends_and_say_so() -> None:
+    made = make(requests=60)
+    chart = drawn(made, "Inter-token latency (ITL), all gaps pooled")
+    rows = chart.datasets["points"]
+    gaps = [1e3 * (b - a) for r in made.records if r.measured for a, b in pairwise(r.chunks_s)]
+    assert len(rows) == 120 and "120 points" in (chart.note or "")
+    assert [rows[0]["ms"], rows[-1]["ms"]] == pytest.approx([min(gaps), max(gaps)])
+
+
+def test_what_was_not_streamed_has_a_sentence_in_place_of_the_chart() -> None:
+    made = make([OpenLoop(4.0), OpenLoop(8.0)], streaming=False)
+    for title in ("Time to first token (TTFT)", "TTFT against throughput", "TPOT against throughput"):
+        assert "not streamed" in left_out(made, title)
+    drawn(made, "End-to-end latency, from schedule")
+
+
+def test_many_levels_are_thinned_out_and_it_says_so() -> None:
+    chart = drawn(CASES["many levels"](), "End-to-end latency, from schedule")
+    levels = {row["level"] for row in chart.datasets["points"]}
+    assert len(levels) == 8 and {"2/s", "24/s"} <= levels
+    assert "8 of 12 levels" in (chart.note or "")
+
+
+def test_levels_of_one_name_are_told_apart() -> None:
+    assert material(make([ClosedLoop(2), ClosedLoop(2), ClosedLoop(4)])).labels == [
+        "2 at once (1)",
+        "2 at once (2)",
+        "4 at once",
+    ]
+
+
+def test_of_thousands_of_requests_the_failed_and_the_slowest_are_drawn_for_sure() -> None:
+    made = make([OpenLoop(10.0)], requests=3000, failed_share=0.01)
+    chart = drawn(made, "Latency of each request")
+    rows = chart.datasets["dots"]
+    assert len(rows) == 1500 and "1,500 of 3,006 requests" in (chart.note or "")
+    assert sum(row["state"] == "failed" for row in rows) == sum(not record.ok for record in made.records)
+    slowest = max(record.ended_s - record.scheduled_s for record in made.records)
+    assert max(row["ms"] for row in rows) == pytest.approx(1e3 * slowest)
+
+
+def test_a_bar_is_made_of_the_waits_of_its_request() -> None:
+    made = make(requests=10, warmup=0)
+    bars = drawn(made, "Requests side by side").datasets["bars"]
+    first = made.records[0]
+    mine = [(bar["part"], bar["begin"], bar["end"]) for bar in bars if bar["request"] == 0]
+    assert mine == [
+        ("to first token", first.sent_s, first.chunks_s[0]),
+        ("generates", first.chunks_s[0], first.ended_s),
+    ]
+
+
+def test_warm_up_and_drain_are_shaded() -> None:
+    made = make(requests=10, warmup=3)
+    one = made.measurement.levels[0].passes[0]
+    rows = drawn(made, "Latency of each request").datasets["bands"]
+    assert [(row["begin"], row["end"]) for row in rows] == [
+        (one.started_s, one.window.start_s),
+        (one.window.end_s, one.ended_s),
+    ]
+
+
+def test_the_server_stands_beside_the_client_on_one_clock() -> None:
+    lines = drawn(make(), "Requests in flight").datasets["lines"]
+    assert {row["line"] for row in lines} == {"client: outstanding", "server: active", "server: waiting"}
+    share = drawn(make(), "KV cache in use").datasets["lines"]
+    assert max(row["value"] for row in share) <= 100
+
+
+def test_what_the_server_does_not_tell_is_said() -> None:
+    assert "do not tell" in left_out(CASES["without samples"](), "KV cache in use")
+
+
+def test_a_long_line_keeps_its_peaks() -> None:
+    made = make([OpenLoop(1.0)], requests=600)
+    peak = max(sample.values["kv_used_share"] for sample in made.samples)
+    chart = drawn(made, "KV cache in use")
+    assert len(chart.datasets["lines"]) <= 400 < len(made.samples)
+    assert max(row["value"] for row in chart.datasets["lines"]) == 100 * peak and chart.note
+
+
+# From submit to ready ---------------------------------------------------------------------------------
+
+
+def test_phases_come_from_the_journal_and_the_events(tmp_path: Path) -> None:
+    story = read_story(write_run(tmp_path / "run", make(requests=10)))
+    assert story.ready_s == 55.0
+    found = {f"{phase.stage}: {phase.name}": (phase.begin_s, phase.end_s) for phase in story.phases}
+    assert found == {
+        "build: waits for its turn": (0, 5),
+        "build: starts": (5, 8),
+        "build: convert the checkpoint": (8, 20),
+        "build: build the engine": (20, 36),
+        "serve: waits for its turn": (1, 38),
+        "serve: preflight": (38, 42),
+        "serve: launch": (42, 43),
+        "serve: load the model": (43, 55),
+        "companion: waits for its turn": (2, 39),
+    }
+
+
+def test_the_last_attempt_counts(tmp_path: Path) -> None:
+    paths = write_run(tmp_path / "run", make(requests=10))
+    with paths.stage_events("serve").open("a") as events:
+        base = 1_790_000_000.0
+        for seconds, name in ((0, "stage_begin"), (2, "preflight_ok"), (3, "server_start"), (9, "ready")):
+            events.write(json.dumps({"time": base + seconds, "stage": "serve", "name": name}) + "\n")
+    story = read_story(paths)
+    assert story.ready_s == 69.0
+    assert [p.end_s - p.begin_s for p in story.phases if p.name == "load the model"] == [6.0]
+
+
+def test_a_run_without_events_says_so(tmp_path: Path) -> None:
+    assert read_story(RunPaths(tmp_path / "nothing")) == Story([], None)
+    assert "no events" in left_out(make(requests=10), "Phases of the run")
+
+
+# The file ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_page_is_whole_and_its_data_can_be_read(name: str) -> None:
+    text = report_page(material(CASES[name]()))
+    data = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', text, re.S)
+    assert data is not None
+    plain: dict[str, Any] = json.loads(data[1])
+    # Those who do not see a chart have its words.
+    assert all(len(chart["spec"]["description"]) > 30 for chart in plain["charts"])
+    keys = [chart["key"] for chart in plain["charts"]]
+    assert len(keys) == len(set(keys)) and all(f'id="chart-{key}"' in text for key in keys)
+    for tag in ("section", "figure", "table", "div", "details", "ul"):
+        assert text.count(f"<{tag}") == text.count(f"</{tag}>"), tag
+
+
+def test_nothing_hostile_becomes_an_element() -> None:
+    text = report_page(material(CASES["hostile"]()))
+    elements = Elements(text)
+    assert "img" not in elements.tags
+    assert elements.tags.count("script") == 3
+    assert "window.broken" in "".join(elements.texts) and "49" not in headline_words(
+        material(CASES["hostile"]())
+    )
+
+
+def test_the_file_asks_nothing_of_a_network() -> None:
+    text = report_page(material(CASES["sweep"]()))
+    assert not re.search(r'(src|href)="(?!#|data:)', text)
+    assert "default-src 'none'" in text and "unsafe-eval" not in text
+
+
+def test_the_page_is_written_for_a_run(tmp_path: Path) -> None:
+    paths = write_run(tmp_path / "run", make(requests=10))
+    to = tmp_path / "report.html"
+    write_report(paths, "benchmark", to)
+    assert "From submit to ready" in to.read_text() and read_material(paths, "benchmark").run == "run"
+
+
+def test_a_measurement_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    paths = write_run(tmp_path / "run", make(requests=10))
+    with pytest.raises(RunNotFound):
+        write_report(paths, "other", tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("package", ["altair", "vl_convert"])
+def test_without_the_packages_it_says_what_to_install(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = write_run(tmp_path / "run", make(requests=10))
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(TrtllmHpcError, match=r"(?s)is not installed.*pip install 'trtllm-hpc\[report\]'"):
+        write_report(paths, "benchmark", tmp_path / "report.html")
+
+
+@pytest.mark.long
+def test_every_chart_is_drawn_as_a_png_too(tmp_path: Path) -> None:
+    paths = write_run(tmp_path / "run", make([OpenLoop(4.0), OpenLoop(8.0)], requests=10))
+    files = write_charts(paths, "benchmark", tmp_path / "charts")
+    assert len(files) == 14 and {file.suffix for file in files} == {".png"}
+    for file in files:
+        head = file.read_bytes()[:24]
+        assert head.startswith(b"\x89PNG") and int.from_bytes(head[16:20], "big") > 1500
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "marks"),
+    [
+        (3, 40, [2, 5, 10, 20, 50]),
+        (10, 1000, [10, 20, 50, 100, 200, 500, 1000]),
+        (0.3, 20000, [0.1, 1, 10, 100, 1000, 10000, 100000]),
+        (1, 1, [1]),
+    ],
+)
+def test_marks_of_a_logarithmic_axis(low: float, high: float, marks: list[float]) -> None:
+    assert round_marks(low, high) == pytest.approx(marks)
+
+
+def test_json_in_html_cannot_end_its_element() -> None:
+    text = page.json_in_html({"words": HOSTILE + "<!--"})
+    assert "<" not in text and json.loads(text)["words"] == HOSTILE + "<!--"
