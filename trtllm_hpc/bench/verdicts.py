@@ -23,8 +23,8 @@ def verdict_of(
         findings, warnings: about the measurement as a whole.
     """
     labelled = [(label, one) for level in levels for label, one in _labelled(level, alone=len(levels) == 1)]
-    warned = [f"{label}{sentence}" for label, one in labelled for sentence in one.verdict.warnings]
-    wrong = [f"{label}{sentence}" for label, one in labelled for sentence in one.verdict.findings]
+    warned = _told([(label, sentence) for label, one in labelled for sentence in one.verdict.warnings])
+    wrong = _told([(label, sentence) for label, one in labelled for sentence in one.verdict.findings])
     if search is not None:
         warned, wrong = [*wrong, *warned], _search_failed(search)
     return Verdict(
@@ -39,8 +39,18 @@ def _labelled(level: LevelResult, *, alone: bool) -> Iterator[tuple[str, Pass]]:
     for one in level.passes:
         parts = [] if alone else [level.level.label]
         if len(level.passes) > 1:
-            parts.append(f"pass {one.repeat + 1}")
-        yield (f"{', '.join(parts)}: " if parts else ""), one
+            parts.append(f"pass {one.repeat + 1}" if alone else f"(pass {one.repeat + 1})")
+        yield " ".join(parts), one
+
+
+def _told(sentences: Sequence[tuple[str, str]]) -> list[str]:
+    """Each sentence once, with the passes that it is about before it."""
+    passes: dict[str, list[str]] = {}
+    for label, sentence in sentences:
+        passes.setdefault(sentence, []).append(label)
+    return [
+        f"{', '.join(labels)}: {sentence}" if any(labels) else sentence for sentence, labels in passes.items()
+    ]
 
 
 def _search_failed(search: SearchResult) -> list[str]:

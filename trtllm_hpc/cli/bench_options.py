@@ -22,6 +22,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Setting = tuple[str, tuple[str, ...], dict[str, Any]]
 """A field of ``Benchmark``, dotted; the names of its option; what click is told of it."""
 
+_RANGE = re.compile(r"\s*\[[^\[]*x[<>=][^\[]*\]$")
+"""What click says of the values that a number may have: in 20 options it hides what they are for."""
 _GIVEN = f"{__name__}.given"
 
 
@@ -170,6 +172,7 @@ _VALIDITY: tuple[Setting, ...] = (
     ("min_window_seconds", ("--min-window-seconds",), {**_SECONDS, "help": "As does a shorter window."}),
 )
 SETTINGS = _LOAD + _WORKLOAD + _ASKED + _VALIDITY
+_SECTIONS = {"Load": _LOAD, "Workload": _WORKLOAD, "Whom to ask": _ASKED, "What counts": _VALIDITY}
 OPTION_OF = {field: names[0].partition("/")[0] for field, names, _ in SETTINGS} | {
     "rates_per_second": "--rate",
     "concurrencies": "--concurrency",
@@ -191,10 +194,26 @@ _SETS_ASIDE = {
 """Settings of the run's job file that give way to an option with which they cannot go."""
 
 
+class SettingsCommand(click.Command):
+    """A command whose help sets its many options in sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The settings by what they are about, then the rest."""
+        options = [it for it in self.get_params(ctx) if isinstance(it, click.Option)]
+        records = {option.name: option.get_help_record(ctx) for option in options}
+        for title, settings in _SECTIONS.items():
+            rows = [records.pop(field.replace(".", "__")) for field, _, _ in settings]
+            with formatter.section(title):
+                formatter.write_dl([(row[0], _RANGE.sub("", row[1])) for row in rows if row is not None])
+        with formatter.section("Output"):
+            formatter.write_dl([row for row in records.values() if row is not None])
+
+
 def benchmark_options(command: Command) -> Command:
     """An option for every setting; :func:`given_settings` tells which were typed."""
     for field, names, told in reversed(SETTINGS):
-        command = click.option(*names, field, expose_value=False, callback=_kept(field), **told)(command)
+        parameter = field.replace(".", "__")
+        command = click.option(*names, parameter, expose_value=False, callback=_kept(field), **told)(command)
     return command
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.bench_options import benchmark_options, given_settings, settings_of
+from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, given_settings, settings_of
 from trtllm_hpc.cli.bench_show import show, upstream_options, write_trace
 from trtllm_hpc.cli.measurements import Found
 from trtllm_hpc.cli.options import json_option, run_argument
@@ -40,7 +40,7 @@ def _valid_name(ctx: click.Context, param: click.Parameter, value: str | None) -
     return value
 
 
-@click.command("run")
+@click.command("run", cls=SettingsCommand)
 @run_argument
 @benchmark_options
 @click.option(
@@ -96,22 +96,19 @@ def command(
     show(found, as_json=as_json, upstream_table=upstream_table, upstream_csv=upstream_csv)
     if interrupted:
         raise click.Abort
-    refuse_invalid(measurement, call_name(run))
+    refuse_invalid(found, measurement)
 
 
-def refuse_invalid(measurement: Measurement, run: str) -> None:
-    """Raise InvalidMeasurement if the figures may not be used, with the commonest error.
-
-    Args:
-        run: the word for the run in the next command.
-    """
+def refuse_invalid(found: Found, measurement: Measurement) -> None:
+    """Raise InvalidMeasurement if the figures may not be used, with the commonest error."""
     if measurement.verdict.valid:
         return
-    message = " ".join(measurement.verdict.findings)
+    message, hint = " ".join(measurement.verdict.findings), f"trtllm-hpc bench show {found.call_name}"
     if measurement.errors:
         error, count = max(measurement.errors.items(), key=lambda item: item[1])
         message += f" Most often ({count} times): {error}"
-    raise InvalidMeasurement(message, hint=f"trtllm-hpc logs {run} --rank 0")
+        hint = f"trtllm-hpc logs {call_name(found.run)} --rank 0"
+    raise InvalidMeasurement(message, hint=hint)
 
 
 def _job_of(run: RunPaths) -> JobFile:

@@ -59,14 +59,14 @@ def show(found: Found, *, as_json: bool, upstream_table: bool, upstream_csv: Pat
     if upstream_csv is not None:
         from trtllm_hpc.bench.upstream import append_csv
 
-        for _, fields in _upstream(found):
+        for _, fields in upstream_passes(found):
             append_csv(upstream_csv, fields)
     if as_json:
         click.echo(found.files.summary.read_text(encoding="utf-8").rstrip())
     elif upstream_table:
         from trtllm_hpc.bench.upstream import upstream_table as table
 
-        for label, fields in _upstream(found):
+        for label, fields in upstream_passes(found):
             click.echo(f"{label}\n{table(fields)}")
     else:
         from trtllm_hpc.report.measurement_table import print_measurement
@@ -74,7 +74,7 @@ def show(found: Found, *, as_json: bool, upstream_table: bool, upstream_csv: Pat
         print_measurement(found.summary(), found.records())
 
 
-def _upstream(found: Found) -> list[tuple[str, dict[str, float]]]:
+def upstream_passes(found: Found) -> list[tuple[str, dict[str, float]]]:
     """Upstream's fields of each pass, with the name of the pass."""
     from trtllm_hpc.bench.upstream import upstream_fields
 
