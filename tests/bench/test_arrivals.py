@@ -3,11 +3,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtllm_hpc.bench.arrivals import Schedule, open_schedule, requests_of
+from trtllm_hpc.bench.arrivals import Schedule, open_schedule, ramped, requests_of
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
@@ -103,6 +104,14 @@ def test_a_ramp_may_go_down() -> None:
     made = scheduled(30.0, "constant", requests=400, ramp_to_per_second=10.0)
     assert made.window.length_s == 20.0
     assert gaps(made.due_s)[-1] == pytest.approx(1 / 10, rel=0.02)
+
+
+def test_a_ramp_down_to_nearly_nothing_ends_with_the_window() -> None:
+    """There rounding may leave less than nothing of the rate."""
+    for requests in range(1, 200):
+        length_s = requests * 2 / (1e5 + 1e-9)
+        (last_s,) = ramped(np.array([float(requests)]), 1e5, 1e-9, length_s).tolist()
+        assert last_s == pytest.approx(length_s, rel=1e-6)
 
 
 @settings(deadline=None)

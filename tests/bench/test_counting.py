@@ -122,6 +122,20 @@ def test_responses_of_several_tokens_are_counted_by_the_tokenizer(accumulates: b
     assert (chunks(made), output(made)) == (((2, 1, 2, 3), "tokenizer"), (8, "tokenizer"))
 
 
+def test_a_part_of_a_letter_is_one_token_whatever_the_tokenizer_makes_of_its_sign() -> None:
+    class Bytes(WordTokenizer):
+        def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            return [
+                [*found, *[0] * 2 * text.count("\ufffd")]
+                for found, text in zip(super().encode(texts), texts, strict=True)
+            ]
+
+    single = record(answer("\ufffd", "\ufffd", " so", streamed=True), tokenizer=Bytes())
+    assert chunks(single) == ((1, 1, 1), "responses")
+    several = record(answer("so it", "\ufffd", " as said", streamed=True), tokenizer=Bytes())
+    assert chunks(several) == ((2, 1, 2), "tokenizer")
+
+
 def test_texts_that_grow_by_a_word_are_a_token_each() -> None:
     made = record(answer("so", "so it", "so it is", streamed=True), tokenizer=WordTokenizer())
     assert (chunks(made), output(made)) == (((1, 1, 1), "responses"), (3, "responses"))
