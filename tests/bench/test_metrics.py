@@ -225,3 +225,10 @@ def test_the_page_tells_each_metric_as_the_code_has_it() -> None:
         better = {"lower": "lower", "higher": "higher", None: "-"}[metric.better]
         row = (f"`{metric.key}`", metric.label, metric.unit, metric.meaning, metric.formula, better)
         assert f"| {' | '.join(row)} |" in page, metric.key
+
+
+def test_a_stall_that_also_held_up_the_client_shows_at_full_size_from_schedule() -> None:
+    # Ten requests are due in a second; the server stands still for 2 s, and the client could send no more.
+    stalled = [request(due, 2000, 2010) for due in range(0, 1000, 100)]
+    assert mean_max_count("latency_ms", stalled) == (1560, 2010, 10)
+    assert mean_max_count("latency_from_send_ms", stalled) == (10, 10, 10)

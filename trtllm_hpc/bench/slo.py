@@ -216,7 +216,5 @@ def _refused(word: str, wrong: str, given: str, choices: Sequence[str] | Mapping
 
 def _with_unit(value: float, unit: str) -> str:
     if unit == "share":
-        return f"{value * 100:.4g}%"
-    if unit == "ms":
-        return f"{value:.4g}ms" if value < 10_000 else f"{value:.0f}ms"
-    return f"{value:.4g}/s" if value < 10_000 else f"{value:.0f}/s"
+        return f"{value * 100:.6g}%"
+    return f"{value:.6g}ms" if unit == "ms" else f"{value:.6g}/s"
