@@ -81,6 +81,13 @@ def test_each_series_is_described() -> None:
     assert len({series.key for series in SERIES}) == len(SERIES)
 
 
+def test_the_document_lists_each_series() -> None:
+    document = Path(__file__).parents[2] / "docs" / "server-metrics.md"
+    rows = [line for line in document.read_text().splitlines() if line.startswith("| `")]
+    told = [f"| `{it.key}` | {it.label} | {it.unit} | {it.of} | {it.kind} |" for it in SERIES]
+    assert rows[-len(told) :] == told
+
+
 def test_every_gauge_of_the_reference_backend_is_known() -> None:
     load = Load(5, 3, 1, 2, 8, 40, 10, 64, 12, 2, 77)
     text = _as_page(gauges(load, {"cpu": 1, "gpu": 2, "pinned": 3}, now=2.5))
