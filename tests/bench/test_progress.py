@@ -101,7 +101,15 @@ def test_counting_costs_the_same_however_much_was_counted() -> None:
             Snapshot(Step(level=3, levels=None, label="64/s", requests=100), 25, 0, 10.0, 2.5),
             "level 4 (64/s), 25 of 100 requests, 2.5/s, 0:30 left of this pass",
         ),
-        (Snapshot(Step(requests=5, then_s=0.0), 0, 0, 3.0), "0 of 5 requests"),
+        (
+            Snapshot(Step(level=0, levels=2, label="8/s", repeats=1, length_s=30.0), 90, 0, 20.0),
+            "level 1 of 2 (8/s), 20 of 30 s, 0:10 left of this pass",
+        ),
+        (
+            Snapshot(Step(level=1, levels=2, label="16/s", repeats=1, length_s=30.0), 90, 0, 20.0),
+            "level 2 of 2 (16/s), 20 of 30 s, 0:10 left",
+        ),
+        (Snapshot(Step(requests=5), 0, 0, 3.0), "0 of 5 requests"),
         (
             Snapshot(Step(label="1/s", requests=9000, length_s=9000.0, then_s=0.0), 1, 0, 1.0),
             "1/s, 1 of 9000 requests, 2:29:59 left",

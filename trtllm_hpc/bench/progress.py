@@ -35,7 +35,12 @@ class Step:
     length_s: float | None = None
     """How long it will send, warm-up included; ``None`` where a number of requests ends it."""
     then_s: float | None = None
-    """Planned length of all passes after it, 0 for the last; ``None`` if nobody knows."""
+    """Planned length of all passes after it; ``None`` if nobody knows."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no pass follows."""
+        return (self.level + 1, self.repeat + 1) == (self.levels, self.repeats)
 
     @property
     def words(self) -> str:
@@ -103,9 +108,10 @@ class Snapshot:
     def _left(self) -> str:
         if self.left_s is None:
             return ""
-        if self.step.then_s is None:
+        then_s = 0.0 if self.step.is_last else self.step.then_s
+        if then_s is None:
             return f"{_clock(self.left_s)} left of this pass"
-        return f"{_clock(self.left_s + self.step.then_s)} left"
+        return f"{_clock(self.left_s + then_s)} left"
 
     def __str__(self) -> str:
         return ", ".join(word for word in (self.step.words, self.amount, self.figures) if word)
