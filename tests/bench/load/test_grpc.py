@@ -154,3 +154,29 @@ def test_progress_is_told_of_each_answer() -> None:
     with grpc_server() as ready:
         load = run_open(Target(ready, "m"), [b"x", b"fail: y"], [0.0, 0.01], Clock(), progress=Counted())
     assert sorted(told) == sorted((reply.ok, reply.ended_s - reply.due_s) for reply in load.replies)
+
+
+def test_an_error_of_ours_ends_the_load_instead_of_hanging_it() -> None:
+    class Broken:
+        def count(self, ok: bool, latency_s: float) -> None:
+            raise ZeroDivisionError("as if")
+
+    with grpc_server() as ready, pytest.raises(ZeroDivisionError, match="as if"):
+        run_open(Target(ready, "m"), [b"x"], [0.0], Clock(), progress=Broken())
+
+
+def test_a_server_that_speaks_something_else_is_not_ready() -> None:
+    """The HTTP port, say."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            peer, _ = listening.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(NotReady, match="the server closed the connection"):
+            at_once(Target(endpoint(listening.getsockname()[1]), "m"), b"x")
+        thread.join()

@@ -32,10 +32,10 @@ def quiet() -> Iterator[None]:
 def interruptible(interrupt: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C ends the load, and what was measured is kept; a second one is as everywhere."""
     loop = asyncio.get_running_loop()
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before == signal.SIG_IGN:
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def once() -> None:
         interrupt()

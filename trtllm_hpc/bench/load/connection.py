@@ -135,6 +135,13 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Deal with each frame, then send what has been queued meanwhile."""
+        try:
+            self._take(data)
+        except ConnectionError as error:
+            self._fail(str(error))
+            self.close()
+
+    def _take(self, data: bytes) -> None:
         now = time.monotonic()
         self._will_flush = True
         received, self._rest = frames.split(self._rest + data if self._rest else data)
@@ -179,13 +186,21 @@ class Connection(asyncio.Protocol):
     def _take_headers(self, number: int, flags: int, block: bytes, now: float) -> None:
         headers = self._decoded.get(block)
         if headers is None:
-            headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
+            headers = self._decode(block)
             if len(self._decoded) < _KNOWN_BLOCKS:
                 self._decoded[block] = headers
         if flags & END_STREAM:
             self._end(number, headers, now)
         elif number in self._streams:
             self._streams[number].headers(headers, now)
+
+    def _decode(self, block: bytes) -> Headers:
+        from hpack import HPACKError
+
+        try:
+            return {str(name): str(value) for name, value in self._decoder.decode(block)}
+        except (HPACKError, UnicodeDecodeError) as error:
+            raise ConnectionError(f"the server's headers cannot be read: {error}") from error
 
     def _end(self, number: int, trailers: Headers, now: float) -> None:
         stream = self._streams.pop(number, None)

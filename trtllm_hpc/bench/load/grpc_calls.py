@@ -197,7 +197,11 @@ class GrpcCalls:
             _, connection = await loop.create_connection(
                 lambda: Connection(self._headers, self._changed), endpoint.address, endpoint.grpc_port
             )
-            await connection.ready
+            try:
+                await connection.ready
+            except BaseException:
+                connection.close()
+                raise
             return connection
 
         self._connections.append(await asyncio.wait_for(open_(), _CONNECT_TIMEOUT_S))

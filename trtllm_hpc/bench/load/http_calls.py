@@ -69,7 +69,7 @@ class HttpCalls:
         """Begin a request."""
         task = asyncio.get_running_loop().create_task(self._ask(reply, payload))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
 
     def flush(self) -> None:
         """Nothing waits here."""
@@ -82,6 +82,12 @@ class HttpCalls:
         await asyncio.gather(*tasks, return_exceptions=True)
         if hasattr(self, "_session"):
             await self._session.close()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            told = {"message": "a request broke", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(told)
 
     async def _ask(self, reply: Reply, payload: bytes) -> None:
         import aiohttp

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 from trtllm_hpc.bench.load.clock import Clock
 from trtllm_hpc.bench.load.conditions import interruptible, quiet, timed
 from trtllm_hpc.bench.load.pace import Pace
+from trtllm_hpc.bench.load.plan import Calls, ClosedPlan, Control, Counter, OpenPlan, Plan
 from trtllm_hpc.bench.load.replies import Load, Reply
 from trtllm_hpc.bench.load.target import Target
 
@@ -16,29 +17,6 @@ LEAD_S = 0.05
 """From the connection to the first request, where no start is given."""
 _AT_ONCE = 64
 """Late requests sent in a row before answers are let in."""
-
-
-class Counter(Protocol):
-    """Who is told of each answer, at once: it must be quick."""
-
-    def count(self, ok: bool, latency_s: float) -> None:
-        """One more request has ended, so long after it was due."""
-
-
-class Calls(Protocol):
-    """The requests of one protocol to one server."""
-
-    async def connect(self) -> None:
-        """Be ready to send. Raises NotReady."""
-
-    def send(self, reply: Reply, payload: bytes) -> None:
-        """Begin a request that is noted in ``reply``."""
-
-    def flush(self) -> None:
-        """Send what is only queued."""
-
-    async def close(self) -> None:
-        """Leave at once."""
 
 
 def run_open(
@@ -49,6 +27,7 @@ def run_open(
     *,
     start_s: float | None = None,
     progress: Counter | None = None,
+    processes: int = 1,
 ) -> Load:
     """Send each payload when it is due, whatever the server does, and wait for every answer.
 
@@ -57,13 +36,15 @@ def run_open(
     Args:
         due_s: seconds after ``start_s``, rising.
         start_s: on ``clock``; ``None`` is as soon as there is a connection.
+        processes: that share the requests, every so-manieth each.
 
     Raises:
         NotReady: no connection to the endpoint.
     """
     if len(payloads) != len(due_s):
         raise ValueError(f"{len(payloads)} payloads for {len(due_s)} times")
-    return _run(_OpenLoop(target, payloads, due_s, clock, start_s, progress))
+    plan = OpenPlan(target, payloads, clock, start_s, due_s)
+    return _shared(plan, processes, progress) if processes > 1 else run_plan(plan, progress)
 
 
 def run_closed(
@@ -76,6 +57,7 @@ def run_closed(
     until_s: float | None = None,
     start_s: float | None = None,
     progress: Counter | None = None,
+    processes: int = 1,
 ) -> Load:
     """Keep ``concurrency`` requests outstanding, and wait for every answer.
 
@@ -85,41 +67,59 @@ def run_closed(
         count: requests in all; ``None`` needs ``until_s``.
         until_s: nothing is sent from then on, in seconds after the start.
         start_s: on ``clock``; ``None`` is as soon as there is a connection.
+        processes: that share the outstanding requests; no more than there are of these.
 
     Raises:
         NotReady: no connection to the endpoint.
     """
     if count is None and until_s is None:
         raise ValueError("a closed loop needs an end: count or until_s")
-    return _run(_ClosedLoop(target, payloads, concurrency, clock, start_s, progress, count, until_s))
+    plan = ClosedPlan(target, payloads, clock, start_s, concurrency, count, until_s)
+    processes = min(processes, concurrency)
+    return _shared(plan, processes, progress) if processes > 1 else run_plan(plan, progress)
+
+
+def run_plan(plan: Plan, progress: Counter | None = None, control: Control | None = None) -> Load:
+    """Run a load in this process.
+
+    Raises:
+        NotReady: no connection to the endpoint.
+    """
+    loop = _OpenLoop(plan, progress) if isinstance(plan, OpenPlan) else _ClosedLoop(plan, progress)
+    return asyncio.run(loop.run(control))
+
+
+def _shared(plan: Plan, processes: int, progress: Counter | None) -> Load:
+    from trtllm_hpc.bench.load.processes import run_shared
+
+    return run_shared(plan, processes, progress)
 
 
 class _Loop:
     """What both kinds of load have in common: sending, counting answers, ending."""
 
-    def __init__(
-        self,
-        target: Target,
-        payloads: Sequence[bytes],
-        clock: Clock,
-        start_s: float | None,
-        progress: Counter | None,
-    ) -> None:
-        self.target = target
-        self.payloads = payloads
-        self.clock = clock
-        self.start_s = start_s
+    def __init__(self, plan: Plan, progress: Counter | None) -> None:
+        self.target = plan.target
+        self.payloads = plan.payloads
+        self.clock = plan.clock
+        self.start_s = plan.start_s
         self.progress = progress
         self.replies: list[Reply] = []
         self.open = 0
         """Requests without an answer yet."""
+        self.sent = 0
         self.interrupted = False
+        self.error: BaseException | None = None
         self.over = asyncio.Event()
 
-    async def run(self) -> Load:
+    async def run(self, control: Control | None) -> Load:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._broken)
         self.calls = _calls(self.target, self.clock, self.ended)
         try:
             await self.calls.connect()
+            if control is not None:
+                self.start_s = control(lambda: loop.call_soon_threadsafe(self._interrupt))
             with quiet(), interruptible(self._interrupt), timed() as use, Pace(self.tick) as pace:
                 if self.start_s is None:
                     self.start_s = self.clock.now() + LEAD_S
@@ -129,6 +129,8 @@ class _Loop:
         finally:
             self.over.set()
             await self.calls.close()
+        if self.error is not None:
+            raise self.error
         replies = [reply for reply in self.replies if reply.ended_s >= 0]
         return Load(replies, use(), self.start_s, self.interrupted)
 
@@ -162,20 +164,18 @@ class _Loop:
         self.interrupted = True
         self.over.set()
 
+    def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error in a callback, which would otherwise be logged while the load waits for ever."""
+        error = context.get("exception")
+        if isinstance(error, BaseException) and not self.over.is_set():
+            self.error = error
+            self.over.set()
+
 
 class _OpenLoop(_Loop):
-    def __init__(
-        self,
-        target: Target,
-        payloads: Sequence[bytes],
-        due_s: Sequence[float],
-        clock: Clock,
-        start_s: float | None,
-        progress: Counter | None,
-    ) -> None:
-        super().__init__(target, payloads, clock, start_s, progress)
-        self.due_s = due_s
-        self.sent = 0
+    def __init__(self, plan: OpenPlan, progress: Counter | None) -> None:
+        super().__init__(plan, progress)
+        self.due_s = plan.due_s
 
     def begin(self) -> None:
         self.tick()
@@ -200,22 +200,11 @@ class _OpenLoop(_Loop):
 
 
 class _ClosedLoop(_Loop):
-    def __init__(
-        self,
-        target: Target,
-        payloads: Sequence[bytes],
-        concurrency: int,
-        clock: Clock,
-        start_s: float | None,
-        progress: Counter | None,
-        count: int | None,
-        until_s: float | None,
-    ) -> None:
-        super().__init__(target, payloads, clock, start_s, progress)
-        self.concurrency = concurrency
-        self.left = count if count is not None else 2**62
-        self.until_s = until_s
-        self.sent = 0
+    def __init__(self, plan: ClosedPlan, progress: Counter | None) -> None:
+        super().__init__(plan, progress)
+        self.concurrency = plan.concurrency
+        self.left = plan.count if plan.count is not None else 2**62
+        self.until_s = plan.until_s
 
     def begin(self) -> None:
         assert self.start_s is not None
@@ -240,10 +229,6 @@ class _ClosedLoop(_Loop):
         self.left -= 1
         self.sent += 1
         self.send((self.sent - 1) % len(self.payloads), due_s)
-
-
-def _run(loop: _Loop) -> Load:
-    return asyncio.run(loop.run())
 
 
 def _calls(target: Target, clock: Clock, ended: Callable[[Reply], None]) -> Calls:

@@ -1,0 +1,93 @@
+"""A load shared by processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.bench.load.grpc_server import endpoint, grpc_server
+from trtllm_hpc.bench.load import Clock, Target, run_closed, run_open
+from trtllm_hpc.errors import NotReady
+
+pytestmark = pytest.mark.long  # each process takes a second to start
+
+
+def test_an_open_loop_keeps_its_times_and_its_order() -> None:
+    payloads = [b"%d" % number for number in range(31)]
+    told: list[bool] = []
+
+    class Counted:
+        def count(self, ok: bool, latency_s: float) -> None:
+            told.append(ok and latency_s > 0)
+
+    with grpc_server() as ready:
+        due_s = [number / 100 for number in range(31)]
+        load = run_open(Target(ready, "m"), payloads, due_s, Clock(), processes=3, progress=Counted())
+    assert sorted(reply.index for reply in load.replies) == list(range(31))
+    assert told == [True] * 31
+    for reply in load.replies:
+        assert reply.chunks[0][1] == payloads[reply.index]
+        assert reply.due_s == pytest.approx(load.start_s + due_s[reply.index])
+        assert reply.sent_s >= reply.due_s
+    sent = [reply.sent_s for reply in load.replies]
+    assert sent == sorted(sent) and load.client.processes == 3
+    assert 0 < load.client.busiest_share <= load.client.cpu_s / load.client.wall_s * 1.5
+
+
+def test_a_closed_loop_shares_its_slots_and_its_count() -> None:
+    with grpc_server() as ready:
+        payloads = [b"sleep 0.01", b"b", b"c"]
+        load = run_closed(Target(ready, "m"), payloads, 5, Clock(), count=41, processes=2)
+    assert len(load.replies) == 41 and all(reply.ok for reply in load.replies)
+    assert all(reply.chunks[0][1] == payloads[reply.index] for reply in load.replies)
+    assert set(Counter(reply.index for reply in load.replies)) == {0, 1, 2}
+    assert max(_outstanding(load.replies)) <= 5
+
+
+def _outstanding(replies: list[Any]) -> list[int]:
+    events = sorted([(reply.sent_s, 1) for reply in replies] + [(reply.ended_s, -1) for reply in replies])
+    open_, found = 0, []
+    for _, change in events:
+        open_ += change
+        found.append(open_)
+    return found
+
+
+def test_without_a_server_nothing_is_measured() -> None:
+    with pytest.raises(NotReady, match="host node01"):
+        run_closed(Target(endpoint(1), "m"), [b"x"], 2, Clock(), count=5, processes=2)
+
+
+_INTERRUPTED = """
+import sys
+from tests.bench.load.grpc_server import endpoint
+from trtllm_hpc.bench.load import Clock, Target, run_open
+class Progress:
+    def count(self, ok, latency_s):
+        print("answer", flush=True)
+if __name__ == "__main__":
+    load = run_open(Target(endpoint(int(sys.argv[1])), "m"), [b"x"] * 4, [0, 0.05, 100, 101], Clock(),
+                    progress=Progress(), processes=2)
+    print(len(load.replies), load.interrupted, flush=True)
+"""
+
+
+def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process() -> None:
+    with grpc_server() as ready:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _INTERRUPTED, str(ready.grpc_port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert [process.stdout.readline(), process.stdout.readline()] == ["answer\n"] * 2
+        process.send_signal(signal.SIGINT)
+        # Workers hold the pipe too: its end shows that all are gone.
+        out, errors = process.communicate(timeout=10)
+    assert (out, errors, process.returncode) == ("2 True\n", "", 0)
