@@ -11,6 +11,7 @@ import pytest
 from trtllm_hpc.bench.workload.find_tokenizer import find_tokenizer
 from trtllm_hpc.bench.workload.local_tokenizer import LocalTokenizer, UnusableTokenizer
 from trtllm_hpc.bench.workload.vocabulary import of_config, of_words
+from trtllm_hpc.bench.workload.words import COMMON
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.reference.synthetic import SPECIAL_TOKENS, VOCAB_SIZE, make_tokenizer
@@ -36,6 +37,61 @@ def test_texts_have_exactly_the_tokens_asked_for(folder: Path, kind: str) -> Non
         assert built.notes == []
         if own:
             assert len({tuple(ids[:30]) for ids in encoded}) == 1
+
+
+def word_pieces() -> Any:
+    """As BERT's: pieces within words, and a token before and after each text."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[UNK]", "[CLS]", "[SEP]"]
+    made.train_from_iterator(
+        [" ".join(COMMON)], trainers.WordPieceTrainer(vocab_size=300, special_tokens=special)
+    )
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return made
+
+
+def across_words() -> Any:
+    """As Llama 2's: a sign for each space, and nothing that keeps tokens within words."""
+    from tokenizers import Tokenizer, models, normalizers, trainers
+
+    made = Tokenizer(models.BPE(unk_token="<unk>"))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    corpus = ["of the", "to the and", *(f"{word} of the {word}" for word in COMMON)]
+    made.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>"]))
+    return made
+
+
+def pieces_with_an_end() -> Any:
+    """As T5's: likeliest pieces, and a token after each text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=["<unk>", "</s>"], unk_token="<unk>")
+    made.train_from_iterator([" ".join(COMMON)] * 3, trainer)
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return made
+
+
+@pytest.mark.parametrize("make", [word_pieces, across_words, pieces_with_an_end])
+def test_every_make_of_tokenizer_gets_its_exact_lengths(make: Any, tmp_path: Path) -> None:
+    make().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = LocalTokenizer(tmp_path)
+    for tokens in (5, 40, 200):
+        built = build(6, tokenizer=tokenizer, kind="normal", input_tokens=tokens)
+        assert [len(ids) for ids in tokenizer.encode(prompts_of(built))] == [tokens] * 6
+        assert len(set(prompts_of(built))) == 6
+    built = build(6, tokenizer=tokenizer, kind="shared-prefix", prefix_tokens=40, input_tokens=20)
+    encoded = tokenizer.encode(prompts_of(built))
+    assert [len(ids) for ids in encoded] == [60] * 6
+    shared = len({tuple(ids[:39]) for ids in encoded}) == 1
+    assert shared or built.notes, "where tokens reach over words, that is told"
 
 
 def test_a_text_is_cut_as_the_server_cuts_it_with_the_token_that_begins_it(folder: Path) -> None:

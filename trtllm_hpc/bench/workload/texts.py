@@ -12,7 +12,7 @@ from trtllm_hpc.bench.workload.words import COMMON
 
 _FEWEST_WORDS = 8
 """A tokenizer with fewer words of one token cannot make prompts that differ."""
-_ROUNDS = 8
+_ROUNDS = 32
 """Of mending texts that a tokenizer counts otherwise than word by word."""
 
 
@@ -61,12 +61,12 @@ class TextWriter:
         rows = [self._row(row) for row in codes]
         lengths = [max(len(row), self.shortest) for row in codes]
         encoded = self._encoded(rows)
-        for _ in range(_ROUNDS):
+        for attempt in range(_ROUNDS):
             wrong = [i for i, ids in enumerate(encoded) if len(ids) != lengths[i]]
             if not wrong:
                 break
             for i in wrong:
-                rows[i] = _mended(rows[i], lengths[i] - len(encoded[i]))
+                rows[i] = self._mended(rows[i], lengths[i] - len(encoded[i]), attempt)
             for i, ids in zip(wrong, self._encoded([rows[i] for i in wrong]), strict=True):
                 encoded[i] = ids
         return [Text(self._joint.join(row), ids) for row, ids in zip(rows, encoded, strict=True)]
@@ -81,13 +81,12 @@ class TextWriter:
     def _encoded(self, rows: Sequence[Sequence[str]]) -> list[list[int]]:
         return self.tokenizer.encode([self._joint.join(row) for row in rows])
 
-
-def _mended(row: list[str], missing: int) -> list[str]:
-    """The row with words added from its own, or taken away, at the end; its first word stays."""
-    if missing < 0:
-        return row[: max(1, len(row) + missing)]
-    spare = row[1:] or row
-    return row + [spare[place % len(spare)] for place in range(missing)]
+    def _mended(self, row: list[str], missing: int, attempt: int) -> list[str]:
+        """The row with words more or less at the end; other ones in each attempt, lest it goes in circles."""
+        if missing < 0:
+            return row[: max(1, len(row) + missing)]
+        first = len(row) + attempt * attempt
+        return row + [self._words[place % len(self._words)] for place in range(first, first + missing)]
 
 
 def _common_end(first: Sequence[int], others: Sequence[Sequence[int]]) -> int:
