@@ -21,6 +21,7 @@ from trtllm_hpc.bench.slo import Slo
 from trtllm_hpc.bench.summary import Pass, Window
 from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.errors import InvalidMeasurement
 
 _WHOLE_TRACE = 1_000_000
 _CLOSED_LOOP_PAYLOADS = 20
@@ -80,6 +81,11 @@ class Passes:
         portion = self.questions.take(wanted)
         schedule = open_schedule(level, self.settings, repeat=step.repeat, requests=portion.requests)
         count = len(schedule.due_s)
+        if count > len(portion.requests):
+            raise InvalidMeasurement(
+                f"The workload has {len(portion.requests)} requests, and {count} are to be sent.",
+                hint="send fewer (requests, warmup_requests), or at the times of the trace (arrival: trace)",
+            )
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
         load = run_open(
             self.target, portion.payloads[:count], schedule.due_s, self.clock, progress=self.progress

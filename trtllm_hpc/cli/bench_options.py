@@ -153,7 +153,7 @@ _ASKED: tuple[Setting, ...] = (
     (
         "request_timeout_seconds",
         ("--timeout-seconds",),
-        {"type": click.IntRange(1, 31_536_000), "metavar": "SECONDS", "help": "For each request."},
+        {**_SECONDS, "help": "For each request."},
     ),
 )
 _VALIDITY: tuple[Setting, ...] = (
@@ -192,6 +192,8 @@ _SETS_ASIDE = {
     "warmup_seconds": ("warmup_requests",),
 }
 """Settings of the run's job file that give way to an option with which they cannot go."""
+_OF_A_TRACE = {"arrival", "requests", "warmup_requests", "rates_per_second", "ramp_to_per_second"}
+"""What a trace brings itself."""
 
 
 class SettingsCommand(click.Command):
@@ -260,6 +262,8 @@ def settings_of(base: Benchmark, given: Mapping[str, Any]) -> Benchmark:
 def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as a job file would say them; what gives way is left out, for its default to come."""
     dropped = {field for option in given for field in _SETS_ASIDE.get(option, ())}
+    if given.get("workload.kind") == "trace":
+        dropped |= _OF_A_TRACE
     plain = {field: value for field, value in plain.items() if field not in dropped}
     workload = _workload(plain.pop("workload"), given)
     if workload["kind"] != "trace" and plain["arrival"] == "trace":

@@ -1,0 +1,396 @@
+"""``trtllm-hpc bench`` against a real tritonserver with models that do as their prompt says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.client.echo_server import echo_server
+from trtllm_hpc.bench.records import RequestRecord, read_records
+from trtllm_hpc.bench.server_metrics import read_samples
+from trtllm_hpc.bench.summary import Measurement, read_measurement
+from trtllm_hpc.bench.workload.store import read_workload
+from trtllm_hpc.cli import command as trtllm_hpc
+from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.dump import job_yaml
+from trtllm_hpc.config.job import Companion, JobFile
+from trtllm_hpc.errors import ExitCode, InvalidMeasurement, NotReady
+from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.runtime.records import Endpoint
+
+pytestmark = pytest.mark.triton
+
+LENIENT = ("--min-requests", "1", "--min-window-seconds", "0")
+"""For a handful of requests; whether any was sent late is not these tests' matter."""
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with echo_server(tmp_path_factory.mktemp("server"), core_models=True) as ready:
+        yield ready
+
+
+def make_run(folder: Path, settings: Benchmark | None) -> RunPaths:
+    paths = RunPaths(folder)
+    paths.make_folders()
+    write_json(paths.plan, {"name": "demo"})
+    job = JobFile(name="demo", companion=Companion(benchmark=settings))
+    paths.spec.write_text(job_yaml(job), encoding="utf-8")
+    return paths
+
+
+@pytest.fixture
+def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
+    paths = make_run(tmp_path / "run", None)
+    endpoint.write(paths.endpoint)
+    return paths
+
+
+def types(*words: object) -> Result:
+    return CliRunner().invoke(trtllm_hpc, [str(word) for word in words])
+
+
+def bench(paths: RunPaths, *options: object, name: str = "mine") -> Result:
+    return types("bench", paths.folder, "--save-as", name, "--no-report", *LENIENT, *options)
+
+
+def measured(paths: RunPaths, name: str = "mine") -> Measurement:
+    return read_measurement(paths.measurement(name).summary)
+
+
+def records(paths: RunPaths, name: str = "mine") -> list[RequestRecord]:
+    return read_records(paths.measurement(name).requests)
+
+
+# What is measured, and what is left behind --------------------------------------------------
+
+
+def test_everything_is_written(run: RunPaths) -> None:
+    result = bench(run, "--requests", 20, "--rate", 100, "--max-tokens", 16, "--warmup", 3, "--perfetto")
+    files, found = run.measurement("mine"), measured(run)
+    [level] = found.levels
+    [only] = level.passes
+    assert (only.sent, only.measured, only.failed) == (23, 20, 0)
+    assert only.metrics["asked_rate_per_s"] == pytest.approx(100)
+    assert found.model == "ensemble" and found.settings["arrival"] == "poisson"
+    # This model says of itself that it stopped one token early.
+    assert found.tokens["output"] == 20 * 15 and found.tokens["output_by"] == ["model"]
+    lines = records(run)
+    assert [record.phase for record in lines] == ["warm-up"] * 3 + ["measured"] * 20
+    assert [record.index for record in lines] == list(range(23))
+    assert [request.prompt for request in read_workload(files.workload)][:8] != []
+    assert len(read_workload(files.workload)) == 23
+    assert read_samples(files.samples) and files.trace.stat().st_size > 1000
+    assert files.table.read_text(encoding="utf-8") == result.stdout
+    assert found.provenance["run"]["id"] == "run" and found.provenance["workload"]["sha256"]
+
+
+def test_the_settings_of_the_run_are_the_defaults(tmp_path: Path, endpoint: Endpoint) -> None:
+    own = Benchmark(
+        requests=6, rate_per_second=200.0, warmup_requests=0, max_tokens=9, seed=5, arrival="constant"
+    )
+    paths = make_run(tmp_path / "own", own)
+    endpoint.write(paths.endpoint)
+    bench(paths, "--max-tokens", 7)
+    found = measured(paths)
+    assert found.settings == {
+        **own.model_dump(mode="json"), "max_tokens": 7, "min_requests": 1, "min_window_seconds": 0.0,
+    }  # fmt: skip
+    assert {record.requested_tokens for record in records(paths)} == {7}
+
+
+def test_an_option_takes_the_place_of_what_it_cannot_go_with(tmp_path: Path, endpoint: Endpoint) -> None:
+    own = Benchmark(requests=6, rates_per_second=[50.0, 100.0], warmup_seconds=0.1)
+    paths = make_run(tmp_path / "own", own)
+    endpoint.write(paths.endpoint)
+    bench(paths, "--concurrency", "2,3", "--duration", 0.2)
+    assert [result.level.label for result in measured(paths).levels] == ["2 at once", "3 at once"]
+    bench(paths, "--rate", 80, "--warmup", 1, name="other")
+    assert [result.level.label for result in measured(paths, "other").levels] == ["80/s"]
+    assert len(records(paths, "other")) == 7
+
+
+def test_a_sweep_with_repeats_asks_no_prompt_twice(run: RunPaths) -> None:
+    options = ("--workload", "normal", "--input-tokens", 12, "--model", "tensorrt_llm")
+    bench(run, "--rate", "100,200", "--requests", 5, "--warmup", 1, "--repeats", 2, *options)
+    found, lines = measured(run), records(run)
+    assert [len(result.passes) for result in found.levels] == [2, 2]
+    assert [(record.level, record.repeat) for record in lines] == [
+        (level, repeat) for level in (0, 1) for repeat in (0, 1) for _ in range(6)
+    ]
+    assert [record.index for record in lines] == list(range(24))
+    prompts = [request.token_ids for request in read_workload(run.measurement("mine").workload)]
+    assert len(set(prompts)) == 24 and {len(ids or ()) for ids in prompts} == {12}
+    spread = found.levels[0].metrics["latency_ms"]
+    assert isinstance(spread, dict) and spread["p50"].low is not None
+    assert {record.input_by for record in lines} == {"workload"}
+
+
+def test_a_closed_loop_never_has_more_outstanding_than_asked(run: RunPaths) -> None:
+    bench(run, "--concurrency", 3, "--requests", 30, "--warmup", 4, "--prompt", "sleep 0.005: x")
+    lines = records(run)
+    ends = sorted(record.ended_s for record in lines)
+    for place, record in enumerate(sorted(lines, key=lambda it: it.sent_s)):
+        # So many have ended before this one is sent that there is room for it.
+        assert sum(end <= record.sent_s for end in ends) >= place + 1 - 3
+    assert sum(record.measured for record in lines) >= 30
+    [only] = measured(run).levels[0].passes
+    assert only.metrics["in_flight"] == pytest.approx(3, abs=0.4)
+
+
+def test_streamed_tokens_are_seen_one_by_one(run: RunPaths) -> None:
+    bench(run, "--model", "decoupled", "--requests", 4, "--rate", 20, "--prompt", "slow one")
+    found = measured(run)
+    assert found.streaming
+    line = records(run)[-1]
+    assert line.chunk_tokens == (1,) * 8 and line.output_tokens == 8
+    gaps = [after - before for before, after in zip(line.chunks_s, line.chunks_s[1:], strict=False)]
+    assert max(range(7), key=gaps.__getitem__) == 1 and gaps[1] >= 0.1  # before the third letter
+    [only] = found.levels[0].passes
+    assert {"ttft_ms", "tpot_ms", "itl_ms"} <= set(only.metrics)
+
+
+def test_several_models_take_turns(run: RunPaths) -> None:
+    bench(run, "--model", "ensemble,uncounted", "--requests", 6, "--warmup", 0, "--rate", 100)
+    assert [record.instance for record in records(run)] == ["ensemble", "uncounted"] * 3
+    refused = bench(run, "--model", "ensemble,decoupled", "--requests", 6, name="other")
+    assert refused.exception is not None and "cannot take turns" in str(refused.exception)
+
+
+def test_http_gives_the_same_as_grpc(run: RunPaths) -> None:
+    for protocol in ("grpc", "http"):
+        bench(run, "--protocol", protocol, "--requests", 5, "--rate", 50, "--no-streaming", name=protocol)
+    over_grpc, over_http = records(run, "grpc"), records(run, "http")
+    assert all(record.ok for record in over_grpc + over_http)
+    assert [record.output_tokens for record in over_grpc] == [record.output_tokens for record in over_http]
+
+
+def test_a_recorded_workload_can_be_asked_again(run: RunPaths, tmp_path: Path) -> None:
+    recorded = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 1000 + 20 * at, "prompt": f"question {at}", "output_tokens": 5} for at in range(6)]
+    recorded.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    result = bench(run, "--workload", "trace", "--file", recorded)
+    assert run.measurement("mine").requests.exists(), result.output + str(result.exception)
+    first = records(run)[0].scheduled_s
+    assert [record.scheduled_s - first for record in records(run)] == pytest.approx(
+        [0, 0.02, 0.04, 0.06, 0.08, 0.1]
+    )
+    asked = [request.prompt for request in read_workload(run.measurement("mine").workload)]
+    assert asked == [f"question {at}" for at in range(6)]
+
+
+@pytest.mark.long
+def test_the_search_finds_what_one_instance_can_do(run: RunPaths) -> None:
+    """An answer takes 50 ms and the model has one instance: 20 a second, fewer with a bound on the wait."""
+    options = ("--arrival", "constant", "--requests", 40, "--prompt", "sleep 0.05: x", "--max-tokens", 1)
+    result = bench(run, "--find-max", "--slo", "latency.p50<80ms", "--rate", 8, *options)
+    search = measured(run).search
+    assert search is not None, result.output
+    if search.stopped is None:  # nothing else was busy on this machine
+        assert search.max_rate_per_s is not None and 14 < search.max_rate_per_s < 20
+        assert "search: latency.p50<80ms holds at" in result.stdout
+    assert [tried.rate_per_s for tried in search.tried][:2] == [8.0, 16.0]
+
+
+# Looking at measurements ---------------------------------------------------------------------
+
+
+def test_a_measurement_is_shown_again_in_other_forms(run: RunPaths, tmp_path: Path) -> None:
+    first = bench(run, "--requests", 12, "--rate", 100)
+    name = f"{run.folder}:mine"
+    assert types("bench", "show", name).stdout == first.stdout
+    assert json.loads(types("bench", "show", name, "--json").stdout)["name"] == "mine"
+    table = tmp_path / "table.csv"
+    upstream = types("bench", "show", name, "--upstream-table", "--upstream-csv", table)
+    assert "Requests/Sec" in upstream.stdout and "P99 latency (ms)" in upstream.stdout
+    assert len(table.read_text().splitlines()) == 2
+    assert types("bench", "show", run.measurement("mine").summary).stdout == first.stdout
+    listed = types("bench", "list", run.folder)
+    assert [line.split()[0] for line in listed.stdout.splitlines()][2:] == ["mine"]
+
+
+def test_a_measurement_that_is_not_there_is_told_with_those_that_are(run: RunPaths) -> None:
+    none = types("bench", "show", run.folder)
+    assert "has no measurement yet" in str(none.exception)
+    bench(run, "--requests", 5, "--rate", 100)
+    wrong = types("bench", "show", f"{run.folder}:other")
+    assert "no measurement called 'other'; it has mine" in str(wrong.exception)
+
+
+def test_a_slower_server_is_told_by_compare(run: RunPaths) -> None:
+    options = ("--rate", 40, "--arrival", "constant", "--requests", 40, "--repeats", 3, "--max-tokens", 4)
+    bench(run, *options, "--prompt", "sleep 0.002: x", name="before")
+    bench(run, *options, "--prompt", "sleep 0.012: x", name="after")
+    before, after = f"{run.folder}:before", f"{run.folder}:after"
+    for path in (run.measurement("before").summary, run.measurement("after").summary):
+        plain = json.loads(path.read_text())
+        plain["verdict"]["findings"] = []  # a busy machine may have sent some late
+        path.write_text(json.dumps(plain))
+    worse = types("bench", "compare", before, after)
+    assert worse.exception is not None and "is worse than" in str(worse.exception)
+    assert "latency" in worse.stdout and "worse" in worse.stdout
+    assert types("bench", "compare", before, before).exit_code == 0
+    rows = json.loads(types("bench", "compare", after, before, "--json").stdout)["rows"]
+    [p50] = [row for row in rows if (row["key"], row["statistic"]) == ("latency_ms", "p50")]
+    assert p50["better"] and p50["significant"] and p50["b"] < p50["a"] - 8
+
+
+def test_a_measurement_is_held_against_upstreams_reference_file(run: RunPaths, tmp_path: Path) -> None:
+    bench(run, "--requests", 12, "--rate", 100)
+    reference = tmp_path / "base.json"
+    reference.write_text(json.dumps({"demo": {"Total requests": 12}, "off": {"Total requests": 20}}))
+    options = ("--upstream-json", reference, "--upstream-key")
+    name = f"{run.folder}:mine"
+    assert types("bench", "compare", name, *options, "demo").exit_code == 0
+    off = types("bench", "compare", name, *options, "off")
+    assert "Total requests is 12.00, and 20" in str(off.exception)
+
+
+# What goes wrong -----------------------------------------------------------------------------
+
+
+def test_many_failures_make_the_figures_useless_but_are_written_down(run: RunPaths) -> None:
+    result = bench(
+        run, "--requests", 10, "--rate", 200, "--warmup", 0, "--prompt", "fail: no luck", "--prompt", "fine"
+    )
+    assert isinstance(result.exception, InvalidMeasurement)
+    assert result.exception.exit_code == ExitCode.MEASUREMENT
+    assert "5 of 10 requests failed" in result.exception.message and "no luck" in result.exception.message
+    assert not measured(run).verdict.valid and measured(run).errors == {"no luck": 5}
+    assert sum(record.error == "no luck" for record in records(run)) == 5
+    assert "5 of 10 requests failed" in run.measurement("mine").table.read_text(encoding="utf-8")
+
+
+def test_a_request_that_takes_too_long_is_given_up(run: RunPaths) -> None:
+    options = ("--timeout-seconds", 0.2, "--warmup", 0, "--prompt", "sleep 0.6: late")
+    assert isinstance(bench(run, "--requests", 1, *options).exception, InvalidMeasurement)
+    [record] = records(run)
+    assert record.status == "DEADLINE_EXCEEDED" and record.ended_s - record.sent_s >= 0.2
+
+
+def test_a_request_is_sent_through_no_proxy(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "grpc_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for protocol in ("grpc", "http"):
+        bench(run, "--requests", 2, "--rate", 50, "--protocol", protocol, name=protocol)
+        assert all(record.ok for record in records(run, protocol))
+
+
+def test_a_model_that_is_not_served_is_told_before_anything_is_sent(run: RunPaths) -> None:
+    result = bench(run, "--model", "nosuch")
+    assert "nosuch" in str(result.exception) and result.exception.exit_code == ExitCode.REQUEST  # type: ignore[union-attr]
+    assert run.measurement("mine").present == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--find-max",), "--slo: the search needs limits"),
+        (("--concurrency", "2", "--ramp-to", "4"), "--ramp-to: a rate is an open loop's"),
+        (("--workload", "dataset"), "--file: a workload of kind dataset is read from a file"),
+        (("--prefixes", "2"), "--prefixes: belongs to"),
+        (("--arrival", "trace"), "--arrival: only a workload of kind trace"),
+        (("--rate", "4,x"), "'x' is not a valid float"),
+        (("--rate", "0"), "0.0 is not in the range"),
+        (("--slo", "ttft.p98<1s"), "no statistic is called 'p98'"),
+    ],
+)
+def test_options_that_do_not_go_together(run: RunPaths, options: tuple[str, ...], words: str) -> None:
+    result = bench(run, *options)
+    assert words in result.output + str(result.exception)
+    assert run.measurement("mine").present == []
+
+
+def test_an_interrupt_keeps_what_was_measured(run: RunPaths) -> None:
+    process = started(run, "--requests", "600", "--rate", "50", "--warmup", "0", "--save-as", "mine")
+    time.sleep(2.5)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == ExitCode.INTERRUPTED and "Traceback" not in errors
+    kept = records(run)
+    assert 10 < len(kept) < 300 and all(record.ok for record in kept)
+    assert any("interrupted" in sentence for sentence in measured(run).verdict.findings)
+    assert "interrupted" in output
+
+
+def test_a_killed_measurement_keeps_the_passes_before(run: RunPaths) -> None:
+    options = ("--requests", "20", "--rate", "100", "--warmup", "0", "--repeats", "100")
+    process = started(run, *options, "--save-as", "mine")
+    files = run.measurement("mine")
+    end = time.monotonic() + 20
+    while not files.summary.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    found, kept = measured(run), records(run)
+    passes = found.levels[0].passes
+    assert (
+        len(kept) >= 20 * len(passes) >= 20 and "The measurement is not finished." in found.verdict.findings
+    )
+    listed = json.loads(types("bench", "list", run.folder, "--json").stdout)
+    assert listed[0]["valid"] is False
+
+
+def started(run: RunPaths, *options: str) -> subprocess.Popen[str]:
+    words = ["bench", str(run.folder), "--no-report", *options]
+    return subprocess.Popen(
+        [sys.executable, "-m", "trtllm_hpc", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# Names ---------------------------------------------------------------------------------------
+
+
+def test_a_measurement_by_hand_leaves_the_companions_alone(run: RunPaths) -> None:
+    bench(run, "--requests", 2, "--rate", 100, name="benchmark")
+    kept = {file.name: file.read_bytes() for file in run.results.iterdir()}
+    unnamed = types("bench", run.folder, "--no-report", *LENIENT, "--requests", 3, "--rate", 100)
+    named = bench(run, "--requests", 4, "--rate", 100, name="rate.100_x-1")
+    assert {name: (run.results / name).read_bytes() for name in kept} == kept
+    files = run.measurement("rate.100_x-1")
+    assert f"written: {files.summary}" in named.stderr
+    [by_time] = run.results.glob("bench-????????-??????.json")
+    assert str(by_time) in unnamed.stderr
+    # The companion that is submitted again by hand measures again under its own name.
+    bench(run, "--requests", 5, "--rate", 100, "--warmup", 0, name="benchmark")
+    assert len(records(run, "benchmark")) == 5
+    assert set(run.measurements()) == {"benchmark", "rate.100_x-1", by_time.stem}
+    progress = read_json(run.benchmark_progress)
+    assert progress is not None and progress["done"] == 5
+
+
+def test_a_run_without_a_server_is_not_measured(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "run", None)
+    write_json(paths.jobs, {})
+    assert isinstance(bench(paths, "--requests", 1).exception, NotReady)
+    assert paths.measurement("mine").present == []
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl", "txt", "workload.jsonl", "html"])
+def test_a_name_that_is_taken_is_refused_before_anything_is_sent(tmp_path: Path, ending: str) -> None:
+    paths = make_run(tmp_path / "run", None)
+    (paths.results / f"mine.{ending}").write_text("kept")
+    refused = bench(paths)
+    assert refused.exit_code == ExitCode.USAGE
+    assert f"mine.{ending}" in refused.stderr and "Choose another name" in refused.stderr
+    assert (paths.results / f"mine.{ending}").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "../x", "a/b", "a b", "-x", "é", "a" * 101, "progress", "request", "a.workload"]
+)
+def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str) -> None:
+    paths = make_run(tmp_path / "run", None)
+    refused = types("bench", paths.folder, f"--save-as={name}")
+    assert refused.exit_code == ExitCode.USAGE
