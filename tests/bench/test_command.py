@@ -158,6 +158,15 @@ def test_streamed_tokens_are_seen_one_by_one(run: RunPaths) -> None:
     assert {"ttft_ms", "tpot_ms", "itl_ms"} <= set(only.metrics)
 
 
+def test_two_processes_share_the_load(run: RunPaths) -> None:
+    bench(run, "--processes", 2, "--requests", 20, "--rate", 100, "--arrival", "constant", "--warmup", 0)
+    [only] = measured(run).levels[0].passes
+    assert (only.client.processes, only.measured, only.failed) == (2, 20, 0)
+    due = [record.scheduled_s for record in records(run)]
+    gaps = [after - before for before, after in zip(due, due[1:], strict=False)]
+    assert gaps == pytest.approx([0.01] * 19)
+
+
 def test_several_models_take_turns(run: RunPaths) -> None:
     bench(run, "--model", "ensemble,uncounted", "--requests", 6, "--warmup", 0, "--rate", 100)
     assert [record.instance for record in records(run)] == ["ensemble", "uncounted"] * 3

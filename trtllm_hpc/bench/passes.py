@@ -88,7 +88,12 @@ class Passes:
             )
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
         load = run_open(
-            self.target, portion.payloads[:count], schedule.due_s, self.clock, progress=self.progress
+            self.target,
+            portion.payloads[:count],
+            schedule.due_s,
+            self.clock,
+            progress=self.progress,
+            processes=self.settings.processes,
         )
         return load, portion, _shifted(schedule.window, load.start_s)
 
@@ -104,6 +109,7 @@ class Passes:
             count=count,
             until_s=until_s,
             progress=self.progress,
+            processes=self.settings.processes,
         )
         self.questions.put_back(max(0, len(portion.requests) - len(load.replies)))
         return load, portion, closed_window(load, self.settings)

@@ -98,6 +98,15 @@ _LOAD: tuple[Setting, ...] = (
             "help": "Requests of the same load before; recorded, but counted nowhere.",
         },
     ),
+    (
+        "processes",
+        ("--processes",),
+        {
+            "type": click.IntRange(min=1, max=256),
+            "metavar": "N",
+            "help": "Of the client, which share the load where one core is too little for it.",
+        },
+    ),
     ("warmup_seconds", ("--warmup-seconds",), {**_SECONDS, "help": "Warm up for so long instead."}),
     (
         "repeats",

@@ -105,6 +105,9 @@ class Benchmark(Section):
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
     """Passes over each level; from two on the figures have confidence intervals."""
 
+    processes: Annotated[int, Field(ge=1, le=256)] = 1
+    """Processes of the client that share the load, each at most a core; the gate says when one is too few."""
+
     # What counts -------------------------------------------------------------------------------
     slo: OneLine | None = None
     """Limits such as ``ttft.p99<500ms,tpot.p99<50ms``: for goodput, and for ``find_max``."""
