@@ -201,6 +201,13 @@ def test_a_server_that_follows_is_not_accused() -> None:
     assert accused <= 3
 
 
+@pytest.mark.parametrize(("growth_ms", "unsteady"), [(15, False), (60, True)])
+def test_a_drift_that_is_sure_but_small_does_not_matter(growth_ms: float, unsteady: bool) -> None:
+    # Evenly from 100 ms: the halves differ by 15 / 2 of 100 + 15 / 4, and by 60 / 2 of 100 + 60 / 4.
+    records = [request(due, due, due + 100 + growth_ms * due / 1000) for due in range(0, 1000, 5)]
+    assert verdict(records).unsteady is unsteady
+
+
 def test_a_load_that_is_made_to_rise_is_not_tested() -> None:
     records = served(130, requests=400)
     rising = OpenLoop(130, ramp_to_per_s=200)
