@@ -43,6 +43,22 @@ def test_the_rate_is_that_of_the_last_seconds(at: Callable[[float], None]) -> No
     assert last.rate_per_s == 2  # the quick beginning is long over
 
 
+def test_a_pass_that_is_over_keeps_its_figures(at: Callable[[float], None]) -> None:
+    progress = Progress(Step(requests=20))
+    for _ in range(20):
+        progress.count(ok=True)
+    at(2)
+    assert progress.snapshot().rate_per_s == 10
+    at(60)  # its answers are being read
+    assert progress.snapshot().rate_per_s == 10
+
+
+def test_before_the_first_pass_it_prepares(at: Callable[[float], None]) -> None:
+    progress = Progress()
+    at(5)
+    assert str(progress.snapshot()) == "prepares"
+
+
 def test_the_running_p99_is_that_of_the_last_thousand_answers() -> None:
     progress = Progress()
     for _ in range(5000):

@@ -65,7 +65,7 @@ class Snapshot:
     elapsed_s: float
     """Since this pass began."""
     rate_per_s: float | None = None
-    """Requests that ended in each of the last seconds."""
+    """Requests that ended in each of the last seconds; ``None`` before any did."""
     p99_ms: float | None = None
     """Of the latency from schedule, over the last 1,000 whole answers of this pass; nearest rank."""
 
@@ -92,7 +92,7 @@ class Snapshot:
             return f"{self.done} of {self.step.requests} requests"
         if self.step.length_s is not None:
             return f"{min(self.elapsed_s, self.step.length_s):.0f} of {self.step.length_s:.0f} s"
-        return f"{self.done} requests"
+        return f"{self.done} requests" if self.done else ""
 
     @property
     def figures(self) -> str:
@@ -130,7 +130,7 @@ class Progress:
     """
 
     def __init__(self, step: Step | None = None) -> None:
-        self.begin(step or Step())
+        self.begin(step or Step(label="prepares"))
 
     def begin(self, step: Step) -> None:
         """A pass begins: the counts start at 0."""
@@ -159,8 +159,15 @@ class _Pass:
         self.latencies_s: deque[float] = deque(maxlen=_LATENCIES)
         self._begun = time.monotonic()
         self._seen = deque([(self._begun, 0)])
+        self._last: Snapshot | None = None
 
     def snapshot(self) -> Snapshot:
+        """As it is now; once all have ended, as it was when that was first seen."""
+        if self._last is None or self._last.done != self.step.requests:
+            self._last = self._look()
+        return self._last
+
+    def _look(self) -> Snapshot:
         now, done = time.monotonic(), self.done
         self._seen.append((now, done))
         while len(self._seen) > 2 and now - self._seen[1][0] >= _RATE_SPAN_S:
@@ -173,7 +180,7 @@ class _Pass:
             done=done,
             errors=self.errors,
             elapsed_s=now - self._begun,
-            rate_per_s=(done - before) / (now - then) if now > then else None,
+            rate_per_s=(done - before) / (now - then) if done and now > then else None,
             p99_ms=ordered[math.ceil(0.99 * len(ordered)) - 1] * 1e3 if ordered else None,
         )
 
