@@ -12,7 +12,8 @@ turn, round after round, each contender loads it:
   ``benchmark_core_model.py`` does it. It has no closed loop: it sends as fast as it can;
 - ``grpcio``: gRPC's library for Python, which ours would be made of if it were fast enough.
 
-Figures are medians over the rounds; the table shows their range too. Bounds:
+Figures are medians over the rounds, ratios medians of each round's own; the
+table shows the range of the rounds too. Bounds:
 at 32 requests at once 0.95 of perf_analyzer's rate and 1.5 of its CPU time a
 request; at 1,000 requests a second 0.1 % of that rate, p99 of (sent - due) under
 1 ms and 1.3 of perf_analyzer's p99 latency; for 64 streams half a core and
@@ -31,12 +32,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.load.bounds import ANCHOR, verdicts
 from benchmarks.load.contend import CONTENDERS
-from benchmarks.load.figures import CLOSED, OPEN, STREAMS, Figures, medians
+from benchmarks.load.figures import CLOSED, OPEN, STREAMS, Figures
 from benchmarks.load.perf_analyzer import PerfAnalyzer
 from benchmarks.load.server import BenchmarkFailed, Server, running_server
 from benchmarks.load.show import report
@@ -59,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BenchmarkFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    results = {key: medians(figures) for key, figures in rounds.items()}
-    judged = verdicts(results, _LEVELS[OPEN])
+    judged = verdicts(rounds, _LEVELS[OPEN])
     print(report(rounds, judged, _LEVELS))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(_record(arguments, rounds), indent=1) + "\n", encoding="utf-8")
@@ -104,6 +105,7 @@ def _record(arguments: argparse.Namespace, rounds: Rounds) -> dict[str, Any]:
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "machine": {"cores": os.cpu_count(), "processor": _processor()},
+        "bounds": [{**asdict(verdict), "kept": verdict.kept} for verdict in verdicts(rounds, _LEVELS[OPEN])],
         "settings": {name: str(value) for name, value in vars(arguments).items()},
         "rounds": [
             {"scenario": scenario, "contender": name, "rounds": [one.as_dict() for one in figures]}

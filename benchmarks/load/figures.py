@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 CLOSED, OPEN, STREAMS = "closed loop", "open loop", "streams"
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One round's, or the medians of all; ``None`` where it does not apply."""
+    """One round's; ``None`` where it does not apply."""
 
     rate_per_s: float | None = None
     """Requests answered, in the open loop sent, in each second."""
@@ -32,17 +31,6 @@ class Figures:
     def as_dict(self) -> dict[str, float]:
         """Those that apply."""
         return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-def medians(rounds: Sequence[Figures]) -> Figures:
-    """Of each figure."""
-    return Figures(
-        **{
-            field.name: statistics.median(values)
-            for field in fields(Figures)
-            if (values := [value for one in rounds if (value := getattr(one, field.name)) is not None])
-        }
-    )
 
 
 def percentile(values: Sequence[float], share: float) -> float:
