@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from scipy.stats import ttest_ind
 
 from trtllm_hpc.bench.compare import Side, compare
 from trtllm_hpc.bench.comparison import Comparison, Row, Worse, refuse_worse
-from trtllm_hpc.bench.summary import Distribution, Verdict
+from trtllm_hpc.bench.summary import Distribution, Figure, Verdict
 from trtllm_hpc.bench.tolerance import UPSTREAM, Tolerance
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement
 
@@ -167,6 +168,37 @@ def test_errors_where_there_were_none_are_a_regression() -> None:
     b = Side("b", replace(a.measurement, levels=[replace(level, passes=failing)]))
     found = row(compare(a, b), "error_share")
     assert found.change is None and found.regressed
+
+
+def with_figures(side: Side, figures: Sequence[dict[str, Figure]]) -> Side:
+    """The same measurement, whose passes had these figures and no others."""
+    [level] = side.measurement.levels
+    passes = [replace(level.passes[0], repeat=repeat, metrics=own) for repeat, own in enumerate(figures)]
+    return Side(side.name, replace(side.measurement, levels=[replace(level, passes=passes)]))
+
+
+def test_of_throughput_more_is_better() -> None:
+    slow = with_figures(measured("slow"), [{"output_tokens_per_s": rate} for rate in (99.0, 100.0, 101.0)])
+    fast = with_figures(measured("fast"), [{"output_tokens_per_s": rate} for rate in (119.0, 120.0, 121.0)])
+    assert row(compare(slow, fast), "output_tokens_per_s").better is True
+    assert row(compare(fast, slow), "output_tokens_per_s").regressed
+
+
+def test_the_more_rows_the_surer_each_must_be() -> None:
+    # Benjamini and Hochberg: of two rows the smaller p-value doubles, unless the larger is smaller than that.
+    a, b = (
+        with_figures(
+            measured(name),
+            [
+                {"output_tokens_per_s": tokens + away, "finished_rate_per_s": requests + away}
+                for away in (-1, 0, 1)
+            ],
+        )
+        for name, tokens, requests in (("a", 100.0, 10.0), ("b", 97.0, 10.1))
+    )
+    found = row(compare(a, b), "output_tokens_per_s")
+    alone = ttest_ind([99, 100, 101], [96, 97, 98], equal_var=False).pvalue
+    assert found.p_value == pytest.approx(2 * alone)
 
 
 def test_a_figure_that_only_one_has_is_no_row() -> None:

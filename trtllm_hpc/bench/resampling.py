@@ -75,8 +75,7 @@ class OnePass:
     def _seen_from(self, window: Window, place: int) -> Iterator[RequestRecord]:
         for record in self._sample.records:
             if record.ended_s >= window.start_s and record.scheduled_s <= window.end_s:
-                here = record.measured and self._place(record) == place
-                yield record if here else replace(record, phase=WARMUP)
+                yield record if self._place(record) == place else replace(record, phase=WARMUP)
 
     def _place(self, record: RequestRecord) -> int:
         window = self._sample.window
