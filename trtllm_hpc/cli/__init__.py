@@ -22,7 +22,7 @@ COMMANDS: dict[str, str] = {
     "status": "Tell how the jobs and ranks of a run are.",
     "logs": "List or read the logs of a run, by rank.",
     "client": "Ask the served model a question.",
-    "bench": "Measure the served model, and say whether the figures can be believed.",
+    "bench": "Measure the served model, and say if the figures are valid.",
     "metrics": "Show what the server tells of its engine, queue and memory.",
     "report": "Write a measurement as one HTML file, and its charts as images.",
     "cancel": "Cancel every job of a run.",
