@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trtllm_hpc.bench.load.priority import preferred
 from trtllm_hpc.bench.progress import Progress, Snapshot, write_progress
 
 _INTERVAL_S = 0.5
@@ -42,17 +41,15 @@ def reported(progress: Progress, path: Path | None, show: Show | None = None) ->
 
 def _report(progress: Progress, path: Path | None, show: Show | None, ended: threading.Event) -> None:
     over = False
-    # A thread that waits for a core while it holds the interpreter makes the sender wait, too.
-    with preferred():
-        while not over:
-            over = ended.is_set()
-            now = progress.snapshot()
-            if show is not None:
-                show(now)
-            if path is not None:
-                with suppress(OSError):  # a full disk ends no measurement for the sake of this
-                    write_progress(path, now)
-            ended.wait(_INTERVAL_S)
+    while not over:
+        over = ended.is_set()
+        now = progress.snapshot()
+        if show is not None:
+            show(now)
+        if path is not None:
+            with suppress(OSError):  # a full disk ends no measurement for the sake of this
+                write_progress(path, now)
+        ended.wait(_INTERVAL_S)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Protocol
 
-from trtllm_hpc.bench.load.priority import preferred
 from trtllm_hpc.bench.server_page import Page
 from trtllm_hpc.bench.server_series import values
 from trtllm_hpc.errors import RequestFailed
@@ -146,14 +145,12 @@ def _sample(
     endpoint: Endpoint, clock: Clock, interval_s: float, samples: Samples, ended: threading.Event
 ) -> None:
     connection = HTTPConnection(endpoint.address, endpoint.metrics_port, timeout=_TIMEOUT_S)
-    # A thread that waits for a core while it holds the interpreter makes the sender wait, too.
-    with preferred():
-        while not ended.is_set():
-            with samples._noting_failure():
-                samples._add(_look(connection, clock))
-            ended.wait(interval_s * samples._stride)
+    while not ended.is_set():
         with samples._noting_failure():
-            samples._end(_look(connection, clock), interval_s)
+            samples._add(_look(connection, clock))
+        ended.wait(interval_s * samples._stride)
+    with samples._noting_failure():
+        samples._end(_look(connection, clock), interval_s)
     connection.close()
 
 
