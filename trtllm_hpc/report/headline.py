@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.summary import Interval, LevelResult, Measurement
 
 KEPT_UP = 0.9
@@ -56,3 +57,9 @@ def finished_rate(result: LevelResult) -> float:
     """Requests finished each second, over all passes; 0 if none was."""
     rate = result.metrics.get("finished_rate_per_s")
     return rate.mean if isinstance(rate, Interval) else 0.0
+
+
+def load_of(result: LevelResult) -> float:
+    """What is asked: requests a second, or requests outstanding."""
+    level = result.level
+    return float(level.concurrency) if isinstance(level, ClosedLoop) else level.rate_per_s

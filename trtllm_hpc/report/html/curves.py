@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.summary import Interval, LevelResult
-from trtllm_hpc.report.headline import is_valid
+from trtllm_hpc.report.headline import is_valid, load_of
 from trtllm_hpc.report.html.chart import Chart, NoChart, Row, Section, altair, described
 from trtllm_hpc.report.html.load_curve import load_chart
 from trtllm_hpc.report.html.material import Material
@@ -36,12 +35,6 @@ def curve_section(material: Material) -> Section:
         section.charts.append(_latency_chart(material, levels, key, f"{title} against throughput"))
     section.charts.append(load_chart([(load_of(result), label, result) for label, result in levels]))
     return section
-
-
-def load_of(result: LevelResult) -> float:
-    """What is asked: requests a second, or requests outstanding."""
-    level = result.level
-    return float(level.concurrency) if isinstance(level, ClosedLoop) else level.rate_per_s
 
 
 def _in_order(material: Material) -> list[tuple[str, LevelResult]]:

@@ -12,6 +12,7 @@ from trtllm_hpc.bench.metrics.latency import (
     TimePerOutputToken,
     TimeToFirstToken,
 )
+from trtllm_hpc.report.headline import load_of
 from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
 from trtllm_hpc.report.html.curves import no_figure
 from trtllm_hpc.report.html.material import Material
@@ -45,15 +46,18 @@ def distribution_section(material: Material) -> Section:
     return section
 
 
-def shown_levels(count: int) -> list[int]:
-    """The levels that are drawn: all, or the first, the last and evenly between."""
-    if count <= MOST_LEVELS:
-        return list(range(count))
-    return sorted({round(place * (count - 1) / (MOST_LEVELS - 1)) for place in range(MOST_LEVELS)})
+def _shown_levels(material: Material) -> list[int]:
+    """The levels that are drawn, from the lowest load up: all, or both ends and evenly between."""
+    results = material.measurement.levels
+    levels = sorted(range(len(results)), key=lambda level: load_of(results[level]))
+    last = len(levels) - 1
+    if last < MOST_LEVELS:
+        return levels
+    return [levels[round(place * last / (MOST_LEVELS - 1))] for place in range(MOST_LEVELS)]
 
 
 def _distribution(material: Material, metric: PerRequest, title: str) -> Chart | NoChart:
-    levels = shown_levels(len(material.labels))
+    levels = _shown_levels(material)
     values = {level: _values(material, level, metric) for level in levels}
     rows = [row for level in levels for row in _points(material.labels[level], values[level])]
     if not rows:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from trtllm_hpc.render.environment import PackagedTemplates
 from trtllm_hpc.report.html.chart import Chart, Section, altair, for_page
@@ -65,13 +65,20 @@ def _hash(script: str) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=PackagedTemplates(),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=True,
     )
+    made.filters["breakable"] = _breakable
+    return made
+
+
+def _breakable(name: str) -> Markup:
+    """A name that a narrow column may break after ``.`` and ``_``."""
+    return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(name))))
 
 
 def _source(name: str) -> str:

@@ -77,7 +77,7 @@ def _lines(
     kept = thinned(rows)
     names = list(dict.fromkeys(row["line"] for row in kept))
     alt = altair()
-    legend = alt.Legend() if len(names) > 1 else None
+    legend = alt.Legend(columns=2) if len(names) > 1 else None
     base = alt.Chart(alt.NamedData("lines")).encode(
         x=seconds_axis(alt, "time", end_of(material)),
         y=alt.Y("value:Q", title=unit, scale=alt.Scale(zero=True)),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trtllm_hpc.report.html.chart import Chart, NoChart, Row, Section, altair, described
 from trtllm_hpc.report.html.material import Material
 from trtllm_hpc.report.html.phases import WAITS
 from trtllm_hpc.report.html.theme import ASIDE, CATEGORIES, FAILED, QUIET
 from trtllm_hpc.report.words import quantity, search_words
 
-_ROW = 26
+_ROW = 34
 _HOLDS, _BREAKS = "holds", "does not hold"
 
 
@@ -27,37 +29,36 @@ def _phases(material: Material) -> Chart | NoChart:
     title = "Phases of the run"
     rows: list[Row] = [
         {
-            "phase": f"{phase.stage}: {phase.name}",
+            "phase": f"{phase.stage}: {phase.name}, {quantity(phase.end_s - phase.begin_s)} s",
             "begin": phase.begin_s,
             "end": phase.end_s,
             "seconds": phase.end_s - phase.begin_s,
-            "told": f"{quantity(phase.end_s - phase.begin_s)} s",
             "kind": "waits" if phase.name == WAITS else "works",
         }
         for phase in material.story.phases
     ]
     if not rows:
         return NoChart(title, "The run folder holds no events of a start.")
+    longest = max(rows, key=lambda row: row["seconds"])
+    description = f"{title}: " + "; ".join(row["phase"] for row in rows)
+    note = f"The longest is {longest['phase']}."
+    return Chart("phases", title, f"{description}.", _phase_spec(len(rows)), {"phases": rows}, note)
+
+
+def _phase_spec(count: int) -> dict[str, Any]:
     alt = altair()
     colors = alt.Scale(domain=["works", "waits"], range=[CATEGORIES[0], ASIDE])
     base = alt.Chart(alt.NamedData("phases")).encode(
-        y=alt.Y("phase:N", sort=None, title=None, axis=alt.Axis(labelLimit=170, grid=False)),
-        tooltip=[alt.Tooltip("phase:N"), alt.Tooltip("told:N", title="took")],
+        y=alt.Y("phase:N", sort=None, axis=None), tooltip=alt.Tooltip("phase:N")
     )
-    end = max(row["end"] for row in rows)
-    # Room on the right for the words behind the last bar.
-    scale = alt.Scale(domain=[0, 1.12 * end], nice=False)
-    bars = base.mark_bar(height=12, cornerRadius=2, minBandSize=2).encode(
-        x=alt.X("begin:Q", title="seconds since submit", scale=scale),
+    bars = base.mark_bar(height=9, cornerRadius=2, yOffset=7).encode(
+        x=alt.X("begin:Q", title="seconds since submit", scale=alt.Scale(zero=True, nice=False)),
         x2="end:Q",
         color=alt.Color("kind:N", scale=colors),
     )
-    words = base.mark_text(align="left", dx=5).encode(x=alt.X("end:Q", scale=scale), text="told:N")
-    longest = max(rows, key=lambda row: row["seconds"])
-    description = f"{title}: " + "; ".join(f"{row['phase']} {row['told']}" for row in rows)
-    note = f"The longest is '{longest['phase']}' with {longest['told']}."
-    spec = described(alt.layer(bars, words), _ROW * len(rows))
-    return Chart("phases", title, f"{description}.", spec, {"phases": rows}, note)
+    # Above the bars, not beside: a narrow screen has no room for both.
+    words = base.mark_text(align="left", dy=-7).encode(x=alt.value(0), text="phase:N")
+    return described(alt.layer(bars, words), _ROW * count)
 
 
 def search_section(material: Material) -> Section | None:
