@@ -57,9 +57,9 @@ class Passes:
             ConfigError: the workload's file or its settings make no requests.
         """
         drive = self._open if isinstance(level, OpenLoop) else self._closed
-        with preferred():
+        with preferred() as first:
             load, portion, window = drive(level, step)  # type: ignore[arg-type]
-        window = _cut(window, load)
+        window, client = _cut(window, load), replace(load.client, real_time=first)
         records = self._records(load.replies, portion, window, step)
         sample = Sample(records, window, level, self.slo)
         result = Pass(
@@ -71,8 +71,8 @@ class Passes:
             measured=len(sample.measured),
             failed=len(sample.measured) - len(sample.answered),
             metrics=figures(sample),
-            client=load.client,
-            verdict=judge(sample, load.client, self.settings, interrupted=load.interrupted),
+            client=client,
+            verdict=judge(sample, client, self.settings, interrupted=load.interrupted),
         )
         return Ran(result, records, load.interrupted)
 

@@ -91,6 +91,8 @@ class ClientUse:
     busiest_share: float
     """CPU time of the busiest process over wall time: 1.0 is a core, the most that Python can use."""
     processes: int = 1
+    real_time: bool = False
+    """Whether it went before ordinary processes, see :mod:`trtllm_hpc.bench.load.priority`."""
 
 
 @dataclass(frozen=True)

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import os
-import re
+import threading
 from pathlib import Path
 
 import pytest
 
 from trtllm_hpc.bench.load.priority import preferred
 
-AUTOGROUP = Path("/proc/self/autogroup")
 
-
-def session() -> int | None:
-    found = re.search(r"nice (-?\d+)", AUTOGROUP.read_text()) if AUTOGROUP.exists() else None
-    return int(found[1]) if found else None
+def policies() -> set[int]:
+    return {os.sched_getscheduler(int(thread.name)) for thread in Path("/proc/self/task").iterdir()}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may go before others")
-def test_root_goes_first_and_only_meanwhile() -> None:
-    before = (os.getpriority(os.PRIO_PROCESS, 0), session())
-    with preferred() as nice:
-        assert nice == os.getpriority(os.PRIO_PROCESS, 0) == -10
-        assert session() in (-10, None)
-    assert (os.getpriority(os.PRIO_PROCESS, 0), session()) == before
+def test_every_thread_of_root_goes_first_and_only_meanwhile() -> None:
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    try:
+        before = policies()
+        with preferred() as first:
+            assert first and policies() == {os.SCHED_RR}
+        assert policies() == before == {os.SCHED_OTHER}
+    finally:
+        ended.set()
+        other.join()
 
 
 def test_who_may_not_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: int) -> None:
+    def refused(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(os, "setpriority", refused)
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    with preferred() as nice:
-        assert nice == before
+    monkeypatch.setattr(os, "sched_setscheduler", refused)
+    with preferred() as first:
+        assert not first and policies() == {os.SCHED_OTHER}
