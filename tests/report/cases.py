@@ -43,6 +43,12 @@ def _bare() -> Made:
     return Made(made.measurement, made.records, [])
 
 
+def _interrupted() -> Made:
+    """Somebody ended it before the first pass was over."""
+    made = make(requests=1).changed(levels=[], tokens={}, verdict=Verdict(["Ended by Ctrl-C."]))
+    return Made(made.measurement, [], made.samples)
+
+
 CASES: dict[str, Callable[[], Made]] = {
     "single": make,
     "sweep": sweep,
@@ -55,5 +61,6 @@ CASES: dict[str, Callable[[], Made]] = {
     "one request": lambda: make(requests=1, warmup=0),
     "many levels": cache(lambda: make([OpenLoop(float(rate)) for rate in range(2, 26, 2)], requests=80)),
     "without samples": _bare,
+    "interrupted": _interrupted,
     "hostile": cache(_hostile),
 }

@@ -110,6 +110,13 @@ def test_settings_that_were_chosen_stand_apart_from_defaults() -> None:
     assert "warmup_requests" in chosen and "burstiness" not in chosen and "burstiness" in others
 
 
+def test_long_lists_of_prompts_are_cut() -> None:
+    made = make(requests=12)
+    prompts = {"workload": {"prompts": [f"prompt {number}" for number in range(10_000)]}}
+    text = report_page(material(made.changed(settings=prompts)))
+    assert "prompt 3, prompt 4" in text and "prompt 9999" not in text
+
+
 # What the charts show ---------------------------------------------------------------------------------
 
 

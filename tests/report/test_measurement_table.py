@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.report.cases import CASES
 from tests.report.make import Made, make, searched, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.summary import Verdict
@@ -54,6 +55,11 @@ def test_a_measurement_that_nothing_answered() -> None:
     assert "not valid: 60 requests were measured, and none was answered." in table
     assert "failed: 60 times [bold]gone[/bold]" in table
     assert row(table, "latency (ms)")[2:] == ["-"] * 6
+
+
+def test_a_measurement_that_was_ended_at_once() -> None:
+    table = text(CASES["interrupted"]())
+    assert "not valid: Ended by Ctrl-C." in table and "TTFT (ms)" not in table
 
 
 def test_levels_that_are_not_valid_are_marked() -> None:

@@ -19,7 +19,7 @@ _LEVEL_COLUMNS = (
     *("latency p50 (ms)", "latency p99 (ms)"),
 )
 _MOST_ERRORS = 12
-_LONGEST_ERROR = 300
+_LONGEST_TEXT = 300
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
@@ -122,7 +122,7 @@ def token_table(material: Material) -> Table:
 def error_table(material: Material) -> Table:
     """Each kind of error with its number."""
     errors = sorted(material.measurement.errors.items(), key=lambda item: -item[1])
-    rows = [[kind[:_LONGEST_ERROR], f"{count:,}"] for kind, count in errors[:_MOST_ERRORS]]
+    rows = [[_cut(kind), f"{count:,}"] for kind, count in errors[:_MOST_ERRORS]]
     if len(errors) > _MOST_ERRORS:
         others = sum(count for _, count in errors[_MOST_ERRORS:])
         rows.append([f"{len(errors) - _MOST_ERRORS} other kinds", f"{others:,}"])
@@ -136,6 +136,11 @@ def flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{name}.")
         elif isinstance(value, (list, tuple)):
-            yield name, ", ".join(map(str, value)) or NONE
+            yield name, _cut(", ".join(map(str, value))) or NONE
         else:
-            yield name, NONE if value is None or value == {} else str(value)
+            yield name, NONE if value is None or value == {} else _cut(str(value))
+
+
+def _cut(text: str) -> str:
+    """Lists of prompts may be of any length."""
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
