@@ -41,6 +41,19 @@ def test_padding_and_priority_are_no_content(kind: int, flags: int, payload: byt
     assert content(kind, flags, payload) == b"body"
 
 
+@pytest.mark.parametrize(
+    ("kind", "flags", "payload"), [(DATA, 0x8, b""), (DATA, 0x8, b"\x05body"), (HEADERS, 0x20, b"\0\0")]
+)
+def test_a_frame_shorter_than_its_padding_ends_the_connection(kind: int, flags: int, payload: bytes) -> None:
+    with pytest.raises(ConnectionError):
+        content(kind, flags, payload)
+
+
+def test_half_a_setting_ends_the_connection() -> None:
+    with pytest.raises(ConnectionError):
+        frames.read_settings(b"\0\1\0\0")
+
+
 def test_settings_there_and_back() -> None:
     [(kind, _, stream, payload)], _ = split(frames.settings({1: 0, 4: 2**31 - 1}))
     assert (kind, stream, frames.read_settings(payload)) == (frames.SETTINGS, 0, {1: 0, 4: 2**31 - 1})

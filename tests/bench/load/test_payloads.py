@@ -157,3 +157,9 @@ def test_json_answers_are_read_alike() -> None:
 
 def test_no_answer_is_nothing() -> None:
     assert parse(Reply(0, 0.0, 0.0, 1.0, "UNAVAILABLE", "gone"), GRPC) == Parsed()
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xff", b"", b"[1]", b"{", b"null"])
+@pytest.mark.parametrize("target", [GRPC, HTTP, Target(endpoint(1), "m", streaming=True)])
+def test_what_is_no_answer_brings_no_output(target: Target, raw: bytes) -> None:
+    assert parse(reply(raw), target).chunks == ()

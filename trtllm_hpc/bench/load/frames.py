@@ -48,12 +48,18 @@ def split(buffer: bytes) -> tuple[list[Frame], bytes]:
 
 
 def content(kind: int, flags: int, payload: bytes) -> bytes:
-    """The payload of DATA or HEADERS without padding and priority."""
+    """The payload of DATA or HEADERS without padding and priority.
+
+    Raises:
+        ConnectionError: it is too short.
+    """
     start, end = 0, len(payload)
     if flags & _PADDED:
-        start, end = 1, end - payload[0]
+        start, end = 1, end - (payload[0] if payload else 1)
     if kind == HEADERS and flags & _PRIORITY:
         start += 5
+    if start > end:
+        raise ConnectionError("the server sent a frame that is shorter than its padding")
     return payload[start:end]
 
 
@@ -63,7 +69,13 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
-    """What a SETTINGS frame says."""
+    """What a SETTINGS frame says.
+
+    Raises:
+        ConnectionError: its length is none of whole settings.
+    """
+    if len(payload) % _SETTING.size:
+        raise ConnectionError("the server sent half a setting")
     return dict(_SETTING.iter_unpack(payload))
 
 

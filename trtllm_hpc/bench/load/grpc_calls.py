@@ -20,13 +20,16 @@ _CONNECT_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _ERROR_TAG = b"\x0a"
 """First byte of a ``ModelStreamInferResponse`` with an ``error_message`` (its field 1, a string)."""
+_CODE_OF_RESET = {frames.CANCEL: "CANCELLED", frames.REFUSED_STREAM: "UNAVAILABLE"}
+"""The protocol's table "Errors"; all others mean INTERNAL."""
+
 Ended = Callable[[Reply], None]
 
 
 class _Call:
     """One call: the stream's events become a reply."""
 
-    __slots__ = ("body", "buffer", "calls", "connection", "done", "http", "number", "reply")
+    __slots__ = ("body", "buffer", "calls", "connection", "done", "http", "number", "refused", "reply")
 
     def __init__(self, calls: GrpcCalls, reply: Reply, body: bytes) -> None:
         self.calls = calls
@@ -37,6 +40,7 @@ class _Call:
         self.number = 0
         self.http = "200"
         self.done = False
+        self.refused = False
 
     def headers(self, headers: Headers, now: float) -> None:
         self.http = headers.get(":status", self.http)
@@ -56,10 +60,11 @@ class _Call:
         self.finish(*status_of(trailers, self.http), now)
 
     def reset(self, code: int, now: float) -> None:
-        if code == frames.REFUSED_STREAM:
+        if code == frames.REFUSED_STREAM and not self.refused:
+            self.refused = True
             self.calls.place(self)
         else:
-            name = "CANCELLED" if code == frames.CANCEL else "INTERNAL"
+            name = _CODE_OF_RESET.get(code, "INTERNAL")
             self.finish(name, f"the server reset the stream, HTTP/2 error {code}", now)
 
     def lost(self, reason: str, *, unprocessed: bool) -> None:

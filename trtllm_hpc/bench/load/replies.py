@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,17 +98,23 @@ class Parsed:
 
 
 def parse(reply: Reply, target: Target) -> Parsed:
-    """Read the raw responses of one request; those without output are left out.
+    """Read the raw responses of one request; those without output, or of no known form, are left out.
 
     Args:
         target: whom it was sent to.
     """
     read = _generated if target.protocol == "http" else _streamed if target.by_stream else _inferred
-    chunks = (_chunk(time_s, read(raw)) for time_s, raw in reply.chunks)
+    chunks = (_chunk(time_s, raw, read) for time_s, raw in reply.chunks)
     return Parsed(tuple(chunk for chunk in chunks if chunk is not None), target.streaming)
 
 
-def _chunk(time_s: float, outputs: dict[str, Any]) -> Chunk | None:
+def _chunk(time_s: float, raw: bytes, read: Callable[[bytes], dict[str, Any]]) -> Chunk | None:
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        outputs = read(raw)
+    except (DecodeError, ValueError):
+        return None
     text, ids, lengths = (outputs.get(name) for name in (TEXT_OUTPUT, _IDS_OUTPUT, LENGTH_OUTPUT))
     if text is None and not ids:
         return None
@@ -121,6 +128,8 @@ def _chunk(time_s: float, outputs: dict[str, Any]) -> Chunk | None:
 def _generated(raw: bytes) -> dict[str, Any]:
     """Outputs of an answer of the ``generate`` extension: lists of numbers, one text."""
     answer = json.loads(raw)
+    if not isinstance(answer, dict):
+        return {}
     outputs = {
         name: value if isinstance(value, list) else [value]
         for name in (_IDS_OUTPUT, LENGTH_OUTPUT)
