@@ -37,6 +37,15 @@ class Opened:
         found: dict[str, int] = self.page.evaluate(_MARKS)
         return found
 
+    def narrowest(self) -> float:
+        """Of all charts the smallest share of its element's width that its plot takes."""
+        share: float = self.page.evaluate(
+            "() => Math.min(...[...document.querySelectorAll('.chart')].map(chart =>"
+            " chart.querySelector('svg .root path.background').getBoundingClientRect().width"
+            " / chart.clientWidth))"
+        )
+        return share
+
     def overflow(self) -> int:
         """By how many pixels the page is wider than its window."""
         wide: int = self.page.evaluate(

@@ -43,6 +43,13 @@ def _bare() -> Made:
     return Made(made.measurement, made.records, [])
 
 
+def _sampled_longer() -> Made:
+    """Sampling went on long after the load."""
+    made = make(requests=30)
+    late = [replace(one, time_s=one.time_s + 60.0) for one in made.samples]
+    return Made(made.measurement, made.records, [*made.samples, *late])
+
+
 def _interrupted() -> Made:
     """Somebody ended it before the first pass was over."""
     made = make(requests=1).changed(levels=[], tokens={}, verdict=Verdict(["Ended by Ctrl-C."]))
@@ -61,6 +68,7 @@ CASES: dict[str, Callable[[], Made]] = {
     "one request": lambda: make(requests=1, warmup=0),
     "many levels": cache(lambda: make([OpenLoop(float(rate)) for rate in range(2, 26, 2)], requests=80)),
     "without samples": _bare,
+    "sampled longer": _sampled_longer,
     "interrupted": _interrupted,
     "hostile": cache(_hostile),
 }

@@ -37,6 +37,7 @@ from trtllm_hpc.runtime.records import Endpoint
 SLOTS = 8
 """Requests that the modelled server works at once; more wait."""
 STARTED_AT = 1_790_000_000.0
+BUILD_STEP = "engine ready in /a/folder/with/a/name/that/is/longer/than/a/telephone/is/wide/by/far"
 _BETWEEN_S = 1.0
 
 
@@ -166,7 +167,7 @@ def _write_story(paths: RunPaths, measured_at: float) -> None:
     story: list[tuple[float, str, str, dict[str, Any]]] = [
         (5, "build", "stage_begin", {}),
         (8, "build", "progress", {"step": 1, "of": 2, "message": "convert the checkpoint"}),
-        (20, "build", "progress", {"step": 2, "of": 2, "message": "build the engine"}),
+        (20, "build", "progress", {"step": 2, "of": 2, "message": BUILD_STEP}),
         (36, "build", "stage_end", {"exit_code": 0}),
         (38, "serve", "stage_begin", {}),
         (42, "serve", "preflight_ok", {"world_size": 2}),

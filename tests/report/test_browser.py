@@ -50,6 +50,7 @@ def test_every_chart_is_drawn_without_a_complaint_or_a_request(
         assert report.requests == [reports[name].as_uri()]
         marks = report.marks()
         assert marks and all(marks.values()), marks
+        assert report.narrowest() > 0.7
         assert len(marks) == CHARTS.get(name, len(marks))
         assert report.overflow() == 0
 

@@ -74,12 +74,16 @@ def _lines(
 ) -> Chart | NoChart:
     if not rows:
         return NoChart(title, "The server's metrics do not tell it.")
-    kept = thinned(rows)
+    # What lies beyond the axis would push the chart together: sampling goes on a little longer than the load.
+    end = end_of(material)
+    kept = thinned([row for row in rows if 0 <= row["time"] <= end])
+    if not kept:
+        return NoChart(title, "The server was not sampled while the load ran.")
     names = list(dict.fromkeys(row["line"] for row in kept))
     alt = altair()
     legend = alt.Legend(columns=2) if len(names) > 1 else None
     base = alt.Chart(alt.NamedData("lines")).encode(
-        x=seconds_axis(alt, "time", end_of(material)),
+        x=seconds_axis(alt, "time", end),
         y=alt.Y("value:Q", title=unit, scale=alt.Scale(zero=True)),
         # Names of models go into the domain, which is data; an order would become an expression.
         color=alt.Color("line:N", scale=alt.Scale(domain=names), legend=legend),
@@ -87,7 +91,7 @@ def _lines(
     tooltip = [alt.Tooltip("line:N"), alt.Tooltip("time:Q", title="s"), alt.Tooltip("value:Q", format=".4~r")]
     points = base.mark_point(opacity=0, size=60).encode(tooltip=tooltip)
     chart = alt.layer(shaded(alt), base.mark_line(interpolate="step-after", clip=True), points)
-    most = max(rows, key=lambda row: row["value"])
+    most = max(kept, key=lambda row: row["value"])
     description = (
         f"{title} over time: {', '.join(name for name in names if name) or 'one line'}. "
         f"The most is {quantity(most['value'])} {unit} at {quantity(most['time'])} s."

@@ -11,6 +11,8 @@ from trtllm_hpc.report.html.theme import ASIDE, CATEGORIES, FAILED, QUIET
 from trtllm_hpc.report.words import quantity, search_words
 
 _ROW = 34
+_WORDS = 300
+"""Pixels of a phase's words; a chart on a telephone has no more."""
 _HOLDS, _BREAKS = "holds", "does not hold"
 
 
@@ -57,7 +59,7 @@ def _phase_spec(count: int) -> dict[str, Any]:
         color=alt.Color("kind:N", scale=colors),
     )
     # Above the bars, not beside: a narrow screen has no room for both.
-    words = base.mark_text(align="left", dy=-7).encode(x=alt.value(0), text="phase:N")
+    words = base.mark_text(align="left", dy=-7, limit=_WORDS).encode(x=alt.value(0), text="phase:N")
     return described(alt.layer(bars, words), _ROW * count)
 
 
