@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_streamed_tokens_are_seen_one_by_one(run: RunPaths) -> None:
     assert found.streaming
     line = records(run)[-1]
     assert line.chunk_tokens == (1,) * 8 and line.output_tokens == 8
-    gaps = [after - before for before, after in zip(line.chunks_s, line.chunks_s[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(line.chunks_s)]
     assert max(range(7), key=gaps.__getitem__) == 1 and gaps[1] >= 0.1  # before the third letter
     [only] = found.levels[0].passes
     assert {"ttft_ms", "tpot_ms", "itl_ms"} <= set(only.metrics)
@@ -163,7 +164,7 @@ def test_two_processes_share_the_load(run: RunPaths) -> None:
     [only] = measured(run).levels[0].passes
     assert (only.client.processes, only.measured, only.failed) == (2, 20, 0)
     due = [record.scheduled_s for record in records(run)]
-    gaps = [after - before for before, after in zip(due, due[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(due)]
     assert gaps == pytest.approx([0.01] * 19)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.bench.counting import Replayed, to_records
+from trtllm_hpc.bench.counting import to_records
 from trtllm_hpc.bench.load.replies import Chunk, Parsed, Reply
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.summary import Window
@@ -167,20 +167,6 @@ def test_an_empty_answer_has_no_tokens() -> None:
 
 def test_what_nobody_counts_is_what_was_asked_for_and_says_so() -> None:
     assert output(record(answer("so it is"))) == (10, "requested")
-
-
-REPLAYED: Replayed = {("what is it", 10): 7}
-
-
-def test_a_replay_is_believed_before_the_tokenizer() -> None:
-    made = record(answer("so it is"), tokenizer=WordTokenizer(), replayed=REPLAYED)
-    assert output(made) == (7, "replay")
-    assert output(record(answer("so it is", lengths=[6]), replayed=REPLAYED)) == (6, "model")
-
-
-def test_a_known_total_is_shared_evenly_over_responses_of_unknown_length() -> None:
-    made = record(answer("a", "b", "c", streamed=True), replayed=REPLAYED)
-    assert (chunks(made), output(made)) == (((3, 2, 2), "shared evenly"), (7, "replay"))
 
 
 def test_a_stream_that_broke_off_keeps_what_came_without_a_total() -> None:

@@ -13,7 +13,6 @@ from tests.reference import servers
 from trtllm_hpc.bench.counting import to_records
 from trtllm_hpc.bench.load import Clock, CoreModel, Target, encode, parse, run_open
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.replay import replay
 from trtllm_hpc.bench.summary import Window
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.find_tokenizer import Tokenization, find_tokenizer
@@ -50,7 +49,7 @@ def served(
         yield Endpoint("1", "here", "127.0.0.1", *ports, models=[], ready_at=time.time()), decoupled
 
 
-def measure(target: Target, tokens: Tokenization, *, replays: bool = False) -> list[RequestRecord]:
+def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
     settings = Benchmark(workload=Workload(kind="normal", input_tokens=12, output_tokens=ASKED))
     workload = make_workload(
         settings,
@@ -70,7 +69,6 @@ def measure(target: Target, tokens: Tokenization, *, replays: bool = False) -> l
         repeat=0,
         window=Window(0.0, 1.0),
         tokenizer=tokens.tokenizer,
-        replayed=replay(target.endpoint, workload, 10) if replays else None,
     )
 
 
@@ -93,10 +91,13 @@ def test_every_token_of_every_model_is_counted(
         stream_input=("streaming" if core else "stream") if decoupled else None,
         min_length_input="min_length",
     )
-    records = measure(target, tokens, replays=not decoupled)
+    records = measure(target, tokens)
     assert [record.status for record in records] == ["ok"] * 4, records[0].error
-    assert {(record.input_tokens, record.output_tokens) for record in records} == {(12, ASKED)}
-    by = "model" if core else "responses" if decoupled else "replay"
+    assert {record.input_tokens for record in records} == {12}
+    by = "model" if core else "responses" if decoupled else "tokenizer"
+    # A random model spells in ways of its own: cut anew, its text may have a token more or fewer.
+    near = 1 if by == "tokenizer" else 0
+    assert all(abs((record.output_tokens or 0) - ASKED) <= near for record in records)
     assert {record.output_by for record in records} == {by}
     assert {record.chunk_tokens for record in records} == {(1,) * ASKED if decoupled else ()}
     assert {len(record.chunks_s) for record in records} == {ASKED if decoupled else 0}

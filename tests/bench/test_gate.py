@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from trtllm_hpc.bench.counting import BY_REQUEST, BY_RESPONSES, BY_SHARING
+from trtllm_hpc.bench.counting import BY_REQUEST, BY_RESPONSES
 from trtllm_hpc.bench.gate import judge
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import WARMUP, RequestRecord
@@ -168,9 +168,6 @@ def test_counts_from_a_poor_source_are_warned_of(source: str) -> None:
 def test_chunks_that_do_not_add_up_are_warned_of() -> None:
     streamed = [replace(record, chunks_s=(record.ended_s,), chunk_tokens=(10,)) for record in steady()]
     assert verdict(streamed).warnings == []
-    assert (
-        "shared evenly" in verdict([replace(record, chunks_by=BY_SHARING) for record in streamed]).warnings[0]
-    )
     assert "responses" in verdict([replace(record, chunk_tokens=(1,)) for record in streamed]).warnings[0]
 
 

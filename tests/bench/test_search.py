@@ -150,9 +150,12 @@ def test_a_queue_that_grows_is_the_servers_failure_even_below_the_limit() -> Non
 def test_a_client_at_its_limit_says_nothing_of_the_server() -> None:
     limited = Verdict(["The client's busiest process used 97% of a core."], client_limited=True)
     for latency_ms in (100, 600):
-        found = outcome_of([a_pass(), a_pass(latency_ms, verdict=limited)], SLO, 0, 0.01)
+        found = outcome_of([a_pass(latency_ms, verdict=limited)], SLO, 0, 0.01)
         assert found.unusable is not None and found.broken == []
         assert found.unusable.startswith("The client, not the server, is the limit: The client's busiest")
+        # Another pass over the same rate, on which nothing is to be said against the client, decides.
+        others = outcome_of([a_pass(), a_pass(latency_ms, verdict=limited)], SLO, 0, 0.01)
+        assert (others.holds, others.passes, others.broken, others.unusable) == (True, 1, [], None)
 
 
 def test_invalid_figures_stop_the_search_unless_the_limits_are_broken_anyway() -> None:

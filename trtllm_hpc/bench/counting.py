@@ -1,14 +1,14 @@
 """Who counts the tokens, from the best source to the last resort.
 
 Of an answer, in this order: the model (the ids that it answered with, or its
-``sequence_length``); a replay; the responses of a stream, unless the tokenizer
+``sequence_length``); the responses of a stream, unless the tokenizer
 finds several tokens in most of them; the tokenizer, run over the text; the
 number asked for. Each record says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -18,10 +18,8 @@ from trtllm_hpc.bench.retokenizing import Texts, in_one_piece, recounted, repeat
 from trtllm_hpc.bench.sources import (
     BY_MODEL,
     BY_PREPROCESSING,
-    BY_REPLAY,
     BY_REQUEST,
     BY_RESPONSES,
-    BY_SHARING,
     BY_TOKENIZER,
     BY_WORKLOAD,
 )
@@ -32,17 +30,12 @@ from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 __all__ = [
     "BY_MODEL",
     "BY_PREPROCESSING",
-    "BY_REPLAY",
     "BY_REQUEST",
     "BY_RESPONSES",
-    "BY_SHARING",
     "BY_TOKENIZER",
     "BY_WORKLOAD",
     "to_records",
 ]
-
-Replayed = Mapping[tuple[str, int], int]
-"""Tokens that the core model answered with, by prompt and tokens asked for; see :mod:`.replay`."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,6 @@ def to_records(
     repeat: int,
     window: Window,
     tokenizer: Tokenizer | None = None,
-    replayed: Replayed | None = None,
 ) -> list[RequestRecord]:
     """The records of one pass, in the order of the replies.
 
@@ -75,14 +67,11 @@ def to_records(
         requests: the workload; a reply's ``index`` is a place in it, modulo its length.
         window: the measured part; what was due before it is warm-up. Nothing is due after it.
         tokenizer: counts answers of which the model does not tell the length.
-        replayed: what the core model answered to the same prompts.
     """
     asked = [requests[reply.index % len(requests)] for reply in replies]
     texts = recounted(parsed, asked, tokenizer)
     return [
-        _record(
-            reply, request, answer, _counted(request, answer, text, replayed or {}), (level, repeat), window
-        )
+        _record(reply, request, answer, _counted(request, answer, text), (level, repeat), window)
         for reply, request, answer, text in zip(replies, asked, parsed, texts, strict=True)
     ]
 
@@ -113,23 +102,20 @@ def _record(
     )
 
 
-def _counted(request: Request, answer: Parsed, texts: Texts | None, replayed: Replayed) -> _Count:
+def _counted(request: Request, answer: Parsed, texts: Texts | None) -> _Count:
     if answer.streamed and not in_one_piece(request, answer):
-        return _of_stream(request, answer.chunks, texts, replayed)
-    count = _of_whole(request, answer, texts, replayed)
+        return _of_stream(request, answer.chunks, texts)
+    count = _of_whole(request, answer, texts)
     if answer.streamed and answer.chunks:
         return replace(count, chunks=(count.tokens,), chunks_by=count.by)
     return count
 
 
-def _of_whole(request: Request, answer: Parsed, texts: Texts | None, replayed: Replayed) -> _Count:
+def _of_whole(request: Request, answer: Parsed, texts: Texts | None) -> _Count:
     """An unstreamed answer's tokens."""
     chunks, told = answer.chunks, _told(request, answer)
     if told is not None:
         return _Count(told, BY_MODEL)
-    replay = replayed.get((request.prompt or "", request.max_tokens))
-    if chunks and replay is not None:
-        return _Count(replay, BY_REPLAY)
     if not chunks:
         return _Count(0, BY_RESPONSES)
     return _Count(request.max_tokens, BY_REQUEST) if texts is None else _Count(texts.total, texts.by)
@@ -146,7 +132,7 @@ def _told(request: Request, answer: Parsed) -> int | None:
     return None if request.input_tokens is None else sum(lengths) - request.input_tokens
 
 
-def _of_stream(request: Request, chunks: Sequence[Chunk], texts: Texts | None, replayed: Replayed) -> _Count:
+def _of_stream(request: Request, chunks: Sequence[Chunk], texts: Texts | None) -> _Count:
     """A stream's tokens; a response that brings output brings at least one of them."""
     ids = [chunk.token_ids for chunk in chunks]
     if ids and all(known is not None for known in ids):
@@ -155,13 +141,9 @@ def _of_stream(request: Request, chunks: Sequence[Chunk], texts: Texts | None, r
     told = _lengths(chunks)
     if told is not None:
         return _Count(sum(told), BY_MODEL, told, BY_MODEL)
-    ones = (1,) * len(chunks)
-    replay = replayed.get((request.prompt or "", request.max_tokens))
-    if replay is not None and replay != len(chunks):
-        return _Count(replay, BY_REPLAY, _shared(replay, len(chunks)), BY_SHARING)
-    if replay is None and texts is not None:
+    if texts is not None:
         return _Count(texts.total, texts.by, texts.chunks, texts.by)
-    return _Count(len(chunks), BY_RESPONSES, ones, BY_RESPONSES)
+    return _Count(len(chunks), BY_RESPONSES, (1,) * len(chunks), BY_RESPONSES)
 
 
 def _lengths(chunks: Sequence[Chunk]) -> tuple[int, ...] | None:
@@ -176,9 +158,3 @@ def _lengths(chunks: Sequence[Chunk]) -> tuple[int, ...] | None:
     if not grows:
         return tuple(told)
     return tuple(after - before for before, after in pairwise([0, *told]))
-
-
-def _shared(total: int, responses: int) -> tuple[int, ...]:
-    """A total shared as evenly as it goes, the first responses having one more."""
-    each, more = divmod(total, responses)
-    return tuple(each + (place < more) for place in range(responses))

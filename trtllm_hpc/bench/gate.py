@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trtllm_hpc.bench.counting import BY_REQUEST, BY_RESPONSES, BY_SHARING
+from trtllm_hpc.bench.counting import BY_MODEL, BY_REQUEST, BY_RESPONSES
 from trtllm_hpc.bench.metrics import Sample, distribution
 from trtllm_hpc.bench.metrics.latency import LatencyFromSchedule
 from trtllm_hpc.bench.records import RequestRecord
@@ -114,11 +114,11 @@ def _tokens_missing(sample: Sample, settings: Benchmark) -> list[str]:
 
 
 def _not_exact(answered: Sequence[RequestRecord]) -> list[str]:
+    """By those who count tokens as the model made them: a text that is cut anew may have another number."""
     lengths = [
         (record.output_tokens, record.requested_tokens)
         for record in answered
-        if None not in (record.output_tokens, record.requested_tokens)
-        and record.output_tokens != record.requested_tokens
+        if record.output_by in (BY_MODEL, BY_RESPONSES) and record.output_tokens != record.requested_tokens
     ]
     if not lengths:
         return []
@@ -176,10 +176,6 @@ _DOUBTS: tuple[tuple[str, Callable[[RequestRecord], bool]], ...] = (
     (
         "each response was taken for one output token.",
         lambda record: record.output_by == BY_RESPONSES,
-    ),
-    (
-        "nobody knows which chunk has how many tokens: they were shared evenly for the inter-token latency.",
-        lambda record: record.chunks_by == BY_SHARING,
     ),
     (
         "the tokens of the chunks are not those of the whole: the inter-token latency is one of responses.",

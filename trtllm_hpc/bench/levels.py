@@ -24,6 +24,8 @@ class OpenLoop:
     @property
     def label(self) -> str:
         """How tables and plots call it, e.g. ``8/s``."""
+        if self.arrival == "trace":
+            return "trace"
         to = "" if self.ramp_to_per_s is None else f" to {self.ramp_to_per_s:g}"
         return f"{self.rate_per_s:g}{to}/s"
 

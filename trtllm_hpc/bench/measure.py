@@ -7,8 +7,9 @@ all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.clock import Clock
 from trtllm_hpc.bench.load.target import Target
 from trtllm_hpc.bench.passes import Passes, closed_length
-from trtllm_hpc.bench.progress import Progress, Step
+from trtllm_hpc.bench.progress import Progress
 from trtllm_hpc.bench.progress_shown import reported, terminal_bar
 from trtllm_hpc.bench.provenance import provenance
 from trtllm_hpc.bench.questions import Questions
@@ -26,6 +27,7 @@ from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics import Samples, sampled, write_samples
 from trtllm_hpc.bench.slo import parse_slo
 from trtllm_hpc.bench.statistics import over_repeats
+from trtllm_hpc.bench.steps import step_of
 from trtllm_hpc.bench.summary import LevelResult, Measurement, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.totals import kinds_of_errors, token_totals
@@ -40,6 +42,9 @@ from trtllm_hpc.runtime.records import Endpoint
 
 _CLOSED_LOOP_REQUESTS = 1000
 """Requests made beforehand for a closed loop that ends by time; more are made when they run out."""
+_SEARCH_WINDOW_S = 5.0
+"""A search does not know its rates beforehand: a number of requests that is enough at the first of them
+would be over in no time at the last."""
 
 
 class Interrupted(Exception):
@@ -107,6 +112,15 @@ def expected_requests(settings: Benchmark) -> int:
     return sum(counts) * settings.repeats
 
 
+def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
+    """The settings of one rate of a search: where requests are counted, enough of them for a window."""
+    if settings.duration_seconds is not None:
+        return settings
+    window_s = max(_SEARCH_WINDOW_S, settings.min_window_seconds)
+    requests = max(settings.requests or 1, math.ceil(rate_per_s * window_s))
+    return settings.model_copy(update={"requests": requests})
+
+
 def _requests_of(level: Level, settings: Benchmark) -> int:
     if isinstance(level, OpenLoop):
         return sum(requests_of(level, settings))
@@ -157,7 +171,7 @@ class _Measuring:
         try:
             if self._settings.find_max:
                 return self._run_search()
-            return any(self._run_level(level, self._settings.repeats) for level in levels_of(self._settings))
+            return any(self._run_level(level, self._passes) for level in levels_of(self._settings))
         except KeyboardInterrupt:
             return True
 
@@ -165,21 +179,24 @@ class _Measuring:
         settings, slo = self._settings, self._passes.slo
         assert settings.slo is not None and slo is not None
 
+        interrupted = False
+
         def measure(rate: float) -> Outcome:
-            level = OpenLoop(rate, settings.arrival, settings.burstiness)
-            if self._run_level(level, settings.repeats):
-                raise KeyboardInterrupt
-            passes = self._results[-1].passes
-            return outcome_of(passes, slo, len(self._results) - 1, settings.max_error_share)
+            nonlocal interrupted
+            place, level = len(self._results), OpenLoop(rate, settings.arrival, settings.burstiness)
+            interrupted = self._run_level(level, replace(self._passes, settings=at_rate(settings, rate)))
+            if interrupted:
+                return Outcome(0, 0, [], place, unusable="It was interrupted.")
+            return outcome_of(self._results[place].passes, slo, place, settings.max_error_share)
 
         self._search = find_max(measure, settings.rate_per_second, settings.slo)
-        return False
+        return interrupted
 
-    def _run_level(self, level: Level, repeats: int) -> bool:
+    def _run_level(self, level: Level, passes_of: Passes) -> bool:
         """Every pass over one level; returns whether somebody ended it early."""
         place, passes = len(self._results), list[Pass]()
-        for repeat in range(repeats):
-            ran = self._passes.run(level, self._step(place, level, repeat))
+        for repeat in range(self._settings.repeats):
+            ran = passes_of.run(level, step_of(self._settings, place, level, repeat))
             passes.append(ran.result)
             self._records += ran.records
             append_records(self._files.requests, ran.records)
@@ -188,10 +205,6 @@ class _Measuring:
                 return True
             self.write(["The measurement is not finished."])
         return False
-
-    def _step(self, place: int, level: Level, repeat: int) -> Step:
-        levels = None if self._settings.find_max else len(levels_of(self._settings))
-        return Step(place, levels, level.label, repeat, self._settings.repeats)
 
     def write(self, findings: Sequence[str] = (), warnings: Sequence[str] = ()) -> Measurement:
         """Write the summary and the workload of what was measured so far, and return the summary."""

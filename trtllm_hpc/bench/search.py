@@ -42,19 +42,23 @@ def outcome_of(passes: Sequence[Pass], slo: Slo, level: int, max_error_share: fl
     A pass holds if its figures keep the limits, its server kept up with the
     load, and no more requests failed than may. A pass that is invalid for
     any other reason, first of all a client at its limit, says nothing of the
-    server, and is held against nobody. Nor do passes without any answer.
+    server, and is held against nobody: the others decide. Where none is left
+    the rate is unusable. Nor do passes without any answer tell anything.
     """
     if not any(one.measured > one.failed for one in passes):
         why = "No request was answered: is the server there? If it only drowned, begin at a lower rate."
         return Outcome(0, len(passes), [], level, unusable=why)
-    held, broken = 0, list[str]()
+    held, told, broken = 0, 0, list[str]()
     for one in passes:
         wrong = _wrong(one, slo, max_error_share)
         if one.verdict.client_limited or (not wrong and not one.verdict.valid):
-            return Outcome(held, len(passes), [], level, unusable=_unusable(one))
+            continue
+        told += 1
         held += not wrong
         broken += [sentence for sentence in wrong if sentence not in broken]
-    return Outcome(held, len(passes), broken, level)
+    if not told:
+        return Outcome(0, len(passes), [], level, unusable=_unusable(passes[-1]))
+    return Outcome(held, told, broken, level)
 
 
 def _wrong(one: Pass, slo: Slo, max_error_share: float) -> list[str]:

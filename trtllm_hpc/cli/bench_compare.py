@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 @click.option(
     "--absolute-tolerance",
     type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
     metavar="NUMBER",
-    help="and this much more, in the unit of each.",
+    help="and this much more, in the unit of each.  [default: 0; upstream's 50 with --upstream-json]",
 )
 @click.option(
     "--upstream-json",
@@ -48,7 +46,7 @@ def command(
     b: Found | None,
     runs: Any,
     relative_tolerance: float,
-    absolute_tolerance: float,
+    absolute_tolerance: float | None,
     upstream_json: Path | None,
     upstream_key: str | None,
     as_json: bool,
@@ -65,9 +63,10 @@ def command(
       trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --relative-tolerance 0.1
       trtllm-hpc bench compare latest --upstream-json base.json --upstream-key llama
     """
-    from trtllm_hpc.bench.tolerance import Tolerance
+    from trtllm_hpc.bench.tolerance import UPSTREAM, Tolerance
 
-    tolerance = Tolerance(relative_tolerance, absolute_tolerance)
+    usual = 0.0 if upstream_json is None else UPSTREAM.absolute
+    tolerance = Tolerance(relative_tolerance, usual if absolute_tolerance is None else absolute_tolerance)
     if upstream_json is not None or upstream_key is not None:
         if upstream_json is None or upstream_key is None or b is not None:
             raise click.UsageError("--upstream-json and --upstream-key go together, in the place of B.")

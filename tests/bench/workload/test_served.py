@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.echo_server import echo_server
-from trtllm_hpc.bench.replay import replay
 from trtllm_hpc.bench.workload.find_tokenizer import find_tokenizer
-from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.bench.workload.served_tokenizer import ServedTokenizer
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import RequestFailed
@@ -60,10 +58,3 @@ def test_a_server_that_is_not_there_is_no_tokenizer(endpoint: Endpoint) -> None:
     assert find_tokenizer(Workload(), [], gone).tokenizer is None
     with pytest.raises(RequestFailed, match="could not be asked"):
         ServedTokenizer(gone, 1)
-
-
-def test_a_replay_tells_how_long_the_core_models_answers_are(endpoint: Endpoint) -> None:
-    """The model answers with two tokens fewer than are asked for."""
-    asked = [Request(6, "abc"), Request(9, "abc"), Request(6, "abc"), Request(5, token_ids=(1,))]
-    assert replay(endpoint, asked, 10) == {("abc", 6): 4, ("abc", 9): 7}
-    assert replay(endpoint, asked, 10, most=1) == {}
