@@ -200,7 +200,7 @@ def test_a_recorded_workload_can_be_asked_again(run: RunPaths, tmp_path: Path) -
 @pytest.mark.long
 def test_the_search_finds_what_one_instance_can_do(run: RunPaths) -> None:
     """An answer takes 50 ms and the model has one instance: 20 a second, fewer with a bound on the wait."""
-    options = ("--arrival", "constant", "--requests", 40, "--prompt", "sleep 0.05: x", "--max-tokens", 1)
+    options = ("--arrival", "constant", "--requests", 40, "--prompt", "sleep 0.05: x", "--max-tokens", 4)
     result = bench(run, "--find-max", "--slo", "latency.p50<80ms", "--rate", 8, *options)
     search = measured(run).search
     assert search is not None, result.output
@@ -256,12 +256,12 @@ def test_a_slower_server_is_told_by_compare(run: RunPaths) -> None:
 def test_a_measurement_is_held_against_upstreams_reference_file(run: RunPaths, tmp_path: Path) -> None:
     bench(run, "--requests", 12, "--rate", 100)
     reference = tmp_path / "base.json"
-    reference.write_text(json.dumps({"demo": {"Total requests": 12}, "off": {"Total requests": 20}}))
+    reference.write_text(json.dumps({"demo": {"Total requests": 12}, "off": {"Total requests": 100}}))
     options = ("--upstream-json", reference, "--upstream-key")
     name = f"{run.folder}:mine"
     assert types("bench", "compare", name, *options, "demo").exit_code == 0
     off = types("bench", "compare", name, *options, "off")
-    assert "Total requests is 12.00, and 20" in str(off.exception)
+    assert "Total requests is 12.00, and 100" in str(off.exception)
 
 
 # What goes wrong -----------------------------------------------------------------------------

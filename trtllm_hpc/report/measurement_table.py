@@ -87,7 +87,12 @@ def _title(measurement: Measurement) -> str:
 
 
 def _levels(measurement: Measurement, records: Sequence[RequestRecord], narrow: bool) -> Table:
-    figures = _FEW_FIGURES if narrow else tuple(_LEVEL_FIGURES)
+    known = {key for result in measurement.levels for key in result.metrics}
+    figures = tuple(
+        header
+        for header in (_FEW_FIGURES if narrow else _LEVEL_FIGURES)
+        if not known or _LEVEL_FIGURES[header][0] in known
+    )
     bars = _FEW_BARS if narrow else _BARS
     table = plain_table()
     table.add_column("level")
@@ -136,6 +141,8 @@ def _latencies(measurement: Measurement, level: int, records: Sequence[RequestRe
     measured = [one for one in records if one.level == level and one.measured]
     for key, name in _LATENCIES.items():
         figures = result.metrics.get(key)
+        if figures is None and result.metrics:
+            continue  # of answers that were not streamed there are no times of tokens
         row = []
         for statistic in statistics:
             interval = figures.get(statistic) if isinstance(figures, dict) else None
