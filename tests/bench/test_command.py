@@ -29,7 +29,7 @@ from trtllm_hpc.runtime.records import Endpoint
 
 pytestmark = pytest.mark.triton
 
-LENIENT = ("--min-requests", "1", "--min-window-seconds", "0")
+LENIENT = ("--min-requests", "1", "--min-window-seconds", "0", "--max-late-share", "1")
 """For a handful of requests; whether any was sent late is not these tests' matter."""
 
 
@@ -103,7 +103,8 @@ def test_the_settings_of_the_run_are_the_defaults(tmp_path: Path, endpoint: Endp
     bench(paths, "--max-tokens", 7)
     found = measured(paths)
     assert found.settings == {
-        **own.model_dump(mode="json"), "max_tokens": 7, "min_requests": 1, "min_window_seconds": 0.0,
+        **own.model_dump(mode="json"),
+        "max_tokens": 7, "min_requests": 1, "min_window_seconds": 0.0, "max_late_share": 1.0,
     }  # fmt: skip
     assert {record.requested_tokens for record in records(paths)} == {7}
 
@@ -204,9 +205,10 @@ def test_the_search_finds_what_one_instance_can_do(run: RunPaths) -> None:
     result = bench(run, "--find-max", "--slo", "latency.p50<80ms", "--rate", 8, *options)
     search = measured(run).search
     assert search is not None, result.output
-    if search.stopped is None:  # nothing else was busy on this machine
-        assert search.max_rate_per_s is not None and 14 < search.max_rate_per_s < 20
-        assert "search: latency.p50<80ms holds at" in result.stdout
+    assert search.stopped is None and search.max_rate_per_s is not None, result.output
+    assert 8 <= search.max_rate_per_s < 20 and search.first_failing_per_s is not None
+    assert search.first_failing_per_s < 1.05 * search.max_rate_per_s
+    assert "search: latency.p50<80ms holds at" in result.stdout
     assert [tried.rate_per_s for tried in search.tried][:2] == [8.0, 16.0]
 
 
@@ -240,10 +242,6 @@ def test_a_slower_server_is_told_by_compare(run: RunPaths) -> None:
     bench(run, *options, "--prompt", "sleep 0.002: x", name="before")
     bench(run, *options, "--prompt", "sleep 0.012: x", name="after")
     before, after = f"{run.folder}:before", f"{run.folder}:after"
-    for path in (run.measurement("before").summary, run.measurement("after").summary):
-        plain = json.loads(path.read_text())
-        plain["verdict"]["findings"] = []  # a busy machine may have sent some late
-        path.write_text(json.dumps(plain))
     worse = types("bench", "compare", before, after)
     assert worse.exception is not None and "is worse than" in str(worse.exception)
     assert "latency" in worse.stdout and "worse" in worse.stdout

@@ -22,7 +22,9 @@ from trtllm_hpc.sandbox import Machine
 
 pytestmark = pytest.mark.slurm
 
-SMALL = {"requests": 6, "rate_per_second": 3.0, "max_tokens": 4, "warmup_requests": 1}
+LENIENT = {"min_requests": 1, "max_late_share": 1.0}
+"""Whether figures can be believed is no matter of these tests: on two cores the ranks hold the client up."""
+SMALL = {"requests": 6, "rate_per_second": 3.0, "max_tokens": 4, "warmup_requests": 1, **LENIENT}
 
 
 def two_ranks(engine: Path | None = None, **more: Any) -> dict[str, Any]:
@@ -210,7 +212,8 @@ def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, eng
     assert person.status(run)["state"] == "serving"
     asked = person.types("client", run.folder, "--prompt", "Hello", "--max-tokens", "4", "--json")
     assert asked.returncode == 0, asked.stderr
-    measured = person.types("bench", run.folder, "--requests", "4", "--rate", "4", "--max-tokens", "2")
+    few = ("--requests", "4", "--rate", "4", "--max-tokens", "2")
+    measured = person.types("bench", run.folder, *few, "--min-requests", "1", "--max-late-share", "1")
     assert measured.returncode == 0, measured.stderr
     # A worker opens no port, and the ports are not the well-known ones.
     worker = next(node for node in person.sandbox.nodes if node.address != endpoint.address)

@@ -16,8 +16,6 @@ from trtllm_hpc.bench.steadiness import growth
 from trtllm_hpc.bench.summary import ClientUse, Verdict
 from trtllm_hpc.config.benchmark import Benchmark
 
-MAX_LATE_SHARE = 0.01
-"""More sends than this that are late make the figures the client's own."""
 LATE_S = 0.001
 LATE_SHARE_OF_GAP = 0.01
 """A send is late by more than ``LATE_S`` and this share of the mean gap between sends."""
@@ -72,12 +70,12 @@ def _late(sample: Sample, settings: Benchmark) -> list[str]:
     allowed_s = LATE_S + LATE_SHARE_OF_GAP * max(sample.window.length_s, 0.0) / len(measured)
     delays_s = [record.sent_s - record.scheduled_s for record in measured]
     late = sum(delay_s > allowed_s for delay_s in delays_s)
-    if late <= MAX_LATE_SHARE * len(measured):
+    if late <= settings.max_late_share * len(measured):
         return []
     return [
         f"{late} of {len(measured)} requests ({late / len(measured):.1%}) were sent more than "
         f"{allowed_s * 1e3:.2f} ms late (1 ms and 1 % of the mean gap), at worst {max(delays_s) * 1e3:.1f} "
-        f"ms; at most {MAX_LATE_SHARE:.0%} may be. The load was not the one asked for: {_RELIEF}."
+        f"ms; at most {settings.max_late_share:.4g} of them may be (max_late_share). The load was not the one asked for: {_RELIEF}."
     ]
 
 

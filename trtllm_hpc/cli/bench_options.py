@@ -177,6 +177,11 @@ _VALIDITY: tuple[Setting, ...] = (
         ("--max-error-share",),
         {"type": click.FloatRange(0, 1), "metavar": "SHARE", "help": "More failures make the run invalid."},
     ),
+    (
+        "max_late_share",
+        ("--max-late-share",),
+        {"type": click.FloatRange(0, 1), "metavar": "SHARE", "help": "As do more requests sent late."},
+    ),
     ("min_requests", ("--min-requests",), {"type": _COUNT, "metavar": "N", "help": "As do fewer requests."}),
     ("min_window_seconds", ("--min-window-seconds",), {**_SECONDS, "help": "As does a shorter window."}),
 )

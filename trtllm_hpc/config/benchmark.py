@@ -115,6 +115,8 @@ class Benchmark(Section):
     """Find the highest rate at which ``slo`` holds, beginning at ``rate_per_second``."""
     max_error_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """More failed requests than this make the figures invalid."""
+    max_late_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """More requests than this that the client sent late (by over 1 ms and 1 % of the gap) do, too."""
     min_requests: Count = 10
     """Fewer measured requests than this make the figures invalid."""
     min_window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0
