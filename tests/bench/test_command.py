@@ -60,7 +60,9 @@ def types(*words: object) -> Result:
 
 
 def bench(paths: RunPaths, *options: object, name: str = "mine") -> Result:
-    return types("bench", paths.folder, "--save-as", name, "--no-report", *LENIENT, *options)
+    result = types("bench", paths.folder, "--save-as", name, "--no-report", *LENIENT, *options)
+    print(result.output, result.exception)  # for who reads of a failure
+    return result
 
 
 def measured(paths: RunPaths, name: str = "mine") -> Measurement:
@@ -238,9 +240,9 @@ def test_a_measurement_that_is_not_there_is_told_with_those_that_are(run: RunPat
 
 
 def test_a_slower_server_is_told_by_compare(run: RunPaths) -> None:
-    options = ("--rate", 40, "--arrival", "constant", "--requests", 40, "--repeats", 3, "--max-tokens", 4)
+    options = ("--rate", 12, "--arrival", "constant", "--requests", 12, "--repeats", 3, "--max-tokens", 4)
     bench(run, *options, "--prompt", "sleep 0.002: x", name="before")
-    bench(run, *options, "--prompt", "sleep 0.012: x", name="after")
+    bench(run, *options, "--prompt", "sleep 0.042: x", name="after")
     before, after = f"{run.folder}:before", f"{run.folder}:after"
     worse = types("bench", "compare", before, after)
     assert worse.exception is not None and "is worse than" in str(worse.exception)
@@ -248,7 +250,7 @@ def test_a_slower_server_is_told_by_compare(run: RunPaths) -> None:
     assert types("bench", "compare", before, before).exit_code == 0
     rows = json.loads(types("bench", "compare", after, before, "--json").stdout)["rows"]
     [p50] = [row for row in rows if (row["key"], row["statistic"]) == ("latency_ms", "p50")]
-    assert p50["better"] and p50["significant"] and p50["b"] < p50["a"] - 8
+    assert p50["better"] and p50["significant"] and p50["b"] < p50["a"] - 30
 
 
 def test_a_measurement_is_held_against_upstreams_reference_file(run: RunPaths, tmp_path: Path) -> None:
@@ -281,7 +283,7 @@ def test_a_request_that_takes_too_long_is_given_up(run: RunPaths) -> None:
     options = ("--timeout-seconds", 0.2, "--warmup", 0, "--prompt", "sleep 0.6: late")
     assert isinstance(bench(run, "--requests", 1, *options).exception, InvalidMeasurement)
     [record] = records(run)
-    assert record.status == "DEADLINE_EXCEEDED" and record.ended_s - record.sent_s >= 0.2
+    assert record.status == "DEADLINE_EXCEEDED" and record.ended_s - record.sent_s >= 0.19
 
 
 def test_a_request_is_sent_through_no_proxy(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

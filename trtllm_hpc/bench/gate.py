@@ -75,7 +75,8 @@ def _late(sample: Sample, settings: Benchmark) -> list[str]:
     return [
         f"{late} of {len(measured)} requests ({late / len(measured):.1%}) were sent more than "
         f"{allowed_s * 1e3:.2f} ms late (1 ms and 1 % of the mean gap), at worst {max(delays_s) * 1e3:.1f} "
-        f"ms; at most {settings.max_late_share:.4g} of them may be (max_late_share). The load was not the one asked for: {_RELIEF}."
+        f"ms; at most {settings.max_late_share:.4g} of them may be (max_late_share). The load was not the "
+        f"one asked for: {_RELIEF}."
     ]
 
 

@@ -30,6 +30,26 @@ def test_every_thread_of_root_goes_first_and_only_meanwhile() -> None:
         other.join()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go before others")
+def test_threads_that_end_meanwhile_do_no_harm() -> None:
+    over = threading.Event()
+
+    def churn() -> None:
+        while not over.is_set():
+            threading.Thread(target=lambda: None).start()
+
+    churning = threading.Thread(target=churn)
+    churning.start()
+    try:
+        for _ in range(200):
+            with preferred() as first:
+                assert first
+    finally:
+        over.set()
+        churning.join()
+    assert policies() == {os.SCHED_OTHER}
+
+
 def test_who_may_not_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise PermissionError

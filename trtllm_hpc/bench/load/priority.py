@@ -20,24 +20,25 @@ def preferred() -> Iterator[bool]:
 
     Every thread, since the one that sends waits for whichever holds the interpreter.
     """
-    before = {thread: _scheduling(thread) for thread in _threads()}
+    before: dict[int, tuple[int, int]] = {}
     try:
-        for thread in before:
-            os.sched_setscheduler(thread, _POLICY, os.sched_param(_PRIORITY))
-        first = True
-    except OSError:
-        first = False
-    try:
-        yield first
+        yield _raised(before)
     finally:
         for thread, (policy, priority) in before.items():
-            with suppress(OSError):  # a thread that has ended
+            with suppress(ProcessLookupError):
                 os.sched_setscheduler(thread, policy, os.sched_param(priority))
 
 
-def _threads() -> list[int]:
-    return [int(folder.name) for folder in Path("/proc/self/task").iterdir()]
-
-
-def _scheduling(thread: int) -> tuple[int, int]:
-    return os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
+def _raised(before: dict[int, tuple[int, int]]) -> bool:
+    """Raise every thread, noting in ``before`` how each was; whether that was allowed."""
+    for folder in Path("/proc/self/task").iterdir():
+        thread = int(folder.name)
+        try:
+            policy, priority = os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
+            os.sched_setscheduler(thread, _POLICY, os.sched_param(_PRIORITY))
+        except ProcessLookupError:
+            continue  # it has ended since it was listed
+        except PermissionError:
+            return False
+        before[thread] = (policy, priority)
+    return True
