@@ -12,6 +12,11 @@ turn, round after round, each contender loads it:
   ``benchmark_core_model.py`` does it. It has no closed loop: it sends as fast as it can;
 - ``grpcio``: gRPC's library for Python, which ours would be made of if it were fast enough.
 
+Every contender, not the server, has the real-time priority that ``trtllm-hpc
+bench`` takes where it may: children inherit it. On two cores that it shares with
+the server a client of ordinary priority measures how long it waits for a core;
+``--ordinary`` shows that.
+
 Figures are medians over the rounds, ratios medians of each round's own; the
 table shows the range of the rounds too. Bounds:
 at 32 requests at once 0.95 of perf_analyzer's rate and 1.5 of its CPU time a
@@ -32,6 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,6 +48,7 @@ from benchmarks.load.figures import CLOSED, OPEN, STREAMS, Figures
 from benchmarks.load.perf_analyzer import PerfAnalyzer
 from benchmarks.load.server import BenchmarkFailed, Server, running_server
 from benchmarks.load.show import report
+from trtllm_hpc.bench.load.priority import preferred
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtllm-hpc" / "perf_analyzer"
 _LEVELS = {CLOSED: 32, OPEN: 1000, STREAMS: 64}
@@ -77,10 +84,11 @@ def _measure(arguments: argparse.Namespace, analyzer: PerfAnalyzer, folder: Path
                     _say(f"round {round_ + 1} of {arguments.rounds}, {scenario}: {name}")
                     time.sleep(_PAUSE_S)
                     level = _LEVELS[scenario]
-                    if name == ANCHOR:
-                        figures = analyzer.measure(scenario, server, level, arguments.seconds, folder)
-                    else:
-                        figures = _contend(name, scenario, server, arguments.seconds)
+                    with nullcontext() if arguments.ordinary else preferred():
+                        if name == ANCHOR:
+                            figures = analyzer.measure(scenario, server, level, arguments.seconds, folder)
+                        else:
+                            figures = _contend(name, scenario, server, arguments.seconds)
                     rounds.setdefault((scenario, name), []).append(figures)
     return rounds
 
@@ -130,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="of each contender's load")
     parser.add_argument("--scenarios", nargs="+", choices=tuple(_LEVELS), default=tuple(_LEVELS))
+    parser.add_argument("--ordinary", action="store_true", help="leave the contenders' priority as it is")
     parser.add_argument("--cache", type=Path, default=_CACHE, help="folder for perf_analyzer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     return parser
