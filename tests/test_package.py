@@ -29,8 +29,8 @@ FLOORS = {
 }  # fmt: skip
 APART = {"runtime", "reference"}
 SIDEWAYS = {
-    ("lifecycle", "logs"), ("lifecycle", "bench"), ("client", "logs"), ("bench", "client"), ("checks", "bench"),
-    ("plan", "reference"),
+    ("lifecycle", "logs"), ("lifecycle", "bench"), ("client", "logs"), ("bench", "client"),
+    ("checks", "bench"), ("plan", "reference"),
 }  # fmt: skip
 """On one floor, and one way only: who tells of a failure reads the logs, who measures a server asks it, who
 checks or follows a job knows what its benchmark reads and writes. The reference backend knows its own models,

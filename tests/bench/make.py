@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtllm_hpc.bench.counting import BY_MODEL
 from trtllm_hpc.bench.levels import Level, OpenLoop
 from trtllm_hpc.bench.metrics import Sample
 from trtllm_hpc.bench.metrics.base import Limits
 from trtllm_hpc.bench.records import MEASURED, OK, RequestRecord
 from trtllm_hpc.bench.summary import ClientUse, Window
+from trtllm_hpc.bench.tokens.counting import BY_MODEL
 
 IDLE = ClientUse(cpu_s=0.1, wall_s=1.0, busiest_share=0.1)
 """A client that had next to nothing to do."""

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from tests.client.echo_server import echo_server
 from trtllm_hpc.bench.records import RequestRecord, read_records
-from trtllm_hpc.bench.server_metrics import read_samples
+from trtllm_hpc.bench.server.metrics import read_samples
 from trtllm_hpc.bench.summary import Measurement, read_measurement
 from trtllm_hpc.bench.workload.store import read_workload
 from trtllm_hpc.cli import command as trtllm_hpc

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from scipy.stats import ttest_ind
 
-from trtllm_hpc.bench.compare import Side, compare
-from trtllm_hpc.bench.comparison import Comparison, Row, Worse, refuse_worse
+from trtllm_hpc.bench.comparison.compare import Side, compare
+from trtllm_hpc.bench.comparison.rows import Comparison, Row, Worse, refuse_worse
+from trtllm_hpc.bench.comparison.tolerance import UPSTREAM, Tolerance
 from trtllm_hpc.bench.summary import Distribution, Figure, Verdict
-from trtllm_hpc.bench.tolerance import UPSTREAM, Tolerance
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement
 
 from .measured import measured

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.bench.counting import to_records
 from trtllm_hpc.bench.load.replies import Chunk, Parsed, Reply
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.summary import Window
+from trtllm_hpc.bench.tokens.counting import to_records
 from trtllm_hpc.bench.workload.request import Request
 
 from .workload.making import LetterTokenizer, WordTokenizer

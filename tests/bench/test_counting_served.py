@@ -10,10 +10,10 @@ from typing import Literal
 import pytest
 
 from tests.reference import servers
-from trtllm_hpc.bench.counting import to_records
 from trtllm_hpc.bench.load import Clock, CoreModel, Target, encode, parse, run_open
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.summary import Window
+from trtllm_hpc.bench.tokens.counting import to_records
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.find_tokenizer import Tokenization, find_tokenizer
 from trtllm_hpc.client.tensors import TextModel

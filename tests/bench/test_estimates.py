@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trtllm_hpc.bench.estimates import Difference, Estimate, difference, of_passes
+from trtllm_hpc.bench.comparison.estimates import Difference, Estimate, difference, of_passes
+from trtllm_hpc.bench.comparison.resampling import BLOCKS, OnePass, of_counted
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.metrics import BY_KEY
-from trtllm_hpc.bench.resampling import BLOCKS, OnePass, of_counted
 from trtllm_hpc.bench.statistics import value_of
 
 from .make import request, sample

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from trtllm_hpc.bench.counting import BY_REQUEST, BY_RESPONSES
-from trtllm_hpc.bench.gate import judge
+from trtllm_hpc.bench.judgement.gate import judge
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import WARMUP, RequestRecord
 from trtllm_hpc.bench.summary import ClientUse, Verdict
+from trtllm_hpc.bench.tokens.counting import BY_REQUEST, BY_RESPONSES
 from trtllm_hpc.config.benchmark import Benchmark
 
 from .make import IDLE, request, sample

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_hpc.bench.gate import judge
+from trtllm_hpc.bench.judgement.gate import judge
+from trtllm_hpc.bench.judgement.slo import parse_slo
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
-from trtllm_hpc.bench.slo import parse_slo
 from trtllm_hpc.bench.summary import Distribution, Figure, Pass, Verdict, Window
 from trtllm_hpc.config.benchmark import Benchmark
 

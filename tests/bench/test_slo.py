@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from trtllm_hpc.bench.judgement.slo import BadSlo, parse_slo
 from trtllm_hpc.bench.metrics import figures
-from trtllm_hpc.bench.slo import BadSlo, parse_slo
 from trtllm_hpc.bench.summary import Distribution
 from trtllm_hpc.errors import ExitCode
 

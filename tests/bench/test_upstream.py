@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_hpc.bench.comparison.tolerance import UPSTREAM, Tolerance
 from trtllm_hpc.bench.records import WARMUP
-from trtllm_hpc.bench.tolerance import UPSTREAM, Tolerance
 from trtllm_hpc.bench.upstream import FIELDS, append_csv, check_reference, upstream_fields, upstream_table
 from trtllm_hpc.errors import InvalidMeasurement, RunNotFound
 

@@ -15,7 +15,7 @@ import numpy as np
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
 from trtllm_hpc.bench.metrics import Sample, figures
 from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, write_records
-from trtllm_hpc.bench.server_metrics import ServerSample, write_samples
+from trtllm_hpc.bench.server.metrics import ServerSample, write_samples
 from trtllm_hpc.bench.summary import (
     ClientUse,
     Distribution,

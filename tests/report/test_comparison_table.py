@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.bench.measured import measured
-from trtllm_hpc.bench.compare import compare
-from trtllm_hpc.bench.comparison import Row
+from trtllm_hpc.bench.comparison.compare import compare
+from trtllm_hpc.bench.comparison.rows import Row
 from trtllm_hpc.bench.summary import Verdict
 from trtllm_hpc.report.comparison_table import comparison_table, remarks, verdict
 from trtllm_hpc.report.tables import as_text

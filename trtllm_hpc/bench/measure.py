@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from trtllm_hpc.bench.arrivals import requests_of
+from trtllm_hpc.bench.judgement.slo import parse_slo
+from trtllm_hpc.bench.judgement.verdicts import verdict_of
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.clock import Clock
 from trtllm_hpc.bench.load.target import Target
@@ -24,14 +26,12 @@ from trtllm_hpc.bench.provenance import provenance
 from trtllm_hpc.bench.questions import Questions
 from trtllm_hpc.bench.records import RequestRecord, append_records
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
-from trtllm_hpc.bench.server_metrics import Samples, sampled, write_samples
-from trtllm_hpc.bench.slo import parse_slo
+from trtllm_hpc.bench.server.metrics import Samples, sampled, write_samples
 from trtllm_hpc.bench.statistics import over_repeats
 from trtllm_hpc.bench.steps import step_of
 from trtllm_hpc.bench.summary import LevelResult, Measurement, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.totals import kinds_of_errors, token_totals
-from trtllm_hpc.bench.verdicts import verdict_of
 from trtllm_hpc.bench.workload.build import Built, make_workload
 from trtllm_hpc.bench.workload.find_tokenizer import Tokenization, find_tokenizer
 from trtllm_hpc.bench.workload.store import write_workload

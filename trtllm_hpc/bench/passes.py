@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.bench.arrivals import open_schedule, requests_of
-from trtllm_hpc.bench.counting import to_records
-from trtllm_hpc.bench.gate import judge
+from trtllm_hpc.bench.judgement.gate import judge
+from trtllm_hpc.bench.judgement.slo import Slo
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
 from trtllm_hpc.bench.load.clock import Clock
 from trtllm_hpc.bench.load.priority import preferred
@@ -17,8 +17,8 @@ from trtllm_hpc.bench.metrics import Sample, figures
 from trtllm_hpc.bench.progress import Progress, Step
 from trtllm_hpc.bench.questions import Portion, Questions
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.slo import Slo
 from trtllm_hpc.bench.summary import Pass, Window
+from trtllm_hpc.bench.tokens.counting import to_records
 from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement

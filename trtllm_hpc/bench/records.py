@@ -48,7 +48,7 @@ class RequestRecord:
     chunk_tokens: tuple[int, ...] = ()
     """Output tokens of each of those."""
     chunks_by: str | None = None
-    """Who counted the tokens of the chunks; see :mod:`trtllm_hpc.bench.counting`."""
+    """Who counted the tokens of the chunks; see :mod:`trtllm_hpc.bench.tokens.counting`."""
     input_tokens: int | None = None
     input_by: str | None = None
     output_tokens: int | None = None
@@ -80,7 +80,8 @@ def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
 
 def append_records(path: Path, records: Iterable[RequestRecord]) -> None:
     """Write more records behind those that are there; they are on the disk when this returns."""
-    with path.open("a", encoding="utf-8") as file:
+    mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with os.fdopen(os.open(path, mode, 0o600), "a", encoding="utf-8") as file:
         file.write(_lines(records))
         file.flush()
         os.fsync(file.fileno())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from trtllm_hpc.bench.slo import Slo
+from trtllm_hpc.bench.judgement.slo import Slo
 from trtllm_hpc.bench.summary import Figure, Pass, SearchResult, Tried
 
 PRECISION = 0.05

@@ -14,8 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trtllm_hpc.bench.comparison.tolerance import Tolerance
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.tolerance import Tolerance
 from trtllm_hpc.errors import InvalidMeasurement, RunNotFound
 
 IN_FLIGHT = "Avg. InFlight requests"

@@ -95,7 +95,7 @@ def _has_slo(context: Context) -> bool:
 
 def slo(context: Context) -> Outcome:
     """The benchmark would end with this sentence, when the server is ready and paid for."""
-    from trtllm_hpc.bench.slo import BadSlo, parse_slo
+    from trtllm_hpc.bench.judgement.slo import BadSlo, parse_slo
 
     benchmark = context.job.companion.benchmark
     assert benchmark is not None and benchmark.slo is not None

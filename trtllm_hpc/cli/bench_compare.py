@@ -11,8 +11,8 @@ from trtllm_hpc.cli.measurements import Found, MeasurementType
 from trtllm_hpc.cli.options import json_option, runs_option
 
 if TYPE_CHECKING:
-    from trtllm_hpc.bench.comparison import Comparison
-    from trtllm_hpc.bench.tolerance import Tolerance
+    from trtllm_hpc.bench.comparison.rows import Comparison
+    from trtllm_hpc.bench.comparison.tolerance import Tolerance
 
 
 @click.command("compare")
@@ -63,7 +63,7 @@ def command(
       trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --relative-tolerance 0.1
       trtllm-hpc bench compare latest --upstream-json base.json --upstream-key llama
     """
-    from trtllm_hpc.bench.tolerance import UPSTREAM, Tolerance
+    from trtllm_hpc.bench.comparison.tolerance import UPSTREAM, Tolerance
 
     usual = 0.0 if upstream_json is None else UPSTREAM.absolute
     tolerance = Tolerance(relative_tolerance, usual if absolute_tolerance is None else absolute_tolerance)
@@ -78,8 +78,8 @@ def command(
 
 
 def _compare(a: Found, b: Found, tolerance: Tolerance, as_json: bool) -> None:
-    from trtllm_hpc.bench.compare import Side, compare
-    from trtllm_hpc.bench.comparison import refuse_worse
+    from trtllm_hpc.bench.comparison.compare import Side, compare
+    from trtllm_hpc.bench.comparison.rows import refuse_worse
 
     first, second = (Side(found.call_name, found.summary(), found.records()) for found in (a, b))
     comparison = compare(first, second, tolerance)
@@ -102,7 +102,7 @@ def _print(comparison: Comparison) -> None:
 
 
 def _compare_with_file(found: Found, path: Path, key: str, tolerance: Tolerance) -> None:
-    from trtllm_hpc.bench.comparison import Worse
+    from trtllm_hpc.bench.comparison.rows import Worse
     from trtllm_hpc.bench.upstream import check_reference
     from trtllm_hpc.cli.bench_show import upstream_passes
 

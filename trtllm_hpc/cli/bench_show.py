@@ -90,7 +90,7 @@ def upstream_passes(found: Found) -> list[tuple[str, dict[str, float]]]:
 
 def write_trace(found: Found) -> Path:
     """Write the requests and the server's metrics as a trace for Perfetto."""
-    from trtllm_hpc.bench.server_metrics import read_samples
+    from trtllm_hpc.bench.server.metrics import read_samples
     from trtllm_hpc.report.perfetto import write_perfetto
 
     write_perfetto(found.records(), read_samples(found.files.samples), found.files.trace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtllm_hpc.bench.comparison import Comparison, Row
+from trtllm_hpc.bench.comparison.rows import Comparison, Row
 from trtllm_hpc.report.tables import plain_table
 from trtllm_hpc.report.words import NONE, quantity, share
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from ruamel.yaml import YAML
 
-from trtllm_hpc.bench import sources
+from trtllm_hpc.bench.tokens import sources
 from trtllm_hpc.bench.workload.vocabulary import Vocabulary
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.config.benchmark_rules import settings_problems

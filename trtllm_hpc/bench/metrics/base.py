@@ -18,7 +18,7 @@ class NoValue(Exception):
 
 
 class Limits(Protocol):
-    """What a request must keep to be good; see :class:`trtllm_hpc.bench.slo.Slo`."""
+    """What a request must keep to be good; see :class:`trtllm_hpc.bench.judgement.slo.Slo`."""
 
     def met_by(self, record: RequestRecord) -> bool:
         """Whether an answered request keeps every limit on single requests."""

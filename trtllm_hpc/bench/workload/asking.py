@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from trtllm_hpc.bench.sources import BY_WORKLOAD
+from trtllm_hpc.bench.tokens.sources import BY_WORKLOAD
 from trtllm_hpc.bench.workload.draws import Stream, draws
 from trtllm_hpc.bench.workload.fields import Question
 from trtllm_hpc.bench.workload.material import TOKENIZER_HINT

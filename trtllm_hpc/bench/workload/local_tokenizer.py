@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.bench.sources import BY_TOKENIZER
+from trtllm_hpc.bench.tokens.sources import BY_TOKENIZER
 from trtllm_hpc.bench.workload.vocabulary import Vocabulary
 
 FILE = "tokenizer.json"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Protocol
 
-from trtllm_hpc.bench.sources import BY_WORKLOAD
+from trtllm_hpc.bench.tokens.sources import BY_WORKLOAD
 from trtllm_hpc.bench.workload.beginnings import Beginnings
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.bench.workload.shape import Shape

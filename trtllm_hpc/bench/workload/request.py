@@ -17,7 +17,7 @@ class Request:
     input_tokens: int | None = None
     """Length of the prompt; ``None`` where nobody has counted yet."""
     input_by: str | None = None
-    """Who counted, see :mod:`trtllm_hpc.bench.counting`."""
+    """Who counted, see :mod:`trtllm_hpc.bench.tokens.counting`."""
     due_s: float | None = None
     """Trace: seconds after the trace's first request."""
     source: str | None = None

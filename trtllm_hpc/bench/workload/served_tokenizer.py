@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_hpc.bench.sources import BY_PREPROCESSING
+from trtllm_hpc.bench.tokens.sources import BY_PREPROCESSING
 from trtllm_hpc.client.ask import GRPC_OPTIONS
 from trtllm_hpc.client.http import call_json
 from trtllm_hpc.errors import RequestFailed

@@ -3,7 +3,7 @@
 With several passes each is one observation, since one run of a server
 differs from the next by more than its own requests tell (Kalibera and Jones
 2013, "Rigorous benchmarking in reasonable time", section 4). Of a single pass only
-its own requests can be asked: see :mod:`trtllm_hpc.bench.resampling`.
+its own requests can be asked: see :mod:`trtllm_hpc.bench.comparison.resampling`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trtllm_hpc.bench.tolerance import Tolerance
+from trtllm_hpc.bench.comparison.tolerance import Tolerance
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, TrtllmHpcError
 
 CHANCE = 0.05

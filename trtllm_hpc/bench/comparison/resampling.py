@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from trtllm_hpc.bench.estimates import Estimate
+from trtllm_hpc.bench.comparison.estimates import Estimate
 from trtllm_hpc.bench.metrics import Metric, NoValue, PerRequest, Sample
 from trtllm_hpc.bench.records import WARMUP, RequestRecord
 from trtllm_hpc.bench.statistics import value_of

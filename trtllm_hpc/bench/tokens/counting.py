@@ -14,8 +14,9 @@ from itertools import pairwise
 
 from trtllm_hpc.bench.load.replies import Chunk, Parsed, Reply
 from trtllm_hpc.bench.records import MEASURED, WARMUP, RequestRecord
-from trtllm_hpc.bench.retokenizing import Texts, in_one_piece, recounted, repeats_prompt
-from trtllm_hpc.bench.sources import (
+from trtllm_hpc.bench.summary import Window
+from trtllm_hpc.bench.tokens.retokenizing import Texts, in_one_piece, recounted, repeats_prompt
+from trtllm_hpc.bench.tokens.sources import (
     BY_MODEL,
     BY_PREPROCESSING,
     BY_REQUEST,
@@ -23,7 +24,6 @@ from trtllm_hpc.bench.sources import (
     BY_TOKENIZER,
     BY_WORKLOAD,
 )
-from trtllm_hpc.bench.summary import Window
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 

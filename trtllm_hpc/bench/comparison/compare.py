@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from trtllm_hpc.bench.apart import settings_apart, surroundings_apart
-from trtllm_hpc.bench.comparison import Comparison, Row
-from trtllm_hpc.bench.estimates import Difference, Estimate, difference, of_passes
+from trtllm_hpc.bench.comparison.apart import settings_apart, surroundings_apart
+from trtllm_hpc.bench.comparison.estimates import Difference, Estimate, difference, of_passes
+from trtllm_hpc.bench.comparison.resampling import BLOCKS, OnePass
+from trtllm_hpc.bench.comparison.rows import Comparison, Row
+from trtllm_hpc.bench.comparison.tolerance import Tolerance
+from trtllm_hpc.bench.judgement.slo import parse_slo
 from trtllm_hpc.bench.metrics import METRICS, Metric, NoValue, PerRequest, Sample
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.resampling import BLOCKS, OnePass
-from trtllm_hpc.bench.slo import parse_slo
 from trtllm_hpc.bench.statistics import value_of
 from trtllm_hpc.bench.summary import LevelResult, Measurement, Pass
-from trtllm_hpc.bench.tolerance import Tolerance
 from trtllm_hpc.errors import InvalidMeasurement
 
 STATISTICS = ("mean", "p50", "p99")
@@ -39,7 +39,7 @@ def compare(a: Side, b: Side, tolerance: Tolerance = Tolerance()) -> Comparison:
 
     Where a level has several passes, the passes are compared by Welch's
     t-test; of a single pass its own stretches tell the spread, see
-    :mod:`trtllm_hpc.bench.resampling`. P-values of all rows together are
+    :mod:`trtllm_hpc.bench.comparison.resampling`. P-values of all rows together are
     adjusted so that of the differences called significant no more than 5 %
     are false on average (Benjamini and Hochberg 1995).
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trtllm_hpc.bench.counting import BY_MODEL, BY_REQUEST, BY_RESPONSES
+from trtllm_hpc.bench.judgement.steadiness import growth
 from trtllm_hpc.bench.metrics import Sample, distribution
 from trtllm_hpc.bench.metrics.latency import LatencyFromSchedule
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.steadiness import growth
 from trtllm_hpc.bench.summary import ClientUse, Verdict
+from trtllm_hpc.bench.tokens.counting import BY_MODEL, BY_REQUEST, BY_RESPONSES
 from trtllm_hpc.config.benchmark import Benchmark
 
 LATE_S = 0.001

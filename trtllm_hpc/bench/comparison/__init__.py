@@ -1,0 +1,1 @@
+"""Two measurements side by side: what differs, and whether that is more than chance."""

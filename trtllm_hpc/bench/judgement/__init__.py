@@ -1,0 +1,1 @@
+"""Whether figures may be used, and whether they keep limits."""

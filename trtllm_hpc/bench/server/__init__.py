@@ -1,0 +1,1 @@
+"""The server's own metrics during a measurement."""

@@ -1,0 +1,1 @@
+"""How many tokens a prompt and an answer have, and who says so."""
