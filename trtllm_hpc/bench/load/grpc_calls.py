@@ -18,9 +18,10 @@ from trtllm_hpc.errors import NotReady
 
 _CONNECT_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.001, 0.1
 _ERROR_TAG = b"\x0a"
 """First byte of a ``ModelStreamInferResponse`` with an ``error_message`` (its field 1, a string)."""
-_CODE_OF_RESET = {frames.CANCEL: "CANCELLED", frames.REFUSED_STREAM: "UNAVAILABLE"}
+_CODE_OF_RESET = {frames.CANCEL: "CANCELLED"}
 """The protocol's table "Errors"; all others mean INTERNAL."""
 
 Ended = Callable[[Reply], None]
@@ -40,7 +41,7 @@ class _Call:
         self.number = 0
         self.http = "200"
         self.done = False
-        self.refused = False
+        self.refused = 0
 
     def headers(self, headers: Headers, now: float) -> None:
         self.http = headers.get(":status", self.http)
@@ -60,9 +61,13 @@ class _Call:
         self.finish(*status_of(trailers, self.http), now)
 
     def reset(self, code: int, now: float) -> None:
-        if code == frames.REFUSED_STREAM and not self.refused:
-            self.refused = True
-            self.calls.place(self)
+        if code == frames.REFUSED_STREAM:
+            # Surely nothing was done for it (RFC 9113, 8.7). A server may refuse because it has not yet
+            # put away the stream that it has just ended; the call's own deadline ends the trying.
+            pause_s = min(_FIRST_RETRY_S * 2**self.refused, _LONGEST_RETRY_S)
+            self.refused += 1
+            self.connection = None
+            asyncio.get_running_loop().call_later(pause_s, self.calls.place_again, self)
         else:
             name = _CODE_OF_RESET.get(code, "INTERNAL")
             self.finish(name, f"the server reset the stream, HTTP/2 error {code}", now)
@@ -160,6 +165,12 @@ class GrpcCalls:
         call.connection = None
         self._waiting.append(call)
         self._connect_later()
+
+    def place_again(self, call: _Call) -> None:
+        """The same for a call that a server has refused, unless its time is over."""
+        if not call.done and not self._closed:
+            self.place(call)
+            self.flush()
 
     def _changed(self) -> None:
         """A connection has room again, or is over."""
