@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import time
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import numpy as np
 import pytest
 
 from tests.slurm.conftest import Person, eventually, user_processes
+from trtllm_hpc.bench.records import read_records
+from trtllm_hpc.bench.server.metrics import read_samples
+from trtllm_hpc.bench.summary import read_measurement
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
@@ -64,10 +68,18 @@ def assert_served_and_measured(run: RunPaths, hosts: int = 2) -> None:
     ranks = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
     assert len({rank.host for rank in ranks if rank}) == hosts
     assert all(rank is not None and rank.exit_code == 0 and rank.stopped_by for rank in ranks)
-    benchmark = json.loads(run.benchmark.read_text())
-    assert len(run.benchmark_requests.read_text().splitlines()) >= SMALL["requests"]
-    assert "output" in run.benchmark_table.read_text()
-    assert benchmark
+    measured = read_measurement(run.benchmark)
+    assert measured.verdict.valid, measured.verdict.findings
+    [only] = measured.levels[0].passes
+    assert (only.sent, only.measured, only.failed) == (7, 6, 0)
+    assert len(read_records(run.benchmark_requests)) == 7
+    server = measured.provenance["server"]
+    assert server["job_id"] and len(server["nodes"]) == hosts and len(server["ranks"]) == 2
+    written = run.measurement("benchmark")
+    used = [sample.values.get("kv_blocks_used") for sample in read_samples(written.samples)]
+    assert any(used) and None not in used  # the server's view, from beginning to end
+    assert "valid: the figures may be used" in run.benchmark_table.read_text()
+    assert "</html>" in run.report.read_text() and len(written.workload.read_text().splitlines()) == 7
 
 
 def test_one_job_file_to_a_measured_model(person: Person) -> None:
@@ -107,6 +119,27 @@ def test_one_job_file_to_a_measured_model(person: Person) -> None:
         assert word in listing.stdout
     one = person.types("logs", run.folder, "--stage", "serve", "--rank", "1")
     assert "rank 1 on" in one.stdout and "rank 0 on" not in one.stdout
+
+
+def test_the_job_of_the_demo_streams_and_is_measured_at_two_rates(person: Person, engine: Path) -> None:
+    job = person.folder / "demo.yaml"
+    job.write_text(files("trtllm_hpc.jobs").joinpath("tiny-llama.yaml").read_text(), encoding="utf-8")
+    small = ("serve.nodes=2", f"engine.directory={engine}", "model.synthetic=null")
+    lenient = ("companion.benchmark.max_late_share=1.0", "companion.benchmark.requests=12")
+    settings = [word for setting in (*small, *lenient) for word in ("--set", setting)]
+    answer, run = person.submit(job, *settings)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    measured = read_measurement(run.benchmark)
+    assert measured.streaming and [result.level.label for result in measured.levels] == ["2/s", "4/s"]
+    for result in measured.levels:
+        assert {"ttft_ms", "tpot_ms", "itl_ms", "goodput_per_s"} <= result.metrics.keys()
+    for record in read_records(run.benchmark_requests):
+        # Once a token, and no two of them at once.
+        assert len(record.chunks_s) == sum(record.chunk_tokens) == record.output_tokens
+        assert record.sent_s < record.chunks_s[0] and list(record.chunks_s) == sorted(record.chunks_s)
+    assert "TTFT (ms)" in answer.stdout and "valid: the figures may be used" in answer.stdout
+    shown = person.types("bench", "show", f"{run.folder}:benchmark")
+    assert shown.returncode == 0 and shown.stdout == run.benchmark_table.read_text()
 
 
 def test_sbatch_by_hand_does_the_same(person: Person) -> None:
