@@ -38,6 +38,10 @@ golden: setup ## render the golden scripts anew, for `git diff` to review
 bench: setup ## the project against its limits: how fast the command line starts
 	$(BIN)/python benchmarks/cli_start.py
 
+.PHONY: bench-load
+bench-load: setup ## the load generator beside perf_analyzer: needs a quiet machine for five minutes
+	$(BIN)/python -m benchmarks.load_generator
+
 .PHONY: bench-reference
 bench-reference: setup ## the reference backend beside its library: needs a quiet machine for half an hour
 	$(BIN)/python -m benchmarks.reference_backend --features
