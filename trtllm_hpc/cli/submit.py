@@ -110,11 +110,11 @@ def _print_next(paths: RunPaths, engine: Hit | Miss | Unknown | None, as_json: b
 
 
 def _wait(paths: RunPaths, *, live: bool, keeps_serving: bool) -> RunStatus:
-    from trtllm_hpc.lifecycle.watch import follow
-    from trtllm_hpc.report.live import LivePrinter
-
     status = None
-    try:
+    try:  # from the very first: the jobs are there already
+        from trtllm_hpc.lifecycle.watch import follow
+        from trtllm_hpc.report.live import LivePrinter
+
         with LivePrinter(enabled=live) as printer:
             for progress in follow(paths, keeps_serving=keeps_serving):
                 printer.show(progress)
