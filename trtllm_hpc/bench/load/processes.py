@@ -139,7 +139,7 @@ class _Counts:
 
 def _work(pipe: Connection, plan: Plan) -> None:
     """A worker's life. Ctrl-C reaches it through its parent alone."""
-    from trtllm_hpc.bench.load.run import run_plan
+    from trtllm_hpc.bench.load.loops import run_plan
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     counts = _Counts()
