@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from trtllm_hpc.bench.arrivals import requests_of
 from trtllm_hpc.bench.judgement.slo import parse_slo
 from trtllm_hpc.bench.judgement.verdicts import verdict_of
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.clock import Clock
 from trtllm_hpc.bench.load.target import Target
-from trtllm_hpc.bench.passes import Passes, closed_length
+from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length
 from trtllm_hpc.bench.progress import Progress
 from trtllm_hpc.bench.progress_shown import reported, terminal_bar
 from trtllm_hpc.bench.provenance import provenance
@@ -106,9 +105,9 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
 
 def expected_requests(settings: Benchmark) -> int:
     """How many requests the passes take together, as far as that is known."""
-    if settings.workload.kind == "trace":
-        return settings.requests or 1_000_000
-    counts = (_requests_of(level, settings) for level in levels_of(settings))
+    counts = [_requests_of(level, settings) for level in levels_of(settings)]
+    if settings.workload.kind == "trace":  # asked anew in each pass
+        return WHOLE_TRACE if settings.find_max else max(counts)
     return sum(counts) * settings.repeats
 
 
@@ -123,7 +122,7 @@ def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
 
 def _requests_of(level: Level, settings: Benchmark) -> int:
     if isinstance(level, OpenLoop):
-        return sum(requests_of(level, settings))
+        return open_length(level, settings)
     return closed_length(level, settings)[0] or _CLOSED_LOOP_REQUESTS
 
 

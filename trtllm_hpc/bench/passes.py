@@ -23,7 +23,8 @@ from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement
 
-_WHOLE_TRACE = 1_000_000
+WHOLE_TRACE = 1_000_000
+"""More requests than a trace has."""
 _CLOSED_LOOP_PAYLOADS = 20
 """Different requests for each slot of a closed loop that ends by time; then they come again."""
 
@@ -77,8 +78,7 @@ class Passes:
         return Ran(result, records, load.interrupted)
 
     def _open(self, level: OpenLoop, step: Step) -> tuple[Load, Portion, Window]:
-        wanted = _WHOLE_TRACE if level.arrival == "trace" else sum(requests_of(level, self.settings))
-        portion = self.questions.take(wanted)
+        portion = self.questions.take(open_length(level, self.settings))
         schedule = open_schedule(level, self.settings, repeat=step.repeat, requests=portion.requests)
         count = len(schedule.due_s)
         if count > len(portion.requests):
@@ -86,6 +86,7 @@ class Passes:
                 f"The workload has {len(portion.requests)} requests, and {count} are to be sent.",
                 hint="send fewer (requests, warmup_requests), or at the times of the trace (arrival: trace)",
             )
+        self.questions.put_back(portion, count)
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
         load = run_open(
             self.target,
@@ -111,7 +112,8 @@ class Passes:
             progress=self.progress,
             processes=self.settings.processes,
         )
-        self.questions.put_back(max(0, len(portion.requests) - len(load.replies)))
+        # Not the number of replies: of several processes one may be ahead of the others.
+        self.questions.put_back(portion, max([reply.index + 1 for reply in load.replies], default=0))
         return load, portion, closed_window(load, self.settings)
 
     def _records(
@@ -133,6 +135,15 @@ class Passes:
         model = self.questions.target(place).model
         instance = record.instance or (model if self.settings.models else None)
         return replace(record, index=place, instance=instance)
+
+
+def open_length(level: OpenLoop, settings: Benchmark) -> int:
+    """Requests of an open loop, warm-up included; of a trace of which times decide, all."""
+    if level.arrival != "trace":
+        return sum(requests_of(level, settings))
+    if settings.requests is None or settings.warmup_seconds is not None:
+        return WHOLE_TRACE
+    return settings.requests + (settings.warmup_requests or 0)
 
 
 def closed_length(level: ClosedLoop, settings: Benchmark) -> tuple[int | None, float | None]:

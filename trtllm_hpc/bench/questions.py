@@ -42,7 +42,7 @@ class Questions:
         self._targets = targets
         self._make = make
         self._built = make(expected)
-        self._asked = 0
+        self._asked = self._asked_before = 0
 
     @property
     def asked(self) -> list[Request]:
@@ -66,7 +66,7 @@ class Questions:
             # A search does not know how far it will go: twice as many, lest each pass begins anew.
             self._built = self._make(max(last, 2 * len(self._built.requests)))
         requests = self._built.requests[first:last]
-        self._asked = max(self._asked, first + len(requests))
+        self._asked_before, self._asked = self._asked, max(self._asked, first + len(requests))
         payloads = [
             encode(request, self.target(place), str(place)) for place, request in enumerate(requests, first)
         ]
@@ -76,6 +76,6 @@ class Questions:
         """Who is asked the request of that place in the workload."""
         return self._targets[place % len(self._targets)]
 
-    def put_back(self, count: int) -> None:
-        """The last ``count`` requests that were taken were not asked after all."""
-        self._asked -= count
+    def put_back(self, portion: Portion, asked: int) -> None:
+        """Of the portion that was taken last only the first ``asked`` were asked after all."""
+        self._asked = max(self._asked_before, portion.first + asked)

@@ -24,7 +24,8 @@ class RequestRecord:
     """
 
     index: int
-    """Place in the workload. Each pass asks requests of its own; only a trace comes again."""
+    """Place in the workload. Each pass asks requests of its own; only a trace comes again, and those of a
+    closed loop that has asked all of its own before its time is over."""
     level: int
     """Which level of load, counted from 0 in their order."""
     repeat: int

@@ -48,9 +48,10 @@ def trace(wanted: Wanted) -> Built:
         line = timed[made.index(not made[0])].entry.line
         raise misread(path, line, "is of another layout than the entries before: prompts, or lengths alone")
     requests, notes = (_synthetic if made[0] else _recorded)(wanted, path, timed)
-    asked = wanted.settings.requests
-    if asked is not None and len(requests) < min(asked, wanted.count):
-        notes.append(f"The trace has only {len(requests):,} of the {asked:,} requests asked for.")
+    if wanted.settings.requests is not None:
+        asked = min(wanted.settings.requests + (wanted.settings.warmup_requests or 0), wanted.count)
+        if len(requests) < asked:
+            notes.append(f"The trace has only {len(requests):,} of the {asked:,} requests asked for.")
     return Built(requests, notes)
 
 

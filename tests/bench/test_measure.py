@@ -1,0 +1,51 @@
+"""How much of a workload the passes of a measurement need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.bench.arrivals import open_schedule
+from trtllm_hpc.bench.levels import OpenLoop, levels_of
+from trtllm_hpc.bench.measure import expected_requests
+from trtllm_hpc.bench.workload.build import make_workload
+from trtllm_hpc.config.benchmark import Benchmark
+
+
+def of_a_trace(folder: Path, **settings: Any) -> Benchmark:
+    """Settings for a trace of 40 requests, one every 0.1 s."""
+    file = folder / "trace.jsonl"
+    entries = ({"timestamp": 100 * place, "prompt": f"say {place}"} for place in range(40))
+    file.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries), encoding="utf-8")
+    plain = {"workload": {"kind": "trace", "path": str(file)}, **settings}
+    return Benchmark.model_validate(Benchmark.with_defaults(plain))
+
+
+def asked_of(settings: Benchmark) -> int:
+    return len(make_workload(settings, expected_requests(settings), token_ids=False).requests)
+
+
+@pytest.mark.parametrize("arrival", ["trace", "constant"])
+def test_a_trace_has_requests_for_the_warm_up_and_for_the_window(tmp_path: Path, arrival: str) -> None:
+    settings = of_a_trace(tmp_path, requests=10, warmup_requests=5, arrival=arrival)
+    requests = make_workload(settings, expected_requests(settings), token_ids=False).requests
+    [level] = levels_of(settings)
+    assert isinstance(level, OpenLoop)
+    schedule = open_schedule(level, settings, requests=requests)
+    assert (schedule.warmup, len(schedule.due_s), len(requests)) == (5, 15, 15)
+
+
+def test_a_trace_is_taken_whole_where_its_times_decide(tmp_path: Path) -> None:
+    assert asked_of(of_a_trace(tmp_path)) == 40
+    assert asked_of(of_a_trace(tmp_path, requests=None, duration_seconds=1)) == 40
+    assert asked_of(of_a_trace(tmp_path, requests=10, warmup_requests=None, warmup_seconds=1)) == 40
+    searched = {"arrival": "poisson", "find_max": True, "slo": "latency<1s", "requests": 10}
+    assert asked_of(of_a_trace(tmp_path, **searched)) == 40
+
+
+def test_each_level_asks_a_trace_anew_and_the_largest_decides(tmp_path: Path) -> None:
+    settings = of_a_trace(tmp_path, concurrencies=[1, 8], requests=10, warmup_requests=2, repeats=3)
+    assert asked_of(settings) == 8 + 2 - 1 + 10
