@@ -19,7 +19,7 @@ class CoreModel:
 
 @dataclass(frozen=True)
 class Target:
-    """A served model and the way to ask it; :func:`trtllm_hpc.bench.load.describe.find_target` makes one."""
+    """A served model and the way to ask it; :func:`trtllm_hpc.bench.targets.targets_of` makes one."""
 
     endpoint: Endpoint
     model: str
