@@ -28,7 +28,7 @@ def closed(port: int, level: int, seconds: float) -> Figures:
         cpu_us_per_request=load.client.cpu_s / len(load.replies) * 1e6,
         p50_ms=percentile(latencies, 0.5) * 1e3,
         p99_ms=percentile(latencies, 0.99) * 1e3,
-        cores=load.client.busiest_share,
+        cores=load.client.cpu_s / load.client.wall_s,
     )
 
 
@@ -45,7 +45,7 @@ def open_(port: int, level: int, seconds: float) -> Figures:
         p99_ms=percentile(latencies, 0.99) * 1e3,
         schedule_p99_ms=percentile([reply.ended_s - reply.due_s for reply in replies], 0.99) * 1e3,
         late_p99_ms=percentile([reply.sent_s - reply.due_s for reply in replies], 0.99) * 1e3,
-        cores=load.client.busiest_share,
+        cores=load.client.cpu_s / load.client.wall_s,
     )
 
 
@@ -56,7 +56,7 @@ def streams(port: int, level: int, seconds: float) -> Figures:
     load = _checked(run_open(_target(port, TOKENS, streaming=True), [payload] * level, due_s, Clock()))
     return Figures(
         rate_per_s=sum(len(reply.chunks) for reply in load.replies) / load.client.wall_s,
-        cores=load.client.busiest_share,
+        cores=load.client.cpu_s / load.client.wall_s,
         gap_error_p99_ms=messages.gap_error_p99_ms(reply.chunks for reply in load.replies),
     )
 

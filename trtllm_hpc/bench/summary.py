@@ -89,7 +89,8 @@ class ClientUse:
     """CPU time of all its processes."""
     wall_s: float
     busiest_share: float
-    """CPU time of the busiest process over wall time: 1.0 is a core, the most that Python can use."""
+    """CPU time of the busiest process over wall time: 1.0 is a core, the most that Python can use. While it
+    sent or over the whole pass, whichever is more: who waits for a last slow answer has little to do."""
     processes: int = 1
     real_time: bool = False
     """Whether it went before ordinary processes, see :mod:`trtllm_hpc.bench.load.priority`."""

@@ -180,3 +180,11 @@ def test_a_server_that_speaks_something_else_is_not_ready() -> None:
         with pytest.raises(NotReady, match="the server closed the connection"):
             at_once(Target(endpoint(listening.getsockname()[1]), "m"), b"x")
         thread.join()
+
+
+def test_a_slow_last_answer_does_not_hide_how_busy_the_client_was() -> None:
+    with grpc_server() as ready:
+        payloads = [b"sleep 1", *[b"b"] * 2000]
+        load = run_closed(Target(ready, "m"), payloads, 2, Clock(), until_s=0.3)
+    use = load.client
+    assert use.wall_s > 1 and use.busiest_share > 1.5 * use.cpu_s / use.wall_s

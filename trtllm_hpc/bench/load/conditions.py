@@ -53,15 +53,35 @@ def interruptible(interrupt: Callable[[], None]) -> Iterator[None]:
         restore()
 
 
-@contextmanager
-def timed() -> Iterator[Callable[[], ClientUse]]:
-    """CPU and wall time of this process from now to the end of the block."""
-    began = (time.process_time(), time.monotonic())
-    ended = began
+class Use:
+    """CPU and wall time of this process, from when it is made."""
 
-    def use() -> ClientUse:
-        cpu_s, wall_s = ended[0] - began[0], ended[1] - began[1]
-        return ClientUse(cpu_s, wall_s, cpu_s / wall_s if wall_s else 0.0)
+    def __init__(self) -> None:
+        self._began = self._ended = _times()
+        self._all_sent: _Times | None = None
 
-    yield use
-    ended = (time.process_time(), time.monotonic())
+    def all_sent(self) -> None:
+        """Nothing more is to be sent: the slowest answers are waited for, with ever less to do."""
+        self._all_sent = self._all_sent or _times()
+
+    def end(self) -> None:
+        """It is over."""
+        self._ended = _times()
+
+    def total(self) -> ClientUse:
+        """What it has used until the end."""
+        (cpu_s, wall_s), sending = self._since_begun(self._ended), self._since_begun(self._all_sent)
+        shares = [cpu_s / wall_s for cpu_s, wall_s in ((cpu_s, wall_s), sending) if wall_s > 0]
+        return ClientUse(cpu_s, wall_s, max(shares, default=0.0))
+
+    def _since_begun(self, moment: _Times | None) -> _Times:
+        cpu_s, wall_s = moment or self._began
+        return cpu_s - self._began[0], wall_s - self._began[1]
+
+
+_Times = tuple[float, float]
+"""CPU and wall."""
+
+
+def _times() -> _Times:
+    return time.process_time(), time.monotonic()

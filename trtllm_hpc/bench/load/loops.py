@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trtllm_hpc.bench.load.clock import Clock
-from trtllm_hpc.bench.load.conditions import interruptible, quiet, timed
+from trtllm_hpc.bench.load.conditions import Use, interruptible, quiet
 from trtllm_hpc.bench.load.pace import Pace
 from trtllm_hpc.bench.load.plan import Calls, ClosedPlan, Control, Counter, OpenPlan, Plan
 from trtllm_hpc.bench.load.replies import Load, Reply
@@ -54,19 +54,21 @@ class _Loop:
             await self.calls.connect()
             if control is not None:
                 self.start_s = control(lambda: loop.call_soon_threadsafe(self._interrupt))
-            with quiet(), interruptible(self._interrupt), timed() as use, Pace(self.tick) as pace:
+            with quiet(), interruptible(self._interrupt), Pace(self.tick) as pace:
+                self.use = Use()
                 if self.start_s is None:
                     self.start_s = self.clock.now() + LEAD_S
                 self.pace = pace
                 self.begin()
                 await self.over.wait()
+                self.use.end()
         finally:
             self.over.set()
             await self.calls.close()
         if self.error is not None:
             raise self.error
         replies = [reply for reply in self.replies if reply.ended_s >= 0]
-        return Load(replies, use(), self.start_s, self.interrupted)
+        return Load(replies, self.use.total(), self.start_s, self.interrupted)
 
     def begin(self) -> None:
         raise NotImplementedError
@@ -126,7 +128,9 @@ class _OpenLoop(_Loop):
             self.calls.flush()
         if self.sent < len(self.due_s):
             self.pace.wake(self.clock.zero + self.start_s + self.due_s[self.sent])
-        elif not self.open:
+            return
+        self.use.all_sent()
+        if not self.open:
             self.over.set()
 
     def next(self, reply: Reply) -> bool:
@@ -157,6 +161,7 @@ class _ClosedLoop(_Loop):
         if self.left and self.clock.now() < self.end_s:
             self._send(reply.ended_s)
             return True
+        self.use.all_sent()
         return False
 
     def _send(self, due_s: float) -> None:
