@@ -25,12 +25,7 @@ def growth(sample: Sample) -> str | None:
     trend (Mann 1945; Kendall 1975), one-sided, on the mean latency of each
     part of the window. A rate that is made to rise is not tested.
     """
-    if isinstance(sample.level, OpenLoop) and sample.level.ramp_to_per_s not in (
-        None,
-        sample.level.rate_per_s,
-    ):
-        return None
-    means = _means(sample)
+    means = None if _rising(sample) else _means(sample)
     if means is None:
         return None
     from scipy import stats
@@ -48,7 +43,8 @@ def growth(sample: Sample) -> str | None:
 
 
 def _rising(sample: Sample) -> bool:
-    return isinstance(sample.level, OpenLoop) and sample.level.ramp_to_per_s is not None
+    level = sample.level
+    return isinstance(level, OpenLoop) and level.ramp_to_per_s not in (None, level.rate_per_s)
 
 
 def _means(sample: Sample) -> list[float] | None:
