@@ -125,7 +125,8 @@ def test_measurements_without_a_common_level_are_refused() -> None:
 
 def test_settings_that_differ_are_told() -> None:
     found = compare(
-        measured("a"), measured("b", max_tokens=32, min_requests=5, workload={"prefix_tokens": 9})
+        measured("a"),
+        measured("b", max_tokens=32, min_requests=5, max_late_share=1, workload={"prefix_tokens": 9}),
     )
     assert found.apart == ["workload.prefix_tokens: 256 against 9", "max_tokens: 16 against 32"]
 

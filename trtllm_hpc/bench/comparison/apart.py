@@ -9,7 +9,15 @@ from typing import Any
 
 from trtllm_hpc.bench.summary import Measurement
 
-_OF_FIGURES = {"repeats", "processes", "max_error_share", "min_requests", "min_window_seconds", "find_max"}
+_OF_FIGURES = {
+    "repeats",
+    "processes",
+    "max_error_share",
+    "max_late_share",
+    "min_requests",
+    "min_window_seconds",
+    "find_max",
+}
 """Settings that change how sure figures are, and not what they are."""
 _LOAD = {"rate_per_second", "rates_per_second", "concurrency", "concurrencies"}
 """Levels of load are compared one by one."""
