@@ -94,10 +94,10 @@ def _lines(records: Iterable[RequestRecord]) -> str:
 
 
 def read_records(path: Path) -> list[RequestRecord]:
-    """Read what :func:`write_records` wrote."""
+    """Read what :func:`write_records` wrote, but for a last line that was cut off with whoever wrote it."""
     known = {field.name for field in fields(RequestRecord)}
     with path.open(encoding="utf-8") as lines:
-        return [_record(json.loads(line), known) for line in lines]
+        return [_record(json.loads(line), known) for line in lines if line.endswith("\n")]
 
 
 def _record(plain: dict[str, object], known: set[str]) -> RequestRecord:
