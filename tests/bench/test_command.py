@@ -15,6 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.client.echo_server import echo_server
+from trtllm_hpc.bench.levels import Level
+from trtllm_hpc.bench.passes import Passes, Ran
+from trtllm_hpc.bench.progress import Step, read_progress
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.server.metrics import read_samples
 from trtllm_hpc.bench.summary import Measurement, read_measurement
@@ -320,14 +323,19 @@ def test_options_that_do_not_go_together(run: RunPaths, options: tuple[str, ...]
 
 
 def test_an_interrupt_keeps_what_was_measured(run: RunPaths) -> None:
-    process = started(run, "--requests", "600", "--rate", "50", "--warmup", "0", "--save-as", "mine")
-    time.sleep(2.5)
+    # The companion's name: its progress can be read.
+    process = started(run, "--requests", "600", "--rate", "20", "--warmup", "0", "--save-as", "benchmark")
+    end = time.monotonic() + 20
+    while time.monotonic() < end and (
+        (now := read_progress(run.benchmark_progress)) is None or now.done < 11
+    ):
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=20)
     assert process.returncode == ExitCode.INTERRUPTED and "Traceback" not in errors
-    kept = records(run)
-    assert 10 < len(kept) < 300 and all(record.ok for record in kept)
-    assert any("interrupted" in sentence for sentence in measured(run).verdict.findings)
+    kept = records(run, "benchmark")
+    assert 10 < len(kept) < 600 and all(record.ok for record in kept)
+    assert any("interrupted" in sentence for sentence in measured(run, "benchmark").verdict.findings)
     assert "interrupted" in output
 
 
@@ -347,6 +355,20 @@ def test_a_killed_measurement_keeps_the_passes_before(run: RunPaths) -> None:
     )
     listed = json.loads(types("bench", "list", run.folder, "--json").stdout)
     assert listed[0]["valid"] is False
+
+
+def test_what_a_server_told_before_it_went_is_kept(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole_pass = Passes.run
+
+    def gone_at_the_second(self: Passes, level: Level, step: Step) -> Ran:
+        if step.repeat:
+            raise NotReady("No connection.")
+        return whole_pass(self, level, step)
+
+    monkeypatch.setattr(Passes, "run", gone_at_the_second)
+    result = bench(run, "--requests", 5, "--rate", 50, "--warmup", 0, "--repeats", 2)
+    assert isinstance(result.exception, NotReady) and len(records(run)) == 5
+    assert len(read_samples(run.measurement("mine").samples)) >= 2
 
 
 def started(run: RunPaths, *options: str) -> subprocess.Popen[str]:

@@ -8,7 +8,8 @@ all.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -93,7 +94,7 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     measuring = _Measuring(subject, settings, name, passes, [tokens.note] if tokens.note else [])
     with (
         terminal_bar() as show,
-        sampled(subject.endpoint, clock) as samples,
+        _kept_samples(subject, clock, name) as samples,
         reported(progress, progress_file, show),
     ):
         interrupted = measuring.run()
@@ -101,6 +102,18 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     if interrupted:
         raise Interrupted(measurement)
     return measurement
+
+
+@contextmanager
+def _kept_samples(subject: Subject, clock: Clock, name: str) -> Iterator[Samples]:
+    """The server's metrics meanwhile. They are written however it ends: a server's last ones tell most."""
+    samples: Samples | None = None
+    try:
+        with sampled(subject.endpoint, clock) as samples:
+            yield samples
+    finally:
+        if samples is not None:
+            write_samples(subject.paths.measurement(name).samples, samples.samples)
 
 
 def expected_requests(settings: Benchmark) -> int:
@@ -234,6 +247,5 @@ class _Measuring:
 
     def finish(self, samples: Samples, *, interrupted: bool) -> Measurement:
         """Write what is known at the end."""
-        write_samples(self._files.samples, samples.samples)
         findings = ["The measurement was interrupted before its end."] if interrupted else []
         return self.write(findings, [samples.warning] if samples.warning else [])
