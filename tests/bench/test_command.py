@@ -326,9 +326,7 @@ def test_an_interrupt_keeps_what_was_measured(run: RunPaths) -> None:
     # The companion's name: its progress can be read.
     process = started(run, "--requests", "600", "--rate", "20", "--warmup", "0", "--save-as", "benchmark")
     end = time.monotonic() + 20
-    while time.monotonic() < end and (
-        (now := read_progress(run.benchmark_progress)) is None or now.done < 11
-    ):
+    while time.monotonic() < end and answered(run) < 11:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=20)
@@ -369,6 +367,12 @@ def test_what_a_server_told_before_it_went_is_kept(run: RunPaths, monkeypatch: p
     result = bench(run, "--requests", 5, "--rate", 50, "--warmup", 0, "--repeats", 2)
     assert isinstance(result.exception, NotReady) and len(records(run)) == 5
     assert len(read_samples(run.measurement("mine").samples)) >= 2
+
+
+def answered(run: RunPaths) -> int:
+    """Requests of the companion's measurement that have ended, by its progress."""
+    now = read_progress(run.benchmark_progress)
+    return 0 if now is None else now.done
 
 
 def started(run: RunPaths, *options: str) -> subprocess.Popen[str]:
