@@ -35,7 +35,7 @@ class MeasurementPaths:
     requests: Path
     """One JSON line for each request."""
     workload: Path
-    """What was asked, one JSON line for each request; a trace for a later benchmark."""
+    """What was asked, one JSON line for each request; a later benchmark can ask the same."""
     samples: Path
     """The server's own metrics during the measurement, one JSON line for each sample."""
     table: Path
