@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -322,13 +323,16 @@ def test_options_that_do_not_go_together(run: RunPaths, options: tuple[str, ...]
     assert run.measurement("mine").present == []
 
 
-def test_an_interrupt_keeps_what_was_measured(run: RunPaths) -> None:
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("end_by", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_was_measured(run: RunPaths, end_by: signal.Signals, processes: int) -> None:
     # The companion's name: its progress can be read.
-    process = started(run, "--requests", "600", "--rate", "20", "--warmup", "0", "--save-as", "benchmark")
+    options = ("--requests", "600", "--rate", "20", "--warmup", "0", "--processes", str(processes))
+    process = started(run, *options, "--save-as", "benchmark")
     end = time.monotonic() + 20
     while time.monotonic() < end and answered(run) < 11:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, end_by)  # as a terminal and Slurm do: to every process
     output, errors = process.communicate(timeout=20)
     assert process.returncode == ExitCode.INTERRUPTED and "Traceback" not in errors
     kept = records(run, "benchmark")
@@ -382,6 +386,7 @@ def started(run: RunPaths, *options: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 

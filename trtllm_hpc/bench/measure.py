@@ -48,7 +48,7 @@ would be over in no time at the last."""
 
 
 class Interrupted(Exception):
-    """Somebody ended the measurement with Ctrl-C; what was measured is written down."""
+    """Somebody ended the measurement, as with Ctrl-C; what was measured is written down."""
 
     def __init__(self, measurement: Measurement) -> None:
         super().__init__()

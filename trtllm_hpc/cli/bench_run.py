@@ -13,6 +13,7 @@ from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, giv
 from trtllm_hpc.cli.bench_show import show, upstream_options, write_trace
 from trtllm_hpc.cli.measurements import Found
 from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.cli.signals import terminating_as_interrupt
 from trtllm_hpc.errors import InvalidMeasurement, TrtllmHpcError
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RESERVED_ENDINGS, RunPaths, write_text
 from trtllm_hpc.runs import call_name
@@ -89,7 +90,8 @@ def command(
     subject = _subject(run, job, wait_seconds)
     interrupted = False
     try:
-        measurement = run_measurement(subject, settings, found.name)
+        with terminating_as_interrupt():
+            measurement = run_measurement(subject, settings, found.name)
     except Interrupted as early:
         measurement, interrupted = early.measurement, True
     _write(found, report=report, perfetto=perfetto)

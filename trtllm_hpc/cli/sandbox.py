@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.cli.signals import terminating_as_interrupt
 from trtllm_hpc.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -57,7 +54,7 @@ def up(name: str, nodes: int, gpus_per_node: int, install: bool, as_json: bool) 
 
     sandbox = Sandbox(name)
     started = time.monotonic()
-    with _terminating_as_interrupt():
+    with terminating_as_interrupt():
         if install:
             from trtllm_hpc.sandbox.install import install_missing
 
@@ -126,17 +123,3 @@ def _show(status: Status, as_json: bool) -> None:
     click.echo(f"  partitions   {', '.join(status.partitions)}")
     click.echo(f"  logs         {status.logs}")
     click.echo(f"  to use it    export SLURM_CONF={status.slurm_conf}")
-
-
-@contextmanager
-def _terminating_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end this as Ctrl-C does: with everything taken down again."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -48,7 +48,7 @@ def run_shared(plan: Plan, processes: int, progress: Counter | None) -> Load:
         for pipe in pipes:
             pipe.close()
         for worker in workers:
-            worker.terminate()
+            worker.kill()
             worker.join()
 
 
@@ -138,10 +138,11 @@ class _Counts:
 
 
 def _work(pipe: Connection, plan: Plan) -> None:
-    """A worker's life. Ctrl-C reaches it through its parent alone."""
+    """A worker's life. Ctrl-C and SIGTERM reach it through its parent alone."""
     from trtllm_hpc.bench.load.loops import run_plan
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     counts = _Counts()
     lock = threading.Lock()
     ended = threading.Event()
