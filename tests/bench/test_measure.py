@@ -1,4 +1,4 @@
-"""How much of a workload the passes of a measurement need."""
+"""How much of a workload the passes of a measurement need, and what of it is measured."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ import pytest
 
 from trtllm_hpc.bench.arrivals import open_schedule
 from trtllm_hpc.bench.levels import OpenLoop, levels_of
+from trtllm_hpc.bench.load.replies import Load, Parsed, Reply
 from trtllm_hpc.bench.measure import expected_requests
+from trtllm_hpc.bench.passes import closed_window
+from trtllm_hpc.bench.summary import Window
+from trtllm_hpc.bench.tokens.counting import to_records
 from trtllm_hpc.bench.workload.build import make_workload
+from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
+
+from .make import IDLE
 
 
 def of_a_trace(folder: Path, **settings: Any) -> Benchmark:
@@ -49,3 +56,14 @@ def test_a_trace_is_taken_whole_where_its_times_decide(tmp_path: Path) -> None:
 def test_each_level_asks_a_trace_anew_and_the_largest_decides(tmp_path: Path) -> None:
     settings = of_a_trace(tmp_path, concurrencies=[1, 8], requests=10, warmup_requests=2, repeats=3)
     assert asked_of(settings) == 8 + 2 - 1 + 10
+
+
+def test_a_closed_loop_is_measured_while_every_process_has_requests() -> None:
+    replies = [Reply(place, float(place), float(place), place + 1.0) for place in range(10)]
+    window = closed_window(
+        Load(replies, IDLE, 0.0, full_until_s=6.0), Benchmark(requests=9, warmup_requests=1)
+    )
+    assert window == Window(1.0, 6.0)
+    asked = [Request(4, prompt="x")]
+    records = to_records(replies, [Parsed()] * 10, asked, level=0, repeat=0, window=window)
+    assert [record.phase for record in records] == ["warm-up", *["measured"] * 6, *["drain"] * 3]

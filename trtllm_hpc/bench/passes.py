@@ -160,13 +160,18 @@ def closed_length(level: ClosedLoop, settings: Benchmark) -> tuple[int | None, f
 
 
 def closed_window(load: Load, settings: Benchmark) -> Window:
-    """From the end of the warm-up to the last send: after that the slots run empty."""
+    """From the end of the warm-up to the last send: after that the slots run empty.
+
+    Of several processes the first whose slots run empty ends it.
+    """
     start_s = load.start_s + (settings.warmup_seconds or 0.0)
     warmup = settings.warmup_requests or 0
     if warmup and load.replies:
         ends = sorted(reply.ended_s for reply in load.replies)
         start_s = ends[min(warmup, len(ends)) - 1]
-    end_s = max([reply.due_s for reply in load.replies], default=start_s)
+    end_s = load.full_until_s
+    if end_s is None:
+        end_s = max([reply.due_s for reply in load.replies], default=start_s)
     if settings.duration_seconds is not None:
         end_s = load.start_s + (settings.warmup_seconds or 0.0) + settings.duration_seconds
     return Window(start_s, max(start_s, end_s))

@@ -13,6 +13,7 @@ from trtllm_hpc.paths import write_text
 OK = "ok"
 WARMUP = "warm-up"
 MEASURED = "measured"
+DRAIN = "drain"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class RequestRecord:
     repeat: int
     """Which pass over that level, counted from 0."""
     phase: str
-    """``warm-up`` or ``measured``, by when it was due."""
+    """``warm-up``, ``measured`` or ``drain``, by when it was due. Only a closed loop of several processes
+    sends in the drain, which begins when the first of them has no more requests."""
     scheduled_s: float
     """When it was due. In a closed loop: when the slot that it took became free."""
     sent_s: float

@@ -120,7 +120,9 @@ def _merged(plan: Plan, loads: list[Load]) -> Load:
         max(load.client.busiest_share for load in loads),
         len(loads),
     )
-    return Load(replies, use, loads[0].start_s, any(load.interrupted for load in loads))
+    last_sends_s = [max([reply.due_s for reply in load.replies], default=load.start_s) for load in loads]
+    full_until_s = None if isinstance(plan, OpenPlan) else min(last_sends_s)
+    return Load(replies, use, loads[0].start_s, any(load.interrupted for load in loads), full_until_s)
 
 
 class _Counts:

@@ -56,6 +56,8 @@ class Load:
     """When the schedule began; times of requests that were due later count from here."""
     interrupted: bool = False
     """Whether Ctrl-C ended it early."""
+    full_until_s: float | None = None
+    """Closed loop of several processes: when the first of them sent its last; else ``None``."""
 
 
 @dataclass(frozen=True)

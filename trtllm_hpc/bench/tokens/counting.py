@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from trtllm_hpc.bench.load.replies import Chunk, Parsed, Reply
-from trtllm_hpc.bench.records import MEASURED, WARMUP, RequestRecord
+from trtllm_hpc.bench.records import DRAIN, MEASURED, WARMUP, RequestRecord
 from trtllm_hpc.bench.summary import Window
 from trtllm_hpc.bench.tokens.retokenizing import Texts, in_one_piece, recounted, repeats_prompt
 from trtllm_hpc.bench.tokens.sources import (
@@ -65,7 +65,7 @@ def to_records(
     Args:
         parsed: of each reply, see :func:`trtllm_hpc.bench.load.replies.parse`.
         requests: the workload; a reply's ``index`` is a place in it, modulo its length.
-        window: the measured part; what was due before it is warm-up. Nothing is due after it.
+        window: the measured part; what was due before it is warm-up, and after it drain.
         tokenizer: counts answers of which the model does not tell the length.
     """
     asked = [requests[reply.index % len(requests)] for reply in replies]
@@ -84,7 +84,7 @@ def _record(
         index=reply.index,
         level=level,
         repeat=repeat,
-        phase=WARMUP if reply.due_s < window.start_s else MEASURED,
+        phase=_phase(reply.due_s, window),
         scheduled_s=reply.due_s,
         sent_s=reply.sent_s,
         ended_s=reply.ended_s,
@@ -100,6 +100,12 @@ def _record(
         output_by=count.by if reply.ok else None,
         instance=reply.instance,
     )
+
+
+def _phase(due_s: float, window: Window) -> str:
+    if due_s < window.start_s:
+        return WARMUP
+    return MEASURED if due_s <= window.end_s else DRAIN
 
 
 def _counted(request: Request, answer: Parsed, texts: Texts | None) -> _Count:

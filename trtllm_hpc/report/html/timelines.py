@@ -27,7 +27,7 @@ _PARTS = {
     "whole answer": CATEGORIES[0],
     "failed": FAILED,
 }
-_STATES = {"answered": CATEGORIES[0], "answered, warm-up": ASIDE, "failed": FAILED}
+_STATES = {"answered": CATEGORIES[0], "answered, not measured": ASIDE, "failed": FAILED}
 
 
 def timeline_section(material: Material) -> Section:
@@ -126,7 +126,7 @@ def _chosen(records: Sequence[RequestRecord]) -> list[RequestRecord]:
 
 
 def _dot(material: Material, record: RequestRecord) -> dict[str, Any]:
-    state = "failed" if not record.ok else "answered" if record.measured else "answered, warm-up"
+    state = "failed" if not record.ok else "answered" if record.measured else "answered, not measured"
     return {
         "due": record.scheduled_s,
         "ms": 1e3 * _latency_s(record),
