@@ -9,6 +9,7 @@ import click
 
 from trtllm_hpc.cli.measurements import Found, MeasurementType
 from trtllm_hpc.cli.options import json_option, runs_option
+from trtllm_hpc.errors import InvalidMeasurement
 
 if TYPE_CHECKING:
     from trtllm_hpc.bench.comparison.rows import Comparison
@@ -106,8 +107,12 @@ def _compare_with_file(found: Found, path: Path, key: str, tolerance: Tolerance)
     from trtllm_hpc.bench.upstream import check_reference
     from trtllm_hpc.cli.bench_show import upstream_passes
 
+    measurement = found.summary()
+    if not measurement.verdict.valid:
+        wrong = " ".join(measurement.verdict.findings)
+        raise InvalidMeasurement(f"The figures of {found.call_name} may not be used: {wrong}")
     apart = [
-        f"{label}: {sentence}" if len(found.summary().levels) > 1 else sentence
+        f"{label}: {sentence}" if len(measurement.levels) > 1 else sentence
         for label, fields in upstream_passes(found)
         for sentence in check_reference(fields, path, key, tolerance)
     ]
