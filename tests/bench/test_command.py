@@ -244,9 +244,9 @@ def test_a_measurement_that_is_not_there_is_told_with_those_that_are(run: RunPat
 
 
 def test_a_slower_server_is_told_by_compare(run: RunPaths) -> None:
-    options = ("--rate", 12, "--arrival", "constant", "--requests", 12, "--repeats", 3, "--max-tokens", 4)
+    options = ("--rate", 6, "--arrival", "constant", "--requests", 8, "--repeats", 3, "--max-tokens", 4)
     bench(run, *options, "--prompt", "sleep 0.002: x", name="before")
-    bench(run, *options, "--prompt", "sleep 0.042: x", name="after")
+    bench(run, *options, "--prompt", "sleep 0.1: x", name="after")
     before, after = f"{run.folder}:before", f"{run.folder}:after"
     worse = types("bench", "compare", before, after)
     assert worse.exception is not None and "is worse than" in str(worse.exception)

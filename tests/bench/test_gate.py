@@ -159,9 +159,18 @@ def test_every_cause_is_told_at_once() -> None:
     assert len(verdict(records, client=busy, end_ms=100).findings) == 6
 
 
-@pytest.mark.parametrize("source", [BY_REQUEST, BY_RESPONSES])
-def test_counts_from_a_poor_source_are_warned_of(source: str) -> None:
-    found = verdict(steady(output_by=source))
+def test_answers_that_nobody_counted_are_refused_even_with_the_number_asked_for() -> None:
+    found = verdict(steady(output_by=BY_REQUEST))
+    assert not found.valid and "Nobody counted the output tokens of 100 of 100" in found.findings[0]
+
+
+def test_failed_requests_are_told_even_where_they_may_be() -> None:
+    found = verdict([*steady(199), replace(steady()[0], status="UNAVAILABLE", output_tokens=None)])
+    assert found.valid and any("1 of 200 requests failed and" in warning for warning in found.warnings)
+
+
+def test_counts_from_a_poor_source_are_warned_of() -> None:
+    found = verdict(steady(output_by=BY_RESPONSES))
     assert found.valid and len(found.warnings) == 1 and found.warnings[0].startswith("In 100 of 100 answers")
 
 

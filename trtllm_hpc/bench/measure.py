@@ -42,7 +42,7 @@ from trtllm_hpc.runtime.records import Endpoint
 
 _CLOSED_LOOP_REQUESTS = 1000
 """Requests made beforehand for a closed loop that ends by time; more are made when they run out."""
-_SEARCH_WINDOW_S = 5.0
+_SEARCH_WINDOW_S, _SEARCH_WARMUP_S = 5.0, 1.0
 """A search does not know its rates beforehand: a number of requests that is enough at the first of them
 would be over in no time at the last."""
 
@@ -129,8 +129,10 @@ def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
     if settings.duration_seconds is not None:
         return settings
     window_s = max(_SEARCH_WINDOW_S, settings.min_window_seconds)
-    requests = max(settings.requests or 1, math.ceil(rate_per_s * window_s))
-    return settings.model_copy(update={"requests": requests})
+    longer = {"requests": max(settings.requests or 1, math.ceil(rate_per_s * window_s))}
+    if settings.warmup_requests:
+        longer["warmup_requests"] = max(settings.warmup_requests, math.ceil(rate_per_s * _SEARCH_WARMUP_S))
+    return settings.model_copy(update=longer)
 
 
 def _requests_of(level: Level, settings: Benchmark) -> int:

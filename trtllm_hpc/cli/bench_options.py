@@ -198,7 +198,7 @@ _SETS_ASIDE = {
     "rate_per_second": ("concurrency", "concurrencies", "rates_per_second"),
     "concurrency": ("concurrencies", "rates_per_second", "ramp_to_per_second", "find_max"),
     "ramp_to_per_second": ("concurrency", "concurrencies", "rates_per_second", "find_max"),
-    "find_max": ("concurrency", "concurrencies", "rates_per_second", "ramp_to_per_second"),
+    "find_max": ("concurrency", "concurrencies", "rates_per_second", "ramp_to_per_second", "repeats"),
     "model": ("models",),
     "requests": ("duration_seconds",),
     "duration_seconds": ("requests",),

@@ -51,10 +51,12 @@ class Benchmark(Section):
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """Seconds take the place of the default number of requests; a trace has its own times."""
+        """Seconds take the place of a number of requests; a trace has its own times; a search repeats."""
         for seconds, requests in (("duration_seconds", "requests"), ("warmup_seconds", "warmup_requests")):
             if plain.get(seconds) is not None and requests not in plain:
                 plain = {**plain, requests: None}
+        if plain.get("find_max") and "repeats" not in plain:
+            plain = {**plain, "repeats": 3}
         workload = plain.get("workload")
         kind = workload.get("kind") if isinstance(workload, dict) else getattr(workload, "kind", None)
         if kind == "trace":
@@ -103,7 +105,7 @@ class Benchmark(Section):
     warmup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     """Length of the warm-up instead."""
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Passes over each level; from two on the figures have confidence intervals."""
+    """Passes over each level; from two on the figures have confidence intervals. A search makes three."""
 
     processes: Annotated[int, Field(ge=1, le=256)] = 1
     """Processes of the client that share the load, each at most a core; the gate says when one is too few."""

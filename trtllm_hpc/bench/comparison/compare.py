@@ -164,7 +164,7 @@ def _adjusted(rows: list[Row]) -> list[Row]:
 
 
 def _notes(a: Side, b: Side, pairs: Sequence[tuple[int, int]]) -> list[str]:
-    notes = []
+    notes = [*_searches(a, b)]
     for side, places in ((a, [pair[0] for pair in pairs]), (b, [pair[1] for pair in pairs])):
         levels = side.measurement.levels
         if any(len(levels[place].passes) < 2 for place in places):
@@ -173,6 +173,16 @@ def _notes(a: Side, b: Side, pairs: Sequence[tuple[int, int]]) -> list[str]:
         if alone:
             notes.append(f"Only {side.name} has the levels {', '.join(dict.fromkeys(alone))}: not compared.")
     return notes
+
+
+def _searches(a: Side, b: Side) -> Iterator[str]:
+    """What both searches have found, if both have searched."""
+    first, second = a.measurement.search, b.measurement.search
+    if first is not None and second is not None:
+        rates = [
+            "none" if it.max_rate_per_s is None else f"{it.max_rate_per_s:g}/s" for it in (first, second)
+        ]
+        yield f"Highest rate that holds {first.slo}: {rates[0]}; {second.slo}: {rates[1]}."
 
 
 def _one_pass_note(side: Side) -> str:

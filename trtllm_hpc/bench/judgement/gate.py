@@ -95,11 +95,12 @@ def _busy(client: ClientUse) -> list[str]:
 def _tokens_missing(sample: Sample, settings: Benchmark) -> list[str]:
     answered = sample.answered
     found = []
-    uncounted = sum(record.output_tokens is None for record in answered)
+    uncounted = sum(record.output_tokens is None or record.output_by == BY_REQUEST for record in answered)
     if uncounted:
         found.append(
-            f"Nobody counted the output tokens of {uncounted} of {len(answered)} answers: rates of tokens "
-            "cannot be told. Name the folder of the tokenizer (workload.tokenizer)."
+            f"Nobody counted the output tokens of {uncounted} of {len(answered)} answers; the number asked "
+            "for is too high where the model stopped earlier. Name the folder of the tokenizer "
+            "(workload.tokenizer, --tokenizer)."
         )
     empty = sum(record.output_tokens == 0 for record in answered)
     if empty > settings.max_error_share * len(answered):
@@ -168,11 +169,6 @@ def _unlike(record: RequestRecord) -> bool:
 
 _DOUBTS: tuple[tuple[str, Callable[[RequestRecord], bool]], ...] = (
     (
-        "nobody counted the output tokens: the number asked for was taken, which is too high where the model "
-        "stopped earlier.",
-        lambda record: record.output_by == BY_REQUEST,
-    ),
-    (
         "each response was taken for one output token.",
         lambda record: record.output_by == BY_RESPONSES,
     ),
@@ -184,9 +180,16 @@ _DOUBTS: tuple[tuple[str, Callable[[RequestRecord], bool]], ...] = (
 
 
 def _few(sample: Sample) -> list[str]:
-    answered = len(sample.answered)
-    if answered >= P99_REQUESTS:
-        return []
-    return [
-        f"{answered} requests were answered: with fewer than {P99_REQUESTS} the p99 is the maximum in effect."
-    ]
+    answered, failed = len(sample.answered), len(sample.measured) - len(sample.answered)
+    found = []
+    if failed:
+        found.append(
+            f"{failed} of {len(sample.measured)} requests failed and are in no latency: for those who waited "
+            "in vain the tail is longer than it looks."
+        )
+    if answered < P99_REQUESTS:
+        found.append(
+            f"{answered} requests were answered: with fewer than {P99_REQUESTS} the p99 is the maximum "
+            "in effect."
+        )
+    return found
