@@ -94,18 +94,47 @@ def test_the_absolute_tolerance_is_added_as_upstream_has_it() -> None:
     assert compare(a, b).regressed and not compare(a, b, UPSTREAM).regressed
 
 
-def test_single_passes_without_records_are_judged_by_the_tolerance_alone() -> None:
+def test_what_has_no_known_spread_is_no_regression_and_is_counted() -> None:
     a = with_latencies(measured("a"), [100])
     b = with_latencies(measured("b"), [106])
     found = compare(a, b)
-    assert row(found, "latency_ms", "mean").significant is None and found.regressed
-    assert "the tolerance alone decides" in found.notes[0]
+    assert row(found, "latency_ms", "mean").significant is None and not found.regressed
+    unknown = "has one pass and no records: the spread of its figures is unknown."
+    assert found.notes == [
+        f"a {unknown}",
+        f"b {unknown}",
+        "3 of 3 figures differ by more than 5 %, 3 of them for the worse, and their spread is unknown: they "
+        "decide nothing. Measure both with --repeats 5.",
+    ]
+    refuse_worse(found, TOLERANCE)
+    assert "decide nothing" not in " ".join(compare(a, replace(a, name="b")).notes)
+
+
+def test_a_few_requests_of_the_same_server_are_no_regression() -> None:
+    a, b = (measured(name, requests=20, seed=seed) for name, seed in (("a", 1), ("b", 2)))
+    found = compare(a, b)
+    assert any(row.beyond and row.better is False for row in found.rows) and not found.regressed
+    assert found.notes[0] == (
+        "a has one pass with fewer than 60 measured requests: the spread of its figures is unknown."
+    )
+    assert "stretches" not in " ".join(found.notes)
 
 
 def test_a_single_pass_is_told_to_say_nothing_of_other_runs() -> None:
     found = compare(measured("a"), measured("b", repeats=3))
     assert [note.split(":")[0] for note in found.notes] == ["a has one pass"]
+    assert "20 stretches" in found.notes[0]
     assert row(found, "latency_ms", "mean").p_value is not None
+
+
+def test_doubts_that_not_all_levels_share_name_theirs() -> None:
+    a = measured("a", rates=(20, 50))
+    kept = [record for record in a.records if record.level == 0]
+    found = compare(replace(a, records=kept), measured("b", rates=(20, 50), repeats=2))
+    assert [note.split(":")[0] for note in found.notes[:2]] == [
+        "a at 20/s has one pass",
+        "a at 50/s has one pass and no records",
+    ]
 
 
 def test_levels_are_matched_and_the_rest_is_named() -> None:

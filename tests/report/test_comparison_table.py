@@ -19,7 +19,7 @@ FAILING = Row("8/s", "error_share", "errors", "share", None, 0, 0.02, better=Fal
     ("row", "words", "regressed"),
     [
         (SLOWER, "worse", True),
-        (replace(SLOWER, p_value=None), "worse, spread unknown", True),
+        (replace(SLOWER, p_value=None), "worse, spread unknown", False),
         (replace(SLOWER, p_value=0.3), "worse, perhaps by chance", False),
         (replace(SLOWER, beyond=False), "same", False),
         (replace(SLOWER, better=True), "better", False),

@@ -56,7 +56,8 @@ def command(
 
     A and B are RUN, RUN:NAME or a file results/NAME.json. Ends with exit code
     10 if B is worse than A in any figure, beyond the tolerance and by more
-    than chance.
+    than chance. Figures whose spread is unknown are shown and decide nothing:
+    measure both with --repeats 5.
 
     \b
     Examples:

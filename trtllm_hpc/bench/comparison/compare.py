@@ -8,7 +8,7 @@ from functools import cached_property
 
 from trtllm_hpc.bench.comparison.apart import settings_apart, surroundings_apart
 from trtllm_hpc.bench.comparison.estimates import Difference, Estimate, difference, of_passes
-from trtllm_hpc.bench.comparison.resampling import BLOCKS, OnePass
+from trtllm_hpc.bench.comparison.resampling import BLOCKS, LEAST_REQUESTS, OnePass
 from trtllm_hpc.bench.comparison.rows import Comparison, Row
 from trtllm_hpc.bench.comparison.tolerance import Tolerance
 from trtllm_hpc.bench.judgement.slo import parse_slo
@@ -39,7 +39,8 @@ def compare(a: Side, b: Side, tolerance: Tolerance = Tolerance()) -> Comparison:
 
     Where a level has several passes, the passes are compared by Welch's
     t-test; of a single pass its own stretches tell the spread, see
-    :mod:`trtllm_hpc.bench.comparison.resampling`. P-values of all rows together are
+    :mod:`trtllm_hpc.bench.comparison.resampling`, if it has requests enough.
+    What has no known spread is shown, and is no regression. P-values of all rows together are
     adjusted so that of the differences called significant no more than 5 %
     are false on average (Benjamini and Hochberg 1995).
 
@@ -53,16 +54,15 @@ def compare(a: Side, b: Side, tolerance: Tolerance = Tolerance()) -> Comparison:
             f"{_labels(b.measurement)}.",
             hint="trtllm-hpc bench RUN with the same rates or concurrencies",
         )
-    rows: list[Row] = []
-    for place_a, place_b in pairs:
-        rows += _rows(_Level(a, place_a), _Level(b, place_b), tolerance)
+    levels = [(_Level(a, place_a), _Level(b, place_b)) for place_a, place_b in pairs]
+    rows = _adjusted([row for of_a, of_b in levels for row in _rows(of_a, of_b, tolerance)])
     return Comparison(
         a=a.name,
         b=b.name,
-        rows=_adjusted(rows),
+        rows=rows,
         apart=settings_apart(a.measurement, b.measurement),
         surroundings=surroundings_apart(a.measurement, b.measurement),
-        notes=_notes(a, b, pairs),
+        notes=[*_notes(a, b, levels), *_undecided(rows, tolerance)],
         invalid=[*_invalid(a), *_invalid(b)],
     )
 
@@ -91,6 +91,23 @@ class _Level:
     @property
     def result(self) -> LevelResult:
         return self._side.measurement.levels[self._place]
+
+    @property
+    def doubt(self) -> str | None:
+        """What of its spread is unknown, and why, in a sentence; ``None`` where there are several passes."""
+        if len(self.result.passes) > 1:
+            return None
+        if self._one_pass is None:
+            return "has one pass and no records: the spread of its figures is unknown."
+        if not self._one_pass.tells_spread:
+            return (
+                f"has one pass with fewer than {LEAST_REQUESTS} measured requests: the spread of its figures "
+                "is unknown."
+            )
+        return (
+            f"has one pass: its spread is that of {BLOCKS} stretches of its window. How one run of the "
+            "server differs from the next is not in it; measure with --repeats 5 to know."
+        )
 
     def estimates(self, metric: Metric) -> dict[str | None, Estimate]:
         """The metric by each of its statistics; empty if there is no such figure."""
@@ -163,16 +180,37 @@ def _adjusted(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _notes(a: Side, b: Side, pairs: Sequence[tuple[int, int]]) -> list[str]:
-    notes = [*_searches(a, b)]
-    for side, places in ((a, [pair[0] for pair in pairs]), (b, [pair[1] for pair in pairs])):
-        levels = side.measurement.levels
-        if any(len(levels[place].passes) < 2 for place in places):
-            notes.append(_one_pass_note(side))
-        alone = [result.level.label for place, result in enumerate(levels) if place not in places]
+def _notes(a: Side, b: Side, levels: Sequence[tuple[_Level, _Level]]) -> Iterator[str]:
+    yield from _searches(a, b)
+    for place, side in enumerate((a, b)):
+        compared = [pair[place] for pair in levels]
+        yield from _doubts(side, compared)
+        labels = {level.result.level.label for level in compared}
+        alone = [label for label in _places(side.measurement) if label not in labels]
         if alone:
-            notes.append(f"Only {side.name} has the levels {', '.join(dict.fromkeys(alone))}: not compared.")
-    return notes
+            yield f"Only {side.name} has the levels {', '.join(alone)}: not compared."
+
+
+def _doubts(side: Side, levels: Sequence[_Level]) -> Iterator[str]:
+    """What is not known of the spread, each once; by the level where not all have the same doubt."""
+    doubts: dict[str | None, list[str]] = {}
+    for level in levels:
+        doubts.setdefault(level.doubt, []).append(level.result.level.label)
+    for doubt, labels in doubts.items():
+        if doubt is not None:
+            where = "" if len(doubts) == 1 else f" at {', '.join(labels)}"
+            yield f"{side.name}{where} {doubt}"
+
+
+def _undecided(rows: Sequence[Row], tolerance: Tolerance) -> Iterator[str]:
+    """How many differences are no regression only because nothing tells whether they are chance."""
+    undecided = [row for row in rows if row.undecided]
+    if undecided:
+        worse = sum(row.better is False for row in undecided)
+        yield (
+            f"{len(undecided)} of {len(rows)} figures differ by more than {tolerance}, {worse} of them for "
+            "the worse, and their spread is unknown: they decide nothing. Measure both with --repeats 5."
+        )
 
 
 def _searches(a: Side, b: Side) -> Iterator[str]:
@@ -183,18 +221,6 @@ def _searches(a: Side, b: Side) -> Iterator[str]:
             "none" if it.max_rate_per_s is None else f"{it.max_rate_per_s:g}/s" for it in (first, second)
         ]
         yield f"Highest rate that holds {first.slo}: {rates[0]}; {second.slo}: {rates[1]}."
-
-
-def _one_pass_note(side: Side) -> str:
-    if not side.records:
-        return (
-            f"{side.name} has one pass and no records: whether differences are chance cannot be told, so the "
-            "tolerance alone decides. Measure with --repeats 5."
-        )
-    return (
-        f"{side.name} has one pass: its spread is that of {BLOCKS} stretches of its window. How one run of "
-        "the server differs from the next is not in it; measure with --repeats 5 to know."
-    )
 
 
 def _invalid(side: Side) -> list[str]:

@@ -39,7 +39,8 @@ class OnePass:
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
-        self._tells_spread = len(sample.measured) >= LEAST_REQUESTS and sample.window.length_s > 0
+        self.tells_spread = len(sample.measured) >= LEAST_REQUESTS and sample.window.length_s > 0
+        """Whether it has requests enough; without them figures have no standard error."""
 
     def estimates(self, metric: Metric, statistics: Sequence[str | None]) -> dict[str | None, Estimate]:
         """A figure by each of the statistics; without a standard error if the pass has too few requests.
@@ -49,7 +50,7 @@ class OnePass:
         """
         figure = metric.of(self._sample)
         values = {statistic: value_of(figure, statistic) for statistic in statistics}
-        if not self._tells_spread:
+        if not self.tells_spread:
             return {statistic: Estimate(value) for statistic, value in values.items()}
         if isinstance(metric, PerRequest):
             drawn = self._drawn_values(metric, statistics)

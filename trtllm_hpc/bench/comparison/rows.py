@@ -52,8 +52,13 @@ class Row:
 
     @property
     def regressed(self) -> bool:
-        """Whether b is worse beyond the tolerance, and not known to be so by chance."""
-        return self.beyond and self.better is False and self.significant is not False
+        """Whether b is worse beyond the tolerance, and known to be so by more than chance."""
+        return self.beyond and self.better is False and self.significant is True
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the difference is beyond the tolerance, and nothing tells whether it is chance."""
+        return self.beyond and self.significant is None
 
 
 @dataclass(frozen=True)
