@@ -368,9 +368,33 @@ def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:
     asks = {"benchmark": {"workload": {"kind": "dataset", "path": str(file)}}}
     outcome = checked(companion=asks)["workload-file"].outcome
     assert outcome.state == "warn" and "is not on this machine" in outcome.sentence and outcome.remedy
-    file.write_text("[]")
+    file.write_text('[{"prompt": "why?"}]')
     assert state(checked(companion=asks), "workload-file") == "ok"
     assert "workload-file" not in checked()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("dataset", '{"prompt": "why?"}\n{"prompt": 3}\n', ":2: prompt must be text"),
+        ("dataset", "[]", ": holds no entries"),
+        ("dataset", '{"prompt": ""}', ": no entry asks anything"),
+        ("histogram", "input: [[1, 2, 1]]\noutput:\n- [9, 3, 1]\n", ":3: a bin is from 1"),
+        ("histogram", "input: [", "file:1: "),
+        ("trace", '{"timestamp": 1, "prompt": "a"}\n{"prompt": "b"}\n', ":2: has no time"),
+        ("trace", '{"timestamp": 1, "prompt": "a"}\n{"timestamp": 2, "prompt": ""}\n', ":2: asks nothing"),
+        ("trace", '{"timestamp": 1, "input_length": 0}\n', ":1: input_length must be"),
+        ("trace", '{"timestamp": 1, "input_length": 9, "hash_ids": [1.5]}\n', ":1: hash_ids must be"),
+        ("trace", '{"timestamp": 1, "input_length": 9, "output_length": "x"}\n', ":1: output_length must"),
+    ],
+)
+def test_a_workload_that_cannot_be_read_is_told_before_there_is_a_server(
+    checked: Checked, tmp_path: Path, kind: str, text: str, words: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text(text)
+    asks = {"benchmark": {"workload": {"kind": kind, "path": str(file)}}}
+    says(checked(companion=asks), "workload-file", str(file), words)
 
 
 def test_a_prompt_that_is_longer_than_any_prompt_may_be(checked: Checked, engine: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trtllm_hpc.checks.context import Check, Context
 from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
 from trtllm_hpc.runtime.checks.tokenizer import is_lfs_pointer, tokenizer_files
 
@@ -114,13 +115,30 @@ def _has_workload_file(context: Context) -> bool:
 
 def workload_file(context: Context) -> Outcome:
     """The companion reads it on its node, which may see other folders than this machine."""
+    from trtllm_hpc.bench.workload.readable import check_file
+
     benchmark = context.job.companion.benchmark
     assert benchmark is not None and benchmark.workload.path is not None
     file = benchmark.workload.path
-    if Path(file).is_file():
-        return ok(f"the benchmark's workload is {file}")
-    return warn(
-        f"the workload {file} is not on this machine", "check that the companion's node can read that path"
+    if not Path(file).is_file():
+        return warn(
+            f"the workload {file} is not on this machine",
+            "check that the companion's node can read that path",
+        )
+    try:
+        check_file(benchmark.workload)
+    except ConfigError as error:
+        return _misread(error)
+    return ok(f"the benchmark's workload is {file}")
+
+
+def _misread(error: ConfigError) -> Outcome:
+    """The first thing that is wrong with a file, in one line."""
+    first, *others = error.findings
+    where = first.file if first.line is None else f"{first.file}:{first.line}"
+    more = f" (and {len(others)} more)" if others else ""
+    return fail(
+        f"{where}: {' '.join(first.message.split()).rstrip('.')}{more}", first.hint or "mend the file"
     )
 
 
@@ -222,7 +240,7 @@ CHECKS = (
     Check("model-files", "the model is whole", _has_model, model_files),
     Check("tokenizer", "the tokenizer can be read offline", _needs_tokenizer, tokenizer),
     Check("slo", "the benchmark's limits can be read", _has_slo, slo),
-    Check("workload-file", "the benchmark's workload is there", _has_workload_file, workload_file),
+    Check("workload-file", "the benchmark's workload can be read", _has_workload_file, workload_file),
     Check("prompt-length", "the companion's prompt is not too long", _has_companion, prompt),
     Check("prompt-steps", "long prompts can be computed", _has_steps, steps),
 )

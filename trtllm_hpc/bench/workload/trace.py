@@ -12,7 +12,7 @@ import numpy as np
 from trtllm_hpc.bench.workload.asking import Asking
 from trtllm_hpc.bench.workload.draws import Stream, draws
 from trtllm_hpc.bench.workload.entries import Entry, read_entries
-from trtllm_hpc.bench.workload.fields import OUTPUT_LENGTHS, length_of, question_of
+from trtllm_hpc.bench.workload.fields import OUTPUT_LENGTHS, Question, length_of, question_of
 from trtllm_hpc.bench.workload.material import material
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.bench.workload.shape import Codes, Shape, draw_codes
@@ -42,17 +42,39 @@ def trace(wanted: Wanted) -> Built:
     length, where the same ``hash_ids`` stand for the same tokens.
     """
     path = wanted.file
-    timed = _timed(path, read_entries(path), wanted.workload.speed)
-    made = [_has_lengths_alone(each.entry) for each in timed]
-    if any(made) and not all(made):
-        line = timed[made.index(not made[0])].entry.line
-        raise misread(path, line, "is of another layout than the entries before: prompts, or lengths alone")
-    requests, notes = (_synthetic if made[0] else _recorded)(wanted, path, timed)
+    timed, made = _read(path, wanted.workload.speed)
+    requests, notes = (_synthetic if made else _recorded)(wanted, path, timed)
     if wanted.settings.requests is not None:
         asked = min(wanted.settings.requests + (wanted.settings.warmup_requests or 0), wanted.count)
         if len(requests) < asked:
             notes.append(f"The trace has only {len(requests):,} of the {asked:,} requests asked for.")
     return Built(requests, notes)
+
+
+def check_trace(path: Path, tokens_per_word: float) -> None:
+    """Read every entry of the file, as far as that can be done without a tokenizer.
+
+    Raises:
+        ConfigError: an entry cannot be asked; with file and line.
+    """
+    timed, made = _read(path, 1.0)
+    for each in timed:
+        if made:
+            _input_length(path, each.entry)
+            _hashes(path, each.entry)
+            length_of(path, each.entry, OUTPUT_LENGTHS)
+        else:
+            _question(path, each, tokens_per_word)
+
+
+def _read(path: Path, speed: float) -> tuple[list[Timed], bool]:
+    """The entries in the order of their times, and whether prompts must be made for their lengths."""
+    timed = _timed(path, read_entries(path), speed)
+    made = [_has_lengths_alone(each.entry) for each in timed]
+    if any(made) and not all(made):
+        line = timed[made.index(not made[0])].entry.line
+        raise misread(path, line, "is of another layout than the entries before: prompts, or lengths alone")
+    return timed, made[0]
 
 
 def _timed(path: Path, entries: Sequence[Entry], speed: float) -> list[Timed]:
@@ -92,19 +114,18 @@ def _recorded(wanted: Wanted, path: Path, timed: Sequence[Timed]) -> tuple[list[
     while begun < len(timed) and len(requests) < wanted.count:
         batch = timed[begun : begun + wanted.count - len(requests)]
         begun += len(batch)
-        found = [question_of(path, each.entry, wanted.workload.tokens_per_word) for each in batch]
-        for each, question in zip(batch, found, strict=True):
-            if question is None:
-                raise misread(path, each.entry.line, "asks nothing: the prompt is empty")
-        questions = [
-            replace(question, due_s=each.due_s)
-            for each, question in zip(batch, found, strict=True)
-            if question is not None
-        ]
+        questions = [_question(path, each, wanted.workload.tokens_per_word) for each in batch]
         requests += [request for request in asking.requests(questions) if request is not None]
     if not requests:
         raise asking.nothing_left()
     return requests, asking.notes()
+
+
+def _question(path: Path, timed: Timed, tokens_per_word: float) -> Question:
+    question = question_of(path, timed.entry, tokens_per_word)
+    if question is None:
+        raise misread(path, timed.entry.line, "asks nothing: the prompt is empty")
+    return replace(question, due_s=timed.due_s)
 
 
 def _synthetic(wanted: Wanted, path: Path, timed: Sequence[Timed]) -> tuple[list[Request], list[str]]:
@@ -114,9 +135,7 @@ def _synthetic(wanted: Wanted, path: Path, timed: Sequence[Timed]) -> tuple[list
     for each in timed:
         if len(kept) == wanted.count:
             break
-        length = length_of(path, each.entry, _INPUT_LENGTHS)
-        if length is None:
-            raise misread(path, each.entry.line, f"{_INPUT_LENGTHS[0]} must be a whole number from 1 on")
+        length = _input_length(path, each.entry)
         if wanted.limit is not None and length > wanted.limit:
             too_long += 1
         else:
@@ -131,16 +150,25 @@ def _synthetic(wanted: Wanted, path: Path, timed: Sequence[Timed]) -> tuple[list
     return requests, [*notes, *made.notes()]
 
 
+def _input_length(path: Path, entry: Entry) -> int:
+    length = length_of(path, entry, _INPUT_LENGTHS)
+    if length is None:
+        raise misread(path, entry.line, f"{_INPUT_LENGTHS[0]} must be a whole number from 1 on")
+    return length
+
+
+def _hashes(path: Path, entry: Entry) -> list[int]:
+    hashes = entry.values.get("hash_ids") or []
+    if not isinstance(hashes, list) or not all(type(number) is int for number in hashes):
+        raise misread(path, entry.line, f"hash_ids must be a list of whole numbers; found {hashes!r}")
+    return hashes
+
+
 def _shapes(wanted: Wanted, path: Path, kept: Sequence[tuple[Timed, int]]) -> Iterator[Shape]:
     seed = wanted.settings.seed
     block = lru_cache(_BLOCKS_AT_HAND)(lambda number: _block(seed, number))
     for each, length in kept:
-        hashes = each.entry.values.get("hash_ids") or []
-        if not isinstance(hashes, list) or not all(type(number) is int for number in hashes):
-            raise misread(
-                path, each.entry.line, f"hash_ids must be a list of whole numbers; found {hashes!r}"
-            )
-        known = [block(number) for number in hashes[: -(-length // BLOCK_TOKENS)]]
+        known = [block(number) for number in _hashes(path, each.entry)[: -(-length // BLOCK_TOKENS)]]
         rest = max(0, length - BLOCK_TOKENS * len(known))
         own = draw_codes(draws(seed, Stream.CONTENTS, each.entry.line), rest)
         codes = np.concatenate([*known, own])[:length]
