@@ -78,6 +78,18 @@ CASES: list[tuple[tuple[Slurm, Slurm, Slurm], RunState, ExitCode, str]] = [
         "stage companion has failed (exit code 10)",
     ),
     (
+        ("COMPLETED", "COMPLETED", ("FAILED", "3:0")),
+        RunState.FAILED,
+        ExitCode.CONFIG,
+        "stage companion has failed (exit code 3)",
+    ),
+    (
+        ("COMPLETED", ("FAILED", "3:0"), "CANCELLED"),
+        RunState.FAILED,
+        ExitCode.START,
+        "stage serve has failed (exit code 3)",
+    ),
+    (
         ("COMPLETED", "COMPLETED", ("FAILED", "1:0")),
         RunState.FAILED,
         ExitCode.REQUEST,
@@ -176,6 +188,12 @@ def test_the_rank_that_died_first_is_named(fake_slurm: FakeSlurm, tmp_path: Path
 
 
 # What Slurm has forgotten ---------------------------------------------------------------
+
+
+def test_a_companion_inside_the_servers_job_tells_what_failed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "3:0"), "CANCELLED")
+    add_event(paths, "companion", "stage_end", exit_code=3)
+    assert run_status(paths).exit_code == ExitCode.CONFIG
 
 
 def forgotten(fake_slurm: FakeSlurm, folder: Path) -> RunPaths:

@@ -89,6 +89,12 @@ def test_a_traceback_without_its_end_is_told_as_such() -> None:
     )
 
 
+def test_of_a_list_of_problems_the_first_is_told() -> None:
+    lines = [b"error: 2 problems found.\n", b"q.jsonl:2: is not JSON\n", b"    next: mend it\n"]
+    assert first_error(lines) == "q.jsonl:2: is not JSON"
+    assert first_error(lines[:1]) == "error: 2 problems found."
+
+
 def test_a_long_line_is_cut() -> None:
     found = first_error([b"error: " + b"x" * 1000])
     assert found is not None and len(found) == 300 and found.endswith("…")

@@ -309,9 +309,7 @@ def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], broke
         return _progress_sentence(state, stages) + _building(paths, stages)
     parts = [f"stage {broken.stage} {broken.sentence}"]
     refused = [event for event in read_events(paths, broken.stage) if "reason" in event.data]
-    inside = read_events(paths, "companion")
-    if broken.stage == "serve" and inside and inside[-1].data.get("exit_code") == broken.exit_code:
-        # The companion ran inside this job's allocation, and the job ended with its code.
+    if broken.stage == "serve" and _failed_inside(paths, broken):
         return "; ".join(filter(None, [*parts, stage_error(paths, "companion")]))
     blame = broken.stage == "serve" and broken.state in _BLAMES_A_RANK
     failure = first_failure(paths, over=True) if blame else None
@@ -322,6 +320,12 @@ def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], broke
     elif broken.state == "FAILED" and (line := stage_error(paths, broken.stage)):
         parts.append(line)
     return "; ".join(parts)
+
+
+def _failed_inside(paths: RunPaths, broken: StageStatus) -> bool:
+    """Whether the companion ran inside this job's allocation, and the job ended with its code."""
+    inside = read_events(paths, "companion")
+    return bool(inside) and inside[-1].data.get("exit_code") == broken.exit_code
 
 
 def _progress_sentence(state: RunState, stages: list[StageStatus]) -> str:
@@ -355,7 +359,9 @@ def _exit_code(state: RunState, broken: StageStatus | None, paths: RunPaths) -> 
         return ExitCode.BUILD
     if broken.stage == "serve":
         # With the companion inside its allocation, the serve job ends with the companion's code.
-        inside = (ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT)
+        inside = {ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
+        if _failed_inside(paths, broken):
+            inside.add(ExitCode.CONFIG)
         return next((code for code in inside if code == broken.exit_code), ExitCode.START)
-    known = {ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
+    known = {ExitCode.CONFIG, ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
     return next((code for code in known if code == broken.exit_code), ExitCode.REQUEST)

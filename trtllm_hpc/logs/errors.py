@@ -42,6 +42,8 @@ HARMLESS = re.compile(
 )
 """Lines that look like errors and are none."""
 
+_COUNT = re.compile(rb"^error: \d+ problems? found\.\s*$")
+"""Our own word that a list follows; its first item says more."""
 _COLOURS = re.compile(rb"\x1b\[[\d;]*m")
 _TRACEBACK = b"Traceback (most recent call last):"
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
@@ -76,6 +78,7 @@ def first_error(lines: Iterable[bytes]) -> str | None:
     """
     in_traceback = False
     raised: bytes | None = None
+    lines = iter(lines)
     for raw in lines:
         line = _COLOURS.sub(b"", raw)
         if _TRACEBACK in line:
@@ -87,7 +90,7 @@ def first_error(lines: Iterable[bytes]) -> str | None:
             if line.strip() and not line.startswith(_CHAINED):
                 break
         elif ERRORS.search(line) and not HARMLESS.search(line):
-            return _shown(line)
+            return _shown(next(lines, line) if _COUNT.match(line) else line)
     if raised is not None:
         return _shown(raised)
     return f"{_TRACEBACK.decode()} (cut short)" if in_traceback else None
