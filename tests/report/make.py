@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from trtllm_hpc.bench.judgement.slo import parse_slo
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
 from trtllm_hpc.bench.metrics import Sample, figures
 from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, write_records
@@ -64,6 +65,7 @@ def make(
     failed_share: float = 0.0,
     name: str = "benchmark",
     error: str = "deadline exceeded after 60 s",
+    slo: str | None = None,
 ) -> Made:
     """Measure the modelled server: each level, ``repeats`` times."""
     draw = random.Random(7)
@@ -75,7 +77,7 @@ def make(
             made = _one_pass(draw, number, level, repeat, clock + _BETWEEN_S, requests, warmup)
             made = [_failed(record, error) if draw.random() < failed_share else record for record in made]
             records += made if streaming else [_whole(record) for record in made]
-            passes.append(_summary_of(records[-len(made) :], repeat, level))
+            passes.append(_summary_of(records[-len(made) :], repeat, level, slo))
             clock = passes[-1].ended_s
         results.append(LevelResult(level, passes, _over(passes)))
     measured = [record for record in records if record.measured]
@@ -85,7 +87,7 @@ def make(
     measurement = Measurement(
         name=name,
         started_at=STARTED_AT,
-        settings=_settings(levels, requests, warmup, repeats),
+        settings={**_settings(levels, requests, warmup, repeats), "slo": slo},
         model="ensemble",
         protocol="grpc",
         streaming=streaming,
@@ -247,7 +249,7 @@ def _whole(record: RequestRecord) -> RequestRecord:
     return replace(record, chunks_s=(), chunk_tokens=(), chunks_by=None)
 
 
-def _summary_of(records: list[RequestRecord], repeat: int, level: Level) -> Pass:
+def _summary_of(records: list[RequestRecord], repeat: int, level: Level, slo: str | None) -> Pass:
     measured = [record for record in records if record.measured]
     window = Window(measured[0].scheduled_s, max(record.scheduled_s for record in measured) + 0.05)
     good = [record for record in measured if record.ok]
@@ -259,7 +261,7 @@ def _summary_of(records: list[RequestRecord], repeat: int, level: Level) -> Pass
         sent=len(records),
         measured=len(measured),
         failed=len(measured) - len(good),
-        metrics=figures(Sample(records, window, level)),
+        metrics=figures(Sample(records, window, level, parse_slo(slo) if slo else None)),
         client=ClientUse(0.4, window.length_s, 0.08),
         verdict=Verdict(),
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,24 @@ import pytest
 from tests.report.cases import CASES
 from tests.report.make import Made, make, searched, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
-from trtllm_hpc.bench.summary import Verdict
+from trtllm_hpc.bench.summary import Interval, Verdict
 from trtllm_hpc.report.measurement_table import measurement_table, measurement_text
 from trtllm_hpc.report.sparkline import BLOCKS
 from trtllm_hpc.report.summary import print_summary
 from trtllm_hpc.report.tables import as_text
+from trtllm_hpc.report.words import quantity
 
 
 def text(made: Made) -> str:
     return measurement_text(made.measurement, made.records)
+
+
+def started(made: Made) -> str:
+    return datetime.fromtimestamp(made.measurement.started_at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def lines(table: str, begin: str) -> list[str]:
+    return [line for line in table.splitlines() if line.startswith(begin)]
 
 
 def row(table: str, name: str) -> list[str]:
@@ -27,7 +37,9 @@ def test_one_level_as_a_whole() -> None:
     made = make(requests=20, warmup=2)
     result = made.measurement.levels[0]
     table = text(made)
-    assert table.splitlines()[0] == "ensemble on n1: grpc, streaming; latencies in ms"
+    first, second = table.splitlines()[:2]
+    assert first == f"measurement benchmark, started {started(made)}"
+    assert second == "ensemble on n1: grpc, streaming; latencies in ms"
     assert row(table, "8/s")[1:4] == ["0", "of", "20"]
     ttft = result.metrics["ttft_ms"]
     assert isinstance(ttft, dict)
@@ -77,13 +89,51 @@ def test_a_search_says_what_it_found() -> None:
     assert found in text(searched())
 
 
+def test_each_level_says_whether_it_keeps_the_limits_and_which_it_breaks() -> None:
+    levels = [OpenLoop(2.0), OpenLoop(4.0), OpenLoop(24.0)]
+    made = make(levels, repeats=2, requests=80, slo="ttft.p99<500ms,latency.max<10s")
+    table = text(made)
+    holding, broken = lines(table, "slo")
+    assert holding == "slo ttft.p99<500ms,latency.max<10s holds at 2/s, 4/s"
+    assert broken.startswith("slo does not hold at 24/s, in 2 of 2 passes: ttft.p99 is ")
+    assert broken.endswith("ms, not < 500ms.") and "latency.max" not in broken
+    for label, result in zip(("2/s", "24/s"), made.measurement.levels[::2], strict=True):
+        rates = [result.metrics[key] for key in ("finished_rate_per_s", "goodput_per_s")]
+        assert row(table, label)[4:6] == [quantity(rate.mean) for rate in rates if isinstance(rate, Interval)]
+
+
+def test_limits_that_nothing_could_be_held_against_are_said_to_be_broken() -> None:
+    table = text(make(streaming=False, slo="ttft.p99<500ms"))
+    [sentence] = lines(table, "slo")
+    assert sentence.startswith("slo does not hold at 8/s: ttft.p99 has no value.")
+
+
+def test_without_limits_nothing_is_said_of_them() -> None:
+    assert "goodput" not in text(make()) and not lines(text(make()), "slo")
+
+
+def test_a_search_says_of_each_rate_whether_it_held() -> None:
+    made = searched()
+    assert made.measurement.search is not None
+    assert lines(text(made), "slo") == [
+        "slo ttft.p99<500ms,tpot.p99<50ms holds at 4/s, 8/s, 12/s",
+        *(
+            f"slo does not hold at {rate}/s, in 3 of 3 passes: {made.measurement.search.tried[2].broken[0]}"
+            for rate in (16, 14)
+        ),
+    ]
+
+
+@pytest.mark.parametrize("slo", [None, "ttft.p99<500ms"])
 @pytest.mark.parametrize(("narrow", "width"), [(True, 60), (False, 100)])
-def test_it_fits_its_width(narrow: bool, width: int) -> None:
-    made = make([OpenLoop(1000.0), OpenLoop(20000.0)], repeats=2)
+def test_it_fits_its_width(narrow: bool, width: int, slo: str | None) -> None:
+    made = make([OpenLoop(1000.0), OpenLoop(20000.0)], repeats=2, failed_share=0.2, slo=slo)
     table = as_text(measurement_table(made.measurement, made.records, narrow=narrow), width)
     assert all(len(line) <= width for line in table.splitlines())
     assert "…" not in table
     assert row(table, "at 1000/s")[-3:] == ["min", "to", "max"]
+    failed = sum(one.failed for one in made.measurement.levels[1].passes)
+    assert failed and row(table, "20000/s")[1] == str(failed)
 
 
 def test_without_records_there_are_no_small_charts() -> None:

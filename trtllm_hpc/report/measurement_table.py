@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.bench.metrics import BY_KEY, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.summary import Interval, LevelResult, Measurement
 from trtllm_hpc.report.headline import headline_level, is_valid, level_labels
+from trtllm_hpc.report.sentences import failures, sentences, title
 from trtllm_hpc.report.sparkline import over_time, spread
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
-from trtllm_hpc.report.words import NONE, plus_minus, quantity, search_words
+from trtllm_hpc.report.words import NONE, plus_minus, quantity
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,16 +29,18 @@ _LATENCIES = {
 }
 _BARS = 10
 _FEW_BARS = 8
+_GOODPUT, _TOKENS = "goodput\n(1/s)", "tokens\n(1/s)"
 _LEVEL_FIGURES = {
     "finished\n(1/s)": ("finished_rate_per_s", None),
-    "tokens\n(1/s)": ("output_tokens_per_s", None),
+    _GOODPUT: ("goodput_per_s", None),
+    _TOKENS: ("output_tokens_per_s", None),
     "TTFT\np50": ("ttft_ms", "p50"),
     "TTFT\np99": ("ttft_ms", "p99"),
     "TPOT\np50": ("tpot_ms", "p50"),
     "latency\np50": ("latency_ms", "p50"),
     "latency\np99": ("latency_ms", "p99"),
 }
-_FEW_FIGURES = ("finished\n(1/s)", "tokens\n(1/s)", "TTFT\np99", "latency\np99")
+_FEW_FIGURES = ("finished\n(1/s)", _GOODPUT, _TOKENS, "TTFT\np99", "latency\np99")
 
 
 def print_measurement(measurement: Measurement, records: Sequence[RequestRecord] = ()) -> None:
@@ -66,7 +69,7 @@ def measurement_table(
     from rich.text import Text
 
     whole = Table.grid()
-    whole.add_row(Text(_title(measurement)))
+    whole.add_row(Text(title(measurement)))
     whole.add_row("")
     whole.add_row(_levels(measurement, records, narrow))
     level = headline_level(measurement)
@@ -74,38 +77,39 @@ def measurement_table(
         whole.add_row("")
         whole.add_row(_latencies(measurement, level, records, narrow))
     whole.add_row("")
-    for sentence in _sentences(measurement):
+    for sentence in sentences(measurement):
         whole.add_row(Text(sentence))
     return whole
 
 
-def _title(measurement: Measurement) -> str:
-    host = measurement.provenance.get("server", {}).get("host")
-    streaming = "streaming" if measurement.streaming else "not streaming"
-    where = f" on {host}" if host else ""
-    return f"{measurement.model}{where}: {measurement.protocol}, {streaming}; latencies in ms"
-
-
 def _levels(measurement: Measurement, records: Sequence[RequestRecord], narrow: bool) -> Table:
-    known = {key for result in measurement.levels for key in result.metrics}
-    figures = tuple(
-        header
-        for header in (_FEW_FIGURES if narrow else _LEVEL_FIGURES)
-        if not known or _LEVEL_FIGURES[header][0] in known
-    )
+    figures = _figures_of(measurement, narrow)
     bars = _FEW_BARS if narrow else _BARS
     table = plain_table()
+    table.collapse_padding = True
     table.add_column("level")
-    for header in (() if narrow else ("failed",)) + figures:
+    for header in ("failed", *figures):
         table.add_column(header, justify="right")
     table.add_column("latency\nover time" if records else "", min_width=bars if records else 0)
     for place, (label, result) in enumerate(zip(level_labels(measurement), measurement.levels, strict=True)):
-        failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
+        failed, measured = failures(result)
         row = [label if is_valid(result) else f"{label} !"]
-        row += [] if narrow else [f"{failed:,} of {measured:,}"]
+        row += [f"{failed:,}" if narrow else f"{failed:,} of {measured:,}"]
         row += [_figure(result, *_LEVEL_FIGURES[header]) for header in figures]
         table.add_row(*row, _course(result, [one for one in records if one.level == place], bars))
     return table
+
+
+def _figures_of(measurement: Measurement, narrow: bool) -> list[str]:
+    """The headers of those figures that there are; where there is an SLO, goodput takes the place of tokens
+    in the narrow form."""
+    known = {key for result in measurement.levels for key in result.metrics}
+    figures = [
+        header
+        for header in (_FEW_FIGURES if narrow else _LEVEL_FIGURES)
+        if (_LEVEL_FIGURES[header][0] in known) or (not known and header != _GOODPUT)
+    ]
+    return [header for header in figures if not (narrow and _GOODPUT in figures and header == _TOKENS)]
 
 
 def _figure(result: LevelResult, key: str, statistic: str | None) -> str:
@@ -158,23 +162,3 @@ def _values(key: str, measured: Sequence[RequestRecord]) -> list[float]:
     if not isinstance(metric, PerRequest):
         return []
     return [value for record in measured if record.ok or metric.of_failed for value in metric.values(record)]
-
-
-def _sentences(measurement: Measurement) -> Iterator[str]:
-    if measurement.search is not None:
-        yield f"search: {search_words(measurement.search)}"
-    tokens = measurement.tokens
-    for kind in ("input", "output"):
-        if tokens.get(kind) is not None:
-            counted_by = ", ".join(tokens.get(f"{kind}_by") or ["nobody"])
-            yield f"{kind} tokens: {tokens[kind]:,}, counted by {counted_by}"
-    for words, count in sorted(measurement.errors.items(), key=lambda item: -item[1]):
-        yield f"failed: {count:,} times {words}"
-    if not all(map(is_valid, measurement.levels)):
-        yield "!: a level whose figures are not valid"
-    for sentence in measurement.verdict.warnings:
-        yield f"note: {sentence}"
-    for sentence in measurement.verdict.findings:
-        yield f"not valid: {sentence}"
-    if measurement.verdict.valid:
-        yield "valid: the figures may be used"

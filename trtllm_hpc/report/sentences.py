@@ -1,0 +1,107 @@
+"""What the table of a measurement says in lines: above it what was measured, below it what to know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trtllm_hpc.bench.judgement.slo import BadSlo, parse_slo
+from trtllm_hpc.bench.summary import LevelResult, Measurement, SearchResult
+from trtllm_hpc.report.headline import is_valid, level_labels
+from trtllm_hpc.report.words import search_words
+
+
+def title(measurement: Measurement) -> str:
+    """Which measurement it is, and below that of what."""
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(measurement.started_at))
+    host = measurement.provenance.get("server", {}).get("host")
+    streaming = "streaming" if measurement.streaming else "not streaming"
+    where = f" on {host}" if host else ""
+    return (
+        f"measurement {measurement.name}, started {started}\n"
+        f"{measurement.model}{where}: {measurement.protocol}, {streaming}; latencies in ms"
+    )
+
+
+def sentences(measurement: Measurement) -> Iterator[str]:
+    """The search, the limits, tokens, errors, and the verdict last."""
+    if measurement.search is not None:
+        yield f"search: {search_words(measurement.search)}"
+    yield from _slo_sentences(measurement)
+    tokens = measurement.tokens
+    for kind in ("input", "output"):
+        if tokens.get(kind) is not None:
+            counted_by = ", ".join(tokens.get(f"{kind}_by") or ["nobody"])
+            yield f"{kind} tokens: {tokens[kind]:,}, counted by {counted_by}"
+    for words, count in sorted(measurement.errors.items(), key=lambda item: -item[1]):
+        yield f"failed: {count:,} time{'s' if count != 1 else ''} {words}"
+    if not all(map(is_valid, measurement.levels)):
+        yield "!: a level whose figures are not valid"
+    for sentence in measurement.verdict.warnings:
+        yield f"note: {sentence}"
+    for sentence in measurement.verdict.findings:
+        yield f"not valid: {sentence}"
+    if measurement.verdict.valid:
+        yield "valid: the figures may be used"
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Whether the limits hold at a level."""
+
+    label: str
+    holds: bool
+    passes_held: int
+    passes: int
+    broken: Sequence[str]
+
+
+def _slo_sentences(measurement: Measurement) -> Iterator[str]:
+    search = measurement.search
+    slo = measurement.settings.get("slo") if search is None else search.slo
+    if not slo:
+        return
+    levels = list(_judged(measurement, slo) if search is None else _searched(measurement, search))
+    holding = [level.label for level in levels if level.holds]
+    if holding:
+        yield f"slo {slo} holds at {', '.join(holding)}"
+    for level in levels:
+        if not level.holds:
+            passes = f", in {level.passes - level.passes_held} of {level.passes} passes"
+            broken = " ".join(_once_each(level.broken))
+            yield f"slo does not hold at {level.label}{passes if level.passes > 1 else ''}: {broken}"
+
+
+def _judged(measurement: Measurement, slo: str) -> Iterator[_Kept]:
+    """Each level by its passes: it holds if every one of them keeps the limits."""
+    try:
+        limits = parse_slo(slo)
+    except BadSlo:
+        return  # of another version: the figures can be read all the same
+    for label, result in zip(level_labels(measurement), measurement.levels, strict=True):
+        broken = [limits.broken_by(one.metrics) for one in result.passes]
+        held = sum(not one for one in broken)
+        words = [sentence for one in broken for sentence in one]
+        yield _Kept(label, held == len(broken), held, len(broken), words)
+
+
+def _searched(measurement: Measurement, search: SearchResult) -> Iterator[_Kept]:
+    """Each rate as the search judged it: it holds if most of its passes do."""
+    labels = level_labels(measurement)
+    for tried in search.tried:
+        label = labels[tried.level] if tried.level < len(labels) else f"{tried.rate_per_s:g}/s"
+        yield _Kept(label, tried.holds, tried.passes_held, tried.passes, tried.broken)
+
+
+def _once_each(broken: Sequence[str]) -> list[str]:
+    """The first sentence about each limit: of other passes only the number differs."""
+    first: dict[str, str] = {}
+    for sentence in broken:
+        first.setdefault(sentence.partition(" is ")[0], sentence)
+    return list(first.values())
+
+
+def failures(result: LevelResult) -> tuple[int, int]:
+    """Measured requests of a level that failed, and all that were measured."""
+    return sum(one.failed for one in result.passes), sum(one.measured for one in result.passes)
