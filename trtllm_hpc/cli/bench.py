@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from difflib import get_close_matches
+from typing import Any
 
 import click
+
+from trtllm_hpc.errors import RunNotFound
 
 _COMMANDS: dict[str, str] = {
     "run": "Measure; the word may be left out.",
@@ -13,6 +17,10 @@ _COMMANDS: dict[str, str] = {
     "compare": "Tell whether one measurement is worse than another.",
 }
 """Each command's module is ``bench_<name>``; help imports the first only."""
+_LEFT_OUT = "trtllm_hpc.bench.left_out"
+"""Where the word is kept that stands in the place of a command."""
+_NEAR = 0.65
+"""How alike a mistyped command is, by ``difflib``; ``latest`` and ``list`` are 0.6."""
 
 
 class BenchGroup(click.Group):
@@ -31,9 +39,24 @@ class BenchGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """``bench latest --rate 4`` is ``bench run latest --rate 4``."""
+        if not args and ctx.resilient_parsing:
+            return super().parse_args(ctx, args)  # a shell asks what may come next: a command, too
         if not args or (args[0] not in _COMMANDS and args[0] not in ctx.help_option_names):
+            ctx.meta[_LEFT_OUT] = args[:1]
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; who mistyped its name is told the name."""
+        try:
+            return super().invoke(ctx)
+        except RunNotFound as error:
+            [word] = ctx.meta.get(_LEFT_OUT) or [""]
+            near = get_close_matches(word, _COMMANDS, n=1, cutoff=_NEAR)
+            if not near or repr(word) not in error.message:
+                raise
+            hint = f"{ctx.command_path} {near[0]}"
+            raise RunNotFound(f"{error.message} Did you mean the command {near[0]!r}?", hint=hint) from None
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Both forms."""
@@ -54,7 +77,10 @@ class BenchGroup(click.Group):
         """Commands, and what may stand behind the one that is left out."""
         run = self.get_command(ctx, "run")
         assert run is not None
-        return super().shell_complete(ctx, incomplete) + run.params[0].shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            return run.shell_complete(click.Context(run, ctx, "run"), incomplete)
+        [argument] = [it for it in run.params if it.name == "run"]
+        return super().shell_complete(ctx, incomplete) + argument.shell_complete(ctx, incomplete)
 
 
 @click.group("bench", cls=BenchGroup)

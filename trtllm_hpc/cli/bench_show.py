@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtllm_hpc.cli.measurements import Found, MeasurementType
-from trtllm_hpc.cli.options import json_option, runs_option
+from trtllm_hpc.cli.options import OutputFile, json_option, runs_option
 
 if TYPE_CHECKING:
     from trtllm_hpc.bench.records import RequestRecord
@@ -18,7 +18,7 @@ def upstream_options(command: Any) -> Any:
     """``--upstream-table`` and ``--upstream-csv FILE``."""
     command = click.option(
         "--upstream-csv",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=OutputFile(),
         metavar="FILE",
         help="Add a row to this file, as upstream's --op-stats-csv does.",
     )(command)

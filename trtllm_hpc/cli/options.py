@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +39,22 @@ class RunType(_RunParameter):
 
         names = ["latest", *(run.run_id for run in list_runs(runs_folder(ctx)))]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+class OutputFile(click.Path):
+    """A file to be written, refused before any work is done for it if it cannot be."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; click itself looks only at a file that is there already."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            self.fail(f"{path} cannot be written: there is no folder {path.parent}.", param, ctx)
+        if not os.access(path.parent, os.X_OK) or not (path.exists() or os.access(path.parent, os.W_OK)):
+            self.fail(f"{path} cannot be written: the folder {path.parent} is closed to you.", param, ctx)
+        return path
 
 
 def runs_folder(ctx: click.Context | None) -> Path:

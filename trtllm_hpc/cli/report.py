@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from trtllm_hpc.cli.measurements import Found, MeasurementType
-from trtllm_hpc.cli.options import runs_option
+from trtllm_hpc.cli.options import OutputFile, runs_option
 
 
 @click.command("report")
@@ -16,7 +16,7 @@ from trtllm_hpc.cli.options import runs_option
 @click.argument("found", type=MeasurementType(), default="latest", metavar="[RUN[:NAME]]")
 @click.option(
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
 )

@@ -1,0 +1,61 @@
+"""``trtllm-hpc bench`` as a person types it, before anything is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner, Result
+
+from tests.test_runs import make
+from trtllm_hpc.cli import command
+from trtllm_hpc.errors import ExitCode, RunNotFound
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a single run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
+    make(tmp_path / "runs" / "llama-1", "llama", 0)
+    return tmp_path
+
+
+def types(*words: str) -> Result:
+    return CliRunner().invoke(command, words)
+
+
+def offered(*words: str, incomplete: str = "") -> list[str]:
+    complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
+    return [item.value for item in complete.get_completions(list(words), incomplete)]
+
+
+def test_the_shell_completes_commands_and_what_is_left_out() -> None:
+    assert offered("bench") == ["run", "list", "show", "compare", "latest", "llama-1"]
+    assert offered("bench", incomplete="l") == ["list", "latest", "llama-1"]
+    assert offered("bench", incomplete="comp") == ["compare"]
+    assert "--rate" in offered("bench", incomplete="--ra")
+    assert "--rate" in offered("bench", "latest", incomplete="--ra")
+    assert "open" not in offered("bench", "list", incomplete="l")
+    assert offered("bench", "list", incomplete="ll") == ["llama-1"]
+
+
+def test_a_mistyped_command_is_told_the_right_one() -> None:
+    wrong = types("bench", "shwo", "latest").exception
+    assert isinstance(wrong, RunNotFound) and "Did you mean the command 'show'?" in wrong.message
+    assert wrong.hint is not None and wrong.hint.endswith("bench show")
+    for name in ("falcon", "latest"):
+        other = types("bench", name, "--runs", "nowhere").exception
+        assert isinstance(other, RunNotFound) and "Did you mean" not in other.message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("bench", "llama-1", "--upstream-csv"), ("bench", "show", "--upstream-csv"), ("report", "--output")],
+)
+def test_a_file_that_cannot_be_written_is_refused_first(words: tuple[str, ...]) -> None:
+    result = types(*words, "nowhere/x.csv")
+    assert result.exit_code == ExitCode.USAGE and "there is no folder nowhere" in result.output
+    Path("file").write_text("")
+    assert "there is no folder file" in types(*words, "file/x.csv").output
