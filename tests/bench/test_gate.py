@@ -166,7 +166,9 @@ def test_answers_that_nobody_counted_are_refused_even_with_the_number_asked_for(
 
 def test_failed_requests_are_told_even_where_they_may_be() -> None:
     found = verdict([*steady(199), replace(steady()[0], status="UNAVAILABLE", output_tokens=None)])
-    assert found.valid and any("1 of 200 requests failed and" in warning for warning in found.warnings)
+    assert found.valid and any(
+        "1 of 200 requests failed and is in no latency" in warning for warning in found.warnings
+    )
 
 
 def test_counts_from_a_poor_source_are_warned_of() -> None:
@@ -184,6 +186,16 @@ def test_fewer_than_a_hundred_have_no_p99() -> None:
     assert verdict(steady(99)).warnings == [
         "99 requests were answered: with fewer than 100 the p99 is the maximum in effect."
     ]
+
+
+def test_nobody_reads_of_the_p99_of_figures_that_are_refused() -> None:
+    assert verdict(steady(9)).findings and verdict(steady(9)).warnings == []
+
+
+def test_one_request_is_not_several() -> None:
+    assert only_finding([request(0, 0, 50)]).startswith("1 request was measured;")
+    warned = verdict([request(0, 0, 50)], settings=Benchmark(min_requests=1)).warnings
+    assert warned == ["1 request was answered: with fewer than 100 the p99 is the maximum in effect."]
 
 
 def test_an_interruption_is_told() -> None:

@@ -36,10 +36,16 @@ def judge(sample: Sample, client: ClientUse, settings: Benchmark, *, interrupted
         return Verdict([_no_answer(sample)], warnings)
     clients = [*_late(sample, settings), *_busy(client)]
     growing = growth(sample)
-    findings = [*_errors(sample, settings), *clients, *_tokens_missing(sample, settings)]
+    findings = [
+        *_errors(sample, settings),
+        *clients,
+        *_tokens_missing(sample, settings),
+        *_too_short(sample, settings),
+    ]
+    warnings += [*_doubtful_tokens(sample), *_failed(sample), *([] if findings else _few(sample))]
     return Verdict(
-        findings=[*findings, *_too_short(sample, settings)],
-        warnings=[*warnings, *_doubtful_tokens(sample), *_few(sample), *([growing] if growing else [])],
+        findings=findings,
+        warnings=[*warnings, *([growing] if growing else [])],
         client_limited=bool(clients),
         unsteady=growing is not None,
     )
@@ -134,7 +140,7 @@ def _too_short(sample: Sample, settings: Benchmark) -> list[str]:
     found = []
     if measured < settings.min_requests:
         found.append(
-            f"{measured} requests were measured; it takes {settings.min_requests} (min_requests). Ask for "
+            f"{_requests_were(measured)} measured; it takes {settings.min_requests} (min_requests). Ask for "
             "more requests or a longer window."
         )
     median_s = (
@@ -179,17 +185,24 @@ _DOUBTS: tuple[tuple[str, Callable[[RequestRecord], bool]], ...] = (
 )
 
 
+def _failed(sample: Sample) -> list[str]:
+    measured, failed = len(sample.measured), len(sample.measured) - len(sample.answered)
+    if not failed:
+        return []
+    return [
+        f"{failed} of {measured} requests failed and {'are' if failed > 1 else 'is'} in no latency: for those "
+        "who waited in vain the tail is longer than it looks."
+    ]
+
+
 def _few(sample: Sample) -> list[str]:
-    answered, failed = len(sample.answered), len(sample.measured) - len(sample.answered)
-    found = []
-    if failed:
-        found.append(
-            f"{failed} of {len(sample.measured)} requests failed and are in no latency: for those who waited "
-            "in vain the tail is longer than it looks."
-        )
-    if answered < P99_REQUESTS:
-        found.append(
-            f"{answered} requests were answered: with fewer than {P99_REQUESTS} the p99 is the maximum "
-            "in effect."
-        )
-    return found
+    answered = len(sample.answered)
+    if answered >= P99_REQUESTS:
+        return []
+    return [
+        f"{_requests_were(answered)} answered: with fewer than {P99_REQUESTS} the p99 is the maximum in effect."
+    ]
+
+
+def _requests_were(count: int) -> str:
+    return "1 request was" if count == 1 else f"{count} requests were"
