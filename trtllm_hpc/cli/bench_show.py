@@ -41,7 +41,10 @@ def command(
     perfetto: bool,
     as_json: bool,
 ) -> None:
-    """Print a measurement again: the companion's, or that called NAME.
+    """Print a measurement again: that called NAME.
+
+    Without NAME it is the companion's measurement, else the run's newest;
+    'trtllm-hpc bench list' tells the names. A file results/NAME.json does, too.
 
     \b
     Examples:

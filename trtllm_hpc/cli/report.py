@@ -24,8 +24,8 @@ from trtllm_hpc.cli.options import OutputFile, runs_option
 def command(found: Found, runs: Any, output: Path | None, png: bool) -> None:
     """Write the report of a measurement: one HTML file that opens without a network.
 
-    Without NAME, the companion's measurement; 'trtllm-hpc bench list' tells
-    the names. Needs the extra: pip install 'trtllm-hpc[report]'.
+    Without NAME it is the companion's measurement, else the run's newest;
+    'trtllm-hpc bench list' tells the names. Needs the extra: pip install 'trtllm-hpc[report]'.
 
     \b
     Examples:
