@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.bench.arrivals import open_schedule
-from trtllm_hpc.bench.levels import OpenLoop, levels_of
+from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop, levels_of
 from trtllm_hpc.bench.load.replies import Load, Parsed, Reply
 from trtllm_hpc.bench.measure import expected_requests
-from trtllm_hpc.bench.passes import closed_window
+from trtllm_hpc.bench.passes import WHOLE_TRACE, closed_length, closed_window
 from trtllm_hpc.bench.summary import Window
 from trtllm_hpc.bench.tokens.counting import to_records
 from trtllm_hpc.bench.workload.build import make_workload
@@ -56,6 +56,14 @@ def test_a_trace_is_taken_whole_where_its_times_decide(tmp_path: Path) -> None:
 def test_each_level_asks_a_trace_anew_and_the_largest_decides(tmp_path: Path) -> None:
     settings = of_a_trace(tmp_path, concurrencies=[1, 8], requests=10, warmup_requests=2, repeats=3)
     assert asked_of(settings) == 8 + 2 - 1 + 10
+
+
+def test_a_closed_loop_takes_a_whole_trace_too(tmp_path: Path) -> None:
+    settings = of_a_trace(tmp_path, concurrency=2)
+    [level] = levels_of(settings)
+    assert isinstance(level, ClosedLoop)
+    assert closed_length(level, settings) == (WHOLE_TRACE, None)
+    assert asked_of(settings) == 40
 
 
 def test_a_closed_loop_is_measured_while_every_process_has_requests() -> None:

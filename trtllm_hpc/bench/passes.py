@@ -81,11 +81,7 @@ class Passes:
         portion = self.questions.take(open_length(level, self.settings))
         schedule = open_schedule(level, self.settings, repeat=step.repeat, requests=portion.requests)
         count = len(schedule.due_s)
-        if count > len(portion.requests):
-            raise InvalidMeasurement(
-                f"The workload has {len(portion.requests)} requests, and {count} are to be sent.",
-                hint="send fewer (requests, warmup_requests), or at the times of the trace (arrival: trace)",
-            )
+        self._refuse_too_many(count, portion)
         self.questions.put_back(portion, count)
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
         load = run_open(
@@ -101,6 +97,8 @@ class Passes:
     def _closed(self, level: ClosedLoop, step: Step) -> tuple[Load, Portion, Window]:
         count, until_s = closed_length(level, self.settings)
         portion = self.questions.take(count or level.concurrency * _CLOSED_LOOP_PAYLOADS)
+        if count is not None:
+            count = self._of_portion(count, portion)
         self.progress.begin(replace(step, requests=count, length_s=until_s))
         load = run_closed(
             self.target,
@@ -115,6 +113,21 @@ class Passes:
         # Not the number of replies: of several processes one may be ahead of the others.
         self.questions.put_back(portion, max([reply.index + 1 for reply in load.replies], default=0))
         return load, portion, closed_window(load, self.settings)
+
+    def _of_portion(self, count: int, portion: Portion) -> int:
+        """How many of the portion a closed loop sends: all of a trace of which no number was asked."""
+        if count >= WHOLE_TRACE:
+            return len(portion.requests)
+        self._refuse_too_many(count, portion)
+        return count
+
+    def _refuse_too_many(self, count: int, portion: Portion) -> None:
+        """A trace never begins again."""
+        if count > len(portion.requests):
+            raise InvalidMeasurement(
+                f"The workload has {len(portion.requests)} requests, and {count} are to be sent.",
+                hint="send fewer (requests, warmup_requests), or all of the trace (arrival: trace)",
+            )
 
     def _records(
         self, replies: list[Reply], portion: Portion, window: Window, step: Step
@@ -149,14 +162,18 @@ def open_length(level: OpenLoop, settings: Benchmark) -> int:
 def closed_length(level: ClosedLoop, settings: Benchmark) -> tuple[int | None, float | None]:
     """Requests of a closed loop, or seconds until it sends no more; warm-up included.
 
+    Only of a trace the number may be open: then it is all of them.
+
     A warm-up of ``n`` requests ends with the ``n``-th answer: by then
     ``n - 1`` requests more than fit at once have been sent.
     """
     warmup = settings.warmup_requests or 0
     if settings.duration_seconds is not None:
         return None, (settings.warmup_seconds or 0.0) + settings.duration_seconds
+    if settings.requests is None:
+        return WHOLE_TRACE, None
     ahead = level.concurrency + warmup - 1 if warmup else 0
-    return ahead + (settings.requests or 1), None
+    return ahead + settings.requests, None
 
 
 def closed_window(load: Load, settings: Benchmark) -> Window:
