@@ -202,6 +202,12 @@ def test_a_recorded_workload_can_be_asked_again(run: RunPaths, tmp_path: Path) -
     )
     asked = [request.prompt for request in read_workload(run.measurement("mine").workload)]
     assert asked == [f"question {at}" for at in range(6)]
+    bench(run, "--workload", "trace", "--file", recorded, "--concurrency", 2, name="closed")
+    assert [request.prompt for request in read_workload(run.measurement("closed").workload)] == asked
+    assert len(records(run, "closed")) == 6
+    too_many = ("--concurrency", 2, "--requests", 7)
+    refused = bench(run, "--workload", "trace", "--file", recorded, *too_many, name="more")
+    assert "The workload has 6 requests, and 7 are to be sent" in str(refused.exception)
 
 
 @pytest.mark.long
@@ -310,6 +316,22 @@ def test_a_request_is_sent_through_no_proxy(run: RunPaths, monkeypatch: pytest.M
 def test_a_model_that_is_not_served_is_told_before_anything_is_sent(run: RunPaths) -> None:
     result = bench(run, "--model", "nosuch")
     assert "nosuch" in str(result.exception) and result.exception.exit_code == ExitCode.REQUEST  # type: ignore[union-attr]
+    assert run.measurement("mine").present == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--model", "ensemble"), "about ttft, which only an answer that is streamed has; model 'ensemble'"),
+        (("--model", "ensemble", "--streaming"), "repository.decoupled: true"),
+        (("--model", "decoupled", "--no-streaming", "--find-max"), "answers are not streamed"),
+    ],
+)
+def test_limits_that_nothing_could_tell_are_refused_before(
+    run: RunPaths, options: tuple[str, ...], words: str
+) -> None:
+    result = bench(run, "--slo", "latency<1s,ttft.p99<1s", *options)
+    assert isinstance(result.exception, InvalidMeasurement) and words in str(result.exception)
     assert run.measurement("mine").present == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trtllm_hpc.bench.judgement.slo import Slo, parse_slo
 from trtllm_hpc.bench.load.target import CoreModel, Target
 from trtllm_hpc.client.describe import ServedModel, describe
 from trtllm_hpc.client.tensors import TextModel
@@ -28,6 +29,7 @@ def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> list
     Raises:
         RequestFailed: the server has no such model, or it cannot be asked in this way.
         InvalidMeasurement: what is to be measured cannot be had from this model.
+        BadSlo: the limits cannot be read.
     """
     names = settings.models or [settings.model or text_model]
     targets = [_target(settings, endpoint, name) for name in names]
@@ -37,7 +39,26 @@ def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> list
                 f"Models {names[0]!r} and {other.model!r} are asked differently: they cannot take turns.",
                 hint="measure one after the other",
             )
+    if settings.slo is not None:
+        _refuse_unmeasurable(parse_slo(settings.slo), targets[0])
     return targets
+
+
+def _refuse_unmeasurable(slo: Slo, target: Target) -> None:
+    """Limits that no answer could keep or break: a search would go down to the lowest rate for nothing."""
+    names = [limit.name for limit in slo.limits if limit.metric.streamed]
+    if not names or (target.streaming and target.decoupled):
+        return
+    if target.decoupled:
+        why, hint = "answers are not streamed", "stream them (--streaming, companion.benchmark.streaming)"
+    else:
+        why = f"model {target.model!r} gives each answer in one piece"
+        hint = "serve it with repository.decoupled: true"
+    raise InvalidMeasurement(
+        f"Limits of the SLO are about {', '.join(dict.fromkeys(names))}, which only an answer that is "
+        f"streamed has; {why}.",
+        hint=f"{hint}, or limit the latency instead (--slo 'latency<1s')",
+    )
 
 
 def _target(settings: Benchmark, endpoint: Endpoint, name: str) -> Target:

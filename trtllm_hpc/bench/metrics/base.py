@@ -75,6 +75,8 @@ class Metric(abc.ABC):
     formula: ClassVar[str]
     better: ClassVar[Literal["lower", "higher"] | None] = None
     """``None``: it tells of the load, not of how well the server did."""
+    streamed: ClassVar[bool] = False
+    """Whether only an answer that comes in parts has it."""
 
     @abc.abstractmethod
     def of(self, sample: Sample) -> Figure:

@@ -20,6 +20,7 @@ class TimeToFirstToken(PerRequest):
     meaning = "How long a person waits for the first output. Needs streaming."
     formula = "first chunk - scheduled"
     better = "lower"
+    streamed = True
 
     def values(self, record: RequestRecord) -> Sequence[float]:
         """One value, if the answer was streamed."""
@@ -36,6 +37,7 @@ class TimeToFirstTokenFromSend(PerRequest):
     meaning = "The same without the client's own delay; other tools mean this by TTFT. Needs streaming."
     formula = "first chunk - sent"
     better = "lower"
+    streamed = True
 
     def values(self, record: RequestRecord) -> Sequence[float]:
         """One value, if the answer was streamed."""
@@ -56,6 +58,7 @@ class TimePerOutputToken(PerRequest):
     meaning = "The mean time between tokens of one request. Needs streaming in two chunks or more."
     formula = "(last chunk - first chunk) / (output tokens - 1)"
     better = "lower"
+    streamed = True
 
     def values(self, record: RequestRecord) -> Sequence[float]:
         """One value, if there are two chunks at least."""
@@ -77,6 +80,7 @@ class InterTokenLatency(PerRequest):
     )
     formula = "each chunk of k tokens after the first: k times (chunk - chunk before) / k"
     better = "lower"
+    streamed = True
 
     def values(self, record: RequestRecord) -> Sequence[float]:
         """One value for each token after the first chunk."""
