@@ -190,8 +190,8 @@ def _failed(sample: Sample) -> list[str]:
     if not failed:
         return []
     return [
-        f"{failed} of {measured} requests failed and {'are' if failed > 1 else 'is'} in no latency: for those "
-        "who waited in vain the tail is longer than it looks."
+        f"{failed} of {measured} requests failed and {'are' if failed > 1 else 'is'} in no latency: for "
+        "those who waited in vain the tail is longer than it looks."
     ]
 
 
@@ -200,7 +200,8 @@ def _few(sample: Sample) -> list[str]:
     if answered >= P99_REQUESTS:
         return []
     return [
-        f"{_requests_were(answered)} answered: with fewer than {P99_REQUESTS} the p99 is the maximum in effect."
+        f"{_requests_were(answered)} answered: with fewer than {P99_REQUESTS} the p99 is the maximum in "
+        "effect."
     ]
 
 

@@ -1,0 +1,68 @@
+"""What is said of a whole measurement, from what was said of its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtllm_hpc.bench.judgement.verdicts import verdict_of
+from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.summary import LevelResult, Pass, SearchResult, Verdict, Window
+
+from .make import IDLE
+
+FEW = "{} requests were answered: with fewer than 100 the p99 is the maximum in effect."
+
+
+def level(rate: float, *passes: Sequence[str], wrong: Sequence[str] = ()) -> LevelResult:
+    """A level with these warnings, a list a pass."""
+    window = Window(0, 1)
+    made = [
+        Pass(repeat, 0, 1, window, 10, 10, 0, {}, IDLE, Verdict(list(wrong), list(warnings)))
+        for repeat, warnings in enumerate(passes)
+    ]
+    return LevelResult(OpenLoop(rate), made, {})
+
+
+def warnings(*levels: LevelResult) -> list[str]:
+    return verdict_of(levels, None).warnings
+
+
+def test_of_a_single_pass_nothing_is_said_before_the_sentence() -> None:
+    assert warnings(level(2, ["Look out."])) == ["Look out."]
+
+
+def test_a_sentence_is_said_once_with_the_levels_that_it_is_about() -> None:
+    assert warnings(level(2, ["Look out."]), level(4, []), level(8, ["Look out."])) == ["2/s, 8/s: Look out."]
+
+
+def test_sentences_that_differ_in_numbers_only_are_one_with_the_range() -> None:
+    [sentence] = warnings(level(2, [FEW.format(20)]), level(4, [FEW.format(95)]), level(8, [FEW.format(5)]))
+    assert sentence == f"all levels: {FEW.format('5 to 95')}"
+    shares = [["3 of 200 requests failed (1.5%)."], ["1,200 of 4000 requests failed (30.0%)."]]
+    assert warnings(level(2, shares[0]), level(4, shares[1])) == [
+        "all levels: 3 to 1,200 of 200 to 4000 requests failed (1.5 to 30.0%)."
+    ]
+
+
+def test_numbers_within_names_are_left_alone() -> None:
+    [sentence] = warnings(
+        level(2, ["p99 of 20 is bad (max_p99)."]), level(4, ["p99 of 30 is bad (max_p99)."])
+    )
+    assert sentence == "all levels: p99 of 20 to 30 is bad (max_p99)."
+    assert warnings(level(2, ["p50 is bad."]), level(4, ["p99 is bad."])) == [
+        "2/s: p50 is bad.",
+        "4/s: p99 is bad.",
+    ]
+
+
+def test_passes_are_named_where_not_all_of_a_level_are_meant() -> None:
+    both, one = level(2, ["Bad 1."], ["Bad 2."]), level(4, [], ["Bad 3."])
+    assert warnings(both, one) == ["2/s, 4/s (pass 2): Bad 1 to 3."]
+    assert warnings(both) == ["Bad 1 to 2."]
+    assert warnings(one) == ["pass 2: Bad 3."]
+
+
+def test_what_was_wrong_in_a_search_are_notes() -> None:
+    search = SearchResult("ttft.p99<1s", 2.0, 4.0, [])
+    found = verdict_of([level(2, []), level(4, [], wrong=["3 failed."])], search)
+    assert found.valid and found.warnings == ["4/s: 3 failed."]
