@@ -241,3 +241,36 @@ def test_a_file_must_be_named_and_there(kind: str, tmp_path: Path) -> None:
         build(1, kind=kind)
     with pytest.raises(ConfigError, match=str(tmp_path / "none")):
         build(1, kind=kind, path=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"kind": "normal", "input_tokens": 9999}, True),
+        ({"kind": "normal", "input_tokens": 50}, False),
+        ({"kind": "normal", "input_tokens": 60, "input_tokens_stdev": 5.0}, True),
+        ({"kind": "normal", "input_tokens": 9999, "max_input_tokens": 40}, False),
+        ({"kind": "normal", "input_tokens": 9999, "max_input_tokens": 50}, False),
+        ({"kind": "shared-prefix", "input_tokens": 40, "prefix_tokens": 20}, True),
+        ({"kind": "shared-prefix", "input_tokens": 30, "prefix_tokens": 20}, False),
+    ],
+)
+def test_prompts_that_would_mostly_be_cut_are_not_what_was_asked_for(
+    options: dict[str, Any], refused: bool
+) -> None:
+    if not refused:
+        assert build(4, longest_input=50, **options).requests
+        return
+    with pytest.raises(ConfigError, match="the engine takes 50 tokens at most"):
+        build(4, longest_input=50, **options)
+
+
+@pytest.mark.parametrize(("bins", "refused"), [("[1, 100, 1]", False), ("[1, 20, 1], [51, 60, 2]", True)])
+def test_a_histogram_of_prompts_that_would_mostly_be_cut(tmp_path: Path, bins: str, refused: bool) -> None:
+    file = tmp_path / "bins.yaml"
+    file.write_text(f"input: [{bins}]\noutput: [[1, 1, 1]]\n")
+    if not refused:
+        assert build(4, kind="histogram", path=file, longest_input=50).requests
+        return
+    with pytest.raises(ConfigError, match="67% of the prompts would have to be cut"):
+        build(4, kind="histogram", path=file, longest_input=50)

@@ -49,6 +49,17 @@ def histogram_lengths(wanted: Wanted) -> list[Lengths]:
     return [Lengths(*row, *other) for row, other in zip(inputs, outputs, strict=True)]
 
 
+def histogram_longer(wanted: Wanted, tokens: int) -> float:
+    """The expected share of prompts with more than so many tokens."""
+    bins = read_bins(wanted.file)[0]
+    longer = sum(weight * _share(low, high, tokens) for low, high, *_, weight in bins)
+    return longer / sum(each[-1] for each in bins)
+
+
+def _share(low: float, high: float, tokens: int) -> float:
+    return min(max(high - tokens, 0.0) / (high - low + 1), 1.0)
+
+
 def read_bins(path: Path) -> list[list[Bin]]:
     """The bins of the file: those of both lengths together, or those of prompts and those of answers.
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from trtllm_hpc.bench.workload.draws import Stream, draws
 from trtllm_hpc.bench.workload.wanted import Wanted, refused, some
+
+_MOST_CUT = 0.5
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,12 @@ class Lengths:
 
     input_tokens: int
     output_tokens: int
+
+
+def normal_longer(wanted: Wanted, tokens: int) -> float:
+    """The expected share of prompts of :func:`normal_lengths` with more than so many tokens."""
+    mean, stdev = wanted.workload.input_tokens, wanted.workload.input_tokens_stdev
+    return 1 - NormalDist(mean, stdev).cdf(tokens + 0.5) if stdev else float(mean > tokens)
 
 
 def normal_lengths(wanted: Wanted) -> list[Lengths]:
@@ -37,6 +46,32 @@ def normal_lengths(wanted: Wanted) -> list[Lengths]:
 def _normal(mean: float, stdev: float, count: int, source: np.random.RandomState) -> list[int]:
     drawn = mean + stdev * source.standard_normal(count)
     return [int(length) for length in np.maximum(np.rint(drawn), 1)]
+
+
+def refuse_cut(wanted: Wanted, key: str, longer: Callable[[int], float], before: int = 0) -> None:
+    """Refuse lengths most of which would be cut to the engine's limit: that is not what was asked for.
+
+    Cutting to ``max_input_tokens`` is the person's own wish.
+
+    Args:
+        key: the setting of the workload that says how long prompts are.
+        longer: the expected share of prompts with more than so many tokens.
+        before: tokens of a prefix that stands before each.
+
+    Raises:
+        ConfigError: more than half would be cut.
+    """
+    limit = wanted.longest_input
+    if limit is None or limit == wanted.workload.max_input_tokens or limit != wanted.limit:
+        return
+    share = longer(limit - before)
+    if share > _MOST_CUT and limit > before:
+        message = (
+            f"{share:.0%} of the prompts would have to be cut: the engine takes {limit} tokens at most "
+            "(engine.max_input_len)"
+        )
+        hint = f"ask for shorter prompts, or cut them with max_input_tokens {limit}"
+        raise refused(key, message, code="too-long", hint=hint)
 
 
 def within(lengths: Sequence[Lengths], limit: int | None, before: int = 0) -> tuple[list[Lengths], list[str]]:
