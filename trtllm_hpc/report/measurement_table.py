@@ -10,7 +10,7 @@ from trtllm_hpc.bench.metrics import BY_KEY, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.summary import Interval, LevelResult, Measurement
 from trtllm_hpc.report.headline import headline_level, is_valid, level_labels
-from trtllm_hpc.report.sentences import failures, sentences, title
+from trtllm_hpc.report.sentences import sentences, title
 from trtllm_hpc.report.sparkline import over_time, spread
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
 from trtllm_hpc.report.words import NONE, plus_minus, quantity
@@ -92,7 +92,7 @@ def _levels(measurement: Measurement, records: Sequence[RequestRecord], narrow: 
         table.add_column(header, justify="right")
     table.add_column("latency\nover time" if records else "", min_width=bars if records else 0)
     for place, (label, result) in enumerate(zip(level_labels(measurement), measurement.levels, strict=True)):
-        failed, measured = failures(result)
+        failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
         row = [label if is_valid(result) else f"{label} !"]
         row += [f"{failed:,}" if narrow else f"{failed:,} of {measured:,}"]
         row += [_figure(result, *_LEVEL_FIGURES[header]) for header in figures]

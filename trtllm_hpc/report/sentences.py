@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trtllm_hpc.bench.judgement.slo import BadSlo, parse_slo
-from trtllm_hpc.bench.summary import LevelResult, Measurement, SearchResult
+from trtllm_hpc.bench.summary import Measurement, SearchResult
 from trtllm_hpc.report.headline import is_valid, level_labels
 from trtllm_hpc.report.words import search_words
 
@@ -100,8 +100,3 @@ def _once_each(broken: Sequence[str]) -> list[str]:
     for sentence in broken:
         first.setdefault(sentence.partition(" is ")[0], sentence)
     return list(first.values())
-
-
-def failures(result: LevelResult) -> tuple[int, int]:
-    """Measured requests of a level that failed, and all that were measured."""
-    return sum(one.failed for one in result.passes), sum(one.measured for one in result.passes)
