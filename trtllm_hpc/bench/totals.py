@@ -28,13 +28,21 @@ def token_totals(records: Iterable[RequestRecord]) -> dict[str, Any]:
 
 
 def kinds_of_errors(records: Iterable[RequestRecord]) -> dict[str, int]:
-    """Each kind of error with its number of measured requests; where only numbers differ it is one kind."""
+    """Each kind of error with its number of measured requests.
+
+    Where only numbers differ it is one kind, told in the words that came first.
+    """
     kinds: dict[str, Counter[str]] = {}
     for record in records:
         if record.measured and not record.ok:
             words = (record.error or "").strip() or record.status
             kinds.setdefault(_NUMBER.sub("N", words), Counter())[words] += 1
-    return {next(iter(words)) if len(words) == 1 else kind: words.total() for kind, words in kinds.items()}
+    return {_told(words): words.total() for words in kinds.values()}
+
+
+def _told(words: Counter[str]) -> str:
+    first, others = next(iter(words)), len(words) - 1
+    return f"{first} (and {others} more that differ in numbers only)" if others else first
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
