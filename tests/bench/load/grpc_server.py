@@ -17,7 +17,8 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 class Behaviour(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """``echo`` bytes come back; ``fail: words`` fails with them; ``sleep S`` answers after S seconds;
+    """``echo`` bytes come back; ``fail: words`` fails with them,
+    as ``late: words`` does with another code; ``sleep S`` answers after S seconds;
     ``size N`` brings N bytes; a stream brings each byte by itself."""
 
     def service(self, details: Any) -> Any:
@@ -31,6 +32,8 @@ class Behaviour(grpc.GenericRpcHandler):  # type: ignore[misc]
         command, _, rest = request.partition(b" ")
         if command == b"fail:":
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, rest.decode())
+        if command == b"late:":
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, rest.decode())
         if command == b"sleep":
             time.sleep(float(rest))
         return bytes(int(rest)) if command == b"size" else request

@@ -64,6 +64,15 @@ def test_a_request_that_takes_too_long_is_given_up_and_harms_no_other() -> None:
     assert fine.ok and later.replies[0].ok
 
 
+def test_a_server_that_keeps_the_deadline_itself_does_not_hide_how_long_it_was() -> None:
+    with grpc_server() as ready:
+        load = at_once(
+            Target(ready, "m", timeout_s=7), b"late: Deadline Exceeded", b"late: the queue is full"
+        )
+    assert [reply.status for reply in load.replies] == ["DEADLINE_EXCEEDED"] * 2
+    assert [reply.error for reply in load.replies] == ["no whole answer in 7 s", "the queue is full"]
+
+
 def test_a_closed_loop_keeps_so_many_outstanding_and_sends_so_many() -> None:
     with grpc_server() as ready:
         load = run_closed(Target(ready, "m"), [b"sleep 0.02", b"b", b"c"], 3, Clock(), count=20)

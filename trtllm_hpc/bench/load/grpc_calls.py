@@ -21,6 +21,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.001, 0.1
 _ERROR_TAG = b"\x0a"
 """First byte of a ``ModelStreamInferResponse`` with an ``error_message`` (its field 1, a string)."""
+_TOO_LATE = "DEADLINE_EXCEEDED"
+_SAYS_NOTHING = ("", "deadline exceeded")
+"""The words of a server that was told the deadline and keeps it; it does not say how long that was."""
 _CODE_OF_RESET = {frames.CANCEL: "CANCELLED"}
 """The protocol's table "Errors"; all others mean INTERNAL."""
 
@@ -58,7 +61,13 @@ class _Call:
 
     def end(self, trailers: Headers, now: float) -> None:
         """Its status is in the trailers."""
-        self.finish(*status_of(trailers, self.http), now)
+        status, error = status_of(trailers, self.http)
+        if status == _TOO_LATE and (error or "").lower() in _SAYS_NOTHING:
+            error = self._too_late()
+        self.finish(status, error, now)
+
+    def _too_late(self) -> str:
+        return f"no whole answer in {self.calls.target.timeout_s:g} s"
 
     def reset(self, code: int, now: float) -> None:
         if code == frames.REFUSED_STREAM:
@@ -83,7 +92,7 @@ class _Call:
         if self.connection is not None:
             self.connection.cancel(self.number)
         now = self.calls.clock.now() + self.calls.zero
-        self.finish("DEADLINE_EXCEEDED", f"no whole answer in {self.calls.target.timeout_s:g} s", now)
+        self.finish(_TOO_LATE, self._too_late(), now)
 
     def finish(self, status: str, error: str | None, now: float) -> None:
         if self.done:
