@@ -81,6 +81,20 @@ def test_no_answer_at_all_is_said_so_and_nothing_else() -> None:
     assert "No request was due" in verdict([]).findings[0]
 
 
+@pytest.mark.parametrize("words", ["no connection to n1:8001: refused", "Cannot connect to host n1:8000"])
+def test_a_server_that_goes_in_the_middle_is_told(words: str) -> None:
+    records = steady()
+    lost = replace(failed(records[60]), error="the connection was lost")
+    refused = [replace(failed(record), error=words) for record in records[61:]]
+    told = "The server was gone at the end: the last 40 requests lost it or found no connection."
+    assert verdict([*records[:60], lost, *refused]).findings[0] == told
+    assert verdict(refused).findings[0].startswith("The server was gone at the end: the last 39")
+    # One that is there again, or that lives and refuses, is not gone.
+    assert "gone" not in str(verdict([*refused[:30], *records[91:]]).findings)
+    busy = [replace(failed(record), error="exceeds maximum queue size") for record in records[60:]]
+    assert "gone" not in str(verdict([*records[:60], *busy]).findings)
+
+
 def test_sends_late_by_more_than_a_millisecond_and_a_hundredth_of_the_gap() -> None:
     # 100 in a second: a send may be 1 ms + 1 % of 10 ms = 1.1 ms late.
     records = steady()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from trtllm_hpc.bench.judgement.gone import gone
 from trtllm_hpc.bench.judgement.steadiness import growth
 from trtllm_hpc.bench.metrics import Sample, distribution
 from trtllm_hpc.bench.metrics.latency import LatencyFromSchedule
@@ -33,10 +34,11 @@ def judge(sample: Sample, client: ClientUse, settings: Benchmark, *, interrupted
     """
     warnings = ["The measurement was interrupted: it is shorter than asked for."] if interrupted else []
     if not sample.answered:
-        return Verdict([_no_answer(sample)], warnings)
+        return Verdict([*gone(sample.measured), _no_answer(sample)], warnings)
     clients = [*_late(sample, settings), *_busy(client)]
     growing = growth(sample)
     findings = [
+        *gone(sample.measured),
         *_errors(sample, settings),
         *clients,
         *_tokens_missing(sample, settings),

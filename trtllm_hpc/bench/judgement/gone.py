@@ -1,0 +1,31 @@
+"""Whether the server went away while it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import takewhile
+
+from trtllm_hpc.bench.records import RequestRecord
+
+_NO_CONNECTION = ("no connection to ", "Cannot connect to host ")
+"""How the errors of gRPC's and of HTTP's client begin where nobody listens. A server that lives and has
+too much to do may say UNAVAILABLE, too."""
+
+
+def unanswered_end(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """The measured requests from which on the server was gone, the last one first; none if it was not.
+
+    Those that it had begun when it went are among them.
+    """
+    measured = sorted((record for record in records if record.measured), key=lambda it: it.sent_s)
+    last = list(takewhile(lambda record: record.status == "UNAVAILABLE", reversed(measured)))
+    return last if last and (last[0].error or "").startswith(_NO_CONNECTION) else []
+
+
+def gone(records: Iterable[RequestRecord]) -> list[str]:
+    """A sentence if the server was gone at the end."""
+    last = unanswered_end(records)
+    if not last:
+        return []
+    which = "request" if len(last) == 1 else f"{len(last)} requests"
+    return [f"The server was gone at the end: the last {which} lost it or found no connection."]
