@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, given_settings, settings_of
+from trtllm_hpc.cli.bench_options import (
+    OPTION_OF,
+    SettingsCommand,
+    benchmark_options,
+    given_settings,
+    settings_of,
+)
 from trtllm_hpc.cli.bench_show import show, upstream_options, write_trace
 from trtllm_hpc.cli.measurements import Found
 from trtllm_hpc.cli.options import json_option, run_argument
@@ -86,6 +92,7 @@ def command(
 
     job = _job_of(run)
     settings = settings_of(_base(job), given_settings(ctx))
+    refuse_unfit(job, settings)
     found = Found(run, _new_name(run, name))
     subject = _subject(run, job, wait_seconds)
     interrupted = False
@@ -101,16 +108,46 @@ def command(
     refuse_invalid(found, measurement)
 
 
+def refuse_unfit(job: JobFile, settings: Benchmark) -> None:
+    """Raise UsageError for prompts or answers that the run's engine cannot hold, by a job file's rules."""
+    from trtllm_hpc.config.job_rules import answers_fit, prompts_fit
+
+    companion = job.companion.model_copy(update={"enabled": True, "benchmark": settings})
+    asking = job.model_copy(update={"companion": companion})
+    problems = [problem for rule in (answers_fit, prompts_fit) for problem in rule(asking)]
+    unfit = [
+        f"{OPTION_OF['.'.join(map(str, problem.path[2:]))]}: {problem.message}; {problem.hint}."
+        for problem in problems
+        if problem.path[:2] == ("companion", "benchmark")
+    ]
+    if unfit:
+        raise click.UsageError("\n".join(unfit))
+
+
 def refuse_invalid(found: Found, measurement: Measurement) -> None:
     """Raise InvalidMeasurement if the figures may not be used, with the commonest error."""
     if measurement.verdict.valid:
         return
-    message, hint = " ".join(measurement.verdict.findings), f"trtllm-hpc bench show {found.call_name}"
+    message = " ".join(measurement.verdict.findings)
     if measurement.errors:
         error, count = max(measurement.errors.items(), key=lambda item: item[1])
         message += f" Most often ({count} times): {error}"
-        hint = f"trtllm-hpc logs {call_name(found.run)} --rank 0"
-    raise InvalidMeasurement(message, hint=hint)
+    raise InvalidMeasurement(message, hint=_next(found, measurement))
+
+
+def _next(found: Found, measurement: Measurement) -> str:
+    """What to type or to change, by what went wrong most."""
+    from trtllm_hpc.bench.judgement.gone import unanswered_end
+
+    run, failed = call_name(found.run), [one for one in found.records() if one.measured and not one.ok]
+    if not failed:
+        return f"trtllm-hpc bench show {found.call_name}"
+    if unanswered_end(found.records()):
+        return f"trtllm-hpc status {run}"
+    if 2 * sum(one.status == "DEADLINE_EXCEEDED" for one in failed) > len(failed):
+        limit = measurement.settings.get("request_timeout_seconds")
+        return f"raise --timeout-seconds (now {limit}), or ask at a lower rate or for shorter answers"
+    return f"trtllm-hpc logs {run} --rank 0"
 
 
 def _job_of(run: RunPaths) -> JobFile:

@@ -1,0 +1,69 @@
+"""What ``bench run`` refuses before and after it has measured, with the next thing to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.report.make import make, write_run
+from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.records import write_records
+from trtllm_hpc.bench.summary import Verdict, write_measurement
+from trtllm_hpc.cli.bench_run import refuse_invalid, refuse_unfit
+from trtllm_hpc.cli.measurements import Found
+from trtllm_hpc.config.benchmark import Benchmark, Workload
+from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.job import Companion, JobFile
+from trtllm_hpc.errors import InvalidMeasurement
+
+JOB = JobFile(
+    name="demo",
+    companion=Companion(enabled=False),
+    engine=Engine(max_input_len=200, max_seq_len=256),
+)
+
+
+def test_what_the_engine_can_hold_is_taken() -> None:
+    refuse_unfit(JOB, Benchmark(max_tokens=255, workload=Workload(kind="normal", input_tokens=200)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Benchmark(max_tokens=256), "--max-tokens: 256 tokens and a prompt do not fit"),
+        (Benchmark(workload=Workload(kind="normal", output_tokens=999)), "--output-tokens: 999 tokens"),
+        (Benchmark(workload=Workload(kind="normal", input_tokens=99999)), "--input-tokens: prompts of 99999"),
+    ],
+)
+def test_what_the_engine_cannot_hold_is_refused_before_it_is_asked(settings: Benchmark, words: str) -> None:
+    with pytest.raises(click.UsageError, match=words):
+        refuse_unfit(JOB, settings)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "hint"),
+    [
+        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "raise --timeout-seconds (now 2.0)"),
+        ("UNAVAILABLE", "no connection to n1:8001", "trtllm-hpc status "),
+        ("INTERNAL", "no luck", "trtllm-hpc logs "),
+    ],
+)
+def test_the_next_thing_to_do_is_by_what_went_wrong(
+    tmp_path: Path, status: str, error: str, hint: str
+) -> None:
+    made = make([OpenLoop(4.0)], requests=10)
+    paths = write_run(tmp_path / "run", made)
+    found = Found(paths, "benchmark")
+    write_records(found.files.requests, [replace(one, status=status, error=error) for one in made.records])
+    settings = {**made.measurement.settings, "request_timeout_seconds": 2.0}
+    measurement = replace(
+        made.measurement, settings=settings, errors={error: 10}, verdict=Verdict(["It failed."])
+    )
+    write_measurement(found.files.summary, measurement)
+    with pytest.raises(InvalidMeasurement) as refused:
+        refuse_invalid(found, measurement)
+    assert (refused.value.hint or "").startswith(hint)
+    assert refused.value.message == f"It failed. Most often (10 times): {error}"
