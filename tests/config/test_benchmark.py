@@ -6,7 +6,7 @@ import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
 from trtllm_hpc.config.benchmark import Benchmark, Workload
-from trtllm_hpc.config.benchmark_rules import scheduled_seconds
+from trtllm_hpc.config.benchmark_rules import scheduled_seconds, settings_problems
 
 HEAD = "companion:\n  benchmark:\n"
 
@@ -26,8 +26,8 @@ def test_seconds_take_the_place_of_the_default_number_of_requests(files: Folder)
 def test_a_trace_brings_its_own_times_and_length(files: Folder) -> None:
     settings = benchmark(files, "workload: {kind: trace, path: /a.jsonl}")
     assert (settings.arrival, settings.requests, settings.warmup_requests) == ("trace", None, 0)
-    other = benchmark(files, "arrival: constant\nrequests: 5\nworkload: {kind: trace, path: /a.jsonl}")
-    assert (other.arrival, other.requests) == ("constant", 5)
+    other = benchmark(files, "arrival: constant\nrequests: 15\nworkload: {kind: trace, path: /a.jsonl}")
+    assert (other.arrival, other.requests) == ("constant", 15)
 
 
 def test_a_relative_file_lies_beside_the_job_file(files: Folder) -> None:
@@ -60,6 +60,18 @@ def test_a_relative_file_lies_beside_the_job_file(files: Folder) -> None:
         ("workload: {kind: normal, output_tokens: 512}", "conflict", "workload.output_tokens"),
         ("duration_seconds: 3600", "conflict", "duration_seconds"),
         ("rates_per_second: [4.0, 0.001]", "conflict", "requests"),
+        ("models: [a, b, a]", "conflict", "models"),
+        ("rates_per_second: [2.0, 4.0, 2.0]", "conflict", "rates_per_second"),
+        ("concurrencies: [2, 2]", "conflict", "concurrencies"),
+        ("requests: 9", "conflict", "requests"),
+        ("requests: 9\nconcurrency: 2", "conflict", "requests"),
+        ("rates_per_second: [4.0, 20.1]", "conflict", "requests"),
+        ("rate_per_second: 10.0\nramp_to_per_second: 30.1", "conflict", "requests"),
+        ("duration_seconds: 0.9\nrate_per_second: 20.0", "conflict", "duration_seconds"),
+        ("duration_seconds: 0.9\nconcurrency: 2", "conflict", "duration_seconds"),
+        ("duration_seconds: 2\nrates_per_second: [20.0, 4.5]", "conflict", "duration_seconds"),
+        ("find_max: true\nslo: ttft<1s\nduration_seconds: 2", "conflict", "duration_seconds"),
+        ("find_max: true\nslo: ttft<1s\nrequests: 5\nrate_per_second: 0.5", "conflict", "requests"),
         ("rates_per_second: [4.0, 0]", "out-of-range", "rates_per_second[1]"),
     ],
 )  # fmt: skip
@@ -70,6 +82,25 @@ def test_settings_that_do_not_go_together(files: Folder, lines: str, code: str, 
     findings = files.findings(JOB + small + section, CLUSTER)
     assert {(finding.code, finding.field) for finding in findings} == {(code, f"companion.benchmark.{field}")}
     assert all(finding.hint or finding.code == "out-of-range" for finding in findings)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "requests: 10",
+        "rate_per_second: 20.0",
+        "requests: 5\nmin_requests: 5",
+        "rate_per_second: 100.0\nmin_window_seconds: 0.2",
+        "duration_seconds: 1\nrate_per_second: 10.0",
+        "duration_seconds: 1\nconcurrency: 1",
+        "requests: 10\nconcurrency: 1000",
+        "workload: {kind: trace, path: /a}",
+        # A search makes windows that are long enough of whatever number.
+        "find_max: true\nslo: ttft<1s\nrequests: 5\nrate_per_second: 3.0",
+    ],
+)
+def test_what_may_be_long_enough_is_measured(files: Folder, lines: str) -> None:
+    assert settings_problems(benchmark(files, lines)) == []
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,13 @@ def test_a_later_setting_wins_and_values_are_yaml(files: Folder) -> None:
         "serve.nodes=1",
         "serve.keep_running=true",
         "cluster.partition=a=b",
-        "companion.benchmark.rate_per_second=1e2",
+        "companion.benchmark.rate_per_second=2e1",
     )
     resolved = files.load(JOB, CLUSTER, *settings)
     assert (resolved.job.name, resolved.job.serve.nodes, resolved.job.serve.keep_running) == ("7", 1, True)
     assert resolved.cluster.partition == "a=b"
     assert resolved.job.companion.benchmark is not None
-    assert resolved.job.companion.benchmark.rate_per_second == 100.0
+    assert resolved.job.companion.benchmark.rate_per_second == 20.0
 
 
 @pytest.mark.parametrize(

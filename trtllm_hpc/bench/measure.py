@@ -36,15 +36,14 @@ from trtllm_hpc.bench.workload.build import Built, make_workload
 from trtllm_hpc.bench.workload.find_tokenizer import Tokenization, find_tokenizer
 from trtllm_hpc.bench.workload.store import write_workload
 from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.benchmark_rules import SEARCH_WINDOW_S
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
 _CLOSED_LOOP_REQUESTS = 1000
 """Requests made beforehand for a closed loop that ends by time; more are made when they run out."""
-_SEARCH_WINDOW_S, _SEARCH_WARMUP_S = 5.0, 1.0
-"""A search does not know its rates beforehand: a number of requests that is enough at the first of them
-would be over in no time at the last."""
+_SEARCH_WARMUP_S = 1.0
 
 
 class Interrupted(Exception):
@@ -128,7 +127,7 @@ def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
     """The settings of one rate of a search: where requests are counted, enough of them for a window."""
     if settings.duration_seconds is not None:
         return settings
-    window_s = max(_SEARCH_WINDOW_S, settings.min_window_seconds)
+    window_s = max(SEARCH_WINDOW_S, settings.min_window_seconds)
     longer = {"requests": max(settings.requests or 1, math.ceil(rate_per_s * window_s))}
     if settings.warmup_requests:
         longer["warmup_requests"] = max(settings.warmup_requests, math.ceil(rate_per_s * _SEARCH_WARMUP_S))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
+SEARCH_WINDOW_S = 5.0
+"""A search does not know its rates beforehand: a number of requests that is enough at the first of them
+would be over in no time at the last. It asks for as many as such a window takes."""
 _FILES = ("dataset", "histogram", "trace")
 _KINDS_OF = {
     "prompts": ("prompts",),
@@ -40,7 +44,7 @@ Problems = Iterator[SettingsProblem]
 
 def settings_problems(settings: Benchmark) -> list[SettingsProblem]:
     """Every conflict between the settings."""
-    rules = (_workload, _models, _levels, _length, _warmup, _search)
+    rules = (_workload, _models, _levels, _twice, _length, _too_short, _warmup, _search)
     return [problem for rule in rules for problem in rule(settings)]
 
 
@@ -94,6 +98,16 @@ def _levels(settings: Benchmark) -> Problems:
                 yield SettingsProblem("conflict", field, message, "leave it out, or set arrival to poisson")
 
 
+def _twice(settings: Benchmark) -> Problems:
+    for field in ("models", "rates_per_second", "concurrencies"):
+        values = getattr(settings, field)
+        again = [value for place, value in enumerate(values) if value in values[:place]]
+        if again:
+            message = f"{again[0]} is there twice"
+            hint = "name each once; repeats measures again" if field != "models" else "name each once"
+            yield SettingsProblem("conflict", field, message, hint, values)
+
+
 def _length(settings: Benchmark) -> Problems:
     if settings.requests is not None and settings.duration_seconds is not None:
         message = "the window ends after a number of requests or of seconds, not both"
@@ -103,6 +117,52 @@ def _length(settings: Benchmark) -> Problems:
     if settings.requests is None and settings.duration_seconds is None and settings.arrival != "trace":
         message = "nothing says how long the measured window is"
         yield SettingsProblem("missing", "requests", message, "set requests or duration_seconds")
+
+
+def _too_short(settings: Benchmark) -> Problems:
+    """What can be known to be refused once it is measured; a search's first rate stands for the rest."""
+    field = "requests" if settings.duration_seconds is None else "duration_seconds"
+    if None not in (settings.requests, settings.duration_seconds):
+        return
+    count, window_s = _least_requests(settings), _shortest_window(settings)
+    if count is not None and count < settings.min_requests:
+        message = (
+            f"that is {count} requests of a level, and figures need {settings.min_requests} (min_requests)"
+        )
+        yield SettingsProblem("conflict", field, message, "ask for more, or set min_requests to fewer")
+    if window_s is not None and window_s < settings.min_window_seconds:
+        message = f"that is a window of {window_s:.3g} s, and figures need {settings.min_window_seconds:g} s "
+        hint = "ask for more, or set min_window_seconds to less"
+        yield SettingsProblem("conflict", field, f"{message}(min_window_seconds)", hint)
+
+
+def _least_requests(settings: Benchmark) -> int | None:
+    """Measured requests of the smallest level; ``None`` where the server or a file decides."""
+    if settings.duration_seconds is None:
+        if settings.find_max and settings.requests is not None:
+            window_s = max(SEARCH_WINDOW_S, settings.min_window_seconds)
+            return max(settings.requests, math.ceil(settings.rate_per_second * window_s))
+        return settings.requests
+    rates = _rates(settings)
+    return round(settings.duration_seconds * min(rates)) if rates else None
+
+
+def _shortest_window(settings: Benchmark) -> float | None:
+    """Of all levels, in seconds; ``None`` where the server or a file decides, or a search sees to it."""
+    if settings.duration_seconds is not None:
+        return settings.duration_seconds
+    rates = _rates(settings)
+    if settings.requests is None or not rates or settings.find_max:
+        return None
+    return settings.requests / max(rates)
+
+
+def _rates(settings: Benchmark) -> list[float]:
+    """The mean rate of each level; none where no rate is asked for."""
+    if settings.concurrency is not None or settings.concurrencies or settings.arrival == "trace":
+        return []
+    rates = settings.rates_per_second or [settings.rate_per_second]
+    return [(rate + _last_rate(settings, rate)) / 2 for rate in rates]
 
 
 def _warmup(settings: Benchmark) -> Problems:
