@@ -251,10 +251,12 @@ def settings_of(base: Benchmark, given: Mapping[str, Any]) -> Benchmark:
     """The settings of the run's job file, with those that were typed in their place.
 
     Raises:
-        click.UsageError: they do not go together; every conflict, by the option's name.
+        click.UsageError: they do not go together, or what was typed would do nothing; every conflict, by the
+            option's name.
     """
     from pydantic import ValidationError
 
+    from trtllm_hpc.cli.bench_conflicts import without_effect
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.config.benchmark_rules import settings_problems
 
@@ -263,6 +265,9 @@ def settings_of(base: Benchmark, given: Mapping[str, Any]) -> Benchmark:
     except ValidationError as error:
         wrong = [(".".join(map(str, it["loc"])), it["msg"]) for it in error.errors()]
         raise click.UsageError("\n".join(f"{_option(field)}: {words}." for field, words in wrong)) from None
+    useless = without_effect(settings, given)
+    if useless:
+        raise click.UsageError("\n".join(f"{_option(field)}: {words}" for field, words in useless))
     problems = settings_problems(settings)
     if problems:
         raise click.UsageError(

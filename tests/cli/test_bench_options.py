@@ -1,0 +1,59 @@
+"""What the options of ``trtllm-hpc bench`` make of the settings of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+
+from trtllm_hpc.cli.bench_options import settings_of
+from trtllm_hpc.config.benchmark import Benchmark
+
+TRACE = {"workload.kind": "trace", "workload.path": "/a.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"concurrency": [2], "rate_per_second": [3.0]}, "--rate: a rate is an open loop's"),
+        ({"concurrency": [2], "arrival": "gamma"}, "--arrival: a closed loop has no gaps"),
+        ({"concurrency": [2], "burstiness": 0.3}, "--burstiness: a closed loop has no gaps"),
+        ({"burstiness": 0.3}, "--burstiness: shapes gaps of --arrival gamma, and these are of poisson"),
+        ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace brings its own times; leave it out"),
+        ({**TRACE, "concurrency": [5], "workload.speed": 2.0}, "--speed: the times of the trace are not"),
+        ({"find_max": True, "slo": "latency<1s", "rate_per_second": [1.0, 2.0]}, "finds the others itself"),
+        ({"rate_per_second": [2.0, 2.0]}, "--rate: 2.0 is there twice; name each once"),
+        ({"concurrency": [2, 2]}, "--concurrency: 2 is there twice; name each once"),
+        ({"model": ["a", "a"]}, "--model: a is there twice; name each once"),
+        ({"requests": 5}, "--requests: that is 5 requests of a level, and figures need 10 (--min-requests)"),
+        ({"rate_per_second": [50.0]}, "window of 0.4 s, and figures need 1 s (--min-window-seconds)"),
+    ],
+)
+def test_what_would_be_for_nothing_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        settings_of(Benchmark(), given)
+    assert words in caught.value.message
+    assert len(caught.value.message.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"concurrency": [2]},
+        {"arrival": "gamma", "burstiness": 0.3},
+        {**TRACE, "workload.speed": 2.0},
+        {**TRACE, "rate_per_second": [5.0], "arrival": "poisson", "requests": 20},
+        {**TRACE, "concurrency": [5]},
+        {"find_max": True, "slo": "latency<1s", "rate_per_second": [2.0]},
+    ],
+)
+def test_what_has_a_use_is_taken(given: dict[str, Any]) -> None:
+    settings_of(Benchmark(), given)
+
+
+def test_what_the_job_file_says_without_a_use_is_left_alone() -> None:
+    base = Benchmark(arrival="gamma", burstiness=0.3, rate_per_second=3.0)
+    assert settings_of(base, {"concurrency": [2]}).concurrency == 2
+    assert settings_of(base, {"burstiness": 0.5}).burstiness == 0.5
+    assert settings_of(base, {"arrival": "poisson"}).arrival == "poisson"
