@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,19 +25,26 @@ else:
 
 @dataclass(frozen=True)
 class Found:
-    """A measurement in a run folder."""
+    """A measurement in a run folder, or copied out of one."""
 
     run: RunPaths
     name: str
+    copied_to: Path | None = None
+    """The folder where it lies, if that is no run's; then ``run`` is none either."""
 
     @property
     def files(self) -> MeasurementPaths:
-        """Its files."""
-        return self.run.measurement(self.name)
+        """Its files; of a copy those that lie beside each other."""
+        files = self.run.measurement(self.name)
+        if self.copied_to is None:
+            return files
+        return MeasurementPaths(**{kind: self.copied_to / file.name for kind, file in vars(files).items()})
 
     @property
     def call_name(self) -> str:
         """What to write for it in a command."""
+        if self.copied_to is not None:
+            return shlex.quote(str(self.files.summary))
         return f"{call_name(self.run)}:{self.name}"
 
     def summary(self) -> Measurement:
@@ -67,7 +75,7 @@ class MeasurementType(_FoundParameter):
         text = str(value)
         path = Path(text)
         if path.suffix == ".json" and path.is_file():
-            return Found(RunPaths(path.absolute().parent.parent), path.stem)
+            return _of_file(path.absolute())
         run, colon, name = text.rpartition(":")
         if not colon:
             return newest(find_run(text, runs_folder(ctx)))
@@ -83,6 +91,11 @@ class MeasurementType(_FoundParameter):
         runs |= {run.run_id: [run] for run in list_runs(runs_folder(ctx))}
         names = [f"{call}:{name}" for call, its in runs.items() for run in its for name in run.measurements()]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _of_file(summary: Path) -> Found:
+    run = RunPaths(summary.parent.parent)
+    return Found(run, summary.stem, None if run.results == summary.parent else summary.parent)
 
 
 def newest(run: RunPaths) -> Found:

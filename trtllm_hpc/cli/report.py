@@ -9,6 +9,7 @@ import click
 
 from trtllm_hpc.cli.measurements import Found, MeasurementType
 from trtllm_hpc.cli.options import OutputFile, runs_option
+from trtllm_hpc.errors import RunNotFound
 
 
 @click.command("report")
@@ -34,6 +35,11 @@ def command(found: Found, runs: Any, output: Path | None, png: bool) -> None:
     """
     from trtllm_hpc.report.html.report import write_charts, write_report
 
+    if found.copied_to is not None:
+        raise RunNotFound(
+            f"{found.files.summary} lies in no run folder, and a report tells of the run, too.",
+            hint=f"trtllm-hpc bench show {found.call_name}",
+        )
     to = output or found.files.report
     write_report(found.run, found.name, to)
     click.echo(to)
