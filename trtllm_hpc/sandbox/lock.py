@@ -47,10 +47,13 @@ def lock(folder: Path, timeout_s: float, waiting: Callable[[], None] = lambda: N
 def _try(folder: Path) -> int | None:
     """A handle that holds the folder, or ``None`` if somebody else does."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    # Its last holder may remove the folder between any two of these lines.
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Its last holder may have removed the folder between the two lines above.
         if os.fstat(handle).st_ino == folder.stat().st_ino:
             return handle
     except (BlockingIOError, FileNotFoundError):
