@@ -46,11 +46,13 @@ def lock(folder: Path, timeout_s: float, waiting: Callable[[], None] = lambda: N
 
 def _try(folder: Path) -> int | None:
     """A handle that holds the folder, or ``None`` if somebody else does."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    # Its last holder may remove the folder between any two of these lines.
+    # Its last holder may remove the folder between any two of these steps, those of mkdir among them.
     try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
+    except (FileExistsError, FileNotFoundError):
+        if folder.exists() and not folder.is_dir():
+            raise
         return None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
