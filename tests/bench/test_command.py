@@ -213,8 +213,8 @@ def test_a_recorded_workload_can_be_asked_again(run: RunPaths, tmp_path: Path) -
 @pytest.mark.long
 def test_the_search_finds_what_one_instance_can_do(run: RunPaths) -> None:
     """An answer takes 50 ms and the model has one instance: 20 a second, fewer with a bound on the wait."""
-    options = ("--arrival", "constant", "--requests", 40, "--prompt", "sleep 0.05: x", "--max-tokens", 4)
-    result = bench(run, "--find-max", "--slo", "latency.p50<80ms", "--rate", 8, *options)
+    options = ("--arrival", "constant", "--duration", 2, "--repeats", 1, "--prompt", "sleep 0.05: x")
+    result = bench(run, "--find-max", "--slo", "latency.p50<80ms", "--rate", 8, "--max-tokens", 4, *options)
     search = measured(run).search
     assert search is not None, result.output
     assert search.stopped is None and search.max_rate_per_s is not None, result.output
