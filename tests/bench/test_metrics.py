@@ -167,6 +167,13 @@ def test_goodput_has_no_value_without_limits_or_without_what_they_limit() -> Non
             figure(key, RECORDS, slo=parse_slo("ttft<1s"))
 
 
+def test_a_pass_that_ended_in_its_warm_up_has_no_share_of_good_requests() -> None:
+    warmed_up = [request(0, 0, 100, phase=WARMUP)]
+    for limits in ("errors<1%", "requests>5/s", "latency<1s"):
+        with pytest.raises(NoValue):
+            figure("goodput_share", warmed_up, slo=parse_slo(limits))
+
+
 def test_figures_without_a_value_are_left_out_and_never_zero() -> None:
     assert figures(sample([])).keys() == {"asked_rate_per_s", "sent_rate_per_s", "in_flight"}
     assert figures(sample(RECORDS, 0, 0)).keys() >= {"latency_ms"}

@@ -36,7 +36,7 @@ class GoodputShare(Metric):
     better = "higher"
 
     def of(self, sample: Sample) -> float:
-        """The figure; raises NoValue without an SLO, or if the records do not show what it limits."""
-        if sample.slo is None or not sample.slo.judges(sample.answered):
+        """The figure; raises NoValue without an SLO or requests, or if these do not show what it limits."""
+        if sample.slo is None or not sample.measured or not sample.slo.judges(sample.answered):
             raise NoValue
         return sum(map(sample.slo.met_by, sample.answered)) / len(sample.measured)
