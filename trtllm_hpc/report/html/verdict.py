@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.summary import Interval, LevelResult
 from trtllm_hpc.report.headline import finished_rate, is_valid, keeps_up
 from trtllm_hpc.report.html.material import Material
@@ -78,7 +77,8 @@ def cards(material: Material) -> list[Card]:
 
 
 def _rates(result: LevelResult) -> Iterator[Card]:
-    asked = "" if isinstance(result.level, ClosedLoop) else f"asked {result.level.rate_per_s:g}"
+    rate = result.metrics.get("asked_rate_per_s")
+    asked = f"asked {rate.mean:.6g}" if isinstance(rate, Interval) else ""
     for key, label, unit, note in (
         ("finished_rate_per_s", "Throughput", "requests/s", asked),
         ("output_tokens_per_s", "Output", "tokens/s", ""),
