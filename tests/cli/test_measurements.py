@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,21 @@ def test_a_trace_of_it_is_written_beside_it(tmp_path: Path) -> None:
 def test_a_report_of_it_is_refused() -> None:
     result = CliRunner().invoke(trtllm_hpc, ["report", "up.json"])
     assert isinstance(result.exception, RunNotFound) and "lies in no run folder" in str(result.exception)
+
+
+def test_records_that_the_summary_does_not_know_have_no_row_in_upstream_s_table(tmp_path: Path) -> None:
+    stray = [replace(record, level=1) for record in measured("up").records]
+    append_records(tmp_path / "up.jsonl", stray)
+    shown = types("bench", "show", "up.json", "--upstream-table")
+    assert shown.exit_code == 0 and shown.stdout.count("pass 1") == 1
+
+
+def test_a_measurement_without_a_summary_cannot_be_shown_and_says_so(tmp_path: Path) -> None:
+    """Its first pass was killed between its records and its summary."""
+    results = tmp_path / "runs" / "demo-1" / "results"
+    results.mkdir(parents=True)
+    (results.parent / "plan.json").write_text('{"name": "demo"}')
+    append_records(results / "killed.jsonl", measured("up").records)
+    for form in ([], ["--json"], ["--upstream-table"]):
+        with pytest.raises(RunNotFound, match=r"killed\.json is no measurement"):
+            types("bench", "show", str(tmp_path / "runs" / "demo-1:killed"), *form)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from tests.report.cases import CASES, HOSTILE
 from tests.report.make import BUILD_STEP, Made, make, searched, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
-from trtllm_hpc.bench.summary import Verdict
+from trtllm_hpc.bench.summary import Interval, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.html import page
@@ -92,9 +93,29 @@ def test_the_cards_are_of_the_highest_load_that_the_server_kept_up_with() -> Non
     assert throughput.label == "Throughput" and f"{rate.mean:.2f}" == throughput.value  # type: ignore[union-attr]
 
 
+def test_the_card_of_throughput_says_what_was_really_asked() -> None:
+    """A trace brings its own times, and of a ramp the mean counts: the setting is neither."""
+    for level in (OpenLoop(4.0, "trace"), OpenLoop(4.0, ramp_to_per_s=40.0)):
+        made = make([level])
+        asked = made.measurement.levels[0].metrics["asked_rate_per_s"]
+        assert isinstance(asked, Interval)
+        made.measurement.levels[0].metrics["asked_rate_per_s"] = replace(asked, mean=17.3)
+        assert cards(material(made))[0].note == "asked 17.3"
+    assert cards(material(make([ClosedLoop(2)])))[0].note == ""
+
+
 def test_the_cards_of_a_search_are_of_what_it_found() -> None:
     words = headline_words(material(searched()))
     assert words == "At 12/s, the highest rate found that holds ttft.p99<500ms,tpot.p99<50ms."
+
+
+def test_the_records_of_a_pass_that_the_summary_does_not_know_are_left_out(tmp_path: Path) -> None:
+    """Killed between the two, a measurement leaves records of a level that has no figures."""
+    made = make([OpenLoop(4.0), OpenLoop(8.0)], requests=10, warmup=0)
+    paths = write_run(tmp_path / "run", made.changed(levels=made.measurement.levels[:1]))
+    read = read_material(paths, "benchmark")
+    assert {record.level for record in read.records} == {0} and len(read.records) == 10
+    report_page(read)
 
 
 def test_without_an_answer_there_is_a_card_for_that_only() -> None:

@@ -65,6 +65,7 @@ def show(found: Found, *, as_json: bool, upstream_table: bool, upstream_csv: Pat
         for _, fields in upstream_passes(found):
             append_csv(upstream_csv, fields)
     if as_json:
+        found.summary()  # raises if it is not whole
         click.echo(found.files.summary.read_text(encoding="utf-8").rstrip())
     elif upstream_table:
         from trtllm_hpc.bench.upstream import upstream_table as table
@@ -78,16 +79,16 @@ def show(found: Found, *, as_json: bool, upstream_table: bool, upstream_csv: Pat
 
 
 def upstream_passes(found: Found) -> list[tuple[str, dict[str, float]]]:
-    """Upstream's fields of each pass, with the name of the pass."""
+    """Upstream's fields of each pass that the summary knows, with the name of the pass."""
     from trtllm_hpc.bench.upstream import upstream_fields
 
     passes: dict[tuple[int, int], list[RequestRecord]] = {}
     for record in found.records():
         passes.setdefault((record.level, record.repeat), []).append(record)
-    levels = [result.level.label for result in found.summary().levels]
     return [
-        (f"{levels[level]}, pass {repeat + 1}", upstream_fields(records))
-        for (level, repeat), records in passes.items()
+        (f"{result.level.label}, pass {one.repeat + 1}", upstream_fields(passes.get((level, one.repeat), [])))
+        for level, result in enumerate(found.summary().levels)
+        for one in result.passes
     ]
 
 

@@ -41,7 +41,7 @@ class Material:
 
 
 def read_material(paths: RunPaths, name: str) -> Material:
-    """Read a measurement and what belongs to it.
+    """Read a measurement and what belongs to it; records of a level that was never judged are left out.
 
     Raises:
         RunNotFound: there is no such measurement, or it is another version's.
@@ -49,4 +49,5 @@ def read_material(paths: RunPaths, name: str) -> Material:
     files = paths.measurement(name)
     measurement = read_measurement(files.summary)
     records = read_records(files.requests) if files.requests.exists() else []
-    return Material(paths.run_id, measurement, records, read_samples(files.samples), read_story(paths))
+    known = [record for record in records if record.level < len(measurement.levels)]
+    return Material(paths.run_id, measurement, known, read_samples(files.samples), read_story(paths))
