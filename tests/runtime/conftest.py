@@ -31,8 +31,12 @@ class Runtime:
     paths: RunPaths
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
+    isolated: bool = True
+    """No library and no variable of Python's reaches it."""
+
     def command(self, *arguments: object) -> list[str]:
-        return [sys.executable, "-I", "-S", str(self.paths.runtime), *map(str, arguments)]
+        options = ["-I", "-S"] if self.isolated else ["-S"]
+        return [sys.executable, *options, str(self.paths.runtime), *map(str, arguments)]
 
     def start(self, *arguments: object, **environment: str) -> subprocess.Popen[str]:
         inherited = {

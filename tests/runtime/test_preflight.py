@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.checks.engines import new_engine, old_engine
-from tests.runtime.conftest import Runtime
+from tests.runtime.conftest import Runtime, eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import write_json
+from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import RankRecord, read_events
 from trtllm_hpc.runtime.verdict import Expected, Found, doubts, judge
 
@@ -234,3 +238,69 @@ def test_a_python_without_mpi4py_is_told_what_to_install(runtime: Runtime, engin
     )
     assert answer.returncode == ExitCode.START
     assert "pip install 'trtllm-hpc[mpi]'" in answer.stderr and "Traceback" not in answer.stderr
+
+
+def start_with_mpi(
+    runtime: Runtime, engine: Path, mpi: str, task: int, **environment: str
+) -> subprocess.Popen[str]:
+    """The preflight of one task where ``from mpi4py import MPI`` does what is given, as C code would."""
+    package = runtime.paths.folder / "libraries" / "mpi4py"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "MPI.py").write_text(mpi, encoding="utf-8")
+    runtime.isolated = False
+    world = ("--world-size=4", "--ranks-per-node=2", "--gpus-per-node=0", f"--engine={engine}")
+    where = {"PYTHONPATH": str(package.parent), "SLURM_PROCID": str(task)}
+    return runtime.start("preflight", *world, **where, **environment)
+
+
+def with_mpi(runtime: Runtime, engine: Path, mpi: str, task: int, **environment: str) -> tuple[int, str]:
+    """Its exit code, and what it says to its error stream."""
+    process = start_with_mpi(runtime, engine, mpi, task, **environment)
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+ABORTS = "import os; os._exit(1)"
+HANGS = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(60)"
+
+
+def test_an_mpi_that_ends_its_process_is_told(runtime: Runtime, engine: Path) -> None:
+    code, errors = with_mpi(runtime, engine, ABORTS, task=0)
+    assert code == ExitCode.START and errors.count("\n") == 1
+    assert "error: preflight: MPI ended its process (exit code 1) before the ranks were joined" in errors
+    [event] = read_events(runtime.paths)
+    assert event.name == "preflight_failed" and "before the ranks were joined" in event.data["reason"]
+
+
+@pytest.mark.long
+def test_a_rank_that_alone_knows_why_says_so(runtime: Runtime, engine: Path) -> None:
+    """Rank 0 waits for the others in MPI, or comes late: this rank's end must not be a silent one."""
+    code, errors = with_mpi(runtime, engine, ABORTS, task=1)
+    assert code == ExitCode.START and errors.count("\n") == 1
+    said = f"rank 1 on {socket.gethostname()}: MPI ended its process (exit code 1)"
+    assert f"error: preflight: {said}" in errors
+    [event] = read_events(runtime.paths)
+    assert event.name == "preflight_failed" and said in event.data["reason"]
+
+
+def test_a_rank_whose_step_ends_meanwhile_leaves_the_word_to_rank_0(runtime: Runtime, engine: Path) -> None:
+    """Slurm ends a step's other tasks as soon as rank 0 has spoken and gone."""
+    aborts_seen = runtime.paths.folder / "aborted"
+    mpi = f"import os, pathlib; pathlib.Path({str(aborts_seen)!r}).touch(); os._exit(1)"
+    process = start_with_mpi(runtime, engine, mpi, task=1)
+    assert eventually(aborts_seen.exists)
+    assert eventually(lambda: not descendants(process.pid))
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (ExitCode.START, "")
+    assert read_events(runtime.paths) == []
+
+
+@pytest.mark.long
+def test_an_mpi_that_hangs_in_its_own_code_is_given_up(runtime: Runtime, engine: Path) -> None:
+    code, errors = with_mpi(runtime, engine, HANGS, task=0, TRTLLM_HPC_PREFLIGHT_SECONDS="1")
+    assert code == ExitCode.START and errors.count("\n") == 1
+    assert "error: preflight: MPI did not join the ranks within 1 s" in errors
+    [event] = read_events(runtime.paths)
+    assert event.name == "preflight_failed" and "within 1 s" in event.data["reason"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -22,11 +23,13 @@ from trtllm_hpc.runtime.records import RankRecord, add_event
 from trtllm_hpc.runtime.sweep import shm_free_gib
 from trtllm_hpc.runtime.verdict import Expected, Found, doubts, judge
 
+TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
 TIMEOUT_S = 120
-"""Bound on MPI's start and on the gather."""
+"""Bound on MPI's start and on the gather, unless the variable gives another."""
 
 _AFTER_THE_WORD_S = 3
-"""How long the other tasks wait for task 0 to have spoken."""
+"""How long task 1 waits for task 0 to have spoken; each later task a second longer."""
+_LONGEST_WAIT_S = 15
 
 
 class _World:
@@ -57,15 +60,21 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
     """Look, gather, judge; returns 0, or the exit code of a refused start.
 
     MPI is initialised in a child: a library that finds no launcher aborts its
-    process, and somebody must be left to say so in one sentence.
+    process, one that waits for a peer does so in C code where no signal handler of
+    Python's runs, and somebody must be left to say so in one sentence.
     """
     task = int(os.environ.get("SLURM_PROCID") or os.environ.get("TRTLLM_HPC_PROCID") or 0)
+    held, holding = os.pipe()
     child = os.fork()
     if child == 0:
         sys.exit(_look_and_judge(paths, expected, task, with_mpi=with_mpi))
     # The step's exit code must be ours: Slurm signals the child as well.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.close(holding)
+    within_s = int(os.environ.get(TIMEOUT_VARIABLE) or TIMEOUT_S)
+    code = _wait(child, held, within_s)
+    if code is None:
+        return _refuse(paths, task, f"MPI did not join the ranks within {within_s} s ({TIMEOUT_VARIABLE})")
     if code in (ExitCode.OK, ExitCode.START):
         return code
     if code == -signal.SIGTERM:
@@ -78,12 +87,24 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
     )
 
 
+def _wait(child: int, held: int, within_s: float) -> int | None:
+    """The child's exit code; ``None`` if it had to be killed because it took too long.
+
+    Args:
+        held: a pipe to read whose other end only the child holds, until its end.
+    """
+    ended, _, _ = select.select([held], [], [], within_s)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code if ended else None
+
+
 def _how(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _look_and_judge(paths: RunPaths, expected: Expected, task: int, *, with_mpi: bool) -> int:
-    _bound()
     started_at = time.time()
     gpu_models = _gpu_models()  # before MPI: a process that has initialised it starts no other
     try:
@@ -102,7 +123,6 @@ def _look_and_judge(paths: RunPaths, expected: Expected, task: int, *, with_mpi:
         print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
     if task == 0:
         add_event(paths, "serve", "preflight_ok", world_size=world.size, mpi_library=world.library)
-    signal.alarm(0)
     return ExitCode.OK
 
 
@@ -180,26 +200,20 @@ def _record(paths: RunPaths, found: Found, started_at: float) -> None:
 
 
 def _refuse(paths: RunPaths, task: int, sentence: str) -> int:
-    if task == 0:
-        add_event(paths, "serve", "preflight_failed", reason=sentence)
-        print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
-    else:
-        # The first task to fail ends the step: the one that can say why must be it.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.START))
-        time.sleep(_AFTER_THE_WORD_S)
-    signal.alarm(0)
+    """Say why, in the log and in the events; returns the exit code."""
+    if task:
+        _let_the_first_speak(task)
+        sentence = f"rank {task} on {socket.gethostname()}: {sentence}"
+    add_event(paths, "serve", "preflight_failed", reason=sentence)
+    print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
     return ExitCode.START
 
 
-def _bound() -> None:
-    def give_up(_signal: int, _frame: Any) -> None:
-        print(
-            f"error: preflight: MPI did not join the ranks within {TIMEOUT_S} s ({socket.gethostname()}).",
-            file=sys.stderr,
-            flush=True,
-        )
-        # MPI may hold this thread in C code: leave without its clean-up.
-        os._exit(ExitCode.START)
+def _let_the_first_speak(task: int) -> None:
+    """One sentence is enough: the first task to end has the others ended by Slurm.
 
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(TIMEOUT_S)
+    If nobody does, this task alone may know: task 0 waits in MPI for ranks that have
+    gone, or comes late.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.START))
+    time.sleep(min(_AFTER_THE_WORD_S + task - 1, _LONGEST_WAIT_S))
