@@ -359,8 +359,22 @@ def test_a_tokenizer_is_needed(checked: Checked, model: Path, engine: Path) -> N
 def test_limits_of_the_benchmark_that_cannot_be_read(checked: Checked) -> None:
     wrong = {"benchmark": {"slo": "ttft.p98<500ms"}}
     says(checked(companion=wrong), "slo", "no statistic is called")
-    assert state(checked(companion={"benchmark": {"slo": "ttft<500ms"}}), "slo") == "ok"
+    assert state(checked(companion={"benchmark": {"slo": "latency<500ms"}}), "slo") == "ok"
     assert "slo" not in checked()
+
+
+def test_limits_that_only_a_streamed_answer_has(checked: Checked) -> None:
+    asks: dict[str, Any] = {"slo": "ttft<500ms,itl.p99<50ms,latency<1s"}
+    found = checked(companion={"benchmark": asks})
+    says(found, "slo", "ttft, itl", "repository.decoupled is false")
+    assert "repository.decoupled to true" in (found["slo"].outcome.remedy or "")
+    streams = {"decoupled": True}
+    assert state(checked(companion={"benchmark": asks}, repository=streams), "slo") == "ok"
+    asks["streaming"] = False
+    found = checked(companion={"benchmark": asks}, repository=streams)
+    says(found, "slo", "companion.benchmark.streaming is false")
+    assert "companion.benchmark.streaming to true" in (found["slo"].outcome.remedy or "")
+    assert state(checked(companion={"benchmark": {**asks, "slo": "latency<1s"}}), "slo") == "ok"
 
 
 def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:
@@ -394,7 +408,9 @@ def test_a_workload_that_cannot_be_read_is_told_before_there_is_a_server(
     file = tmp_path / "file"
     file.write_text(text)
     asks = {"benchmark": {"workload": {"kind": kind, "path": str(file)}}}
-    says(checked(companion=asks), "workload-file", str(file), words)
+    outcome = checked(companion=asks)["workload-file"].outcome
+    assert (outcome.state, outcome.sentence.startswith(str(file))) == ("fail", True)
+    assert words in outcome.sentence and outcome.remedy
 
 
 def test_a_prompt_that_is_longer_than_any_prompt_may_be(checked: Checked, engine: Path) -> None:

@@ -46,8 +46,7 @@ def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> list
 
 def _refuse_unmeasurable(slo: Slo, target: Target) -> None:
     """Limits that no answer could keep or break: a search would go down to the lowest rate for nothing."""
-    names = [limit.name for limit in slo.limits if limit.metric.streamed]
-    if not names or (target.streaming and target.decoupled):
+    if not slo.streamed or (target.streaming and target.decoupled):
         return
     if target.decoupled:
         why, hint = "answers are not streamed", "stream them (--streaming, companion.benchmark.streaming)"
@@ -55,7 +54,7 @@ def _refuse_unmeasurable(slo: Slo, target: Target) -> None:
         why = f"model {target.model!r} gives each answer in one piece"
         hint = "serve it with repository.decoupled: true"
     raise InvalidMeasurement(
-        f"Limits of the SLO are about {', '.join(dict.fromkeys(names))}, which only an answer that is "
+        f"Limits of the SLO are about {', '.join(slo.streamed)}, which only an answer that is "
         f"streamed has; {why}.",
         hint=f"{hint}, or limit the latency instead (--slo 'latency<1s')",
     )

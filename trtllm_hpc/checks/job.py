@@ -105,7 +105,22 @@ def slo(context: Context) -> Outcome:
     except BadSlo as error:
         # A sentence of a check is one line, and no full stop ends it.
         return fail(" ".join(error.message.split()).rstrip("."), "mend companion.benchmark.slo")
+    unstreamed = _unstreamed(context)
+    if limits.streamed and unstreamed is not None:
+        return fail(
+            f"limits on {', '.join(limits.streamed)} can never be kept, nor broken: only an answer that is "
+            f"streamed has them, and {unstreamed} is false",
+            f"set {unstreamed} to true, or limit the latency instead (companion.benchmark.slo: latency<1s)",
+        )
     return ok(f"the benchmark's limits are {limits}")
+
+
+def _unstreamed(context: Context) -> str | None:
+    """The key by which the benchmark's answers come in one piece; ``None`` if they are streamed."""
+    benchmark = context.job.companion.benchmark
+    if not context.job.repository.decoupled:
+        return "repository.decoupled"
+    return "companion.benchmark.streaming" if benchmark and benchmark.streaming is False else None
 
 
 def _has_workload_file(context: Context) -> bool:
@@ -239,7 +254,7 @@ CHECKS = (
     Check("model-divides", "the model can be split", _is_split, divides),
     Check("model-files", "the model is whole", _has_model, model_files),
     Check("tokenizer", "the tokenizer can be read offline", _needs_tokenizer, tokenizer),
-    Check("slo", "the benchmark's limits can be read", _has_slo, slo),
+    Check("slo", "the benchmark's limits can be measured", _has_slo, slo),
     Check("workload-file", "the benchmark's workload can be read", _has_workload_file, workload_file),
     Check("prompt-length", "the companion's prompt is not too long", _has_companion, prompt),
     Check("prompt-steps", "long prompts can be computed", _has_steps, steps),

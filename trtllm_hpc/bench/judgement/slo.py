@@ -100,6 +100,11 @@ class Slo:
     def __str__(self) -> str:
         return ",".join(map(str, self.limits))
 
+    @property
+    def streamed(self) -> list[str]:
+        """Names of the limits on what only a streamed answer has."""
+        return list(dict.fromkeys(limit.name for limit in self.limits if limit.metric.streamed))
+
     @cached_property
     def _per_request(self) -> list[tuple[Limit, PerRequest]]:
         return [(limit, limit.metric) for limit in self.limits if isinstance(limit.metric, PerRequest)]
