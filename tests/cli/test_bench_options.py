@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import click
 import pytest
 
-from trtllm_hpc.cli.bench_options import settings_of
+from trtllm_hpc.cli.bench_options import given_settings
+from trtllm_hpc.cli.bench_run import command as bench_run
+from trtllm_hpc.cli.bench_settings import settings_of
 from trtllm_hpc.config.benchmark import Benchmark
 
 TRACE = {"workload.kind": "trace", "workload.path": "/a.jsonl"}
@@ -22,6 +25,7 @@ TRACE = {"workload.kind": "trace", "workload.path": "/a.jsonl"}
         ({"burstiness": 0.3}, "--burstiness: shapes gaps of --arrival gamma, and these are of poisson"),
         ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace brings its own times; leave it out"),
         ({**TRACE, "concurrency": [5], "workload.speed": 2.0}, "--speed: the times of the trace are not"),
+        ({"slo": "latency<1s", "no_slo": True}, "--no-slo: takes away what --slo sets; leave one out."),
         ({"find_max": True, "slo": "latency<1s", "rate_per_second": [1.0, 2.0]}, "finds the others itself"),
         ({"rate_per_second": [2.0, 2.0]}, "--rate: 2.0 is there twice; name each once"),
         ({"concurrency": [2, 2]}, "--concurrency: 2 is there twice; name each once"),
@@ -49,7 +53,21 @@ def test_what_would_be_for_nothing_is_refused(given: dict[str, Any], words: str)
     ],
 )
 def test_what_has_a_use_is_taken(given: dict[str, Any]) -> None:
-    settings_of(Benchmark(), given)
+    taken = settings_of(Benchmark(), given)
+    for field, value in given.items():
+        first = value[0] if isinstance(value, list) else value
+        assert attrgetter(field)(taken) == first
+
+
+def test_the_limits_of_the_job_file_are_left_out_where_that_is_asked() -> None:
+    """They may be about tokens' times, and this measurement is without streaming."""
+    context = bench_run.make_context("run", ["latest", "--no-slo", "--no-streaming"], resilient_parsing=True)
+    given = given_settings(context)
+    base = Benchmark(slo="ttft.p99<500ms", streaming=True)
+    assert settings_of(base, given).slo is None
+    assert settings_of(base, {}).slo == "ttft.p99<500ms"
+    with pytest.raises(click.UsageError, match="--slo: the search needs limits"):
+        settings_of(base.model_copy(update={"find_max": True}), given)
 
 
 def test_what_the_job_file_says_without_a_use_is_left_alone() -> None:

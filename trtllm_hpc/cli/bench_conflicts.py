@@ -24,7 +24,7 @@ def without_effect(settings: Benchmark, given: Given) -> list[tuple[str, str]]:
         settings: with what was typed in the place of the run's own.
         given: what was typed, by its dotted field.
     """
-    rules: tuple[Callable[[Benchmark, Given], Conflicts], ...] = (_loops, _gaps, _trace, _search)
+    rules: tuple[Callable[[Benchmark, Given], Conflicts], ...] = (_loops, _gaps, _trace, _limits, _search)
     return [conflict for rule in rules for conflict in rule(settings, given)]
 
 
@@ -51,6 +51,11 @@ def _trace(settings: Benchmark, given: Given) -> Conflicts:
     closed = settings.concurrency is not None or bool(settings.concurrencies)
     if "workload.speed" in given and settings.workload.kind == "trace" and (closed or not own_times):
         yield "workload.speed", "the times of the trace are not used; leave it out."
+
+
+def _limits(settings: Benchmark, given: Given) -> Conflicts:
+    if {"slo", "no_slo"} <= given.keys():
+        yield "no_slo", "takes away what --slo sets; leave one out."
 
 
 def _search(settings: Benchmark, given: Given) -> Conflicts:

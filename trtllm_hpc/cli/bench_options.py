@@ -1,9 +1,12 @@
-"""The options of ``trtllm-hpc bench``: one for each setting of ``companion.benchmark``."""
+"""The options of ``trtllm-hpc bench``: one for each setting of ``companion.benchmark``.
+
+What they make of a run's own settings: :mod:`trtllm_hpc.cli.bench_settings`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,15 +15,14 @@ import click
 from trtllm_hpc.cli.client import valid_text
 
 if TYPE_CHECKING:
-    from trtllm_hpc.config.benchmark import Benchmark
-
     _ListParameter = click.ParamType[list[Any]]
 else:
     _ListParameter = click.ParamType  # generic only in the newest releases of click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Setting = tuple[str, tuple[str, ...], dict[str, Any]]
-"""A field of ``Benchmark``, dotted; the names of its option; what click is told of it."""
+"""A field of ``Benchmark``, dotted, or ``no_`` and the field that is unset; the names of its option; what
+click is told of it."""
 
 _RANGE = re.compile(r"\s*\[[^\[]*x[<>=][^\[]*\]$")
 """What click says of the values that a number may have: in 20 options it hides what they are for."""
@@ -168,6 +170,11 @@ _ASKED: tuple[Setting, ...] = (
 _VALIDITY: tuple[Setting, ...] = (
     ("slo", ("--slo",), {"metavar": "LIMITS", "help": "E.g. 'ttft.p99<500ms,tpot.p99<50ms': gives goodput."}),
     (
+        "no_slo",
+        ("--no-slo",),
+        {"is_flag": True, "default": None, "help": "No limits, not even the job file's."},
+    ),
+    (
         "find_max",
         ("--find-max/--no-find-max",),
         {"default": None, "help": "Find the highest rate at which --slo holds."},
@@ -192,22 +199,6 @@ OPTION_OF = {field: names[0].partition("/")[0] for field, names, _ in SETTINGS} 
     "concurrencies": "--concurrency",
     "models": "--model",
 }
-
-_SEVERAL = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies", "model": "models"}
-_SETS_ASIDE = {
-    "rate_per_second": ("concurrency", "concurrencies", "rates_per_second"),
-    "concurrency": ("concurrencies", "rates_per_second", "ramp_to_per_second", "find_max"),
-    "ramp_to_per_second": ("concurrency", "concurrencies", "rates_per_second", "find_max"),
-    "find_max": ("concurrency", "concurrencies", "rates_per_second", "ramp_to_per_second", "repeats"),
-    "model": ("models",),
-    "requests": ("duration_seconds",),
-    "duration_seconds": ("requests",),
-    "warmup_requests": ("warmup_seconds",),
-    "warmup_seconds": ("warmup_requests",),
-}
-"""Settings of the run's job file that give way to an option with which they cannot go."""
-_OF_A_TRACE = {"arrival", "requests", "warmup_requests", "rates_per_second", "ramp_to_per_second"}
-"""What a trace brings itself."""
 
 
 class SettingsCommand(click.Command):
@@ -245,75 +236,3 @@ def _kept(field: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 def given_settings(ctx: click.Context) -> dict[str, Any]:
     """Each setting that was typed, by its dotted field."""
     return dict(ctx.meta.get(_GIVEN, {}))
-
-
-def settings_of(base: Benchmark, given: Mapping[str, Any]) -> Benchmark:
-    """The settings of the run's job file, with those that were typed in their place.
-
-    Raises:
-        click.UsageError: they do not go together, or what was typed would do nothing; every conflict, by the
-            option's name.
-    """
-    from pydantic import ValidationError
-
-    from trtllm_hpc.cli.bench_conflicts import without_effect
-    from trtllm_hpc.config.benchmark import Benchmark
-    from trtllm_hpc.config.benchmark_rules import settings_problems
-
-    try:
-        settings = Benchmark.model_validate(_merged(base.model_dump(), given))
-    except ValidationError as error:
-        wrong = [(".".join(map(str, it["loc"])), it["msg"]) for it in error.errors()]
-        raise click.UsageError("\n".join(f"{_option(field)}: {words}." for field, words in wrong)) from None
-    useless = without_effect(settings, given)
-    if useless:
-        raise click.UsageError("\n".join(f"{_option(field)}: {words}" for field, words in useless))
-    problems = settings_problems(settings)
-    if problems:
-        raise click.UsageError(
-            "\n".join(
-                f"{_option(it.field)}: {_in_options(it.message)}; {_in_options(it.hint)}." for it in problems
-            )
-        )
-    return settings
-
-
-def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as a job file would say them; what gives way is left out, for its default to come."""
-    dropped = {field for option in given for field in _SETS_ASIDE.get(option, ())}
-    if given.get("workload.kind") == "trace":
-        dropped |= _OF_A_TRACE
-    plain = {field: value for field, value in plain.items() if field not in dropped}
-    workload = _workload(plain.pop("workload"), given)
-    if workload["kind"] != "trace" and plain["arrival"] == "trace":
-        del plain["arrival"]
-    for field, value in given.items():
-        if field.startswith("workload."):
-            continue
-        if field in _SEVERAL:
-            field, value = (_SEVERAL[field], value) if len(value) > 1 else (field, value[0])
-        plain[field] = value
-    return {**plain, "workload": workload}
-
-
-def _workload(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Another kind begins anew: only the tokenizer, which is the model's, stays."""
-    typed = {field.removeprefix("workload."): value for field, value in given.items() if "." in field}
-    kind = typed.get("kind", "prompts" if "prompts" in typed else base["kind"])
-    if kind != base["kind"]:
-        base = {"tokenizer": base["tokenizer"]}
-    return {**base, **typed, "kind": kind}
-
-
-def _option(field: str) -> str:
-    return OPTION_OF.get(field, field)
-
-
-def _in_options(words: str) -> str:
-    """A sentence about fields of a job file, in the names of the options."""
-    names = sorted(OPTION_OF, key=len, reverse=True)
-    return re.sub(
-        "|".join(rf"\b{re.escape(name)}\b" for name in names if "_" in name or "." in name),
-        lambda found: OPTION_OF[found[0]],
-        words,
-    )

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.bench_options import (
-    OPTION_OF,
-    SettingsCommand,
-    benchmark_options,
-    given_settings,
-    settings_of,
-)
+from trtllm_hpc.cli.bench_options import OPTION_OF, SettingsCommand, benchmark_options, given_settings
+from trtllm_hpc.cli.bench_settings import settings_of
 from trtllm_hpc.cli.bench_show import show, upstream_options, write_trace
 from trtllm_hpc.cli.measurements import Found
 from trtllm_hpc.cli.options import json_option, run_argument
