@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import click
 import pytest
 
 from tests.report.make import make, write_run
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.records import write_records
 from trtllm_hpc.bench.summary import Verdict, write_measurement
-from trtllm_hpc.cli.bench_run import refuse_invalid, refuse_unfit
+from trtllm_hpc.cli.bench_run import refuse_invalid, unfit_for
 from trtllm_hpc.cli.measurements import Found
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.config.engine import Engine
@@ -27,7 +26,8 @@ JOB = JobFile(
 
 
 def test_what_the_engine_can_hold_is_taken() -> None:
-    refuse_unfit(JOB, Benchmark(max_tokens=255, workload=Workload(kind="normal", input_tokens=200)))
+    just_fits = Benchmark(max_tokens=255, workload=Workload(kind="normal", input_tokens=200))
+    assert unfit_for(JOB, just_fits) == []
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_what_the_engine_can_hold_is_taken() -> None:
     ],
 )
 def test_what_the_engine_cannot_hold_is_refused_before_it_is_asked(settings: Benchmark, words: str) -> None:
-    with pytest.raises(click.UsageError, match=words):
-        refuse_unfit(JOB, settings)
+    [sentence] = unfit_for(JOB, settings)
+    assert sentence.startswith(words)
 
 
 @pytest.mark.parametrize(

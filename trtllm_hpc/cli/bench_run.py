@@ -87,7 +87,9 @@ def command(
 
     job = _job_of(run)
     settings = settings_of(_base(job), given_settings(ctx))
-    refuse_unfit(job, settings)
+    unfit = unfit_for(job, settings)
+    if unfit:
+        raise click.UsageError("\n".join(unfit))
     found = Found(run, _new_name(run, name))
     subject = _subject(run, job, wait_seconds)
     interrupted = False
@@ -103,20 +105,18 @@ def command(
     refuse_invalid(found, measurement)
 
 
-def refuse_unfit(job: JobFile, settings: Benchmark) -> None:
-    """Raise UsageError for prompts or answers that the run's engine cannot hold, by a job file's rules."""
+def unfit_for(job: JobFile, settings: Benchmark) -> list[str]:
+    """What the run's engine cannot hold of prompts and answers, by a job file's rules; a sentence each."""
     from trtllm_hpc.config.job_rules import answers_fit, prompts_fit
 
     companion = job.companion.model_copy(update={"enabled": True, "benchmark": settings})
     asking = job.model_copy(update={"companion": companion})
     problems = [problem for rule in (answers_fit, prompts_fit) for problem in rule(asking)]
-    unfit = [
+    return [
         f"{OPTION_OF['.'.join(map(str, problem.path[2:]))]}: {problem.message}; {problem.hint}."
         for problem in problems
         if problem.path[:2] == ("companion", "benchmark")
     ]
-    if unfit:
-        raise click.UsageError("\n".join(unfit))
 
 
 def refuse_invalid(found: Found, measurement: Measurement) -> None:
