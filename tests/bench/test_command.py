@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.bench.workload.making import read_workload
 from tests.client.echo_server import echo_server
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.passes import Passes, Ran
@@ -22,7 +23,6 @@ from trtllm_hpc.bench.progress import Step, read_progress
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.server.metrics import read_samples
 from trtllm_hpc.bench.summary import Measurement, read_measurement
-from trtllm_hpc.bench.workload.store import read_workload
 from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.dump import job_yaml
@@ -93,8 +93,8 @@ def test_everything_is_written(run: RunPaths) -> None:
     lines = records(run)
     assert [record.phase for record in lines] == ["warm-up"] * 3 + ["measured"] * 20
     assert [record.index for record in lines] == list(range(23))
-    assert [request.prompt for request in read_workload(files.workload)][:8] != []
-    assert len(read_workload(files.workload)) == 23
+    asked = read_workload(files.workload)
+    assert len(asked) == 23 and len({request.prompt for request in asked}) == 8  # as many are built in
     assert read_samples(files.samples) and files.trace.stat().st_size > 1000
     assert files.table.read_text(encoding="utf-8") == result.stdout
     assert found.provenance["run"]["id"] == "run" and found.provenance["workload"]["sha256"]

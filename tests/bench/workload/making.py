@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,3 +74,15 @@ def prompts_of(built: Built) -> list[str]:
 
 def lengths_of(requests: Sequence[Request]) -> list[tuple[int | None, int]]:
     return [(request.input_tokens, request.max_tokens) for request in requests]
+
+
+def read_workload(path: Path) -> list[Request]:
+    """The requests that ``write_workload`` wrote."""
+    with path.open(encoding="utf-8") as lines:
+        return [_request(json.loads(line)) for line in lines]
+
+
+def _request(plain: dict[str, Any]) -> Request:
+    if plain.get("token_ids") is not None:
+        plain["token_ids"] = tuple(plain["token_ids"])
+    return Request(**plain)

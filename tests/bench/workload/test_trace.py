@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.bench.workload.store import read_workload, write_workload
+from trtllm_hpc.bench.workload.store import write_workload
 from trtllm_hpc.errors import ConfigError
 
-from .making import WordTokenizer, build, lengths_of, prompts_of
+from .making import WordTokenizer, build, lengths_of, prompts_of, read_workload
 
 
 def write(folder: Path, *entries: dict[str, Any]) -> Path:

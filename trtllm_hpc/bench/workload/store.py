@@ -23,15 +23,3 @@ def write_workload(path: Path, requests: Iterable[Request]) -> None:
 def _line(request: Request) -> str:
     known = {key: value for key, value in asdict(request).items() if value is not None}
     return json.dumps(known, separators=(", ", ": "))
-
-
-def read_workload(path: Path) -> list[Request]:
-    """Read what :func:`write_workload` wrote."""
-    with path.open(encoding="utf-8") as lines:
-        return [_request(json.loads(line)) for line in lines]
-
-
-def _request(plain: dict[str, object]) -> Request:
-    if plain.get("token_ids") is not None:
-        plain = {**plain, "token_ids": tuple(plain["token_ids"])}  # type: ignore[arg-type]
-    return Request(**plain)  # type: ignore[arg-type]
