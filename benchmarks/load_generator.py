@@ -48,6 +48,7 @@ from benchmarks.load.figures import CLOSED, OPEN, STREAMS, Figures
 from benchmarks.load.perf_analyzer import PerfAnalyzer
 from benchmarks.load.server import BenchmarkFailed, Server, running_server
 from benchmarks.load.show import report
+from benchmarks.triton import ServerFailed
 from trtllm_hpc.bench.load.priority import preferred
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtllm-hpc" / "perf_analyzer"
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         analyzer = PerfAnalyzer(arguments.cache)
         with tempfile.TemporaryDirectory(prefix="load-generator-") as folder:
             rounds = _measure(arguments, analyzer, Path(folder))
-    except BenchmarkFailed as error:
+    except (BenchmarkFailed, ServerFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     judged = verdicts(rounds, _LEVELS[OPEN])

@@ -10,7 +10,8 @@ import zipfile
 from pathlib import Path
 
 from benchmarks.load.figures import CLOSED, Figures
-from benchmarks.load.server import INSTANT, BenchmarkFailed, Server, wheel_folder
+from benchmarks.load.server import INSTANT, BenchmarkFailed, Server
+from benchmarks.triton import wheel_folder
 
 _WHEEL = "tritonclient==2.41.1"
 _PLATFORM = "manylinux1_x86_64"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -15,10 +14,10 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.triton import free_ports, link_backends, wheel_folder
 from trtllm_hpc.reference.repository import MODELS, model_source
 from trtllm_hpc.render.environment import render_template
 
@@ -54,38 +53,6 @@ def write_repository(
         )
         (version.parent / "config.pbtxt").write_text(text, encoding="utf-8")
     return folder
-
-
-def wheel() -> Path:
-    """The Triton server that the nvidia-pytriton wheel carries."""
-    spec = find_spec("pytriton")
-    assert spec is not None and spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0]) / "tritonserver"
-
-
-def link_backends(folder: Path) -> Path:
-    """A backend folder of symbolic links: a copied stub does not find its libraries."""
-    release = f"{sys.version_info.major}.{sys.version_info.minor}"
-    python = folder / "python"
-    python.mkdir(parents=True)
-    for source in (
-        wheel() / "backends" / "python" / "libtriton_python.so",
-        wheel() / "backends" / "python" / "triton_python_backend_utils.py",
-        wheel() / "python_backend_stubs" / release / "triton_python_backend_stub",
-    ):
-        (python / source.name).symlink_to(source)
-    return folder
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        return [item.getsockname()[1] for item in sockets]
-    finally:
-        for item in sockets:
-            item.close()
 
 
 @dataclass
@@ -188,7 +155,7 @@ def start(folder: Path, repository: Path, size: int) -> Iterator[World]:
     try:
         for rank in range(size):
             arguments = [
-                str(wheel() / "bin" / "tritonserver"),
+                str(wheel_folder() / "tritonserver" / "bin" / "tritonserver"),
                 f"--model-repository={repository}",
                 f"--backend-directory={backends}",
                 "--disable-auto-complete-config",

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.triton import free_ports
 from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.reference import lora, sharding
 from trtllm_hpc.reference.adapter_places import AdapterPlaces
@@ -23,7 +24,7 @@ from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.steps import Adapter, Chunk, Decode, Step
 
-from . import inprocess, servers
+from . import inprocess
 from .bench import DEVICE, Bench, new_bench, random_model
 
 pytestmark = pytest.mark.model
@@ -315,7 +316,7 @@ def run_two(engine: Path, folder: Path, rounds: list[list[GenerationRequest]]) -
     where = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(servers.free_ports(1)[0]),
+        "MASTER_PORT": str(free_ports(1)[0]),
         "OMP_NUM_THREADS": "1",
     }
     ranks = [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.triton import free_ports
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference.world import World
 
@@ -91,7 +92,7 @@ def assert_gone(pids: list[int]) -> None:
 
 
 def test_loss_is_noticed_by_a_rank_that_waits_for_something_else() -> None:
-    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(servers.free_ports(1)[0])}
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.reference.two_peers"],

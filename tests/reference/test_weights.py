@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.triton import free_ports
 from trtllm_hpc.errors import BuildFailed, StartFailed
 from trtllm_hpc.reference import build, sharding, weights
 from trtllm_hpc.reference.engine_folder import EngineFolder, EngineInfo
 from trtllm_hpc.reference.world import World
 
-from . import servers
 from .conftest import LIMITS, Generate
 
 pytestmark = pytest.mark.model
@@ -35,7 +35,7 @@ def sizes(engine: Path) -> list[int]:
 
 def run_two(engine: Path) -> dict[str, Any]:
     """What rank 0 of two processes prints."""
-    port = str(servers.free_ports(1)[0])
+    port = str(free_ports(1)[0])
     where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.reference.two_ranks", str(engine), *map(str, PROMPT)]
     ranks = [
