@@ -225,6 +225,7 @@ class GrpcCalls:
             try:
                 await connection.ready
             except BaseException:
+                # A time limit cancels, which is no Exception: then, too, the socket must not stay open.
                 connection.close()
                 raise
             return connection

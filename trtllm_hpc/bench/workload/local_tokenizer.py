@@ -62,7 +62,8 @@ def _read(file: Path) -> Any:
         ) from None
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001 - the Rust library raises nothing narrower
+    # The library, written in Rust, raises a bare Exception for whatever is wrong with a file.
+    except Exception as error:  # noqa: BLE001
         raise UnusableTokenizer(f"{file} cannot be read: {error}") from None
     # What the file may say of batches is no property of a single text.
     tokenizer.no_truncation()
