@@ -137,6 +137,17 @@ def test_the_last_look_is_at_the_end_and_no_moment_after_another() -> None:
     assert len(times) == 3 and min(late - early for early, late in pairwise(times)) > 0.1
 
 
+def test_looks_do_not_keep_step_with_a_load_of_the_same_period() -> None:
+    interval_s, begun = 0.02, time.monotonic()
+    with serving(lambda number: (200, page())) as endpoint, sampled(endpoint, Clock(), interval_s) as found:
+        assert eventually(lambda: len(found) >= 50)
+    times = [sample.time_s for sample in found.samples]
+    gaps = [late - early for early, late in pairwise(times)]
+    # A machine that is late makes gaps longer, never shorter.
+    assert min(gaps) < 0.8 * interval_s and max(gaps) > 1.2 * interval_s
+    assert (times[-1] - begun) / len(gaps) >= 0.8 * interval_s  # as many as were asked for
+
+
 def test_a_long_measurement_keeps_fewer_pages_of_all_of_it() -> None:
     with serving(lambda number: (200, page())) as endpoint:
         started = time.monotonic()

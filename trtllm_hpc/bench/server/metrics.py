@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -121,7 +122,7 @@ class Samples:
 def sampled(
     endpoint: Endpoint, clock: Clock, interval_s: float = INTERVAL_S, *, most: int = _MOST_PAGES
 ) -> Iterator[Samples]:
-    """While open, look at the endpoint's metrics page every ``interval_s`` seconds, and once at the end.
+    """While open, look at the endpoint's metrics page about every ``interval_s`` seconds, and at the end.
 
     A thread does it, and only keeps what comes: it is read afterwards, so that the load's
     sender is not held up. A page that cannot be had is no error but a warning.
@@ -148,10 +149,19 @@ def _sample(
     while not ended.is_set():
         with samples._noting_failure():
             samples._add(_look(connection, clock))
-        ended.wait(interval_s * samples._stride)
+        ended.wait(_pause(interval_s * samples._stride))
     with samples._noting_failure():
         samples._end(_look(connection, clock), interval_s)
     connection.close()
+
+
+def _pause(interval_s: float) -> float:
+    """Seconds until the next look, ``interval_s`` on average.
+
+    Looks at equal times would keep step with a load at a constant rate, and see it always
+    busy or always idle (RFC 2330, section 11.1: periodic sampling).
+    """
+    return interval_s * random.uniform(0.5, 1.5)
 
 
 def _look(connection: HTTPConnection, clock: Clock) -> _Look:
