@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -153,19 +154,14 @@ def _command(
     table: Mapping[str, Any],
     read: Mapping[str, Mapping[str, str]],
 ) -> Command:
-    known = sorted(read, key=parsed)
     found = read[version]
     source = f"{found['status']}: {found['source']}"
     options = {}
-    histories = {}
+    past = _past(name, family)
     for option, entries in table["options"].items():
-        spans = entries if isinstance(entries, list) else [entries]
-        histories[option] = history = _history(option, spans, known)
-        for alias in {alias for span in spans for alias in span.get("aliases", ())}:
-            histories.setdefault(alias, history)
-        span = _span_at(spans, version)
+        span = _span_at(_spans(entries), version)
         if span is not None:
-            changed = changed_sentence(_defaults(spans, known), version)
+            changed = changed_sentence(past.defaults[option], version)
             options[option] = _option(option, span, version, source, changed)
     below = {
         word: _command(f"{name} {word}", family, version, part, read)
@@ -181,8 +177,42 @@ def _command(
         source=found["source"],
         file=_file(name, family, version, table),
         subcommands=MappingProxyType(below),
-        histories=MappingProxyType(histories),
+        histories=past.histories,
     )
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What is the same in every release's view of one tool, or of one of its subcommands."""
+
+    histories: Mapping[str, OptionHistory]
+    """By name, and by alias where no option has that name."""
+    defaults: Mapping[str, Mapping[str, Any]]
+    """By option, and then by release."""
+
+
+@cache
+def _past(name: str, family: str | None) -> _Past:
+    tool, *words = name.split(" ")
+    table, _ = _table(tool, family or "")
+    assert table is not None
+    known = sorted(table["read"], key=parsed)
+    for word in words:
+        table = table["subcommand"][word]
+    histories: dict[str, OptionHistory] = {}
+    defaults = {}
+    for option, entries in table["options"].items():
+        spans = _spans(entries)
+        histories[option] = history = _history(option, spans, known)
+        for alias in {alias for span in spans for alias in span.get("aliases", ())}:
+            histories.setdefault(alias, history)
+        defaults[option] = _defaults(spans, known)
+    return _Past(MappingProxyType(histories), MappingProxyType(defaults))
+
+
+def _spans(entries: Mapping[str, Any] | list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The entries of an option, of which the data may have one alone."""
+    return entries if isinstance(entries, list) else [entries]
 
 
 def _file(name: str, family: str | None, version: str, table: Mapping[str, Any]) -> str | None:
