@@ -85,6 +85,7 @@ _KINDS: Mapping[str, tuple[str, Any]] = {
 }
 
 
+@cache
 def placeholders_of(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
     """Placeholders of the template ``all_models/<group>/<model>`` in a release, by name; empty if none."""
     wanted = Version(version)
@@ -97,6 +98,7 @@ def placeholders_of(version: str, group: str, model: str) -> Mapping[str, Placeh
     )
 
 
+@cache
 def known_placeholders(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
     """Placeholders that the template has in any release, as ``version`` would understand them.
 
@@ -108,6 +110,7 @@ def known_placeholders(version: str, group: str, model: str) -> Mapping[str, Pla
     )
 
 
+@cache
 def settable_placeholders(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
     """Those of ``placeholders_of``, and parameters that the release's template has with a fixed value."""
     wanted = Version(version)
