@@ -173,6 +173,21 @@ def test_the_lock_goes_with_its_folder(tmp_path: Path) -> None:
         try_lock(folder, owner(), Watch())
 
 
+def test_an_owner_whose_folder_was_made_anew_leaves_the_lock_there_alone(tmp_path: Path) -> None:
+    """In a new folder the numbers begin anew: another's lock has the name of the lost one."""
+    folder = tmp_path / "entry"
+    folder.mkdir()
+    lost = locked(folder)
+    folder.rename(tmp_path / "removed")
+    folder.mkdir()
+    lock = locked(folder)
+    assert lock.generation == lost.generation
+    assert eventually(lambda: lost.is_lost) and not lost.is_mine()
+    lost.release()
+    assert living_owner(folder) is not None and lock.is_mine()
+    lock.release()
+
+
 def test_a_lock_is_as_open_as_its_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o770)
     before = os.umask(0)

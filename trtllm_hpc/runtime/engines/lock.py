@@ -33,6 +33,8 @@ _DEFAULTS = {BEAT_VARIABLE: 5.0, DEAD_VARIABLE: 60.0, POLL_VARIABLE: 1.0}
 _COUNTER_BYTES = 12
 _RELEASED = b"released    "
 assert len(_RELEASED) == _COUNTER_BYTES
+_RECORD_BYTES = 2**16
+"""More than an owner's record can have: the longest of it is a path."""
 
 
 def seconds(variable: str) -> float:
@@ -107,10 +109,12 @@ class Held:
 
 def highest(folder: Path) -> Held | None:
     """The lock that counts in an entry's folder; ``None`` if there never was one."""
-    numbers = [int(path.suffix[1:]) for path in folder.glob("lock.*") if path.suffix[1:].isdigit()]
-    if not numbers:
+    try:
+        names = [path.name for path in folder.iterdir() if path.name.startswith("lock.")]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    return _read(folder, max(numbers))
+    numbers = [int(number) for name in names if (number := name.removeprefix("lock.")).isdigit()]
+    return _read(folder, max(numbers)) if numbers else None
 
 
 def _read(folder: Path, generation: int) -> Held:
@@ -206,8 +210,12 @@ class Lock:
     def _put(self, counter: bytes) -> None:
         # In place, and not aside and renamed: opening a file that another node has changed
         # always asks an NFS server, but a renamed one may hide behind a cached folder for a minute.
-        handle = os.open(self.folder / f"lock.{self.generation}", os.O_WRONLY)
+        handle = os.open(self.folder / f"lock.{self.generation}", os.O_RDWR)
         try:
+            # The entry may have been removed and made anew: the number is another's then.
+            if self.owner.token.encode() not in os.pread(handle, _RECORD_BYTES, _COUNTER_BYTES):
+                self._lost.set()
+                return
             os.pwrite(handle, counter, 0)
             os.fsync(handle)
         finally:
