@@ -14,7 +14,8 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engines.cache import Cache, Entry, remove
+from trtllm_hpc.runtime.engines.bench import Bench
+from trtllm_hpc.runtime.engines.cache import Cache, Entry
 from trtllm_hpc.runtime.engines.child import run_child
 from trtllm_hpc.runtime.engines.keys import StepKey, step_keys
 from trtllm_hpc.runtime.engines.lock import POLL_VARIABLE, Held, Lock, Owner, Watch, seconds, try_lock
@@ -26,7 +27,7 @@ from trtllm_hpc.runtime.engines.machine import (
 )
 from trtllm_hpc.runtime.engines.model_files import NoModel
 from trtllm_hpc.runtime.engines.recipe import BadRecipe, BuildStep, Recipe
-from trtllm_hpc.runtime.engines.seal import Bench, Empty, seal
+from trtllm_hpc.runtime.engines.seal import Empty, seal
 from trtllm_hpc.runtime.engines.uses import link, register
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals
 from trtllm_hpc.runtime.records import add_event
@@ -206,39 +207,41 @@ class _Builder:
     # Building -------------------------------------------------------------------------
 
     def _build(self, job: _Job, lock: Lock) -> bool:
-        """Run the step's commands and publish what they made; ``False`` if another build took over."""
-        for left in job.entry.asides():
-            remove(left)
-        if job.entry.output.exists():
-            self._put_aside_broken(job)
-        bench = Bench(job.entry)
+        """Run the step's commands and publish what they made; ``False`` if it must be tried again."""
+        bench = Bench(job.entry, lock.generation, lock.is_mine)
+        took: float | None = None
         try:
-            self._tell(job, "building", f"builds {job.step.name}")
-            started_at, started = time.time(), time.monotonic()
-            self._run(job, bench, lock)
-            took = time.monotonic() - started
-            self._seal(job, bench, started_at, took)
-            if not bench.publish(lock.is_mine):
-                return False
+            if bench.begin(self._cache, lambda complaint: self._tell_broken(job, complaint)):
+                took = self._make(job, bench, lock)
         except (StepFailed, OSError):
             # Who takes over clears the bench away under the commands: their failure tells nothing, and
             # may come before this process has noticed.
-            if lock.is_mine():
+            if lock.is_mine() and bench.is_ours():
                 raise
+        finally:
+            bench.remove()
+        if took is not None:
+            self._tell(job, "built", f"built {job.entry.name} in {took:.0f} s")
+            return register(job.entry, self._paths.folder)
+        if lock.is_lost:
             print(
                 f"step {job.step.name}: another build has taken over while this one stood still", flush=True
             )
-            return False
-        finally:
-            bench.remove()
-        self._tell(job, "built", f"built {job.entry.name} in {took:.0f} s")
-        return register(job.entry, self._paths.folder)
+        return False
 
-    def _put_aside_broken(self, job: _Job) -> None:
-        complaints = job.entry.missing() or ["it is not what it was"]
-        print(f"step {job.step.name}: the cached output is broken ({complaints[0]}), it is built anew")
-        remove(self._cache.put_aside(job.entry.output))
-        job.entry.damage.unlink(missing_ok=True)
+    def _tell_broken(self, job: _Job, complaint: str) -> None:
+        print(
+            f"step {job.step.name}: the cached output is broken ({complaint}), it is built anew", flush=True
+        )
+
+    def _make(self, job: _Job, bench: Bench, lock: Lock) -> float | None:
+        """Run, seal and publish; the commands' seconds, or ``None`` if this build counts no more."""
+        self._tell(job, "building", f"builds {job.step.name}")
+        started_at, started = time.time(), time.monotonic()
+        self._run(job, bench, lock)
+        took = time.monotonic() - started
+        self._seal(job, bench, started_at, took)
+        return took if bench.publish() else None
 
     def _run(self, job: _Job, bench: Bench, lock: Lock) -> None:
         code = run_child(

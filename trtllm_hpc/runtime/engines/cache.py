@@ -2,7 +2,7 @@
 
     <engines>/build-3f0c9a…/key.json       what the key is the hash of
                             output/         there only when it is whole
-                            building.<x>/   of a build that runs, or was killed
+                            building.<n>.<x>/  of a build under lock.<n> that runs, or was killed
                             lock.<n>        see ``lock``
                             uses/           the runs that use it
                             used            touched at each use
@@ -34,8 +34,9 @@ MANIFEST = "trtllm-hpc-manifest.json"
 
 _ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{SHOWN}}}")
 _REMOVED = re.compile(rf"\.removed-(output|{_ENTRY.pattern})-[0-9a-f]{{8}}")
+_BENCH = re.compile(r"building\.(?:(\d+)\.)?[0-9a-f]{16}")
 _INSIDE = re.compile(
-    r"key\.json|damaged\.txt|output|uses|used|lock\.\d+|building\.[0-9a-f]{16}|\.(key\.json|damaged\.txt)\..*"
+    rf"key\.json|damaged\.txt|output|uses|used|lock\.\d+|{_BENCH.pattern}|\.(key\.json|damaged\.txt|building)\..*"
 )
 """Names of entries, of what is on its way out, and of what an entry holds. Whoever points the cache at a
 folder with other things in it must not lose them."""
@@ -167,6 +168,23 @@ class Entry:
         with suppress(OSError):
             return [path for path in self.folder.iterdir() if path.name.startswith(("building.", "."))]
         return []
+
+    def clear(self, before: int) -> None:
+        """Remove what builds under locks before this number have left, and what was killed half-written.
+
+        A folder goes under one rename first: a builder that wakes up late finds it gone, never a part
+        of its files. Being late itself, a builder takes away nothing of those that came after it.
+        """
+        for left in self.asides():
+            bench = _BENCH.fullmatch(left.name)
+            if bench is None:
+                remove(left)
+            elif int(bench[1] or 0) < before:
+                aside = left.with_name(f".{left.name}")
+                with suppress(OSError):  # its builder has just removed it, or it is not ours to move
+                    left.rename(aside)
+                remove(aside)
+                remove(left)
 
     def key_fault(self) -> str | None:
         """What is wrong with the entry's own key, if anything."""

@@ -1,68 +1,22 @@
-"""From a step's finished work to an entry's output: counted, on the disk, renamed."""
+"""A step's finished work made ready to be published: counted, and on the disk."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from trtllm_hpc.runtime.engines.cache import MANIFEST, Entry, Manifest, remove, write_shared
+from trtllm_hpc.runtime.engines.cache import MANIFEST, Manifest, write_shared
 
 _BLOCK = 2**20
 
 
 class Empty(Exception):
     """The step ended well and left nothing."""
-
-
-class Bench:
-    """A folder in an entry where one build works, unseen until it is done.
-
-    The step's output is a folder in it that the step itself may make, so that
-    what the step leaves beside its output goes when the bench goes.
-    """
-
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
-        self.folder = entry.folder / f"building.{secrets.token_hex(8)}"
-        self.folder.mkdir()
-        self._identity = self.folder.stat().st_ino
-        self.output = self.folder / "output"
-
-    def is_ours(self) -> bool:
-        """Whether the folder is the one that was made here.
-
-        Who takes over moves it away in one piece; a process that wakes up late
-        may make its path anew, with a part of the files only.
-        """
-        with suppress(FileNotFoundError):
-            return self.folder.stat().st_ino == self._identity
-        return False
-
-    def publish(self, is_mine: Callable[[], bool]) -> bool:
-        """Rename the sealed output to its final name; ``False`` if this build does not count any more.
-
-        A finished output that is already there stays: rename(2) replaces no folder with something in it.
-        """
-        if not (is_mine() and self.is_ours()):
-            return False
-        try:
-            self.output.rename(self._entry.output)
-        except OSError:
-            if not self._entry.output.is_dir():
-                raise
-            return False
-        _sync(self._entry.folder)
-        return True
-
-    def remove(self) -> None:
-        """Remove what is left of it."""
-        remove(self.folder)
 
 
 def files_in(folder: Path) -> Iterator[Path]:
@@ -108,7 +62,7 @@ def seal(
     manifest = Manifest(listed, started_at + seconds, round(seconds, 3), host, job_id, dict(versions))
     write_shared(output / MANIFEST, asdict(manifest))
     for place, _, _ in os.walk(output):
-        _sync(Path(place))
+        sync_folder(Path(place))
     return manifest
 
 
@@ -123,7 +77,8 @@ def _open_up(output: Path) -> None:
                 path.chmod(mode | bits)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # some file systems do not sync folders
