@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import replace
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -392,18 +393,44 @@ def test_a_killed_measurement_keeps_the_passes_before(run: RunPaths) -> None:
     assert listed[0]["valid"] is False
 
 
-def test_what_a_server_told_before_it_went_is_kept(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole_pass = Passes.run
+GONE = "The measurement ended before its time: the server was gone."
 
-    def gone_at_the_second(self: Passes, level: Level, step: Step) -> Ran:
-        if step.repeat:
+
+def goes_at_the_second_pass(monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
+    """The server goes before the second pass of all, or in the middle of it."""
+    whole_pass, passes = Passes.run, count()
+
+    def run(self: Passes, level: Level, step: Step) -> Ran:
+        first = next(passes) == 0
+        if before and not first:
             raise NotReady("No connection.")
-        return whole_pass(self, level, step)
+        return replace(whole_pass(self, level, step), gone=not first)
 
-    monkeypatch.setattr(Passes, "run", gone_at_the_second)
-    result = bench(run, "--requests", 5, "--rate", 50, "--warmup", 0, "--repeats", 2)
-    assert isinstance(result.exception, NotReady) and len(records(run)) == 5
+    monkeypatch.setattr(Passes, "run", run)
+
+
+@pytest.mark.parametrize(("before", "kept"), [(True, 5), (False, 10)])
+def test_without_its_server_a_measurement_ends_and_keeps_what_it_has(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch, before: bool, kept: int
+) -> None:
+    goes_at_the_second_pass(monkeypatch, before=before)
+    result = bench(run, "--requests", 5, "--rate", 50, "--warmup", 0, "--repeats", 3)
+    assert isinstance(result.exception, InvalidMeasurement) and GONE in result.exception.message
+    assert (result.exception.hint or "").startswith("trtllm-hpc status ")
+    assert GONE in result.stdout and len(records(run)) == kept
+    assert measured(run).verdict.findings[0] == GONE
     assert len(read_samples(run.measurement("mine").samples)) >= 2
+
+
+def test_without_its_server_a_search_ends_and_tells_what_it_found(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_at_the_second_pass(monkeypatch, before=True)
+    result = bench(run, "--find-max", "--slo", "latency<9s", "--rate", 40, "--duration", 0.2, "--repeats", 1)
+    search = measured(run).search
+    assert search is not None and (search.max_rate_per_s, search.first_failing_per_s) == (40, None)
+    assert search.stopped == f"The search ended at 80/s. {GONE}"
+    assert isinstance(result.exception, InvalidMeasurement) and GONE in result.exception.message
 
 
 def answered(run: RunPaths) -> int:

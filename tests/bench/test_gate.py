@@ -89,6 +89,10 @@ def test_a_server_that_goes_in_the_middle_is_told(words: str) -> None:
     told = "The server was gone at the end: the last 40 requests lost it or found no connection."
     assert verdict([*records[:60], lost, *refused]).findings[0] == told
     assert verdict(refused).findings[0].startswith("The server was gone at the end: the last 39")
+    warming = [replace(record, phase=WARMUP) for record in refused]
+    assert verdict(warming).findings == [
+        "The server was gone at the end: the last 39 requests lost it or found no connection."
+    ]
     # One that is there again, or that lives and refuses, is not gone.
     assert "gone" not in str(verdict([*refused[:30], *records[91:]]).findings)
     busy = [replace(failed(record), error="exceeds maximum queue size") for record in records[60:]]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from trtllm_hpc.bench.judgement.gone import ENDED_EARLY
 from trtllm_hpc.bench.judgement.slo import parse_slo
 from trtllm_hpc.bench.judgement.verdicts import verdict_of
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
@@ -38,12 +39,14 @@ from trtllm_hpc.bench.workload.store import write_workload
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.benchmark_rules import SEARCH_WINDOW_S
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.errors import NotReady
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
 _CLOSED_LOOP_REQUESTS = 1000
 """Requests made beforehand for a closed loop that ends by time; more are made when they run out."""
 _SEARCH_WARMUP_S = 1.0
+_INTERRUPTED = "The measurement was interrupted before its end."
 
 
 class Interrupted(Exception):
@@ -73,7 +76,7 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
 
     Raises:
         Interrupted: with the summary of what was measured.
-        NotReady: no connection to the endpoint.
+        NotReady: no connection to the endpoint from the first.
         RequestFailed: the model cannot be asked in this way.
         ConfigError, BadSlo: the workload's file, or the limits, cannot be read.
     """
@@ -96,9 +99,9 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
         _kept_samples(subject, clock, name) as samples,
         reported(progress, progress_file, show),
     ):
-        interrupted = measuring.run()
-    measurement = measuring.finish(samples, interrupted=interrupted)
-    if interrupted:
+        ended_early = measuring.run()
+    measurement = measuring.finish(samples, ended_early)
+    if ended_early == _INTERRUPTED:
         raise Interrupted(measurement)
     return measurement
 
@@ -179,45 +182,50 @@ class _Measuring:
         self._results: list[LevelResult] = []
         self._search: SearchResult | None = None
 
-    def run(self) -> bool:
-        """Run every pass; returns whether somebody ended it early."""
+    def run(self) -> str | None:
+        """Run every pass; returns why it ended early, if it did, in a sentence."""
         try:
             if self._settings.find_max:
                 return self._run_search()
-            return any(self._run_level(level, self._passes) for level in levels_of(self._settings))
+            ends = (self._run_level(level, self._passes) for level in levels_of(self._settings))
+            return next(filter(None, ends), None)
         except KeyboardInterrupt:
-            return True
+            return _INTERRUPTED
 
-    def _run_search(self) -> bool:
+    def _run_search(self) -> str | None:
         settings, slo = self._settings, self._passes.slo
         assert settings.slo is not None and slo is not None
-
-        interrupted = False
+        ended_early: str | None = None
 
         def measure(rate: float) -> Outcome:
-            nonlocal interrupted
+            nonlocal ended_early
             place, level = len(self._results), OpenLoop(rate, settings.arrival, settings.burstiness)
-            interrupted = self._run_level(level, replace(self._passes, settings=at_rate(settings, rate)))
-            if interrupted:
-                return Outcome(0, 0, [], place, unusable="It was interrupted.")
+            ended_early = self._run_level(level, replace(self._passes, settings=at_rate(settings, rate)))
+            if ended_early is not None:
+                return Outcome(0, 0, [], place, unusable=ended_early)
             return outcome_of(self._results[place].passes, slo, place, settings.max_error_share)
 
         self._search = find_max(measure, settings.rate_per_second, settings.slo)
-        return interrupted
+        return ended_early
 
-    def _run_level(self, level: Level, passes_of: Passes) -> bool:
-        """Every pass over one level; returns whether somebody ended it early."""
+    def _run_level(self, level: Level, passes_of: Passes) -> str | None:
+        """Every pass over one level; returns why it ended early, if it did."""
         place, passes = len(self._results), list[Pass]()
         for repeat in range(self._settings.repeats):
-            ran = passes_of.run(level, step_of(self._settings, place, level, repeat))
+            try:
+                ran = passes_of.run(level, step_of(self._settings, place, level, repeat))
+            except NotReady:
+                if not self._results:
+                    raise
+                return ENDED_EARLY
             passes.append(ran.result)
             self._records += ran.records
             append_records(self._files.requests, ran.records)
             self._results[place:] = [LevelResult(level, passes, over_repeats([it.metrics for it in passes]))]
-            if ran.interrupted:
-                return True
+            if ran.interrupted or ran.gone:
+                return _INTERRUPTED if ran.interrupted else ENDED_EARLY
             self.write(["The measurement is not finished."])
-        return False
+        return None
 
     def write(self, findings: Sequence[str] = (), warnings: Sequence[str] = ()) -> Measurement:
         """Write the summary and the workload of what was measured so far, and return the summary."""
@@ -246,7 +254,6 @@ class _Measuring:
         write_measurement(self._files.summary, measurement)
         return measurement
 
-    def finish(self, samples: Samples, *, interrupted: bool) -> Measurement:
+    def finish(self, samples: Samples, ended_early: str | None) -> Measurement:
         """Write what is known at the end."""
-        findings = ["The measurement was interrupted before its end."] if interrupted else []
-        return self.write(findings, [samples.warning] if samples.warning else [])
+        return self.write([ended_early] if ended_early else [], [samples.warning] if samples.warning else [])

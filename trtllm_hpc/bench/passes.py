@@ -36,6 +36,8 @@ class Ran:
     result: Pass
     records: list[RequestRecord]
     interrupted: bool
+    gone: bool = False
+    """Whether it ended early because the server was gone."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Passes:
             client=client,
             verdict=judge(sample, client, self.settings, interrupted=load.interrupted),
         )
-        return Ran(result, records, load.interrupted)
+        return Ran(result, records, load.interrupted, load.gone)
 
     def _open(self, level: OpenLoop, step: Step) -> tuple[Load, Portion, Window]:
         portion = self.questions.take(open_length(level, self.settings))
@@ -199,8 +201,8 @@ def _shifted(window: Window, by_s: float) -> Window:
 
 
 def _cut(window: Window, load: Load) -> Window:
-    """What an interrupt has left of the window."""
-    if not load.interrupted:
+    """What is left of the window where the load ended early."""
+    if not (load.interrupted or load.gone):
         return window
     end_s = max([reply.ended_s for reply in load.replies], default=window.start_s)
     return Window(window.start_s, max(window.start_s, min(window.end_s, end_s)))

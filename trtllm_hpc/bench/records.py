@@ -14,6 +14,9 @@ OK = "ok"
 WARMUP = "warm-up"
 MEASURED = "measured"
 DRAIN = "drain"
+NO_CONNECTION = ("no connection to ", "Cannot connect to host ")
+"""How the errors of gRPC's and of HTTP's client begin where nobody listens. A server that lives and has too
+much to do may say UNAVAILABLE, too."""
 
 
 @dataclass(frozen=True)

@@ -132,13 +132,13 @@ def refuse_invalid(found: Found, measurement: Measurement) -> None:
 
 def _next(found: Found, measurement: Measurement) -> str:
     """What to type or to change, by what went wrong most."""
-    from trtllm_hpc.bench.judgement.gone import unanswered_end
+    from trtllm_hpc.bench.judgement.gone import ENDED_EARLY, unanswered_end
 
     run, failed = call_name(found.run), [one for one in found.records() if one.measured and not one.ok]
+    if ENDED_EARLY in measurement.verdict.findings or unanswered_end(found.records()):
+        return f"trtllm-hpc status {run}"
     if not failed:
         return f"trtllm-hpc bench show {found.call_name}"
-    if unanswered_end(found.records()):
-        return f"trtllm-hpc status {run}"
     if 2 * sum(one.status == "DEADLINE_EXCEEDED" for one in failed) > len(failed):
         limit = measurement.settings.get("request_timeout_seconds")
         return f"raise --timeout-seconds (now {limit}), or ask at a lower rate or for shorter answers"

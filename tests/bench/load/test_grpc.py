@@ -6,11 +6,12 @@ import socket
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.bench.load.grpc_server import endpoint, grpc_server
-from trtllm_hpc.bench.load import Clock, Load, Target, run_closed, run_open
+from trtllm_hpc.bench.load import Clock, Load, Target, absence, run_closed, run_open
 from trtllm_hpc.errors import NotReady
 
 
@@ -130,6 +131,32 @@ def test_a_server_that_goes_and_comes_again_costs_the_requests_meanwhile() -> No
     assert statuses[-1] == "ok"
     failed = [reply for reply in load.replies if not reply.ok]
     assert any("no connection to 127.0.0.1" in (reply.error or "") for reply in failed)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_server_that_stays_away_ends_the_load(monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
+    monkeypatch.setattr(absence, "GIVE_UP_S", 0.5)
+    answered = threading.Event()
+
+    class Counted:
+        def count(self, ok: bool, latency_s: float) -> None:
+            answered.set()
+
+    def load(target: Target) -> Load:
+        if closed:
+            return run_closed(target, [b"sleep 0.01"], 4, Clock(), until_s=60, progress=Counted())
+        due_s = [number / 100 for number in range(6000)]
+        return run_open(target, [b"x"] * 6000, due_s, Clock(), progress=Counted())
+
+    with ThreadPoolExecutor(1) as executor:
+        with grpc_server() as ready:
+            running = executor.submit(load, Target(ready, "m", timeout_s=5))
+            assert answered.wait(10)
+        ended = running.result()
+    assert ended.gone and not ended.interrupted and ended.replies[0].ok
+    last = ended.replies[-absence.LEAST_REQUESTS :]
+    assert all((reply.error or "").startswith("no connection to ") for reply in last)
+    assert last[-1].ended_s < 30
 
 
 def test_without_a_server_nothing_is_measured() -> None:

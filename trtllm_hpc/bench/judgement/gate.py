@@ -33,12 +33,14 @@ def judge(sample: Sample, client: ClientUse, settings: Benchmark, *, interrupted
         interrupted: whether somebody ended it before its time.
     """
     warnings = ["The measurement was interrupted: it is shorter than asked for."] if interrupted else []
+    left = gone(sample.records)
     if not sample.answered:
-        return Verdict([*gone(sample.measured), _no_answer(sample)], warnings)
+        # Who was left in the warm-up would not be helped by a longer window.
+        return Verdict(left if left and not sample.measured else [*left, _no_answer(sample)], warnings)
     clients = [*_late(sample, settings), *_busy(client)]
     growing = growth(sample)
     findings = [
-        *gone(sample.measured),
+        *left,
         *_errors(sample, settings),
         *clients,
         *_tokens_missing(sample, settings),

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 
-from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.records import NO_CONNECTION, RequestRecord
 
-_NO_CONNECTION = ("no connection to ", "Cannot connect to host ")
-"""How the errors of gRPC's and of HTTP's client begin where nobody listens. A server that lives and has
-too much to do may say UNAVAILABLE, too."""
+ENDED_EARLY = "The measurement ended before its time: the server was gone."
 
 
 def unanswered_end(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """The measured requests from which on the server was gone, the last one first; none if it was not.
+    """The requests from which on the server was gone, the last one first; none if it was not.
 
     Those that it had begun when it went are among them.
     """
-    measured = sorted((record for record in records if record.measured), key=lambda it: it.sent_s)
-    last = list(takewhile(lambda record: record.status == "UNAVAILABLE", reversed(measured)))
-    return last if last and (last[0].error or "").startswith(_NO_CONNECTION) else []
+    in_order = sorted(records, key=lambda record: record.sent_s)
+    last = list(takewhile(lambda record: record.status == "UNAVAILABLE", reversed(in_order)))
+    return last if last and (last[0].error or "").startswith(NO_CONNECTION) else []
 
 
 def gone(records: Iterable[RequestRecord]) -> list[str]:

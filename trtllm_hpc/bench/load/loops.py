@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from trtllm_hpc.bench.load.absence import Absence
 from trtllm_hpc.bench.load.clock import Clock
 from trtllm_hpc.bench.load.conditions import Use, interruptible, quiet
 from trtllm_hpc.bench.load.pace import Pace
@@ -43,6 +44,8 @@ class _Loop:
         """Requests without an answer yet."""
         self.sent = 0
         self.interrupted = False
+        self.absence = Absence()
+        self.gone = False
         self.error: BaseException | None = None
         self.over = asyncio.Event()
 
@@ -68,7 +71,7 @@ class _Loop:
         if self.error is not None:
             raise self.error
         replies = [reply for reply in self.replies if reply.ended_s >= 0]
-        return Load(replies, self.use.total(), self.start_s, self.interrupted)
+        return Load(replies, self.use.total(), self.start_s, self.interrupted, gone=self.gone)
 
     def begin(self) -> None:
         raise NotImplementedError
@@ -93,7 +96,10 @@ class _Loop:
         self.open -= 1
         if self.progress is not None:
             self.progress.count(reply.ok, reply.ended_s - reply.due_s)
-        if not self.next(reply) and not self.open:
+        if self.absence.lasts(reply):
+            self.gone = True
+            self.over.set()
+        elif not self.next(reply) and not self.open:
             self.over.set()
 
     def _interrupt(self) -> None:

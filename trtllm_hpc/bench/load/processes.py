@@ -122,7 +122,8 @@ def _merged(plan: Plan, loads: list[Load]) -> Load:
     )
     last_sends_s = [max([reply.due_s for reply in load.replies], default=load.start_s) for load in loads]
     full_until_s = None if isinstance(plan, OpenPlan) else min(last_sends_s)
-    return Load(replies, use, loads[0].start_s, any(load.interrupted for load in loads), full_until_s)
+    interrupted, gone = (any(getattr(load, end) for load in loads) for end in ("interrupted", "gone"))
+    return Load(replies, use, loads[0].start_s, interrupted, full_until_s, gone)
 
 
 class _Counts:

@@ -50,7 +50,7 @@ class Load:
     """What one pass has brought."""
 
     replies: list[Reply]
-    """In the order of sending; those cut off by an interrupt are missing."""
+    """In the order of sending; those that were outstanding when it was ended early are missing."""
     client: ClientUse
     start_s: float
     """When the schedule began; times of requests that were due later count from here."""
@@ -58,6 +58,8 @@ class Load:
     """Whether Ctrl-C ended it early."""
     full_until_s: float | None = None
     """Closed loop of several processes: when the first of them sent its last; else ``None``."""
+    gone: bool = False
+    """Whether it was ended early because the server was gone, see :mod:`trtllm_hpc.bench.load.absence`."""
 
 
 @dataclass(frozen=True)
