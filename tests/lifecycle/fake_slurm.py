@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
+import py_compile
 import shlex
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.lifecycle import fake_commands
 from tests.lifecycle.fake_commands import COMMANDS
 
 CONTROLLER_GONE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+@cache
+def _program() -> bytes:
+    """The commands, compiled: Python keeps nothing of a script that it was started with."""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder) / "fake_commands.pyc"
+        py_compile.compile(fake_commands.__file__, str(compiled), doraise=True)
+        return compiled.read_bytes()
 
 
 class FakeSlurm:
@@ -23,7 +36,7 @@ class FakeSlurm:
         self.folder = folder
         self.bin = folder / "bin"
         self.bin.mkdir(parents=True)
-        self._file = folder / "slurm.json"
+        self._file = folder / "slurm.state"
         self._write(
             {
                 "next_id": 101,
@@ -36,18 +49,18 @@ class FakeSlurm:
                 "accounts": ["mine"],
             }
         )
-        script = Path(__file__).with_name("fake_commands.py")
+        program = folder / "fake_commands.pyc"
+        program.write_bytes(_program())
         for name in COMMANDS:
-            words = shlex.join([sys.executable, "-I", "-S", str(script), name, str(self._file)])
+            words = shlex.join([sys.executable, "-I", "-S", str(program), name, str(self._file)])
             (self.bin / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             (self.bin / name).chmod(0o755)
 
     def _read(self) -> dict[str, Any]:
-        record: dict[str, Any] = json.loads(self._file.read_text())
-        return record
+        return fake_commands.read(str(self._file))
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._file.write_text(json.dumps(record))
+        fake_commands.write(str(self._file), record)
 
     # What happens in the cluster ------------------------------------------------------
 
@@ -77,17 +90,26 @@ class FakeSlurm:
         record["accounting"] = False
         self._write(record)
 
-    def trouble(self, command: str, words: str | None, *, after_s: float = 0) -> None:
-        """The next unanswered call of ``command`` is answered late, and refused if there are ``words``."""
+    def trouble(
+        self, command: str, words: str | None, *, after_s: float = 0, once: str | None = None
+    ) -> None:
+        """The next unanswered call of ``command`` is answered late, and refused if there are ``words``.
+
+        With ``once`` it is the next call after one of that command.
+        """
         record = self._read()
-        record["troubles"].setdefault(command, []).append([words, after_s])
+        record["troubles"].setdefault(command, []).append([words, after_s, once])
         self._write(record)
 
     # What was asked of it -------------------------------------------------------------
 
     @property
     def jobs(self) -> dict[str, dict[str, Any]]:
+        """What is known of each job; of a submitted script also ``sha256``."""
         found: dict[str, dict[str, Any]] = self._read()["jobs"]
+        for facts in found.values():
+            if "content" in facts:
+                facts["sha256"] = hashlib.sha256(facts.pop("content")).hexdigest()
         return found
 
     @property

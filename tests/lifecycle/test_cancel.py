@@ -83,10 +83,7 @@ def test_a_busy_controller_is_asked_again_once_the_jobs_are_cancelled(
     fake_slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "COMPLETED")
-    scancel = fake_slurm.bin / "scancel"
-    record = fake_slurm.folder / "slurm.json"
-    busy = f'sed -i \'s/.troubles.: {{}}/"troubles": {{"squeue": [["{CONTROLLER_GONE}", 0]]}}/\' {record}'
-    scancel.write_text(scancel.read_text().replace("exec ", "") + f"\n{busy}\n")
+    fake_slurm.trouble("squeue", CONTROLLER_GONE, once="scancel")
     assert cancel_run(paths).state is RunState.CANCELLED
     assert len(fake_slurm.calls("squeue")) == 3
 
