@@ -155,6 +155,20 @@ def test_a_closed_loop_never_has_more_outstanding_than_asked(run: RunPaths) -> N
     assert only.metrics["in_flight"] == pytest.approx(3, abs=0.4)
 
 
+def test_a_closed_loop_of_some_seconds_asks_every_question_before_any_again(
+    run: RunPaths, tmp_path: Path
+) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(f'{{"prompt": "say {place}"}}\n' for place in range(30)))
+    of_file = ("--workload", "dataset", "--file", file)
+    bench(run, *of_file, "--concurrency", 1, "--duration", 1.5, "--warmup-seconds", 0)
+    asked = read_workload(run.measurement("mine").workload)
+    assert len(asked) == 30 and len({request.prompt for request in asked}) == 30
+    assert {record.index for record in records(run)} == set(range(30))
+    [note] = [word for word in measured(run).verdict.warnings if "again and again" in word]
+    assert note.startswith(f"{len(records(run))} requests asked 30 prompts again and again")
+
+
 def test_streamed_tokens_are_seen_one_by_one(run: RunPaths) -> None:
     bench(run, "--model", "decoupled", "--requests", 4, "--rate", 20, "--prompt", "slow one")
     found = measured(run)

@@ -12,7 +12,7 @@ from trtllm_hpc.bench.arrivals import open_schedule
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop, levels_of
 from trtllm_hpc.bench.load.replies import Load, Parsed, Reply
 from trtllm_hpc.bench.measure import expected_requests
-from trtllm_hpc.bench.passes import WHOLE_TRACE, closed_length, closed_window
+from trtllm_hpc.bench.passes import WHOLE_TRACE, closed_length, closed_window, timed_length
 from trtllm_hpc.bench.summary import Window
 from trtllm_hpc.bench.tokens.counting import to_records
 from trtllm_hpc.bench.workload.build import make_workload
@@ -64,6 +64,16 @@ def test_a_closed_loop_takes_a_whole_trace_too(tmp_path: Path) -> None:
     assert isinstance(level, ClosedLoop)
     assert closed_length(level, settings) == (WHOLE_TRACE, None)
     assert asked_of(settings) == 40
+
+
+def test_a_closed_loop_of_some_seconds_asks_all_that_was_given_before_any_again(tmp_path: Path) -> None:
+    """As far as a model that takes 50 ms for an answer comes; made prompts take long to make."""
+    two = ClosedLoop(2)
+    assert timed_length(two, 60.0, None) == 40
+    assert timed_length(two, 60.0, 1000) == 1000
+    assert timed_length(two, 60.0, 10**6) == 2400
+    assert timed_length(two, 60.0, 8) == 40
+    assert asked_of(of_a_trace(tmp_path, concurrency=1, requests=None, duration_seconds=5)) == 40
 
 
 def test_a_closed_loop_is_measured_while_every_process_has_requests() -> None:

@@ -20,7 +20,7 @@ from trtllm_hpc.bench.judgement.verdicts import verdict_of
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.clock import Clock
 from trtllm_hpc.bench.load.target import Target
-from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length
+from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length, timed_length
 from trtllm_hpc.bench.progress import Progress
 from trtllm_hpc.bench.progress_shown import reported, terminal_bar
 from trtllm_hpc.bench.provenance import provenance
@@ -140,7 +140,10 @@ def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
 def _requests_of(level: Level, settings: Benchmark) -> int:
     if isinstance(level, OpenLoop):
         return open_length(level, settings)
-    return closed_length(level, settings)[0] or _CLOSED_LOOP_REQUESTS
+    count, until_s = closed_length(level, settings)
+    if count is None and settings.workload.kind == "trace":  # which grows no longer once it is read
+        return timed_length(level, until_s or 0.0, WHOLE_TRACE)
+    return count or _CLOSED_LOOP_REQUESTS
 
 
 def _tokens(subject: Subject, settings: Benchmark) -> Tokenization:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.bench.arrivals import open_schedule, requests_of
@@ -17,7 +19,7 @@ from trtllm_hpc.bench.metrics import Sample, figures
 from trtllm_hpc.bench.progress import Progress, Step
 from trtllm_hpc.bench.questions import Portion, Questions
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.summary import Pass, Window
+from trtllm_hpc.bench.summary import Pass, Verdict, Window
 from trtllm_hpc.bench.tokens.counting import to_records
 from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 from trtllm_hpc.config.benchmark import Benchmark
@@ -25,8 +27,11 @@ from trtllm_hpc.errors import InvalidMeasurement
 
 WHOLE_TRACE = 1_000_000
 """More requests than a trace has."""
-_CLOSED_LOOP_PAYLOADS = 20
-"""Different requests for each slot of a closed loop that ends by time; then they come again."""
+_FEWEST_OF_A_SLOT = 20
+"""Different requests for each slot of a closed loop that ends by time."""
+_MOST_A_SECOND = 20
+"""The same for each second, as far as somebody gave them: a model that answers in 50 ms takes so many. All
+of them are encoded, and their tokens counted, beforehand."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,9 @@ class Passes:
             failed=len(sample.measured) - len(sample.answered),
             metrics=figures(sample),
             client=client,
-            verdict=judge(sample, client, self.settings, interrupted=load.interrupted),
+            verdict=_with_again(
+                judge(sample, client, self.settings, interrupted=load.interrupted), records, portion
+            ),
         )
         return Ran(result, records, load.interrupted, load.gone)
 
@@ -98,8 +105,10 @@ class Passes:
 
     def _closed(self, level: ClosedLoop, step: Step) -> tuple[Load, Portion, Window]:
         count, until_s = closed_length(level, self.settings)
-        portion = self.questions.take(count or level.concurrency * _CLOSED_LOOP_PAYLOADS)
-        if count is not None:
+        if count is None:
+            portion = self.questions.take(timed_length(level, until_s or 0.0, self.questions.given))
+        else:
+            portion = self.questions.take(count)
             count = self._of_portion(count, portion)
         self.progress.begin(replace(step, requests=count, length_s=until_s))
         load = run_closed(
@@ -176,6 +185,30 @@ def closed_length(level: ClosedLoop, settings: Benchmark) -> tuple[int | None, f
         return WHOLE_TRACE, None
     ahead = level.concurrency + warmup - 1 if warmup else 0
     return ahead + settings.requests, None
+
+
+def timed_length(level: ClosedLoop, until_s: float, given: int | None) -> int:
+    """Different requests for a closed loop that ends by time; where they do not last so long, they come again.
+
+    Args:
+        given: how many questions somebody gave; of made ones there are fewer, since making them takes long.
+    """
+    fewest = level.concurrency * _FEWEST_OF_A_SLOT
+    if given is None:
+        return fewest
+    return max(fewest, min(given, level.concurrency * math.ceil(until_s * _MOST_A_SECOND)))
+
+
+def _with_again(verdict: Verdict, records: Sequence[RequestRecord], portion: Portion) -> Verdict:
+    """The verdict, with a warning if there were more requests than prompts for them."""
+    if len(records) <= len(portion.requests):
+        return verdict
+    prompts = len({(request.prompt, request.token_ids) for request in portion.requests})
+    note = (
+        f"{len(records)} requests asked {prompts} prompts again and again: a server's cache of prompts may "
+        "have made answers faster. There are more prompts for a number of requests than for a time."
+    )
+    return replace(verdict, warnings=[*verdict.warnings, note])
 
 
 def closed_window(load: Load, settings: Benchmark) -> Window:

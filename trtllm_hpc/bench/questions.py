@@ -54,6 +54,11 @@ class Questions:
         """What whoever reads the figures must know of the workload, in sentences."""
         return self._built.notes
 
+    @property
+    def given(self) -> int | None:
+        """How many questions somebody gave; ``None`` where they are made, without end."""
+        return self._built.given
+
     def take(self, count: int) -> Portion:
         """The next ``count`` requests; of a trace the first ones, fewer if it is shorter.
 

@@ -29,7 +29,7 @@ class RequestRecord:
 
     index: int
     """Place in the workload. Each pass asks requests of its own; only a trace comes again, and those of a
-    closed loop that has asked all of its own before its time is over."""
+    closed loop that has asked all of its own before its time is over, of which a warning tells."""
     level: int
     """Which level of load, counted from 0 in their order."""
     repeat: int

@@ -25,7 +25,7 @@ def dataset(wanted: Wanted) -> Built:
     note = (
         f"{empty:,} of {some(len(found), 'entry').replace('entrys', 'entries')} left out: nothing is asked."
     )
-    return Built(requests, ([note] if empty else []) + asking.notes())
+    return Built(requests, ([note] if empty else []) + asking.notes(), len(questions))
 
 
 def read_questions(path: Path, tokens_per_word: float) -> list[Question | None]:

@@ -24,4 +24,4 @@ def prompts(wanted: Wanted) -> Built:
     questions = [Question(number, f"prompt {number}", prompt) for number, prompt in enumerate(offered, 1)]
     asking = Asking(wanted)
     requests = in_seeded_order(wanted, questions, asking)
-    return Built(requests, asking.notes())
+    return Built(requests, asking.notes(), len(questions))

@@ -48,7 +48,7 @@ def trace(wanted: Wanted) -> Built:
         asked = min(wanted.settings.requests + (wanted.settings.warmup_requests or 0), wanted.count)
         if len(requests) < asked:
             notes.append(f"The trace has only {len(requests):,} of the {asked:,} requests asked for.")
-    return Built(requests, notes)
+    return Built(requests, notes, len(timed))
 
 
 def check_trace(path: Path, tokens_per_word: float) -> None:

@@ -22,6 +22,8 @@ class Built:
     requests: list[Request]
     notes: list[str] = field(default_factory=list)
     """What whoever reads the figures must know, in sentences: e.g. how many prompts were left out."""
+    given: int | None = None
+    """How many questions somebody gave; ``None`` where they are made, without end."""
 
 
 @dataclass(frozen=True)
