@@ -188,7 +188,7 @@ def closed_length(level: ClosedLoop, settings: Benchmark) -> tuple[int | None, f
 
 
 def timed_length(level: ClosedLoop, until_s: float, given: int | None) -> int:
-    """Different requests for a closed loop that ends by time; where they do not last so long, they come again.
+    """Different requests for a closed loop that ends by time; if they do not last so long, they come again.
 
     Args:
         given: how many questions somebody gave; of made ones there are fewer, since making them takes long.
