@@ -16,6 +16,7 @@ import pytest
 
 from tests.lifecycle.fake_slurm import FakeSlurm
 from tests.lifecycle.made import written
+from tests.runtime.conftest import eventually
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.lifecycle.chain import require_scheduler, submit_chain
 from trtllm_hpc.lifecycle.journal import Journal, read_journal
@@ -156,15 +157,29 @@ def start_submit(folder: Path, *options: str) -> subprocess.Popen[str]:
     (folder / "here.yaml").write_text("name: here\npartition: batch\n")
     words = [sys.executable, "-m", "trtllm_hpc", "submit", "job.yaml", "--cluster", "./here.yaml", *options]
     return subprocess.Popen(
-        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        words,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+        preexec_fn=hear_hangups,
     )
 
 
-def wait_for_calls(fake_slurm: FakeSlurm, count: int) -> None:
-    deadline = time.monotonic() + 15
-    while len(fake_slurm.calls("sbatch")) < count:
-        assert time.monotonic() < deadline, fake_slurm.calls()
-        time.sleep(0.01)
+def hear_hangups() -> None:
+    """As in a terminal: what nohup started the tests with is inherited, and heeded by ``submit``."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def hold_back_answers(fake_slurm: FakeSlurm, after: int) -> Path:
+    """Let sbatch answer only ``after`` times, and then when the file is there whose path is returned."""
+    gate, answers = fake_slurm.folder / "gate", fake_slurm.folder / "answers"
+    sbatch = fake_slurm.bin / "sbatch"
+    asks = sbatch.read_text().replace("exec ", "")
+    waits = f"while [ $(wc -l < '{answers}') -gt {after} ] && [ ! -e '{gate}' ]; do sleep 0.02; done"
+    sbatch.write_text(f"{asks}code=$?\necho >> '{answers}'\n{waits}\nexit $code\n")
+    return gate
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -172,11 +187,11 @@ def test_an_interruption_takes_back_what_was_sent(
     fake_slurm: FakeSlurm, tmp_path: Path, number: signal.Signals
 ) -> None:
     """The signal comes while the second sbatch has been taken by Slurm, but has not answered yet."""
-    fake_slurm.trouble("sbatch", None)
-    fake_slurm.trouble("sbatch", None, after_s=0.7)
+    gate = hold_back_answers(fake_slurm, after=1)
     process = start_submit(tmp_path)
-    wait_for_calls(fake_slurm, 2)
+    assert eventually(lambda: len(fake_slurm.calls("sbatch")) == 2)
     process.send_signal(number)
+    gate.touch()
     _, errors = process.communicate(timeout=20)
     assert process.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in errors and "Interrupted" in errors
@@ -187,10 +202,7 @@ def test_an_interruption_takes_back_what_was_sent(
 
 def test_ctrl_c_while_watching_leaves_the_run_alone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     process = start_submit(tmp_path, "--wait")
-    deadline = time.monotonic() + 15
-    while not fake_slurm.calls("squeue"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert eventually(lambda: fake_slurm.calls("squeue"))
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=20)
     assert process.returncode == ExitCode.INTERRUPTED
