@@ -21,6 +21,7 @@ from tests.client.echo_server import echo_server
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.passes import Passes, Ran
 from trtllm_hpc.bench.progress import Step, read_progress
+from trtllm_hpc.bench.questions import Portion, Questions
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.server.metrics import read_samples
 from trtllm_hpc.bench.summary import Measurement, read_measurement
@@ -179,6 +180,22 @@ def test_streamed_tokens_are_seen_one_by_one(run: RunPaths) -> None:
     assert max(range(7), key=gaps.__getitem__) == 1 and gaps[1] >= 0.1  # before the third letter
     [only] = found.levels[0].passes
     assert {"ttft_ms", "tpot_ms", "itl_ms"} <= set(only.metrics)
+
+
+def test_only_the_load_itself_goes_before_ordinary_processes(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making prompts and counting tokens may take every core for seconds, on a server's node, too."""
+    take, policies = Questions.take, []
+
+    def noted(self: Questions, count: int) -> Portion:
+        policies.append(os.sched_getscheduler(0))
+        return take(self, count)
+
+    monkeypatch.setattr(Questions, "take", noted)
+    bench(run, "--requests", 2, "--rate", 50, "--repeats", 2)
+    bench(run, "--requests", 2, "--concurrency", 1, name="closed")
+    assert policies == [os.sched_getscheduler(0)] * 3
 
 
 def test_two_processes_share_the_load(run: RunPaths) -> None:

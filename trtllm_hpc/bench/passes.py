@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from trtllm_hpc.bench.arrivals import open_schedule, requests_of
 from trtllm_hpc.bench.judgement.gate import judge
@@ -65,9 +66,8 @@ class Passes:
             ConfigError: the workload's file or its settings make no requests.
         """
         drive = self._open if isinstance(level, OpenLoop) else self._closed
-        with preferred() as first:
-            load, portion, window = drive(level, step)  # type: ignore[arg-type]
-        window, client = _cut(window, load), replace(load.client, real_time=first)
+        load, portion, window = drive(level, step)  # type: ignore[arg-type]
+        window = _cut(window, load)
         records = self._records(load.replies, portion, window, step)
         sample = Sample(records, window, level, self.slo)
         result = Pass(
@@ -79,9 +79,9 @@ class Passes:
             measured=len(sample.measured),
             failed=len(sample.measured) - len(sample.answered),
             metrics=figures(sample),
-            client=client,
+            client=load.client,
             verdict=_with_again(
-                judge(sample, client, self.settings, interrupted=load.interrupted), records, portion
+                judge(sample, load.client, self.settings, interrupted=load.interrupted), records, portion
             ),
         )
         return Ran(result, records, load.interrupted, load.gone)
@@ -93,13 +93,16 @@ class Passes:
         self._refuse_too_many(count, portion)
         self.questions.put_back(portion, count)
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
-        load = run_open(
-            self.target,
-            portion.payloads[:count],
-            schedule.due_s,
-            self.clock,
-            progress=self.progress,
-            processes=self.settings.processes,
+        load = _first_of_all(
+            partial(
+                run_open,
+                self.target,
+                portion.payloads[:count],
+                schedule.due_s,
+                self.clock,
+                progress=self.progress,
+                processes=self.settings.processes,
+            )
         )
         return load, portion, _shifted(schedule.window, load.start_s)
 
@@ -111,15 +114,18 @@ class Passes:
             portion = self.questions.take(count)
             count = self._of_portion(count, portion)
         self.progress.begin(replace(step, requests=count, length_s=until_s))
-        load = run_closed(
-            self.target,
-            portion.payloads,
-            level.concurrency,
-            self.clock,
-            count=count,
-            until_s=until_s,
-            progress=self.progress,
-            processes=self.settings.processes,
+        load = _first_of_all(
+            partial(
+                run_closed,
+                self.target,
+                portion.payloads,
+                level.concurrency,
+                self.clock,
+                count=count,
+                until_s=until_s,
+                progress=self.progress,
+                processes=self.settings.processes,
+            )
         )
         # Not the number of replies: of several processes one may be ahead of the others.
         self.questions.put_back(portion, max([reply.index + 1 for reply in load.replies], default=0))
@@ -159,6 +165,13 @@ class Passes:
         model = self.questions.target(place).model
         instance = record.instance or (model if self.settings.models else None)
         return replace(record, index=place, instance=instance)
+
+
+def _first_of_all(run: Callable[[], Load]) -> Load:
+    """Run a load before ordinary processes, where that is allowed; what leads up to it takes its turn."""
+    with preferred() as real_time:
+        load = run()
+    return replace(load, client=replace(load.client, real_time=real_time))
 
 
 def open_length(level: OpenLoop, settings: Benchmark) -> int:
