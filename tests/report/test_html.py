@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -36,18 +37,18 @@ def material(made: Made) -> Material:
     return Material("run-1", made.measurement, made.records, made.samples, Story([], None))
 
 
-def charts(made: Made) -> dict[str, Chart | NoChart]:
-    return {chart.title: chart for section in sections_of(material(made)) for chart in section.charts}
+def charts(made: Made) -> Iterator[Chart | NoChart]:
+    return (chart for section in sections_of(material(made)) for chart in section.charts)
 
 
 def drawn(made: Made, title: str) -> Chart:
-    chart = charts(made)[title]
+    chart = next(chart for chart in charts(made) if chart.title == title)
     assert isinstance(chart, Chart)
     return chart
 
 
 def left_out(made: Made, title: str) -> str:
-    chart = charts(made)[title]
+    chart = next(chart for chart in charts(made) if chart.title == title)
     assert isinstance(chart, NoChart)
     return chart.reason
 
@@ -139,6 +140,15 @@ def test_long_lists_of_prompts_are_cut() -> None:
 
 
 # What the charts show ---------------------------------------------------------------------------------
+
+
+def test_every_chart_is_valid_vega_lite() -> None:
+    import altair
+
+    specs = [chart.spec for chart in charts(CASES["search"]()) if isinstance(chart, Chart)]
+    assert len(specs) > 10
+    for spec in specs:
+        altair.Chart.from_dict(spec)
 
 
 def test_a_curve_needs_two_levels() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -59,24 +60,26 @@ def write_charts(paths: RunPaths, name: str, folder: Path) -> list[Path]:
     return written
 
 
-def sections_of(material: Material) -> list[Section]:
-    """The charts, by what they answer."""
-    sections = [
-        search_section(material),
-        curve_section(material),
-        distribution_section(material),
-        timeline_section(material),
-        server_section(material),
-        phase_section(material),
-    ]
-    return [section for section in sections if section is not None]
+def sections_of(material: Material) -> Iterator[Section]:
+    """The charts, by what they answer; each section is made when it is asked for."""
+    for section_of in (
+        search_section,
+        curve_section,
+        distribution_section,
+        timeline_section,
+        server_section,
+        phase_section,
+    ):
+        section = section_of(material)
+        if section is not None:
+            yield section
 
 
 def report_page(material: Material) -> str:
     """The whole page as text."""
     measurement = material.measurement
     return render_page(
-        sections_of(material),
+        list(sections_of(material)),
         title=f"{material.run}: {measurement.name}",
         run=material.run,
         measurement=measurement,
