@@ -82,6 +82,13 @@ def test_latencies_that_hang_together_are_less_sure_than_their_number_says() -> 
     assert error == pytest.approx(float(np.std(levels)) / 20**0.5, rel=0.2)
 
 
+def test_a_stretch_without_an_answer_has_a_rate_of_zero() -> None:
+    # 20/s for half of the window, then nothing: 20 stretches whose rates deviate by 10 from their mean of 10.
+    records = [request(due, due, due + 10) for due in range(5, 5000, 50)]
+    found = OnePass(sample(records, end_ms=10_000)).estimates(BY_KEY["finished_rate_per_s"], (None,))[None]
+    assert found.value == 10 and found.error == pytest.approx(10 / 20**0.5, rel=0.1)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_values_with_counts_are_as_if_written_out(seed: int) -> None:
     source = np.random.default_rng(seed)

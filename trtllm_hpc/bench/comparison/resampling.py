@@ -97,9 +97,9 @@ class OnePass:
 
         figures, weights = np.zeros(BLOCKS), np.zeros(BLOCKS)
         for place, block in enumerate(self.blocks):
-            with suppress(NoValue):
+            weights[place] = len(block.measured) if metric.unit == "share" else 1.0
+            with suppress(NoValue):  # in a stretch without an answer nothing was done: 0
                 figures[place] = value_of(metric.of(block), None)
-                weights[place] = len(block.measured) if metric.unit == "share" else 1.0
         totals = self._draws @ weights
         kept = totals > 0
         means: Array = (self._draws @ (weights * figures))[kept] / totals[kept]
