@@ -116,12 +116,17 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     [
         "[" * 1_000_000,
         "{a: " * 200_000,
-        '"' + "a\n" * 500_000,
-        "[" + "a, " * 300_000,
-        "a: b\n" * 200_000,
-        "\n" * 1_000_000,
         "!" * 1_000_000,
-        "a: |\n" + " x\n" * 300_000,
+        *(
+            pytest.param(text, marks=pytest.mark.long)
+            for text in (
+                '"' + "a\n" * 500_000,
+                "[" + "a, " * 300_000,
+                "a: b\n" * 200_000,
+                "\n" * 1_000_000,
+                "a: |\n" + " x\n" * 300_000,
+            )
+        ),
     ],
     ids=lambda text: repr(text[:8]),
 )
