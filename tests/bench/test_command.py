@@ -484,6 +484,16 @@ def started(run: RunPaths, *options: str) -> subprocess.Popen[str]:
 # Names ---------------------------------------------------------------------------------------
 
 
+def test_a_later_attempt_of_the_companion_leaves_nothing_of_the_earlier(run: RunPaths) -> None:
+    """Killed half-way, it would else stand beside the report of another server."""
+    files = run.measurement("benchmark")
+    for file in (files.summary, files.requests, files.table, files.report, files.trace):
+        file.write_text("old", encoding="utf-8")
+    bench(run, "--requests", 2, "--rate", 100, name="benchmark")
+    assert not files.report.exists() and not files.trace.exists()
+    assert files.table.read_text(encoding="utf-8") != "old" and len(records(run, "benchmark")) == 4
+
+
 def test_a_measurement_by_hand_leaves_the_companions_alone(run: RunPaths) -> None:
     bench(run, "--requests", 2, "--rate", 100, name="benchmark")
     kept = {file.name: file.read_bytes() for file in run.results.iterdir()}

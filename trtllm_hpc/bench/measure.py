@@ -179,8 +179,9 @@ class _Measuring:
         self._passes = passes
         self._notes = notes
         self._files = subject.paths.measurement(name)
-        for file in (self._files.requests, self._files.samples, self._files.summary):
-            file.unlink(missing_ok=True)  # of an earlier attempt of the companion
+        for file in self._files.present:  # of an earlier attempt of the companion
+            if not file.is_dir():
+                file.unlink()
         self._records: list[RequestRecord] = []
         self._results: list[LevelResult] = []
         self._search: SearchResult | None = None
