@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from trtllm_hpc.bench.judgement.gone import gone
 from trtllm_hpc.bench.judgement.steadiness import growth
-from trtllm_hpc.bench.metrics import Sample, distribution
+from trtllm_hpc.bench.metrics import Sample
 from trtllm_hpc.bench.metrics.latency import LatencyFromSchedule
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.summary import ClientUse, Verdict
@@ -147,12 +147,7 @@ def _too_short(sample: Sample, settings: Benchmark) -> list[str]:
             f"{_requests_were(measured)} measured; it takes {settings.min_requests} (min_requests). Ask for "
             "more requests or a longer window."
         )
-    median_s = (
-        distribution(
-            value for record in sample.answered for value in LatencyFromSchedule().values(record)
-        ).p50
-        / 1e3
-    )
+    median_s = LatencyFromSchedule().of(sample).p50 / 1e3
     least_s = max(settings.min_window_seconds, median_s)
     if length_s < least_s:
         why = "half of the requests took longer" if median_s >= least_s else "min_window_seconds"

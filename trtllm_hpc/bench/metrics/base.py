@@ -99,6 +99,19 @@ class PerRequest(Metric):
         return distribution(value for record in records for value in self.values(record))
 
 
+class OneEach(PerRequest):
+    """A distribution over one value a request."""
+
+    @abc.abstractmethod
+    def value(self, record: RequestRecord) -> float | None:
+        """The value of one request; ``None`` if it has none."""
+
+    def values(self, record: RequestRecord) -> Sequence[float]:
+        """One value, or none."""
+        value = self.value(record)
+        return () if value is None else (value,)
+
+
 def distribution(values: Iterable[float]) -> Distribution:
     """Summarise values; percentiles are linear between neighbours, as ``numpy.percentile`` has them.
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtllm_hpc.bench.metrics.base import PerRequest
+from trtllm_hpc.bench.metrics.base import OneEach, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
 
 
-class TimeToFirstToken(PerRequest):
+class TimeToFirstToken(OneEach):
     """From the schedule, so that what a stalled server or a late client held up counts in full."""
 
     key = "ttft_ms"
@@ -22,13 +22,13 @@ class TimeToFirstToken(PerRequest):
     better = "lower"
     streamed = True
 
-    def values(self, record: RequestRecord) -> Sequence[float]:
-        """One value, if the answer was streamed."""
+    def value(self, record: RequestRecord) -> float | None:
+        """The time, if the answer was streamed."""
         first_s = record.first_token_s
-        return () if first_s is None else ((first_s - record.scheduled_s) * 1e3,)
+        return None if first_s is None else (first_s - record.scheduled_s) * 1e3
 
 
-class TimeToFirstTokenFromSend(PerRequest):
+class TimeToFirstTokenFromSend(OneEach):
     """What other tools call TTFT."""
 
     key = "ttft_from_send_ms"
@@ -39,13 +39,13 @@ class TimeToFirstTokenFromSend(PerRequest):
     better = "lower"
     streamed = True
 
-    def values(self, record: RequestRecord) -> Sequence[float]:
-        """One value, if the answer was streamed."""
+    def value(self, record: RequestRecord) -> float | None:
+        """The time, if the answer was streamed."""
         first_s = record.first_token_s
-        return () if first_s is None else ((first_s - record.sent_s) * 1e3,)
+        return None if first_s is None else (first_s - record.sent_s) * 1e3
 
 
-class TimePerOutputToken(PerRequest):
+class TimePerOutputToken(OneEach):
     """One mean a request; stalls within it show in the inter-token latency only.
 
     An answer in one chunk has no value: its tokens came together, and when
@@ -60,12 +60,12 @@ class TimePerOutputToken(PerRequest):
     better = "lower"
     streamed = True
 
-    def values(self, record: RequestRecord) -> Sequence[float]:
-        """One value, if there are two chunks at least."""
+    def value(self, record: RequestRecord) -> float | None:
+        """The mean, if there are two chunks at least."""
         tokens = record.output_tokens
         if len(record.chunks_s) < 2 or tokens is None or tokens < 2:
-            return ()
-        return ((record.chunks_s[-1] - record.chunks_s[0]) * 1e3 / (tokens - 1),)
+            return None
+        return (record.chunks_s[-1] - record.chunks_s[0]) * 1e3 / (tokens - 1)
 
 
 class InterTokenLatency(PerRequest):
@@ -96,7 +96,7 @@ class InterTokenLatency(PerRequest):
         return gaps
 
 
-class LatencyFromSchedule(PerRequest):
+class LatencyFromSchedule(OneEach):
     """From the schedule: there is no coordinated omission."""
 
     key = "latency_ms"
@@ -106,12 +106,12 @@ class LatencyFromSchedule(PerRequest):
     formula = "end - scheduled"
     better = "lower"
 
-    def values(self, record: RequestRecord) -> Sequence[float]:
-        """One value."""
-        return ((record.ended_s - record.scheduled_s) * 1e3,)
+    def value(self, record: RequestRecord) -> float:
+        """The time."""
+        return (record.ended_s - record.scheduled_s) * 1e3
 
 
-class LatencyFromSend(PerRequest):
+class LatencyFromSend(OneEach):
     """What other tools call latency."""
 
     key = "latency_from_send_ms"
@@ -121,12 +121,12 @@ class LatencyFromSend(PerRequest):
     formula = "end - sent"
     better = "lower"
 
-    def values(self, record: RequestRecord) -> Sequence[float]:
-        """One value."""
-        return ((record.ended_s - record.sent_s) * 1e3,)
+    def value(self, record: RequestRecord) -> float:
+        """The time."""
+        return (record.ended_s - record.sent_s) * 1e3
 
 
-class ClientLateness(PerRequest):
+class ClientLateness(OneEach):
     """The client's own delay, of failed requests too."""
 
     key = "client_lateness_ms"
@@ -136,6 +136,6 @@ class ClientLateness(PerRequest):
     formula = "sent - scheduled, of failed requests too"
     of_failed = True
 
-    def values(self, record: RequestRecord) -> Sequence[float]:
-        """One value."""
-        return ((record.sent_s - record.scheduled_s) * 1e3,)
+    def value(self, record: RequestRecord) -> float:
+        """The time."""
+        return (record.sent_s - record.scheduled_s) * 1e3

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from trtllm_hpc.bench.metrics.base import PerRequest
+from trtllm_hpc.bench.metrics.base import OneEach
 from trtllm_hpc.bench.records import RequestRecord
 
 
-class InputTokens(PerRequest):
+class InputTokens(OneEach):
     """Of answered requests, where somebody counted."""
 
     key = "input_tokens"
@@ -17,12 +15,12 @@ class InputTokens(PerRequest):
     meaning = "Length of a prompt."
     formula = "input tokens of an answered request"
 
-    def values(self, record: RequestRecord) -> Sequence[float]:
-        """One value, if somebody counted."""
-        return () if record.input_tokens is None else (record.input_tokens,)
+    def value(self, record: RequestRecord) -> float | None:
+        """The number, if somebody counted."""
+        return record.input_tokens
 
 
-class OutputTokens(PerRequest):
+class OutputTokens(OneEach):
     """Of answered requests, where somebody counted."""
 
     key = "output_tokens"
@@ -31,6 +29,6 @@ class OutputTokens(PerRequest):
     meaning = "Length of an answer."
     formula = "output tokens of an answered request"
 
-    def values(self, record: RequestRecord) -> Sequence[float]:
-        """One value, if somebody counted."""
-        return () if record.output_tokens is None else (record.output_tokens,)
+    def value(self, record: RequestRecord) -> float | None:
+        """The number, if somebody counted."""
+        return record.output_tokens
