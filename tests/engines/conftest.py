@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.made import FAST, Run, make_model, make_run, recipe
+from tests.engines.made import FAST, IMPATIENT, Run, make_model, make_run, recipe
 from trtllm_hpc.render.run_folder import runtime_zipapp
 
 
@@ -35,5 +35,5 @@ def runs(tmp_path: Path, zipapp: bytes) -> Iterator[Callable[..., Run]]:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks that beat and die quickly, in this process."""
-    for name, value in FAST.items():
+    for name, value in {**FAST, **IMPATIENT}.items():
         monkeypatch.setenv(name, value)

@@ -22,9 +22,12 @@ from trtllm_hpc.runtime.process import descendants
 
 FAST = {
     "TRTLLM_HPC_LOCK_BEAT_SECONDS": "0.1",
-    "TRTLLM_HPC_LOCK_DEAD_SECONDS": "1.5",
+    "TRTLLM_HPC_LOCK_DEAD_SECONDS": "60",
     "TRTLLM_HPC_LOCK_POLL_SECONDS": "0.05",
 }
+"""Pauses as short as they can be; but on a slow machine a builder that lives may be silent for seconds."""
+IMPATIENT = {"TRTLLM_HPC_LOCK_DEAD_SECONDS": "1.5"}
+"""For who is to find out that another stands still."""
 
 
 def safetensors(tensors: dict[str, bytes]) -> bytes:

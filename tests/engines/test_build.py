@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.made import SCRIPT, Run, tree, with_adapters
+from tests.engines.made import IMPATIENT, SCRIPT, Run, tree, with_adapters
 from tests.runtime.conftest import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.engines.cache import Cache
@@ -45,6 +45,13 @@ def assert_clean(run: Run) -> None:
 
 def has_waited(run: Run) -> bool:
     return any(event.data.get("state") == "waiting" for event in read_events(run.paths, "build"))
+
+
+def send_to_all(build: subprocess.Popen[str], number: signal.Signals) -> None:
+    """To a build and to the process group of its script, in which commands come and go."""
+    script = descendants(build.pid)[0]
+    os.kill(build.pid, number)
+    os.killpg(script, number)
 
 
 def test_each_step_is_built_once_and_found_after_that(runs: MakeRun) -> None:
@@ -134,12 +141,14 @@ def test_who_waits_is_told_for_whom(runs: MakeRun) -> None:
     gate.touch()
     words, _ = second.communicate(timeout=30)
     assert (first.wait(30), second.returncode) == (0, 0)
-    assert re.search(r"being built by job 17 on \S+, step convert, for 0 s", words)
+    assert re.search(r"being built by job 17 on \S+, step convert, for \d s", words)
     assert builder.built() == ["convert", "build"]
 
 
 def test_who_waits_takes_over_from_a_build_that_fails(runs: MakeRun) -> None:
-    script = GATED.replace('cp "$convert', '[ "$FAILS" = no ] || exit 3; cp "$convert')
+    # Waits and fails in its last step: of two that wait for the first, either may be the one to go on.
+    failing = 'touch "$BUILDS.$$"; while [ ! -e "$GATE" ]; do sleep 0.02; done; [ "$FAILS" = no ] || exit 3; '
+    script = SCRIPT.replace('cp "$convert', f'{failing}cp "$convert')
     bad, good = runs(script=script), runs(script=script)
     gate = bad.log.with_name("gate")
     first = bad.start(GATE=str(gate), FAILS="yes")
@@ -189,16 +198,13 @@ def test_an_owner_that_stood_still_destroys_nothing(runs: MakeRun) -> None:
     # Its commands fail, since their folder is gone, long before its own next look at the lock.
     process = sleeper.start(GATE=str(closed), TRTLLM_HPC_LOCK_BEAT_SECONDS="60")
     assert eventually(lambda: list(gate.parent.glob("builds.*")))
-    stopped = [process.pid, *descendants(process.pid)]
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
+    send_to_all(process, signal.SIGSTOP)
     gate.touch()
-    code, words = other.build(GATE=str(gate))
+    code, words = other.build(GATE=str(gate), **IMPATIENT)
     assert code == 0, words
     before = {path: path.stat().st_mtime_ns for path in other.entry("convert").output.rglob("*")}
     closed.touch()
-    for pid in stopped:
-        os.kill(pid, signal.SIGCONT)
+    send_to_all(process, signal.SIGCONT)
     words, _ = process.communicate(timeout=30)
     assert process.returncode == 0, words
     assert "another build has taken over" in words
@@ -213,14 +219,11 @@ def test_an_owner_that_wakes_during_the_other_s_build_waits_for_it(runs: MakeRun
     gate, closed = sleeper.log.with_name("gate"), sleeper.log.with_name("closed")
     first = sleeper.start(GATE=str(closed))
     assert eventually(lambda: list(gate.parent.glob("builds.*")))
-    stopped = [first.pid, *descendants(first.pid)]
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    second = other.start(GATE=str(gate))
+    send_to_all(first, signal.SIGSTOP)
+    second = other.start(GATE=str(gate), **IMPATIENT)
     assert eventually(lambda: len(list(gate.parent.glob("builds.*"))) == 2)  # it has taken over
     closed.touch()
-    for pid in stopped:
-        os.kill(pid, signal.SIGCONT)
+    send_to_all(first, signal.SIGCONT)
     assert eventually(lambda: has_waited(sleeper)) and first.poll() is None
     gate.touch()
     assert (first.wait(30), second.wait(30)) == (0, 0)

@@ -365,8 +365,9 @@ def test_what_is_being_built_stays_and_what_a_killed_build_left_goes(
 
 
 def test_a_builder_that_cannot_be_seen_is_watched_before_it_counts_as_dead(
-    types: Callable[..., Typed], built: Run
+    types: Callable[..., Typed], built: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TRTLLM_HPC_LOCK_DEAD_SECONDS", "1.5")
     finish(built)
     entry = built.entry()
     lock = entry.folder / "lock.1"

@@ -35,8 +35,7 @@ class Meeting:
             (self.sleeper.entry(step).output / name).write_bytes(b"cut")
         entry = str(self.sleeper.entry("convert").folder)
         words = [sys.executable, "-I", "-S", str(SCRIPT), str(self.sleeper.paths.runtime), entry]
-        # Once awake it must not take the other for dead.
-        self.first = self.sleeper.start([*words, pattern, str(number)], TRTLLM_HPC_LOCK_DEAD_SECONDS="60")
+        self.first = self.sleeper.start([*words, pattern, str(number)])
 
     @property
     def has_stopped(self) -> bool:
