@@ -170,6 +170,13 @@ def test_a_trace_may_be_cut_by_time() -> None:
     assert (made.window.start_s, made.window.end_s) == (2.0, 5.0)
 
 
+def test_the_window_of_a_trace_that_ends_before_its_time_ends_with_it() -> None:
+    """Else its rates would be those of the time after it, too, when nothing is asked."""
+    made = recorded([0.0, 1.0, 2.0, 3.0], duration_seconds=60.0)
+    assert made.due_s == [0.0, 1.0, 2.0, 3.0] and (made.window.start_s, made.window.end_s) == (0.0, 4.0)
+    assert recorded([0.0, 1.0, 2.0, 3.0], duration_seconds=3.5).window.end_s == 3.5
+
+
 @pytest.mark.parametrize("times", [[], [None, None], [0.0, None]])
 def test_a_trace_without_times_is_refused(times: list[float | None]) -> None:
     with pytest.raises(ConfigError, match="need a workload with times"):

@@ -121,7 +121,7 @@ def _as_recorded(settings: Benchmark, recorded: Sequence[float | None]) -> Sched
     first = _warmup_of(due_s, settings)
     start_s = due_s[first]
     if settings.duration_seconds is not None:
-        end_s = start_s + settings.duration_seconds
+        end_s = min(start_s + settings.duration_seconds, _after(due_s, first, len(due_s)))
         return Schedule([time for time in due_s if time < end_s], Window(start_s, end_s))
     last = min(first + (settings.requests or len(due_s)), len(due_s))
     return Schedule(due_s[:last], Window(start_s, _after(due_s, first, last)))

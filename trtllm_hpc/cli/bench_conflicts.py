@@ -34,8 +34,7 @@ def _loops(settings: Benchmark, given: Given) -> Conflicts:
 
 
 def _gaps(settings: Benchmark, given: Given) -> Conflicts:
-    closed = settings.concurrency is not None or bool(settings.concurrencies)
-    if closed:
+    if settings.closed_loop:
         for field in ("arrival", "burstiness"):
             if field in given:
                 yield field, "a closed loop has no gaps between sends; leave it or --concurrency out."
@@ -48,8 +47,8 @@ def _trace(settings: Benchmark, given: Given) -> Conflicts:
     if "rate_per_second" in given and own_times and "concurrency" not in given:
         hint = "leave it out, make the trace faster with --speed, or add --arrival poisson."
         yield "rate_per_second", f"a trace brings its own times; {hint}"
-    closed = settings.concurrency is not None or bool(settings.concurrencies)
-    if "workload.speed" in given and settings.workload.kind == "trace" and (closed or not own_times):
+    timeless = settings.workload.kind == "trace" and (settings.closed_loop or not own_times)
+    if "workload.speed" in given and timeless:
         yield "workload.speed", "the times of the trace are not used; leave it out."
 
 

@@ -123,3 +123,8 @@ class Benchmark(Section):
     """Fewer measured requests than this make the figures invalid."""
     min_window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0
     """A shorter measured window makes the figures invalid."""
+
+    @property
+    def closed_loop(self) -> bool:
+        """Whether answers decide when requests are sent, and not times."""
+        return self.concurrency is not None or bool(self.concurrencies)

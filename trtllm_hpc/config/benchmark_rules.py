@@ -79,19 +79,18 @@ def _models(settings: Benchmark) -> Problems:
 
 
 def _levels(settings: Benchmark) -> Problems:
-    closed = settings.concurrency is not None or bool(settings.concurrencies)
     if settings.concurrency is not None and settings.concurrencies:
         yield SettingsProblem(
             "conflict", "concurrencies", "the sweep leaves concurrency without a use", "set one of the two"
         )
     for field in ("rates_per_second", "ramp_to_per_second"):
-        if closed and getattr(settings, field):
+        if settings.closed_loop and getattr(settings, field):
             message = "a rate is an open loop's, a concurrency a closed one's"
             yield SettingsProblem("conflict", field, message, "leave it out, or the concurrency")
     if settings.rates_per_second and settings.ramp_to_per_second is not None:
         message = "a ramp moves one rate, and the sweep has several"
         yield SettingsProblem("conflict", "ramp_to_per_second", message, "set one of the two")
-    if settings.arrival == "trace" and not closed:
+    if settings.arrival == "trace" and not settings.closed_loop:
         for field in ("rates_per_second", "ramp_to_per_second"):
             if getattr(settings, field):
                 message = "a trace brings its own times"
@@ -159,7 +158,7 @@ def _shortest_window(settings: Benchmark) -> float | None:
 
 def _rates(settings: Benchmark) -> list[float]:
     """The mean rate of each level; none where no rate is asked for."""
-    if settings.concurrency is not None or settings.concurrencies or settings.arrival == "trace":
+    if settings.closed_loop or settings.arrival == "trace":
         return []
     rates = settings.rates_per_second or [settings.rate_per_second]
     return [(rate + _last_rate(settings, rate)) / 2 for rate in rates]
@@ -190,7 +189,7 @@ def scheduled_seconds(settings: Benchmark) -> float:
     """Least time that the load takes in seconds: 0 for what ends with the server's answers or a file."""
     if settings.arrival == "trace":
         return 0.0
-    if settings.concurrency is not None or settings.concurrencies:
+    if settings.closed_loop:
         levels, rates = len(settings.concurrencies) or 1, []
     else:
         rates = settings.rates_per_second or [settings.rate_per_second]

@@ -103,6 +103,19 @@ def test_a_written_workload_keeps_every_letter(tmp_path: Path) -> None:
     assert read_workload(file) == asked
 
 
+def test_a_trace_that_ends_before_the_time_asked_for_says_so(tmp_path: Path) -> None:
+    file = write(tmp_path, *({"prompt": "x", "due_s": second} for second in range(10)))
+
+    def notes(**settings: Any) -> list[str]:
+        timed = {"arrival": "trace", "requests": None, **settings}
+        return build(10, kind="trace", path=file, settings=timed).notes
+
+    assert notes(duration_seconds=60) == [
+        "The trace ends after 9 of the 60 s asked for, and the window with it."
+    ]
+    assert notes(duration_seconds=10) == notes(duration_seconds=60, concurrency=2) == []
+
+
 @pytest.mark.parametrize(
     ("entries", "line", "words"),
     [

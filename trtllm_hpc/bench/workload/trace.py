@@ -48,7 +48,17 @@ def trace(wanted: Wanted) -> Built:
         asked = min(wanted.settings.requests + (wanted.settings.warmup_requests or 0), wanted.count)
         if len(requests) < asked:
             notes.append(f"The trace has only {len(requests):,} of the {asked:,} requests asked for.")
-    return Built(requests, notes, len(timed))
+    return Built(requests, [*notes, *_too_short(wanted, timed)], len(timed))
+
+
+def _too_short(wanted: Wanted, timed: Sequence[Timed]) -> Iterator[str]:
+    """A sentence if the trace ends before the time that was asked for; a closed loop has times of its own."""
+    settings, length_s = wanted.settings, timed[-1].due_s
+    if settings.duration_seconds is None or settings.arrival != "trace" or settings.closed_loop:
+        return
+    asked_s = (settings.warmup_seconds or 0.0) + settings.duration_seconds
+    if length_s + length_s / max(1, len(timed) - 1) < asked_s:
+        yield f"The trace ends after {length_s:g} of the {asked_s:g} s asked for, and the window with it."
 
 
 def check_trace(path: Path, tokens_per_word: float) -> None:
