@@ -25,6 +25,8 @@ TRACE = {"workload.kind": "trace", "workload.path": "/a.jsonl"}
         ({"burstiness": 0.3}, "--burstiness: shapes gaps of --arrival gamma, and these are of poisson"),
         ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace brings its own times; leave it out"),
         ({**TRACE, "concurrency": [5], "workload.speed": 2.0}, "--speed: the times of the trace are not"),
+        ({"requests": 20, "duration_seconds": 3.0}, "--duration: the window ends after --requests or after"),
+        ({"warmup_requests": 2, "warmup_seconds": 1.0}, "--warmup-seconds: --warmup says how long it is"),
         ({"slo": "latency<1s", "no_slo": True}, "--no-slo: takes away what --slo sets; leave one out."),
         ({"find_max": True, "slo": "latency<1s", "rate_per_second": [1.0, 2.0]}, "finds the others itself"),
         ({"rate_per_second": [2.0, 2.0]}, "--rate: 2.0 is there twice; name each once"),

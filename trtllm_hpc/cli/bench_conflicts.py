@@ -24,8 +24,22 @@ def without_effect(settings: Benchmark, given: Given) -> list[tuple[str, str]]:
         settings: with what was typed in the place of the run's own.
         given: what was typed, by its dotted field.
     """
-    rules: tuple[Callable[[Benchmark, Given], Conflicts], ...] = (_loops, _gaps, _trace, _limits, _search)
+    rules: tuple[Callable[[Benchmark, Given], Conflicts], ...] = (_either, _loops, _gaps, _trace, _search)
     return [conflict for rule in rules for conflict in rule(settings, given)]
+
+
+_EITHER = (
+    ("requests", "duration_seconds", "the window ends after --requests or after --duration; leave one out."),
+    ("warmup_requests", "warmup_seconds", "--warmup says how long it is, too; leave one out."),
+    ("slo", "no_slo", "takes away what --slo sets; leave one out."),
+)
+"""Options that go without each other, and what is told of the second."""
+
+
+def _either(settings: Benchmark, given: Given) -> Conflicts:
+    for one, other, words in _EITHER:
+        if {one, other} <= given.keys():
+            yield other, words
 
 
 def _loops(settings: Benchmark, given: Given) -> Conflicts:
@@ -50,11 +64,6 @@ def _trace(settings: Benchmark, given: Given) -> Conflicts:
     timeless = settings.workload.kind == "trace" and (settings.closed_loop or not own_times)
     if "workload.speed" in given and timeless:
         yield "workload.speed", "the times of the trace are not used; leave it out."
-
-
-def _limits(settings: Benchmark, given: Given) -> Conflicts:
-    if {"slo", "no_slo"} <= given.keys():
-        yield "no_slo", "takes away what --slo sets; leave one out."
 
 
 def _search(settings: Benchmark, given: Given) -> Conflicts:
