@@ -219,7 +219,7 @@ def _with_again(verdict: Verdict, records: Sequence[RequestRecord], portion: Por
     prompts = len({(request.prompt, request.token_ids) for request in portion.requests})
     note = (
         f"{len(records)} requests asked {prompts} prompts again and again: a server's cache of prompts may "
-        "have made answers faster. There are more prompts for a number of requests than for a time."
+        "have made answers faster. Measure a number of requests instead of a time, or take a larger workload."
     )
     return replace(verdict, warnings=[*verdict.warnings, note])
 
