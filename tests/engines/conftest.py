@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from tests.engines.made import FAST, IMPATIENT, Run, make_model, make_run, recipe
+from tests.runtime.compiled import with_compiled
 from trtllm_hpc.render.run_folder import runtime_zipapp
 
 
 @pytest.fixture(scope="session")
 def zipapp() -> bytes:
-    return runtime_zipapp()
+    return with_compiled(runtime_zipapp())
 
 
 @pytest.fixture

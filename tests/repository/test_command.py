@@ -12,6 +12,7 @@ import pytest
 
 from tests.repository.jobs import make_recipe
 from tests.repository.upstream import write_all_models
+from tests.runtime.compiled import with_compiled
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.carried import protobuf_files
@@ -26,7 +27,7 @@ ISOLATED = ("-I", "-S")
 
 @pytest.fixture(scope="module")
 def zipapp() -> bytes:
-    return runtime_zipapp(protobuf_files())
+    return with_compiled(runtime_zipapp(protobuf_files()))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.compiled import with_compiled
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.run_folder import runtime_zipapp
 from trtllm_hpc.runtime.process import descendants
@@ -62,7 +63,7 @@ class Runtime:
 
 @pytest.fixture(scope="session")
 def zipapp() -> bytes:
-    return runtime_zipapp()
+    return with_compiled(runtime_zipapp())
 
 
 @pytest.fixture
