@@ -19,7 +19,11 @@ demo: setup ## from nothing to a served and measured model, on a Slurm cluster o
 test: setup lint ## every test, the real Slurm ones too
 	@.ci/test $(BIN)
 
+# Four processes for two processors, since many tests wait. Each compiles every test unless that is kept, and
+# PyTorch's threads would only stand in each other's way.
 .PHONY: unit
+unit: export PYTHONDONTWRITEBYTECODE :=
+unit: export OMP_NUM_THREADS := 1
 unit: setup ## the fast tests only: no server, no Slurm, no model, no browser, no fuzzing
 	$(BIN)/pytest -q -n 4 --dist worksteal -m 'not slurm and not triton and not model and not long and not browser'
 
