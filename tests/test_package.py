@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,13 @@ def unit(parts: tuple[str, ...]) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-def imports(file: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(file: Path) -> list[tuple[int, str]]:
     """Line and name of each imported module that is imported when the code runs."""
+    return list(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(file.read_text())
     typing_only = {
         inner
