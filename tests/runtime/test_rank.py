@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.runtime import fake_server
 from tests.runtime.conftest import Runtime, eventually
 from tests.runtime.test_spawn import is_alive
 from trtllm_hpc.errors import ExitCode
@@ -164,8 +169,23 @@ def test_the_server_gets_its_world_and_its_arguments_as_they_are(ranks: Ranks) -
     assert end(process)[0] == 3
 
 
-def test_a_server_that_is_not_ready_in_time_is_stopped_and_the_model_named(ranks: Ranks) -> None:
-    code, said = end(ranks.start(behaviour="stuck", ready_timeout_seconds=1))
+@contextmanager
+def answering(port: int) -> Iterator[None]:
+    """Answers in the server's place from the start: it may itself need longer for that than it is given."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), fake_server.Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+
+
+def test_a_server_that_is_not_ready_in_time_is_stopped_and_the_model_named(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_server, "BEHAVIOUR", ["stuck"])
+    with answering(ranks.ports[0]):
+        code, said = end(ranks.start(behaviour="mute", ready_timeout_seconds=1))
     assert code == ExitCode.READINESS
     assert "not ready within 1 s (not READY: tensorrt_llm)" in said
     [event] = [event for event in read_events(ranks.runtime.paths) if event.name == "ready_timeout"]

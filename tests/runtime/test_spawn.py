@@ -44,9 +44,10 @@ def test_each_task_knows_its_rank_and_has_its_log(runtime: Runtime) -> None:
 
 
 def test_the_first_bad_exit_code_wins_and_ends_the_others(runtime: Runtime) -> None:
-    script = 'echo $$; [ "$TRTLLM_HPC_PROCID" = 1 ] && { sleep 0.2; exit 9; }; sleep 60'
+    all_there = 'until [ "$(cat "$LOGS"/*.out | wc -l)" = 3 ]; do sleep 0.02; done'
+    script = f'echo $$; [ "$TRTLLM_HPC_PROCID" = 1 ] && {{ {all_there}; exit 9; }}; sleep 60'
     started = time.monotonic()
-    answer = runtime(*spawn(runtime, 3, script))
+    answer = runtime(*spawn(runtime, 3, script), LOGS=str(runtime.paths.logs))
     assert answer.returncode == 9
     assert time.monotonic() - started < 9, "a task that obeys SIGTERM needs no grace"
     assert not any(is_alive(pid) for pid in pids(runtime, 3))
