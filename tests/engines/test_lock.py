@@ -188,6 +188,22 @@ def test_an_owner_whose_folder_was_made_anew_leaves_the_lock_there_alone(tmp_pat
     lock.release()
 
 
+def test_an_owner_that_cannot_read_its_lock_for_a_moment_has_not_lost_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file server that is away for a moment must not cost the work of hours."""
+    monkeypatch.setenv("TRTLLM_HPC_LOCK_BEAT_SECONDS", "60")
+    lock = locked(tmp_path)
+    file, aside = tmp_path / "lock.1", tmp_path / "aside"
+    file.rename(aside)
+    file.mkdir()
+    assert not lock.is_mine() and not lock.is_lost
+    file.rmdir()
+    aside.rename(file)
+    assert lock.is_mine()
+    lock.release()
+
+
 def test_a_lock_is_as_open_as_its_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o770)
     before = os.umask(0)

@@ -182,10 +182,12 @@ class Lock:
         return self._lost.is_set()
 
     def is_mine(self) -> bool:
-        """Look whether this lock still is the highest."""
+        """Look whether this lock still is the highest; one that cannot be read is not lost by that."""
         held = highest(self.folder)
-        mine = held is not None and held.owner is not None and held.owner.token == self.owner.token
-        if not mine:
+        owner = held.owner if held is not None else None
+        mine = owner is not None and owner.token == self.owner.token
+        unreadable = held is not None and held.generation == self.generation and owner is None
+        if not (mine or unreadable):
             self._lost.set()
         return mine and not self.is_lost
 
