@@ -137,6 +137,16 @@ def test_the_last_look_is_at_the_end_and_no_moment_after_another() -> None:
     assert len(times) == 3 and min(late - early for early, late in pairwise(times)) > 0.1
 
 
+def test_the_last_look_is_kept_when_it_is_the_one_too_many() -> None:
+    with (
+        serving(lambda number: (200, page())) as endpoint,
+        sampled(endpoint, Clock(), 60.0, most=2) as found,
+    ):
+        assert eventually(lambda: len(found))
+        ended = time.monotonic()
+    assert [sample.time_s > ended for sample in found.samples] == [False, True]
+
+
 def test_looks_do_not_keep_step_with_a_load_of_the_same_period() -> None:
     interval_s, begun = 0.02, time.monotonic()
     with serving(lambda number: (200, page())) as endpoint, sampled(endpoint, Clock(), interval_s) as found:

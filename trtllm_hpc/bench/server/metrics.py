@@ -106,7 +106,8 @@ class Samples:
         """The last one takes the place of one just before: growth over a moment makes a wild rate."""
         if len(self._looks) > 1 and look.time_s - self._looks[-1].time_s < interval_s / 2:
             self._looks.pop()
-        self._add(look)
+        # Not thinned out any more, which might take just this one.
+        self._looks.append(look)
 
     @contextmanager
     def _noting_failure(self) -> Iterator[None]:
