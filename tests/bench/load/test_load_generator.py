@@ -35,7 +35,7 @@ def broken(**changed: tuple[str, Figures]) -> list[str]:
     return [verdict.what for verdict in verdicts(rounds, 1000) if not verdict.kept]
 
 
-def test_the_bounds_are_those_of_the_issue() -> None:
+def test_each_bound_is_broken_just_beyond_it() -> None:
     assert len(verdicts({key: [figures] for key, figures in GOOD.items()}, 1000)) == 7
     assert broken() == []
     assert broken(ours=(CLOSED, Figures(rate_per_s=949, cpu_us_per_request=75.1))) == [
