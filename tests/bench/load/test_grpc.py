@@ -12,6 +12,7 @@ import pytest
 
 from tests.bench.load.grpc_server import endpoint, grpc_server
 from trtllm_hpc.bench.load import Clock, Load, Target, absence, run_closed, run_open
+from trtllm_hpc.bench.load.grpc_protocol import call_headers
 from trtllm_hpc.errors import NotReady
 
 
@@ -63,6 +64,21 @@ def test_a_request_that_takes_too_long_is_given_up_and_harms_no_other() -> None:
     slow, fine = load.replies
     assert slow.status == "DEADLINE_EXCEEDED" and 0.2 <= slow.ended_s - slow.sent_s < 0.5
     assert fine.ok and later.replies[0].ok
+
+
+def test_a_request_may_take_a_year() -> None:
+    """A time limit has eight digits at most: in milliseconds that is little more than a day."""
+    with grpc_server() as ready:
+        target = Target(ready, "m", timeout_s=31_536_000)
+        load = at_once(target, b"fine")
+    assert [reply.status for reply in load.replies] == ["ok"]
+    assert dict(call_headers(target))["grpc-timeout"] == "31536001S"
+
+
+def test_it_is_the_client_s_clock_that_gives_a_request_up() -> None:
+    """A server's own clock counts in milliseconds, and would end a request of 0.2 s after 0.1998."""
+    headers = dict(call_headers(Target(endpoint(1), "m", timeout_s=0.2)))
+    assert headers["grpc-timeout"] == "250m"
 
 
 def test_a_server_that_keeps_the_deadline_itself_does_not_hide_how_long_it_was() -> None:

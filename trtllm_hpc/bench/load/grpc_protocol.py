@@ -6,6 +6,7 @@ https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from urllib.parse import unquote
 
@@ -46,6 +47,11 @@ _CODE_OF_HTTP = {
 """What a status of HTTP means where a proxy answered: gRPC's http-grpc-status-mapping.md."""
 
 
+_SERVER_LATER_MS = 50
+"""The server is told so much more than the limit, lest its clock, which counts in milliseconds, ends a
+request just before the client's does."""
+
+
 def call_headers(target: Target) -> list[tuple[str, str]]:
     """Headers of every call to a target."""
     method = "ModelStreamInfer" if target.by_stream else "ModelInfer"
@@ -57,10 +63,16 @@ def call_headers(target: Target) -> list[tuple[str, str]]:
         ("te", "trailers"),
         ("content-type", "application/grpc"),
         ("user-agent", "trtllm-hpc"),
-        ("grpc-timeout", f"{max(1, round(target.timeout_s * 1000))}m"),
+        ("grpc-timeout", _timeout(target.timeout_s)),
     ]
     # Asks Triton to end a stream with the status of its error (2.44 on); older ones send the words alone.
     return [*headers, ("triton_grpc_error", "true")] if target.by_stream else headers
+
+
+def _timeout(timeout_s: float) -> str:
+    """The time limit as the server is told it: a number of at most eight digits, and its unit."""
+    milliseconds = math.ceil(timeout_s * 1000) + _SERVER_LATER_MS
+    return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(timeout_s) + 1}S"
 
 
 def status_of(trailers: Mapping[str, str], http: str) -> tuple[str, str | None]:
