@@ -13,7 +13,7 @@ from trtllm_hpc.cli.bench_options import OPTION_OF, SettingsCommand, benchmark_o
 from trtllm_hpc.cli.bench_settings import settings_of
 from trtllm_hpc.cli.bench_show import show, upstream_options, write_trace
 from trtllm_hpc.cli.measurements import Found
-from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.cli.options import json_option, run_argument, wait_option
 from trtllm_hpc.cli.signals import terminating_as_interrupt
 from trtllm_hpc.errors import InvalidMeasurement, TrtllmHpcError
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RESERVED_ENDINGS, RunPaths, write_text
@@ -45,13 +45,7 @@ def _valid_name(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.command("run", cls=SettingsCommand)
 @run_argument
 @benchmark_options
-@click.option(
-    "--wait-seconds",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="How long to wait for the server; 0: it must be ready now.",
-)
+@wait_option
 @click.option(
     "--save-as",
     "name",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.cli.options import json_option, run_argument, wait_option
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, write_aside, write_json
 from trtllm_hpc.runs import call_name
@@ -42,13 +42,7 @@ def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     help="With 'both', the two answers must be the same.",
 )
 @click.option("--model", default="ensemble", show_default=True)
-@click.option(
-    "--wait-seconds",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="How long to wait for the server; 0: it must be ready now.",
-)
+@wait_option
 @click.option(
     "--context-logits",
     is_flag=True,

@@ -84,6 +84,17 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
 
 
+def wait_option(command: Command) -> Command:
+    """``--wait-seconds``, for the endpoint; passed on as ``wait_seconds: float``."""
+    return click.option(
+        "--wait-seconds",
+        type=click.FloatRange(min=0),
+        default=0.0,
+        show_default=True,
+        help="How long to wait for the server; 0: it must be ready now.",
+    )(command)
+
+
 def print_warnings(lines: Iterable[str]) -> None:
     """Say something where it does not mix with the output."""
     for line in lines:
