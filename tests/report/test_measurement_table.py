@@ -11,6 +11,7 @@ from tests.report.make import Made, make, searched, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.summary import Interval, Verdict
 from trtllm_hpc.report.measurement_table import measurement_table, measurement_text
+from trtllm_hpc.report.sentences import sentences
 from trtllm_hpc.report.sparkline import BLOCKS
 from trtllm_hpc.report.summary import print_summary
 from trtllm_hpc.report.tables import as_text
@@ -68,6 +69,13 @@ def test_a_measurement_that_nothing_answered() -> None:
     assert "not valid: 60 requests were measured, and none was answered." in table
     assert "failed: 60 times [bold]gone[/bold]" in table
     assert "latency (ms)" not in table and "client late (ms)" in table
+
+
+def test_of_a_long_error_only_the_beginning_is_told() -> None:
+    """A proxy may answer with a whole page; the records keep it."""
+    told = list(sentences(make(failed_share=1.0, error="<html> " + 5000 * "x").measurement))
+    [failed] = [line for line in told if line.startswith("failed: ")]
+    assert failed.startswith("failed: 60 times <html> xxx") and failed.endswith("…") and len(failed) < 350
 
 
 def test_a_measurement_that_was_ended_at_once() -> None:

@@ -117,10 +117,12 @@ def refuse_invalid(found: Found, measurement: Measurement) -> None:
     """Raise InvalidMeasurement if the figures may not be used, with the commonest error."""
     if measurement.verdict.valid:
         return
+    from trtllm_hpc.report.words import cut
+
     message = " ".join(measurement.verdict.findings)
     if measurement.errors:
         error, count = max(measurement.errors.items(), key=lambda item: item[1])
-        message += f" Most often ({count} times): {error}"
+        message += f" Most often ({count} times): {cut(error)}"
     raise InvalidMeasurement(message, hint=_next(found, measurement))
 
 

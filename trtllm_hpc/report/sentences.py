@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trtllm_hpc.bench.judgement.slo import BadSlo, parse_slo
 from trtllm_hpc.bench.summary import Measurement, SearchResult
 from trtllm_hpc.report.headline import is_valid, level_labels
-from trtllm_hpc.report.words import search_words
+from trtllm_hpc.report.words import cut, search_words
 
 
 def title(measurement: Measurement) -> str:
@@ -35,7 +35,7 @@ def sentences(measurement: Measurement) -> Iterator[str]:
             counted_by = ", ".join(tokens.get(f"{kind}_by") or ["nobody"])
             yield f"{kind} tokens: {tokens[kind]:,}, counted by {counted_by}"
     for words, count in sorted(measurement.errors.items(), key=lambda item: -item[1]):
-        yield f"failed: {count:,} time{'s' if count != 1 else ''} {words}"
+        yield f"failed: {count:,} time{'s' if count != 1 else ''} {cut(words)}"
     if not all(map(is_valid, measurement.levels)):
         yield "!: a level whose figures are not valid"
     for sentence in measurement.verdict.warnings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trtllm_hpc.bench.summary import Interval, SearchResult
 
 NONE = "-"
+_LONGEST_TEXT = 300
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
@@ -22,6 +23,11 @@ def quantity(value: float | None, digits: int = 3) -> str:
 def share(value: float | None) -> str:
     """A share as percentage: ``0 %``, ``1.25 %``."""
     return NONE if value is None else f"{quantity(100 * value)} %"
+
+
+def cut(text: str) -> str:
+    """The beginning of a text: lists of prompts, and errors such as a proxy's page, may be of any length."""
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
 
 
 def of_levels(count: int) -> str:

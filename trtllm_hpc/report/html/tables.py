@@ -11,7 +11,7 @@ from trtllm_hpc.bench.summary import Interval, LevelResult
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.report.headline import is_valid
 from trtllm_hpc.report.html.material import Material
-from trtllm_hpc.report.words import NONE, plus_minus, quantity
+from trtllm_hpc.report.words import NONE, cut, plus_minus, quantity
 
 _LEVEL_COLUMNS = (
     *("valid", "passes", "requests", "failed", "sent/s", "finished/s", "output tokens/s"),
@@ -19,7 +19,6 @@ _LEVEL_COLUMNS = (
     *("latency p50 (ms)", "latency p99 (ms)"),
 )
 _MOST_ERRORS = 12
-_LONGEST_TEXT = 300
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
@@ -122,7 +121,7 @@ def token_table(material: Material) -> Table:
 def error_table(material: Material) -> Table:
     """Each kind of error with its number."""
     errors = sorted(material.measurement.errors.items(), key=lambda item: -item[1])
-    rows = [[_cut(kind), f"{count:,}"] for kind, count in errors[:_MOST_ERRORS]]
+    rows = [[cut(kind), f"{count:,}"] for kind, count in errors[:_MOST_ERRORS]]
     if len(errors) > _MOST_ERRORS:
         others = sum(count for _, count in errors[_MOST_ERRORS:])
         rows.append([f"{len(errors) - _MOST_ERRORS} other kinds", f"{others:,}"])
@@ -136,11 +135,6 @@ def flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{name}.")
         elif isinstance(value, (list, tuple)):
-            yield name, _cut(", ".join(map(str, value))) or NONE
+            yield name, cut(", ".join(map(str, value))) or NONE
         else:
-            yield name, NONE if value is None or value == {} else _cut(str(value))
-
-
-def _cut(text: str) -> str:
-    """Lists of prompts may be of any length."""
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+            yield name, NONE if value is None or value == {} else cut(str(value))
