@@ -14,7 +14,6 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engines.bench import Bench
 from trtllm_hpc.runtime.engines.cache import Cache, Entry
 from trtllm_hpc.runtime.engines.child import run_child
 from trtllm_hpc.runtime.engines.keys import StepKey, step_keys
@@ -28,6 +27,7 @@ from trtllm_hpc.runtime.engines.machine import (
 from trtllm_hpc.runtime.engines.model_files import NoModel
 from trtllm_hpc.runtime.engines.recipe import BadRecipe, BuildStep, Recipe
 from trtllm_hpc.runtime.engines.seal import Empty, seal
+from trtllm_hpc.runtime.engines.staging import Staging
 from trtllm_hpc.runtime.engines.uses import link, register
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals
 from trtllm_hpc.runtime.records import add_event
@@ -208,18 +208,18 @@ class _Builder:
 
     def _build(self, job: _Job, lock: Lock) -> bool:
         """Run the step's commands and publish what they made; ``False`` if it must be tried again."""
-        bench = Bench(job.entry, lock.generation, lock.is_mine)
+        staging = Staging(job.entry, lock.generation, lock.is_mine)
         took: float | None = None
         try:
-            if bench.begin(self._cache, lambda complaint: self._tell_broken(job, complaint)):
-                took = self._make(job, bench, lock)
+            if staging.begin(self._cache, lambda complaint: self._tell_broken(job, complaint)):
+                took = self._make(job, staging, lock)
         except (StepFailed, OSError):
-            # Who takes over clears the bench away under the commands: their failure tells nothing, and
+            # Who takes over clears the staging folder away under the commands: their failure tells nothing, and
             # may come before this process has noticed.
-            if lock.is_mine() and bench.is_ours():
+            if lock.is_mine() and staging.is_ours():
                 raise
         finally:
-            bench.remove()
+            staging.remove()
         if took is not None:
             self._tell(job, "built", f"built {job.entry.name} in {took:.0f} s")
             return register(job.entry, self._paths.folder)
@@ -234,19 +234,19 @@ class _Builder:
             f"step {job.step.name}: the cached output is broken ({complaint}), it is built anew", flush=True
         )
 
-    def _make(self, job: _Job, bench: Bench, lock: Lock) -> float | None:
+    def _make(self, job: _Job, staging: Staging, lock: Lock) -> float | None:
         """Run, seal and publish; the commands' seconds, or ``None`` if this build counts no more."""
         self._tell(job, "building", f"builds {job.step.name}")
         started_at, started = time.time(), time.monotonic()
-        self._run(job, bench, lock)
+        self._run(job, staging, lock)
         took = time.monotonic() - started
-        self._seal(job, bench, started_at, took)
-        return took if bench.publish() else None
+        self._seal(job, staging, started_at, took)
+        return took if staging.publish() else None
 
-    def _run(self, job: _Job, bench: Bench, lock: Lock) -> None:
+    def _run(self, job: _Job, staging: Staging, lock: Lock) -> None:
         code = run_child(
             ["bash", str(self._paths.script("build")), job.step.name],
-            {**os.environ, **self._places(job, bench)},
+            {**os.environ, **self._places(job, staging)},
             stop=lambda: bool(self._asked) or lock.is_lost,
         )
         if self._asked:
@@ -257,16 +257,16 @@ class _Builder:
                 f"mend what they say, or try it by hand: {self._paths.script('build')}",
             )
 
-    def _places(self, job: _Job, bench: Bench) -> dict[str, str]:
+    def _places(self, job: _Job, staging: Staging) -> dict[str, str]:
         """The variables that ``build.sh`` reads."""
         inputs = {other.step.name: str(other.entry.output) for other in self._jobs}
         read = {name: inputs[name] for name in job.step.reads if name in inputs}
-        return {"output": str(bench.output), **read}
+        return {"output": str(staging.output), **read}
 
-    def _seal(self, job: _Job, bench: Bench, started_at: float, took: float) -> None:
+    def _seal(self, job: _Job, staging: Staging, started_at: float, took: float) -> None:
         try:
             seal(
-                bench.output,
+                staging.output,
                 started_at=started_at,
                 seconds=took,
                 host=socket.gethostname(),

@@ -34,9 +34,9 @@ MANIFEST = "trtllm-hpc-manifest.json"
 
 _ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{SHOWN}}}")
 _REMOVED = re.compile(rf"\.removed-(output|{_ENTRY.pattern})-[0-9a-f]{{8}}")
-_BENCH = re.compile(r"building\.(?:(\d+)\.)?[0-9a-f]{16}")
+_STAGING = re.compile(r"building\.(?:(\d+)\.)?[0-9a-f]{16}")
 _INSIDE = re.compile(
-    rf"key\.json|damaged\.txt|output|uses|used|lock\.\d+|{_BENCH.pattern}|\.(key\.json|damaged\.txt|building)\..*"
+    rf"key\.json|damaged\.txt|output|uses|used|lock\.\d+|{_STAGING.pattern}|\.(key\.json|damaged\.txt|building)\..*"
 )
 """Names of entries, of what is on its way out, and of what an entry holds. Whoever points the cache at a
 folder with other things in it must not lose them."""
@@ -176,10 +176,10 @@ class Entry:
         of its files. Being late itself, a builder takes away nothing of those that came after it.
         """
         for left in self.asides():
-            bench = _BENCH.fullmatch(left.name)
-            if bench is None:
+            staging = _STAGING.fullmatch(left.name)
+            if staging is None:
                 remove(left)
-            elif int(bench[1] or 0) < before:
+            elif int(staging[1] or 0) < before:
                 aside = left.with_name(f".{left.name}")
                 with suppress(OSError):  # its builder has just removed it, or it is not ours to move
                     left.rename(aside)

@@ -15,11 +15,11 @@ from trtllm_hpc.runtime.engines.cache import Cache, Entry, Manifest, remove
 from trtllm_hpc.runtime.engines.seal import sync_folder
 
 
-class Bench:
+class Staging:
     """A folder in an entry where one build works, unseen until it is done.
 
     The step's output is a folder in it that the step itself may make, so that
-    what the step leaves beside its output goes when the bench goes.
+    what the step leaves beside its output goes when that goes.
 
     Args:
         generation: number of the lock that the build holds.
