@@ -170,12 +170,14 @@ def test_a_stalled_server_shows_at_full_size_in_the_latency_from_schedule(
     load = run_open(target, payloads, [number / 20 for number in range(50)], Clock())
     assert all(reply.ok for reply in load.replies) and len(load.replies) == 50
     waits_s = [reply.ended_s - reply.due_s for reply in load.replies]
-    # The k-th request after the stall began waits for what is left of it: no omission.
+    # The k-th request after the stall began waits for all that is left of it: no omission.
+    # A machine with other work to do makes waits longer, never shorter.
     for behind in range(39):
-        assert waits_s[1 + behind] == pytest.approx(2 - behind * 0.05, abs=0.2)
-    assert waits_s[0] < 0.5 and waits_s[-1] < 0.5 and max(waits_s) >= 2
-    # It was the server's doing: every request was sent when it was due.
-    assert max(reply.sent_s - reply.due_s for reply in load.replies) < 0.15
+        left_s = 2 - behind * 0.05
+        assert left_s - 0.001 <= waits_s[1 + behind] < left_s + 0.5
+    assert waits_s[0] < 0.5 and waits_s[-1] < 0.5
+    # It was the server's doing: no request was held back until the stall was over.
+    assert max(reply.sent_s - reply.due_s for reply in load.replies) < 0.5
 
 
 _INTERRUPTED = """
