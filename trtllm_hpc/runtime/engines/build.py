@@ -214,8 +214,8 @@ class _Builder:
             if staging.begin(self._cache, lambda complaint: self._tell_broken(job, complaint)):
                 took = self._make(job, staging, lock)
         except (StepFailed, OSError):
-            # Who takes over clears the staging folder away under the commands: their failure tells nothing, and
-            # may come before this process has noticed.
+            # Who takes over clears the staging folder away under the commands: their failure tells nothing,
+            # and may come before this process has noticed.
             if lock.is_mine() and staging.is_ours():
                 raise
         finally:
