@@ -44,9 +44,9 @@ def test_a_chain_that_is_completed_meanwhile_passes_the_gate(runtime: Runtime) -
     """Each further submission is a sign of life: the patience counts from the last."""
     journal = Journal("slurm")
     journal.write(runtime.paths)
-    process = runtime.start("begin", "build", **{TOKEN_VARIABLE: journal.token, GATE_VARIABLE: "0.8"})
+    process = runtime.start("begin", "build", **{TOKEN_VARIABLE: journal.token, GATE_VARIABLE: "2"})
     for stage in ("build", "serve", "companion"):
-        assert not eventually(lambda: process.poll() is not None, 0.4)
+        assert not eventually(lambda: process.poll() is not None, 0.8)
         journal.add(runtime.paths, stage, "1")
     journal.complete = True
     journal.write(runtime.paths)
