@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.ended import ended_when_asked
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord
@@ -92,8 +93,7 @@ def test_the_same_chain_ends_well(tmp_path: Path) -> None:
     answers = json.loads(run.answer.read_text())["answers"]
     assert len({item["text"] for item in answers}) == 1
     assert "output" in run.benchmark_table.read_text()
-    records = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
-    assert [record.exit_code for record in records if record] == [0, 0]
+    assert all(ended_when_asked(run, rank) for rank in range(2)), list(run.ranks.iterdir())
     assert eventually(lambda: leftovers(run) == [], 10), leftovers(run)
 
 

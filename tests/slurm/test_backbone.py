@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.ended import ended_when_asked
 from tests.slurm.conftest import Person, eventually, user_processes
 from trtllm_hpc.bench.records import read_records
 from trtllm_hpc.bench.server.metrics import read_samples
@@ -67,7 +68,7 @@ def answers_of(run: RunPaths) -> list[str]:
 def assert_served_and_measured(run: RunPaths, hosts: int = 2) -> None:
     ranks = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
     assert len({rank.host for rank in ranks if rank}) == hosts
-    assert all(rank is not None and rank.exit_code == 0 and rank.stopped_by for rank in ranks)
+    assert all(ended_when_asked(run, rank) for rank in range(2)), ranks
     measured = read_measurement(run.benchmark)
     assert measured.verdict.valid, measured.verdict.findings
     [only] = measured.levels[0].passes
