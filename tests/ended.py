@@ -9,9 +9,9 @@ from trtllm_hpc.runtime.records import RankRecord
 def ended_when_asked(run: RunPaths, rank: int) -> bool:
     """Whether the rank's server ended because somebody asked it to, and orderly.
 
-    Before release 25.04 Triton may lose the state of a gRPC request whose call ends just as it is answered
-    (https://github.com/triton-inference-server/server/pull/8078): the model is held for it, and a server
-    with nothing left to do ends by its own exit timeout, with exit code 1.
+    Triton 2.51 now and then holds a model for a request that it has lost, and with nothing left to do
+    ends by its own exit timeout, with exit code 1. It looks like what
+    https://github.com/triton-inference-server/server/pull/8078 mended; see docs/decisions/lifecycle.md.
     """
     record = RankRecord.read(run.rank_record("serve", rank))
     if record is None or not record.stopped_by:
