@@ -28,10 +28,11 @@ unit: setup ## the fast tests only: no server, no Slurm, no model, no browser, n
 	$(BIN)/pytest -q -n 4 --dist worksteal -m 'not slurm and not triton and not model and not long and not browser'
 
 .PHONY: lint
-lint: setup ## ruff, mypy --strict, shellcheck
+lint: setup ## ruff, mypy --strict, import-linter, shellcheck
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	if command -v shellcheck >/dev/null; then shellcheck .ci/setup .ci/demo .ci/test .ci/run .ci/venv-path; fi
 
 .PHONY: golden

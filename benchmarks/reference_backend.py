@@ -42,7 +42,7 @@ from benchmarks.reference.prepare import Facts
 from benchmarks.reference.results import Results
 from benchmarks.reference.show import plot, report
 from benchmarks.reference.workload import BenchmarkFailed, Setup
-from trtllm_hpc.reference.synthetic import SHAPES
+from trtllm_hpc.config.synthetic_models import SHAPES
 
 
 def main(argv: Sequence[str] | None = None) -> int:

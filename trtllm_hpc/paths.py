@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -311,3 +312,30 @@ def read_json(path: Path) -> Any | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+
+
+RUNS_VARIABLE = "TRTLLM_HPC_RUNS"
+"""Environment variable that names the folder of runs."""
+
+ENGINES_VARIABLE = "TRTLLM_HPC_ENGINES"
+"""Environment variable that names the cache of engines."""
+
+
+def default_runs_folder() -> Path:
+    """The folder of runs when nobody names one: ``$TRTLLM_HPC_RUNS``, else ``./runs``."""
+    return Path(os.environ.get(RUNS_VARIABLE) or "runs")
+
+
+def engines_folder(named: str | None, runs_folder: Path) -> Path:
+    """The cache of engines: ``named``, else ``$TRTLLM_HPC_ENGINES``, else ``engines`` beside the runs."""
+    beside = runs_folder.absolute().parent / "engines"
+    return Path(named or os.environ.get(ENGINES_VARIABLE) or beside).absolute()
+
+
+def call_name(paths: RunPaths) -> str:
+    """What to write in a command for this run, as a word of the shell.
+
+    The id where commands look for runs by themselves, else the whole folder.
+    """
+    at_home = paths.folder.parent == default_runs_folder().absolute()
+    return shlex.quote(paths.run_id if at_home else str(paths.folder))

@@ -8,7 +8,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
-from tests.test_runs import make
+from tests.runs.test_find import make
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode, RunNotFound
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.config.test_slurm_facts import NEW_LIST, PARTITIONS, fake_slurm
+from tests.scheduler.test_slurm_facts import NEW_LIST, PARTITIONS, fake_slurm
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile, Model
-from trtllm_hpc.config.load import load
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.errors import ConfigError, SubmissionError
+from trtllm_hpc.validation.load import load
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tests.lifecycle.made import written
+from tests.runs.made import written
 from trtllm_hpc import __version__
 from trtllm_hpc.cli import COMMANDS, command, main
 from trtllm_hpc.errors import ExitCode, SubmissionError

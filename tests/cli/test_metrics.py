@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.bench.metrics_port import page, serving
-from tests.lifecycle.made import written
+from tests.runs.made import written
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths

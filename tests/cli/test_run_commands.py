@@ -13,10 +13,10 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from tests.lifecycle.conftest import fake_slurm  # noqa: F401
-from tests.lifecycle.fake_slurm import FakeSlurm
-from tests.lifecycle.made import run_with, written
-from tests.test_runs import make
+from tests.runs.conftest import fake_slurm  # noqa: F401
+from tests.runs.fake_slurm import FakeSlurm
+from tests.runs.made import run_with, written
+from tests.runs.test_find import make
 from trtllm_hpc.cli import command, main
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
@@ -142,7 +142,7 @@ def test_without_slurm_a_stage_is_a_process(
     def submit(plan: Any, paths: RunPaths, progress: Callable[[str, str], None]) -> None:
         progress("build", "123")
 
-    monkeypatch.setattr("trtllm_hpc.lifecycle.chain.submit_chain", submit)
+    monkeypatch.setattr("trtllm_hpc.runs.submit.submit_chain", submit)
     (home / "job.yaml").write_text("name: demo\n")
     assert "  build: process 123\n" in Typed(capsys, "submit", "job.yaml", "--cluster", "local").output
 

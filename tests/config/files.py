@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.config.load import load
 from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.errors import ConfigError, Finding
+from trtllm_hpc.validation.load import load
 
 JOB = "name: demo\n"
 CLUSTER = "name: here\n"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
 from trtllm_hpc.config.benchmark import Benchmark, Workload
-from trtllm_hpc.config.benchmark_rules import scheduled_seconds, settings_problems
+from trtllm_hpc.validation.benchmark_rules import scheduled_seconds, settings_problems
 
 HEAD = "companion:\n  benchmark:\n"
 

@@ -130,8 +130,8 @@ def test_choices_are_listed(files: Folder) -> None:
 
 
 def test_the_error_ends_with_the_next_command(files: Folder) -> None:
-    from trtllm_hpc.config.load import load
     from trtllm_hpc.errors import ConfigError
+    from trtllm_hpc.validation.load import load
 
     job_file = files.folder / "my job.yaml"
     job_file.write_text("nam: x\n", encoding="utf-8")

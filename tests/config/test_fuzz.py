@@ -13,8 +13,8 @@ from tests.config.values import hostile, nested, settings_for
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.load import load
 from trtllm_hpc.errors import ConfigError
+from trtllm_hpc.validation.load import load
 
 pytestmark = pytest.mark.long
 

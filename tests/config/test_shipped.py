@@ -10,7 +10,7 @@ import pytest
 from tests.config.files import Folder
 from trtllm_hpc.config.dump import cluster_yaml, job_yaml
 from trtllm_hpc.config.files import jobs, profiles
-from trtllm_hpc.config.load import load
+from trtllm_hpc.validation.load import load
 
 PROFILES = ("apptainer", "bare", "local", "pyxis", "sandbox")
 

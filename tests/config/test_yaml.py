@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import JOB, Folder
-from trtllm_hpc.config.load import load
 from trtllm_hpc.errors import ConfigError, Finding
+from trtllm_hpc.validation.load import load
 
 BOMB = "a: &a [x, x, x]\n" + "".join(
     f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True)

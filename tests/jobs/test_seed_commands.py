@@ -14,9 +14,9 @@ from tests.upstream.programs import _parser
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.load import load
-from trtllm_hpc.runtime.engines.recipe import BuildStep, Place, Word
-from trtllm_hpc.versions import find_release
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place, Word
+from trtllm_hpc.tensorrt_llm.releases import find_release
+from trtllm_hpc.validation.load import load
 
 FOLDERS = ("--model_dir", "--output_dir", "--checkpoint_dir")
 PROFILE = {

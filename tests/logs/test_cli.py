@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.lifecycle.conftest import fake_slurm  # noqa: F401
-from tests.lifecycle.fake_slurm import FakeSlurm
-from tests.lifecycle.made import run_with
+from tests.runs.conftest import fake_slurm  # noqa: F401
+from tests.runs.fake_slurm import FakeSlurm
+from tests.runs.made import run_with
 from trtllm_hpc.errors import ExitCode, RunNotFound
 from trtllm_hpc.logs.text import neutralised
 from trtllm_hpc.paths import RunPaths, write_json

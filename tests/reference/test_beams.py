@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from trtllm_hpc.reference import synthetic
+from trtllm_hpc.config.synthetic_models import VOCAB_SIZE
 from trtllm_hpc.reference.beams import BeamResult, BeamSearch, arguments
 from trtllm_hpc.reference.executor import Outcome, prepare
 from trtllm_hpc.reference.generation import GenerationRequest, Sampling
@@ -76,7 +76,7 @@ def common_token(model: Any) -> int:
     return best[5]
 
 
-BIAS = np.zeros(synthetic.VOCAB_SIZE, dtype=np.float32)
+BIAS = np.zeros(VOCAB_SIZE, dtype=np.float32)
 BIAS[100:400] = 3.0
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -149,7 +149,7 @@ def test_the_end_token_as_a_bad_word_is_not_generated(bench: Bench, plain: Any) 
 
 
 def test_the_embedding_bias_can_forbid_tokens(bench: Bench, plain: Any) -> None:
-    bias = np.full(synthetic.VOCAB_SIZE, -np.inf, dtype=np.float32)
+    bias = np.full(VOCAB_SIZE, -np.inf, dtype=np.float32)
     bias[300:320] = 0.0
     result = bench.search(beam_request(embedding_bias=bias))
     assert all(300 <= token < 320 for beam in result.tokens for token in beam)

@@ -17,7 +17,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_repository, render_scripts
-from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.repository.upstream import write_all_models
+from tests.runtime.model_repository.upstream import write_all_models
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import RenderError, TrtllmHpcError

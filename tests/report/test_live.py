@@ -4,9 +4,9 @@ import pytest
 
 from trtllm_hpc.bench.progress import Snapshot, Step
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.lifecycle.status import RunState, RunStatus, StageStatus
-from trtllm_hpc.lifecycle.watch import Progress
 from trtllm_hpc.report.live import LivePrinter
+from trtllm_hpc.runs.status import RunState, RunStatus, StageStatus
+from trtllm_hpc.runs.watch import Progress
 
 
 def progress(benchmark: Snapshot | None) -> Progress:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.engines import new_engine, old_engine
 from tests.runtime.conftest import Runtime, eventually
+from tests.validation.engines import new_engine, old_engine
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import write_json
 from trtllm_hpc.runtime.process import descendants

@@ -9,11 +9,11 @@ import pytest
 
 from tests.runtime.conftest import Runtime, eventually
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.lifecycle.journal import Journal
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, Endpoint, RankRecord, read_events
 from trtllm_hpc.runtime.stage import GATE_VARIABLE
 from trtllm_hpc.runtime.stop import request_stop
+from trtllm_hpc.scheduler.journal import Journal
 
 
 def events(paths: RunPaths) -> list[str]:

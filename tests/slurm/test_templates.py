@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repository.upstream import write_all_models
+from tests.runtime.model_repository.upstream import write_all_models
 from tests.slurm.conftest import USER, Person
 
 pytestmark = pytest.mark.slurm

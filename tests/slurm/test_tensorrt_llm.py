@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.repository.python_models import LLM_API, SOURCES
-from tests.repository.upstream import write_all_models, write_llmapi
+from tests.runtime.model_repository.python_models import LLM_API, SOURCES
+from tests.runtime.model_repository.upstream import write_all_models, write_llmapi
 from tests.slurm.conftest import Person
 from tests.upstream.container import FakeContainer, make_container
 from trtllm_hpc.errors import ExitCode

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.versions import release_of_version
-from trtllm_hpc.versions.model import Command, Option
+from trtllm_hpc.tensorrt_llm.releases import release_of_version
+from trtllm_hpc.tensorrt_llm.releases.model import Command, Option
 
 
 def main() -> None:

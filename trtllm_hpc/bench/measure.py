@@ -36,8 +36,7 @@ from trtllm_hpc.bench.totals import kinds_of_errors, token_totals
 from trtllm_hpc.bench.workload.build import Built, make_workload
 from trtllm_hpc.bench.workload.find_tokenizer import Tokenization, find_tokenizer
 from trtllm_hpc.bench.workload.store import write_workload
-from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.config.benchmark_rules import SEARCH_WINDOW_S
+from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import NotReady
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths

@@ -14,8 +14,8 @@ from typing import Any
 from trtllm_hpc import __version__
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.engines.cache import Entry, Manifest
-from trtllm_hpc.runtime.engines.seal import sha256_of
+from trtllm_hpc.runtime.engine_cache.cache import Entry, Manifest
+from trtllm_hpc.runtime.engine_cache.seal import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 
 PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers")
@@ -85,10 +85,10 @@ def _rank(paths: RunPaths, rank: int) -> dict[str, Any]:
 
 def _container(paths: RunPaths) -> dict[str, Any]:
     """The cluster profile's name, and what holds the server."""
-    from trtllm_hpc.config.load import load_cluster
+    from trtllm_hpc.config.spec import read_cluster
 
     try:
-        profile = load_cluster(str(paths.cluster))
+        profile = read_cluster(paths.cluster)
     except (ConfigError, OSError):
         return {}
     container = profile.container

@@ -16,8 +16,7 @@ from trtllm_hpc.cli.measurements import Found
 from trtllm_hpc.cli.options import json_option, run_argument, wait_option
 from trtllm_hpc.cli.signals import terminating_as_interrupt
 from trtllm_hpc.errors import InvalidMeasurement, TrtllmHpcError
-from trtllm_hpc.paths import COMPANION_MEASUREMENT, RESERVED_ENDINGS, RunPaths, write_text
-from trtllm_hpc.runs import call_name
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RESERVED_ENDINGS, RunPaths, call_name, write_text
 
 if TYPE_CHECKING:
     from trtllm_hpc.bench.measure import Subject
@@ -101,7 +100,7 @@ def command(
 
 def unfit_for(job: JobFile, settings: Benchmark) -> list[str]:
     """What the run's engine cannot hold of prompts and answers, by a job file's rules; a sentence each."""
-    from trtllm_hpc.config.job_rules import answers_fit, prompts_fit
+    from trtllm_hpc.validation.job_rules import answers_fit, prompts_fit
 
     companion = job.companion.model_copy(update={"enabled": True, "benchmark": settings})
     asking = job.model_copy(update={"companion": companion})

@@ -41,7 +41,7 @@ def settings_of(base: Benchmark, given: Mapping[str, Any]) -> Benchmark:
 
     from trtllm_hpc.cli.bench_conflicts import without_effect
     from trtllm_hpc.config.benchmark import Benchmark
-    from trtllm_hpc.config.benchmark_rules import settings_problems
+    from trtllm_hpc.validation.benchmark_rules import settings_problems
 
     try:
         settings = Benchmark.model_validate(_merged(base.model_dump(), given))

@@ -22,8 +22,8 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     Example:
       trtllm-hpc cancel latest
     """
-    from trtllm_hpc.lifecycle.cancel import cancel_run
-    from trtllm_hpc.lifecycle.status import RunState, run_status
+    from trtllm_hpc.runs.cancel import cancel_run
+    from trtllm_hpc.runs.status import RunState, run_status
 
     before = run_status(run)
     status = before if before.settled else cancel_run(run)

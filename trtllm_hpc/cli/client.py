@@ -8,8 +8,7 @@ import click
 
 from trtllm_hpc.cli.options import json_option, run_argument, wait_option
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.paths import RunPaths, write_aside, write_json
-from trtllm_hpc.runs import call_name
+from trtllm_hpc.paths import RunPaths, call_name, write_aside, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,35 +27,35 @@ def complete_with(names: Callable[[click.Context], Iterable[str]]) -> Complete:
 
 def releases(ctx: click.Context) -> list[str]:
     """Versions of TensorRT-LLM, and Triton's tags."""
-    from trtllm_hpc.versions import releases as known
+    from trtllm_hpc.tensorrt_llm.releases import releases as known
 
     return [name for release in known() for name in (release.version, *release.tags)]
 
 
 def programs(ctx: click.Context) -> list[str]:
     """Upstream's programs."""
-    from trtllm_hpc.versions import COMMANDS
+    from trtllm_hpc.tensorrt_llm.releases import COMMANDS
 
     return list(COMMANDS)
 
 
 def families(ctx: click.Context) -> list[str]:
     """Families of models that any program is for."""
-    from trtllm_hpc.versions.load import read_data
+    from trtllm_hpc.tensorrt_llm.releases.load import read_data
 
     return sorted(read_data("examples")["family"])
 
 
 def checks(ctx: click.Context) -> list[str]:
     """Ids of the checks of ``doctor``."""
-    from trtllm_hpc.checks.run import CHECKS
+    from trtllm_hpc.validation.run_checks import CHECKS
 
     return [check.id for check in CHECKS]
 
 
 def templates(ctx: click.Context) -> list[str]:
     """Models of upstream's templates."""
-    from trtllm_hpc.versions.placeholders import templates as known
+    from trtllm_hpc.tensorrt_llm.releases.placeholders import templates as known
 
     return sorted({model for _, model in known()})
 

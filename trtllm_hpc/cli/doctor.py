@@ -12,8 +12,8 @@ from trtllm_hpc.cli.rendering import cluster_option, complete_job, set_option
 from trtllm_hpc.errors import ExitCode
 
 if TYPE_CHECKING:
-    from trtllm_hpc.checks.context import Context
-    from trtllm_hpc.checks.run import Row
+    from trtllm_hpc.validation.context import Context
+    from trtllm_hpc.validation.run_checks import Row
 
 
 @click.command("doctor")
@@ -52,8 +52,8 @@ def command(
 
     Exit code 3 if anything fails.
     """
-    from trtllm_hpc.checks.run import rule_rows, run_checks, worst
     from trtllm_hpc.config.closed import naming_keys
+    from trtllm_hpc.validation.run_checks import rule_rows, run_checks, worst
 
     if with_rules and job_file is None:
         raise click.UsageError("--rules lists the rules that a JOB has kept: name one.")
@@ -72,10 +72,10 @@ def command(
 
 
 def _context(job_file: Path | None, cluster: str, settings: tuple[str, ...], runs: Path | None) -> Context:
-    from trtllm_hpc.checks.context import Context
     from trtllm_hpc.cli.rendering import runs_folder
-    from trtllm_hpc.config.load import load_cluster
-    from trtllm_hpc.runs import engines_folder
+    from trtllm_hpc.paths import engines_folder
+    from trtllm_hpc.validation.context import Context
+    from trtllm_hpc.validation.load import load_cluster
 
     if job_file is not None:
         return _job_context(job_file, cluster, settings, runs)
@@ -85,16 +85,16 @@ def _context(job_file: Path | None, cluster: str, settings: tuple[str, ...], run
 
 
 def _job_context(job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None) -> Context:
-    from trtllm_hpc.checks.before import context_of
     from trtllm_hpc.cli.rendering import find_engine, planned
+    from trtllm_hpc.validation.precheck import context_of
 
     with planned(job_file, cluster, settings, runs, "doctor") as found:
         return context_of(found.with_engine(find_engine(found.plan)))
 
 
 def _record(context: Context, rows: list[Row], rules: list[Row]) -> dict[str, Any]:
-    from trtllm_hpc.checks.memory import memory_of
-    from trtllm_hpc.plan.memory import MemoryPlan
+    from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
+    from trtllm_hpc.validation.memory_check import memory_of
 
     plan = memory_of(context) if context.has_job else None
     memory = plan.as_json() if isinstance(plan, MemoryPlan) else None

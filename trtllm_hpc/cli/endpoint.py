@@ -14,11 +14,11 @@ from trtllm_hpc.errors import (
     SubmissionError,
     TrtllmHpcError,
 )
-from trtllm_hpc.runs import call_name
+from trtllm_hpc.paths import call_name
 
 if TYPE_CHECKING:
-    from trtllm_hpc.lifecycle.status import StageStatus
     from trtllm_hpc.paths import RunPaths
+    from trtllm_hpc.runs.status import StageStatus
     from trtllm_hpc.runtime.records import Endpoint
 
 _FIRST_PAUSE_S = 5.0
@@ -55,7 +55,7 @@ def endpoint_of(run: RunPaths, wait_seconds: float) -> Endpoint:
 def refuse_ended(run: RunPaths) -> None:
     """Raise the error for a run whose server has ended, or can never start, by what Slurm says."""
     from trtllm_hpc.client.wait import was_submitted
-    from trtllm_hpc.lifecycle.status import run_status
+    from trtllm_hpc.runs.status import run_status
     from trtllm_hpc.runtime.records import read_events
 
     if not was_submitted(run):

@@ -12,7 +12,7 @@ import click
 from trtllm_hpc.cli.completion import engines as complete_engines
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runtime.engines.cache import Cache
+    from trtllm_hpc.runtime.engine_cache.cache import Cache
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -40,9 +40,9 @@ def cache_of(folder: Path | None, cluster: str | None) -> Cache:
     Raises:
         ConfigError: it is closed to this person.
     """
-    from trtllm_hpc.config.load import load_cluster
-    from trtllm_hpc.runs import default_runs_folder, engines_folder
-    from trtllm_hpc.runtime.engines.cache import Cache
+    from trtllm_hpc.paths import default_runs_folder, engines_folder
+    from trtllm_hpc.runtime.engine_cache.cache import Cache
+    from trtllm_hpc.validation.load import load_cluster
 
     if folder is not None:
         return Cache(_open(folder.absolute(), "--engines"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runtime.engines.lookup import Hit, Miss, Unknown
+    from trtllm_hpc.runtime.engine_cache.lookup import Hit, Miss, Unknown
 
 
 def engine_lines(found: Hit | Miss | Unknown | None) -> list[str]:
     """What to tell a person; nothing for a run that needs no engine of its own."""
-    from trtllm_hpc.runtime.engines.lookup import Hit, Unknown
+    from trtllm_hpc.runtime.engine_cache.lookup import Hit, Unknown
 
     if found is None:
         return []
@@ -43,7 +43,7 @@ def _missed(miss: Miss) -> list[str]:
 
 def engine_json(found: Hit | Miss | Unknown | None) -> dict[str, Any] | None:
     """The same as JSON types."""
-    from trtllm_hpc.runtime.engines.lookup import Hit, Unknown
+    from trtllm_hpc.runtime.engine_cache.lookup import Hit, Unknown
 
     if found is None:
         return None

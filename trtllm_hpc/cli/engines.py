@@ -16,8 +16,8 @@ from trtllm_hpc.cli.options import json_option
 from trtllm_hpc.errors import BuildFailed, ExitCode
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runtime.engines.cache import Cache
-    from trtllm_hpc.runtime.engines.survey import Item
+    from trtllm_hpc.runtime.engine_cache.cache import Cache
+    from trtllm_hpc.runtime.engine_cache.survey import Item
 
 
 @click.group()
@@ -54,7 +54,7 @@ def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> Non
     """List every output in the cache, that used last coming first."""
     from trtllm_hpc.report.engines import engines_table, in_bytes
     from trtllm_hpc.report.tables import print_table
-    from trtllm_hpc.runtime.engines.survey import survey
+    from trtllm_hpc.runtime.engine_cache.survey import survey
 
     cache = cache_of(folder, cluster)
     items = survey(cache)
@@ -93,8 +93,8 @@ def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> 
 
     NAME is a name of `engines list`, or the beginning of one or of its key.
     """
-    from trtllm_hpc.runtime.engines.survey import look
-    from trtllm_hpc.runtime.engines.uses import uses_of
+    from trtllm_hpc.runtime.engine_cache.survey import look
+    from trtllm_hpc.runtime.engine_cache.uses import uses_of
 
     item = look(_chosen(cache_of(folder, cluster), name).entry)
     uses = [use.run for use in uses_of(item.entry)]
@@ -111,7 +111,7 @@ def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> 
 
 def _described(item: Item, record: dict[str, Any], uses: list[str]) -> list[str]:
     from trtllm_hpc.report.engines import in_bytes, moment, span, state_of
-    from trtllm_hpc.runtime.engines.differences import parts_of
+    from trtllm_hpc.runtime.engine_cache.differences import parts_of
 
     made = item.manifest
     lines = [f"{item.entry.name}: {state_of(item)}", f"  folder: {item.entry.output}"]
@@ -131,8 +131,8 @@ def _described(item: Item, record: dict[str, Any], uses: list[str]) -> list[str]
 
 
 def _chosen(cache: Cache, name: str) -> Item:
-    from trtllm_hpc.runtime.engines.prune import starts
-    from trtllm_hpc.runtime.engines.survey import survey
+    from trtllm_hpc.runtime.engine_cache.prune import starts
+    from trtllm_hpc.runtime.engine_cache.survey import survey
 
     items = survey(cache)
     exact = [item for item in items if item.entry.name == name]
@@ -157,8 +157,8 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     Exit code: 6 if anything is broken.
     """
     from trtllm_hpc.report.engines import state_of
-    from trtllm_hpc.runtime.engines.survey import survey
-    from trtllm_hpc.runtime.engines.survey import verify as verify_entry
+    from trtllm_hpc.runtime.engine_cache.survey import survey
+    from trtllm_hpc.runtime.engine_cache.survey import verify as verify_entry
 
     cache = cache_of(folder, cluster)
     items = [_chosen(cache, name) for name in names] if names else survey(cache)

@@ -14,9 +14,9 @@ from trtllm_hpc.cli.options import json_option
 from trtllm_hpc.errors import BuildFailed
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runtime.engines.cache import Cache
-    from trtllm_hpc.runtime.engines.prune import Verdict
-    from trtllm_hpc.runtime.engines.survey import Item
+    from trtllm_hpc.runtime.engine_cache.cache import Cache
+    from trtllm_hpc.runtime.engine_cache.prune import Verdict
+    from trtllm_hpc.runtime.engine_cache.survey import Item
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -61,9 +61,9 @@ def command(
 
     What is being built, or used by a run that is not over, stays in any case.
     """
-    from trtllm_hpc.lifecycle.uses import is_active
-    from trtllm_hpc.runtime.engines import prune as pruning
-    from trtllm_hpc.runtime.engines.survey import survey
+    from trtllm_hpc.runs.engine_uses import is_active
+    from trtllm_hpc.runtime.engine_cache import prune as pruning
+    from trtllm_hpc.runtime.engine_cache.survey import survey
 
     wish = pruning.Wish(names, unused_days, keep_bytes, half_built)
     if not wish:
@@ -84,7 +84,7 @@ def command(
 
 
 def _refuse_unknown(cache: Cache, items: list[Item], names: tuple[str, ...]) -> None:
-    from trtllm_hpc.runtime.engines.prune import starts
+    from trtllm_hpc.runtime.engine_cache.prune import starts
 
     for name in names:
         if not any(starts(item.entry.name, name) for item in items):

@@ -10,8 +10,7 @@ import click
 
 from trtllm_hpc.cli.options import json_option, run_argument
 from trtllm_hpc.errors import RunNotFound, SubmissionError
-from trtllm_hpc.paths import STEPS, RunPaths
-from trtllm_hpc.runs import call_name
+from trtllm_hpc.paths import STEPS, RunPaths, call_name
 
 if TYPE_CHECKING:
     from trtllm_hpc.logs.files import LogFile
@@ -91,7 +90,7 @@ def _complete(run: RunPaths, rows: list[dict[str, Any]]) -> None:
 
     if not any(row["state"] in (RUNNING, NO_RECORD) for row in rows):
         return
-    from trtllm_hpc.lifecycle.status import run_status
+    from trtllm_hpc.runs.status import run_status
 
     try:
         stages = {stage.stage: stage for stage in run_status(run).stages}

@@ -11,8 +11,8 @@ import click
 
 from trtllm_hpc.cli.options import runs_folder
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import COMPANION_MEASUREMENT, MeasurementPaths, RunPaths
-from trtllm_hpc.runs import call_name, find_run, list_runs
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, MeasurementPaths, RunPaths, call_name
+from trtllm_hpc.runs.find import find_run, list_runs
 
 if TYPE_CHECKING:
     from trtllm_hpc.bench.records import RequestRecord

@@ -12,8 +12,7 @@ import click
 
 from trtllm_hpc.cli.options import json_option, run_argument
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs import call_name
+from trtllm_hpc.paths import RunPaths, call_name
 
 if TYPE_CHECKING:
     from trtllm_hpc.runtime.records import Endpoint

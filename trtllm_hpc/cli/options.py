@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs import default_runs_folder, find_run, list_runs
+from trtllm_hpc.paths import RunPaths, default_runs_folder
+from trtllm_hpc.runs.find import find_run, list_runs
 
 if TYPE_CHECKING:
     _RunParameter = click.ParamType[RunPaths]

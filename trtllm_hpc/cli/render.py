@@ -32,7 +32,7 @@ def command(
       trtllm-hpc render job.yaml --cluster pyxis
       trtllm-hpc render job.yaml --set serve.nodes=2 --runs /scratch/$USER/runs
     """
-    from trtllm_hpc.checks.before import before_rendering
+    from trtllm_hpc.validation.precheck import before_rendering
 
     plan, paths, engine = make_run(
         job_file, cluster, settings, runs, check=lambda plan: print_warnings(before_rendering(plan))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from trtllm_hpc.cli.options import print_warnings, runs_option
-from trtllm_hpc.runs import default_runs_folder
+from trtllm_hpc.paths import default_runs_folder
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.plan.model import Plan
     from trtllm_hpc.plan.resolve import Surroundings
-    from trtllm_hpc.runtime.engines.lookup import Hit, Miss, Unknown
+    from trtllm_hpc.runtime.engine_cache.lookup import Hit, Miss, Unknown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -102,7 +102,7 @@ class Planned(NamedTuple):
     def with_engine(self, engine: Hit | Miss | Unknown | None) -> Plan:
         """The plan, without its build stage if the engine was found."""
         from trtllm_hpc.plan.resolve import make_plan
-        from trtllm_hpc.runtime.engines.lookup import Hit
+        from trtllm_hpc.runtime.engine_cache.lookup import Hit
 
         if not isinstance(engine, Hit):
             return self.plan
@@ -123,9 +123,9 @@ def planned(
         ConfigError, RenderError: see there.
     """
     from trtllm_hpc.config.closed import naming_keys
-    from trtllm_hpc.config.load import load
     from trtllm_hpc.plan.resolve import make_plan
     from trtllm_hpc.render.run_folder import default_python, new_run_folder
+    from trtllm_hpc.validation.load import load
 
     options = () if runs is None else ("--runs", str(runs))
     resolved = load(job_file, cluster, settings, command=command, options=options)
@@ -139,7 +139,7 @@ def planned(
 def find_engine(plan: Plan) -> Hit | Miss | Unknown | None:
     """What the cache says of the plan's engine; ``None`` if the plan needs none from it."""
     from trtllm_hpc.render.scripts import recipe_of
-    from trtllm_hpc.runtime.engines.lookup import lookup
+    from trtllm_hpc.runtime.engine_cache.lookup import lookup
 
     return lookup(recipe_of(plan)) if plan.build_steps else None
 
@@ -186,9 +186,9 @@ def runs_folder(cluster: ClusterProfile) -> Path:
 
 def _surroundings(resolved: Resolved, runs: Path) -> Surroundings:
     """What this machine knows of a job, before the cache of engines is asked."""
-    from trtllm_hpc.config.model_folder import read_model_config
+    from trtllm_hpc.paths import engines_folder
     from trtllm_hpc.plan.resolve import Surroundings
-    from trtllm_hpc.runs import engines_folder
+    from trtllm_hpc.tensorrt_llm.model_config import read_model_config
 
     return Surroundings(
         engines_folder=str(engines_folder(resolved.cluster.engines_folder, runs)),
@@ -208,8 +208,8 @@ def _templates(resolved: Resolved) -> str | None:
 
 def _taken_engine(found: Planned) -> Hit | Miss | Unknown | None:
     """The engine in the cache, kept from now on for the run that will use it."""
-    from trtllm_hpc.runtime.engines.lookup import Hit, Unknown
-    from trtllm_hpc.runtime.engines.uses import register
+    from trtllm_hpc.runtime.engine_cache.lookup import Hit, Unknown
+    from trtllm_hpc.runtime.engine_cache.uses import register
 
     engine = find_engine(found.plan)
     if not isinstance(engine, Hit):
@@ -221,7 +221,7 @@ def _taken_engine(found: Planned) -> Hit | Miss | Unknown | None:
 
 def _side_outputs(found: Hit | Miss | Unknown | None) -> dict[str, Path]:
     """What else the cache has for the run, by the step that made it."""
-    from trtllm_hpc.runtime.engines.lookup import Hit
+    from trtllm_hpc.runtime.engine_cache.lookup import Hit
 
     others = found.others if isinstance(found, Hit) else {}
     return {step: entry.output for step, entry in others.items()}

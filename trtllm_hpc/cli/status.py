@@ -21,7 +21,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
       trtllm-hpc status
       trtllm-hpc status tiny-llama --json
     """
-    from trtllm_hpc.lifecycle.status import run_status
+    from trtllm_hpc.runs.status import run_status
 
     status = run_status(run)
     if as_json:

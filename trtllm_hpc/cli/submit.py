@@ -13,13 +13,13 @@ from trtllm_hpc.cli.engine_words import engine_json, engine_lines
 from trtllm_hpc.cli.options import json_option, print_warnings
 from trtllm_hpc.cli.rendering import job_options, make_run
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.runs import call_name
+from trtllm_hpc.paths import call_name
 
 if TYPE_CHECKING:
-    from trtllm_hpc.lifecycle.status import RunStatus
     from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.plan.model import Plan
-    from trtllm_hpc.runtime.engines.lookup import Hit, Miss, Unknown
+    from trtllm_hpc.runs.status import RunStatus
+    from trtllm_hpc.runtime.engine_cache.lookup import Hit, Miss, Unknown
 
 
 @click.command("submit")
@@ -63,8 +63,8 @@ def command(
     7 start, 8 not ready in time, 9 request, 10 measurement, 11 cancelled,
     12 a job was lost.
     """
-    from trtllm_hpc.checks.before import before_submission
-    from trtllm_hpc.lifecycle.chain import require_scheduler, submit_chain
+    from trtllm_hpc.runs.submit import require_scheduler, submit_chain
+    from trtllm_hpc.validation.precheck import before_submission
 
     def check(plan: Plan) -> None:
         require_scheduler(plan)
@@ -87,7 +87,7 @@ def command(
     status = _wait(paths, live=not as_json, keeps_serving=not plan.stops_server)
     if plan.stops_server and status.state.final and any(not stage.final for stage in status.stages):
         # Its companion is gone and cannot stop the server; somebody must, and we are here.
-        from trtllm_hpc.lifecycle.cancel import cancel_run
+        from trtllm_hpc.runs.cancel import cancel_run
 
         cancel_run(paths)
     _print_end(status, paths, as_json)
@@ -112,8 +112,8 @@ def _print_next(paths: RunPaths, engine: Hit | Miss | Unknown | None, as_json: b
 def _wait(paths: RunPaths, *, live: bool, keeps_serving: bool) -> RunStatus:
     status = None
     try:  # from the very first: the jobs are there already
-        from trtllm_hpc.lifecycle.watch import follow
         from trtllm_hpc.report.live import LivePrinter
+        from trtllm_hpc.runs.watch import follow
 
         with LivePrinter(enabled=live) as printer:
             for progress in follow(paths, keeps_serving=keeps_serving):

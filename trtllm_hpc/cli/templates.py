@@ -67,14 +67,14 @@ def fetch(
 
     Without options one task under Slurm prints them inside the container.
     """
-    from trtllm_hpc.config.load import load_cluster
     from trtllm_hpc.render.templates_cache import keep_archive, keep_folder
+    from trtllm_hpc.validation.load import load_cluster
 
     profile = load_cluster(cluster, settings)
     if source is not None:
         kept = keep_folder(profile, source.absolute())
     else:
-        from trtllm_hpc.lifecycle.templates import take_templates
+        from trtllm_hpc.runs.fetch_templates import take_templates
 
         image = profile.container.image or "the node's own files"
         click.echo(f"taking the templates out of {image} ...", err=True)
@@ -90,8 +90,8 @@ def fetch(
 
 def _of_another_release(profile: ClusterProfile, kept: KeptTemplates) -> list[str]:
     """A warning where the placeholders are not those of the profile's release, with what differs."""
-    from trtllm_hpc.versions import UnknownRelease, find_release
-    from trtllm_hpc.versions.placeholders import differences, fitting_releases
+    from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release
+    from trtllm_hpc.tensorrt_llm.releases.placeholders import differences, fitting_releases
 
     container = profile.container
     try:
@@ -168,8 +168,8 @@ def _finished(plan: Plan, cluster: str) -> dict[str, str]:
     from trtllm_hpc.errors import RenderError
     from trtllm_hpc.render.scripts import render_repository
     from trtllm_hpc.render.templates_cache import find_templates
-    from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
-    from trtllm_hpc.runtime.repository.render import render_models
+    from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+    from trtllm_hpc.runtime.model_repository.render import render_models
 
     if not isinstance(plan.repository, RepositoryRecipe):
         files = render_repository(plan)

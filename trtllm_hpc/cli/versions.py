@@ -10,7 +10,7 @@ from trtllm_hpc.cli.completion import complete_with, families, programs, release
 from trtllm_hpc.cli.options import json_option
 
 if TYPE_CHECKING:
-    from trtllm_hpc.versions import Release
+    from trtllm_hpc.tensorrt_llm.releases import Release
 
 _family_option = click.option(
     "--family",
@@ -41,8 +41,8 @@ def command(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json behind {context.invoked_subcommand!r}.")
         return
-    from trtllm_hpc import versions
     from trtllm_hpc.report.versions import releases_record, releases_table
+    from trtllm_hpc.tensorrt_llm import releases as versions
 
     if as_json:
         _print_json([releases_record(release) for release in versions.releases()])
@@ -121,7 +121,7 @@ def check(release: str, words: tuple[str, ...], family: str | None, as_json: boo
       trtllm-hpc versions check 24.12 --json -- python3 benchmark_core_model.py --request_rate 10
     """
     from trtllm_hpc.errors import ExitCode
-    from trtllm_hpc.versions.check import UnknownProgram, check_words
+    from trtllm_hpc.tensorrt_llm.releases.check import UnknownProgram, check_words
 
     try:
         checked = check_words(_release(release), words, family)
@@ -150,8 +150,8 @@ def _show_release(release: Release, as_json: bool) -> None:
 
 def _show_program(release: Release, name: str, family: str, as_json: bool) -> None:
     from trtllm_hpc.report.version_options import command_record, print_command
-    from trtllm_hpc.versions import COMMANDS
-    from trtllm_hpc.versions.refusal import no_program
+    from trtllm_hpc.tensorrt_llm.releases import COMMANDS
+    from trtllm_hpc.tensorrt_llm.releases.refusal import no_program
 
     if name not in COMMANDS:
         raise _wrong(
@@ -169,8 +169,8 @@ def _show_program(release: Release, name: str, family: str, as_json: bool) -> No
 
 def _release(word: str) -> Release:
     """The release by version, by Triton's tag or by an image's name."""
-    from trtllm_hpc.versions import UnknownRelease, find_release, release_of_version
-    from trtllm_hpc.versions.images import image_of_tag, tag_of_image
+    from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release, release_of_version
+    from trtllm_hpc.tensorrt_llm.releases.images import image_of_tag, tag_of_image
 
     found = release_of_version(word)
     if found is not None:

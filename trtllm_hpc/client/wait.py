@@ -9,8 +9,7 @@ from collections.abc import Callable
 from trtllm_hpc.client.http import is_ready
 from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed, TrtllmHpcError
 from trtllm_hpc.logs.state import stage_end
-from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs import call_name
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 
 _FIRST_PAUSE_S = 0.1

@@ -15,6 +15,11 @@ Rate = Annotated[float, Field(gt=0, le=100_000)]
 Deviation = Annotated[float, Field(ge=0, le=1_000_000)]
 
 
+SEARCH_WINDOW_S = 5.0
+"""A search does not know its rates beforehand: a number of requests that is enough at the first of them
+would be over in no time at the last. It asks for as many as such a window takes."""
+
+
 class Workload(Section):
     """Where prompts and lengths of answers come from. Each key says of which kinds it is."""
 

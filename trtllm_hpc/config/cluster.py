@@ -97,7 +97,7 @@ class ClusterProfile(Section):
         name = plain.get("gpu")
         if not isinstance(name, str):
             return plain
-        from trtllm_hpc.versions.gpus import gpus
+        from trtllm_hpc.config.gpus import gpus
 
         gpu = gpus().get(name)
         if gpu is None:

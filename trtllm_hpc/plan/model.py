@@ -14,8 +14,8 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.layout import Layout
 from trtllm_hpc.plan.mounts import all_mounts
-from trtllm_hpc.runtime.engines.recipe import BuildStep
-from trtllm_hpc.runtime.repository.recipe import ModelRecipe, RepositoryRecipe
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
+from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.releases import release_of
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.backends import reference
@@ -17,9 +16,10 @@ from trtllm_hpc.plan.layout import Layout, make_layout, one_node
 from trtllm_hpc.plan.model import Plan, RepositoryModel
 from trtllm_hpc.plan.server import disaggregated_ranks, server_plan
 from trtllm_hpc.plan.stages import make_stages
-from trtllm_hpc.runtime.engines.recipe import BuildStep
-from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
-from trtllm_hpc.versions import Release, UnknownRelease
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.tensorrt_llm.release_of_job import release_of
+from trtllm_hpc.tensorrt_llm.releases import Release, UnknownRelease
 
 
 @dataclass(frozen=True)

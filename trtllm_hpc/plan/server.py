@@ -7,7 +7,7 @@ from packaging.version import Version
 from trtllm_hpc.config.job import Disaggregated, JobFile
 from trtllm_hpc.plan.layout import Layout
 from trtllm_hpc.plan.model import ServerPlan
-from trtllm_hpc.versions import Release
+from trtllm_hpc.tensorrt_llm.releases import Release
 
 LAUNCHER = "trtllm-llmapi-launch"
 """Joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trtllm_hpc import __version__
+from trtllm_hpc.config.synthetic_models import SHAPES
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.reference import servable, synthetic, weights
@@ -203,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensor-parallel", type=_positive, required=True, metavar="N", help="ranks")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, metavar="PATH", help="local folder in transformers' format")
-    source.add_argument("--synthetic", choices=tuple(synthetic.SHAPES), help="a model made on the spot")
+    source.add_argument("--synthetic", choices=tuple(SHAPES), help="a model made on the spot")
     parser.add_argument("--seed", type=int, default=0, help="of a synthetic model's weights (default 0)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--max-batch-size", type=_positive, required=True, metavar="B")

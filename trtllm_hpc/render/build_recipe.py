@@ -6,7 +6,7 @@ import hashlib
 
 from trtllm_hpc import __version__
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.runtime.engines.recipe import Recipe
+from trtllm_hpc.runtime.engine_cache.recipe import Recipe
 
 _TO_SAY_SO_S = 60
 """How long before the job's time limit a wait for another build is given up."""

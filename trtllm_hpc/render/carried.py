@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib import metadata, resources
 from typing import TYPE_CHECKING
 
-from trtllm_hpc.runtime.repository.schema import CARRIED
+from trtllm_hpc.runtime.model_repository.schema import CARRIED
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable

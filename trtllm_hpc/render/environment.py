@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
 
 from trtllm_hpc.errors import RenderError
-from trtllm_hpc.runtime.engines.recipe import Place
+from trtllm_hpc.runtime.engine_cache.recipe import Place
 
 
 class PackagedTemplates(BaseLoader):

@@ -20,9 +20,9 @@ from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.carried import protobuf_files
 from trtllm_hpc.render.scripts import recipe_of, render_repository, render_scripts
-from trtllm_hpc.runtime.engines.uses import link
-from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.repository.render import FinishedModel, render_models, write_repository
+from trtllm_hpc.runtime.engine_cache.uses import link
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.runtime.model_repository.render import FinishedModel, render_models, write_repository
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable

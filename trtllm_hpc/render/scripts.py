@@ -11,8 +11,8 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.build_recipe import build_recipe
 from trtllm_hpc.render.environment import render_template
-from trtllm_hpc.runtime.engines.recipe import Recipe
-from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
+from trtllm_hpc.runtime.engine_cache.recipe import Recipe
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 
 
 def render_scripts(plan: Plan) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trtllm_hpc.runtime.engines.survey import Item
+    from trtllm_hpc.runtime.engine_cache.survey import Item
 
 _STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken": "red"}
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from trtllm_hpc.lifecycle.watch import Progress
+    from trtllm_hpc.runs.watch import Progress
 
 
 _DETAIL_PAUSE_S = 3.0

@@ -8,8 +8,8 @@ from typing import Any
 
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.report.versions import plain_table
-from trtllm_hpc.versions import Command, Option, OptionHistory
-from trtllm_hpc.versions.defaults import parsed
+from trtllm_hpc.tensorrt_llm.releases import Command, Option, OptionHistory
+from trtllm_hpc.tensorrt_llm.releases.defaults import parsed
 
 _NONE = "-"
 _MANY = 6

@@ -8,13 +8,13 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.report.tables import NARROW, print_table
-from trtllm_hpc.versions import Release, commands_of
-from trtllm_hpc.versions.load import BY_FAMILY, families_with
+from trtllm_hpc.tensorrt_llm.releases import Release, commands_of
+from trtllm_hpc.tensorrt_llm.releases.load import BY_FAMILY, families_with
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trtllm_hpc.versions.check import Checked
+    from trtllm_hpc.tensorrt_llm.releases.check import Checked
 
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
 _NONE = "-"

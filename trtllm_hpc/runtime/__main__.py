@@ -134,7 +134,7 @@ def _end(paths: RunPaths, options: argparse.Namespace) -> int:
 
 
 def _engine(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.engines.build import build_engine
+    from trtllm_hpc.runtime.engine_cache.build import build_engine
 
     return build_engine(paths)
 
@@ -176,7 +176,7 @@ def _preflight(paths: RunPaths, options: argparse.Namespace) -> int:
 
 
 def _repository(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.repository.command import make_repository
+    from trtllm_hpc.runtime.model_repository.command import make_repository
 
     return make_repository(paths, options.all_models)
 

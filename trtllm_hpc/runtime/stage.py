@@ -9,7 +9,7 @@ import time
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.engines.uses import entry_of, register
+from trtllm_hpc.runtime.engine_cache.uses import entry_of, register
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event
 

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from trtllm_hpc.bench.tokens import sources
 from trtllm_hpc.bench.workload.vocabulary import Vocabulary
 from trtllm_hpc.config.benchmark import Benchmark, Workload
-from trtllm_hpc.config.benchmark_rules import settings_problems
+from trtllm_hpc.validation.benchmark_rules import settings_problems
 
 from .making import build
 

@@ -13,8 +13,9 @@ from trtllm_hpc.bench.workload.local_tokenizer import LocalTokenizer, UnusableTo
 from trtllm_hpc.bench.workload.vocabulary import of_config, of_words
 from trtllm_hpc.bench.workload.words import COMMON
 from trtllm_hpc.config.benchmark import Workload
+from trtllm_hpc.config.synthetic_models import VOCAB_SIZE
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.reference.synthetic import SPECIAL_TOKENS, VOCAB_SIZE, make_tokenizer
+from trtllm_hpc.reference.synthetic import SPECIAL_TOKENS, make_tokenizer
 
 from .making import build, prompts_of
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtllm_hpc.config.checks import problems
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.problems import Problem
-from trtllm_hpc.config.releases import release_of
 from trtllm_hpc.plan.backends.tensorrt_llm import make_notes, make_steps
 from trtllm_hpc.plan.layout import make_layout
-from trtllm_hpc.runtime.engines.recipe import BuildStep, Word
-from trtllm_hpc.versions import find_release
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Word
+from trtllm_hpc.tensorrt_llm.release_of_job import release_of
+from trtllm_hpc.tensorrt_llm.releases import find_release
+from trtllm_hpc.validation.rules import problems
 
 CLUSTER: Mapping[str, Any] = {"name": "site", "gpus_per_node": 8}
 

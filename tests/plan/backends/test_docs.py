@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trtllm_hpc.config.spelling.table import ROWS
-from trtllm_hpc.versions import COMMANDS, releases
+from trtllm_hpc.tensorrt_llm.command_lines.option_table import ROWS
+from trtllm_hpc.tensorrt_llm.releases import COMMANDS, releases
 
 TEXT = (Path(__file__).parents[3] / "docs" / "building-engines.md").read_text(encoding="utf-8")
 

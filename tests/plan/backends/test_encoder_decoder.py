@@ -10,9 +10,9 @@ import pytest
 from tests.plan.backends.making import cluster, found, job, options, steps
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
-from trtllm_hpc.runtime.engines.recipe import Place
-from trtllm_hpc.runtime.repository.recipe import RepositoryRecipe
-from trtllm_hpc.versions import releases
+from trtllm_hpc.runtime.engine_cache.recipe import Place
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.tensorrt_llm.releases import releases
 
 T5 = {
     "dtype": "float16",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.config.model_folder import read_model_config
-from trtllm_hpc.versions.families import families, find_family
-from trtllm_hpc.versions.load import family_folder
+from trtllm_hpc.tensorrt_llm.model_config import read_model_config
+from trtllm_hpc.tensorrt_llm.releases.families import families, find_family
+from trtllm_hpc.tensorrt_llm.releases.load import family_folder
 
 
 @pytest.mark.parametrize(

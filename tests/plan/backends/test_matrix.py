@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tests.plan.backends.making import cluster, job, line, options, planned
-from trtllm_hpc.config import engine_rules, method_rules, release_rules
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.problems import Problem
-from trtllm_hpc.config.spelling.route import NoRoute, find_route
-from trtllm_hpc.runtime.engines.recipe import BuildStep, Place
-from trtllm_hpc.versions import Command, Release, releases
-from trtllm_hpc.versions.families import Family, families
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place
+from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoRoute, find_route
+from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases
+from trtllm_hpc.tensorrt_llm.releases.families import Family, families
+from trtllm_hpc.validation import engine_rules, method_rules, release_rules
 
 QUANTIZED = {"calibration_dataset": "/data/calibration"}
 MEDUSA = {"mode": "medusa", "model": "/models/heads"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.plan.backends.making import found, job, notes, options, steps
-from trtllm_hpc.runtime.engines.recipe import Place
+from trtllm_hpc.runtime.engine_cache.recipe import Place
 
 
 def made(release: str, **quantization: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.plan.backends.making import cluster, found, job, line, lines, notes, options, steps
 from trtllm_hpc.runtime.__main__ import main as runtime
-from trtllm_hpc.runtime.engines.recipe import Place
+from trtllm_hpc.runtime.engine_cache.recipe import Place
 
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
 

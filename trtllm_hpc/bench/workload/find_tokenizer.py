@@ -13,9 +13,9 @@ from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 from trtllm_hpc.bench.workload.vocabulary import Vocabulary, of_config
 from trtllm_hpc.bench.workload.wanted import refused
 from trtllm_hpc.config.benchmark import Workload
-from trtllm_hpc.config.model_folder import read_model_config
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.tensorrt_llm.model_config import read_model_config
 
 _PROBES = ("Hello world", " two  spaces\n", "naïve café, 12345!", "The quick brown fox")
 """Texts that differing tokenizers hardly cut alike."""

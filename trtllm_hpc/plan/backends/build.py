@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.config.spelling.encoder_decoder import PARTS, Part
-from trtllm_hpc.config.spelling.quantization import BEFORE_BUILD_PY
-from trtllm_hpc.config.spelling.route import Program
 from trtllm_hpc.plan.backends.convert import GPUS_PER_NODE, MODEL, OUTPUT
 from trtllm_hpc.plan.backends.steps import Making
-from trtllm_hpc.runtime.engines.recipe import BuildStep, Place, Word
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place, Word
+from trtllm_hpc.tensorrt_llm.command_lines.encoder_decoder import PARTS, Part
+from trtllm_hpc.tensorrt_llm.command_lines.quantization import BEFORE_BUILD_PY
+from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Program
 
 QUANTIZED = "/llama_tp1_rank0.npz"
 """File that quantize.py writes for LLaMA's build.py (examples/llama/README.md of 0.7.0)."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from packaging.version import Version
 
-from trtllm_hpc.config.spelling.encoder_decoder import PARTS
-from trtllm_hpc.config.spelling.wish import Role
 from trtllm_hpc.plan.backends.steps import Making
-from trtllm_hpc.runtime.engines.recipe import BuildStep, Place, Word
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place, Word
+from trtllm_hpc.tensorrt_llm.command_lines.encoder_decoder import PARTS
+from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
 
 MODEL = Place("model")
 OUTPUT = Place("output")

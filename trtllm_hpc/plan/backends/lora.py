@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from trtllm_hpc.config.spelling.lora import PROGRAM
 from trtllm_hpc.plan.backends.steps import Making
-from trtllm_hpc.runtime.engines.recipe import BuildStep, Place, Word
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place, Word
+from trtllm_hpc.tensorrt_llm.command_lines.lora import PROGRAM
 
 
 def lora_step(making: Making) -> BuildStep:

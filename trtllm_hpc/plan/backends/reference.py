@@ -9,9 +9,9 @@ from importlib import resources
 from trtllm_hpc import __version__
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.plan.backends.reference_models import MODELS, model_source
 from trtllm_hpc.plan.model import RepositoryModel
-from trtllm_hpc.reference.repository import MODELS, model_source
-from trtllm_hpc.runtime.engines.recipe import BuildStep, Place, Word
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place, Word
 
 _WRITES_ENGINES = ("build.py", "engine_folder.py", "sharding.py", "synthetic.py", "weights.py")
 

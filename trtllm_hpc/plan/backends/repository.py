@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trtllm_hpc.config.job import Disaggregated, JobFile
-from trtllm_hpc.config.repository_keys import GROUPS, KEYS, as_words, settable
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.backends.model_yaml import model_yaml
-from trtllm_hpc.runtime.repository.fill import as_text
-from trtllm_hpc.runtime.repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
-from trtllm_hpc.versions import Release
-from trtllm_hpc.versions.families import find_family
-from trtllm_hpc.versions.placeholders import known_placeholders
+from trtllm_hpc.runtime.model_repository.fill import as_text
+from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
+from trtllm_hpc.tensorrt_llm.releases import Release
+from trtllm_hpc.tensorrt_llm.releases.families import find_family
+from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
+from trtllm_hpc.tensorrt_llm.repository_keys import GROUPS, KEYS, as_words, settable
 
 MOST_BLS_INSTANCES = 8
 """Unless more are asked for: each is a process, and all of them start with the server."""

@@ -8,15 +8,15 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.spelling.encoder_decoder import Part
-from trtllm_hpc.config.spelling.raw import raw_words
-from trtllm_hpc.config.spelling.route import Program, Route
-from trtllm_hpc.config.spelling.spell import spell
-from trtllm_hpc.config.spelling.wish import Role
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.plan.layout import Layout
-from trtllm_hpc.runtime.engines.recipe import Word
-from trtllm_hpc.versions import Release
+from trtllm_hpc.runtime.engine_cache.recipe import Word
+from trtllm_hpc.tensorrt_llm.command_lines.compile import spell
+from trtllm_hpc.tensorrt_llm.command_lines.encoder_decoder import Part
+from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
+from trtllm_hpc.tensorrt_llm.command_lines.raw_options import raw_words
+from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Program, Route
+from trtllm_hpc.tensorrt_llm.releases import Release
 
 
 @dataclass(frozen=True)

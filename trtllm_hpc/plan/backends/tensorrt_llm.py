@@ -11,18 +11,18 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.spelling.raw import raw_notes
-from trtllm_hpc.config.spelling.route import NoRoute, Route, find_route
-from trtllm_hpc.config.spelling.spell import spell
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.plan.backends.build import build_py_step, build_step
 from trtllm_hpc.plan.backends.convert import convert_step, prepare_step, quantize_step
 from trtllm_hpc.plan.backends.lora import lora_step
 from trtllm_hpc.plan.backends.steps import Making
 from trtllm_hpc.plan.layout import Layout
-from trtllm_hpc.runtime.engines.recipe import BuildStep
-from trtllm_hpc.versions import Release
-from trtllm_hpc.versions.families import find_family
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
+from trtllm_hpc.tensorrt_llm.command_lines.compile import spell
+from trtllm_hpc.tensorrt_llm.command_lines.raw_options import raw_notes
+from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoRoute, Route, find_route
+from trtllm_hpc.tensorrt_llm.releases import Release
+from trtllm_hpc.tensorrt_llm.releases.families import find_family
 
 STEPS = {
     "prepare": prepare_step,

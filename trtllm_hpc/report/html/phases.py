@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trtllm_hpc.lifecycle.journal import Journal, read_journal
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.runtime.records import Event, read_events
+from trtllm_hpc.scheduler.journal import Journal, read_journal
 
 WAITS = "waits for its turn"
 _MARKS = (

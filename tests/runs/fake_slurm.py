@@ -1,0 +1,125 @@
+"""A strict fake of Slurm's commands on PATH, and what a test may ask of it."""
+
+from __future__ import annotations
+
+import hashlib
+import py_compile
+import shlex
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.runs import fake_commands
+from tests.runs.fake_commands import COMMANDS
+
+CONTROLLER_GONE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+@cache
+def _program() -> bytes:
+    """The commands, compiled: Python keeps nothing of a script that it was started with."""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder) / "fake_commands.pyc"
+        py_compile.compile(fake_commands.__file__, str(compiled), doraise=True)
+        return compiled.read_bytes()
+
+
+class FakeSlurm:
+    """One fake cluster in a folder.
+
+    ``bin`` holds the commands. Job ids begin at 101.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.bin.mkdir(parents=True)
+        self._file = folder / "slurm.state"
+        self._write(
+            {
+                "next_id": 101,
+                "jobs": {},
+                "calls": [],
+                "violations": [],
+                "troubles": {},
+                "accounting": True,
+                "partitions": ["batch", "cpu"],
+                "accounts": ["mine"],
+            }
+        )
+        program = folder / "fake_commands.pyc"
+        program.write_bytes(_program())
+        for name in COMMANDS:
+            words = shlex.join([sys.executable, "-I", "-S", str(program), name, str(self._file)])
+            (self.bin / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+            (self.bin / name).chmod(0o755)
+
+    def _read(self) -> dict[str, Any]:
+        return fake_commands.read(str(self._file))
+
+    def _write(self, record: dict[str, Any]) -> None:
+        fake_commands.write(str(self._file), record)
+
+    # What happens in the cluster ------------------------------------------------------
+
+    def add(self, state: str, **facts: Any) -> str:
+        """A job that somebody submitted; ``exit``, ``nodes``, ``reason`` and so on as Slurm words them."""
+        record = self._read()
+        job = str(record["next_id"])
+        record["next_id"] += 1
+        record["jobs"][job] = {"state": state, **facts}
+        self._write(record)
+        return job
+
+    def set(self, job: str, state: str, **facts: Any) -> None:
+        """Move a job to another state."""
+        record = self._read()
+        record["jobs"][job].update(state=state, **facts)
+        self._write(record)
+
+    def forget(self, job: str, *, accounting: bool = True) -> None:
+        """The controller's MinJobAge is over; with ``accounting`` sacct forgets it as well."""
+        record = self._read()
+        record["jobs"][job].update(forgotten=True, unaccounted=accounting)
+        self._write(record)
+
+    def without_accounting(self) -> None:
+        record = self._read()
+        record["accounting"] = False
+        self._write(record)
+
+    def trouble(
+        self, command: str, words: str | None, *, after_s: float = 0, once: str | None = None
+    ) -> None:
+        """The next unanswered call of ``command`` is answered late, and refused if there are ``words``.
+
+        With ``once`` it is the next call after one of that command.
+        """
+        record = self._read()
+        record["troubles"].setdefault(command, []).append([words, after_s, once])
+        self._write(record)
+
+    # What was asked of it -------------------------------------------------------------
+
+    @property
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        """What is known of each job; of a submitted script also ``sha256``."""
+        found: dict[str, dict[str, Any]] = self._read()["jobs"]
+        for facts in found.values():
+            if "content" in facts:
+                facts["sha256"] = hashlib.sha256(facts.pop("content")).hexdigest()
+        return found
+
+    @property
+    def violations(self) -> list[str]:
+        found: list[str] = self._read()["violations"]
+        return found
+
+    def calls(self, *commands: str) -> list[list[str]]:
+        """Command lines so far, of these commands or of all."""
+        return [call for call in self._read()["calls"] if not commands or call[0] in commands]
+
+    def state(self, job: str) -> str:
+        return str(self.jobs[job]["state"])

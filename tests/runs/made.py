@@ -1,0 +1,42 @@
+"""Runs that are written, submitted or noted by hand, for tests to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.runs.fake_slurm import FakeSlurm
+from tests.render.cases import plan_of
+from trtllm_hpc.scheduler.journal import Journal
+from trtllm_hpc.paths import STAGES, RunPaths
+from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.render.run_folder import write_run
+
+CLUSTER: dict[str, Any] = {"name": "here", "partition": "batch"}
+
+
+def written(folder: Path, job: dict[str, Any] | None = None, **cluster: Any) -> tuple[Plan, RunPaths]:
+    """A rendered run of three stages."""
+    plan = plan_of({"name": "demo", **(job or {})}, {**CLUSTER, **cluster}, str(folder))
+    return plan, write_run(plan)
+
+
+def submitted(folder: Path, job_ids: dict[str, str], *, complete: bool = True) -> RunPaths:
+    """A rendered run with a journal that says which job is which stage."""
+    _, paths = written(folder)
+    journal = Journal(scheduler="slurm")
+    for stage, job_id in job_ids.items():
+        journal.add(paths, stage, job_id)
+    journal.complete = complete
+    journal.write(paths)
+    return paths
+
+
+def run_with(fake_slurm: FakeSlurm, folder: Path, *stages: str | tuple[str, str]) -> RunPaths:
+    """A submitted run whose jobs are in these states; a state may come with its exit code."""
+    jobs = {}
+    for name, stage in zip(STAGES, stages, strict=True):
+        state, code = (stage, "0:0") if isinstance(stage, str) else stage
+        nodes = "" if state == "PENDING" else "n1"
+        jobs[name] = fake_slurm.add(state, exit=code, nodes=nodes, reason="Dependency")
+    return submitted(folder, jobs)

@@ -1,0 +1,126 @@
+"""Cancelling whatever is left of a run, as often as one likes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.runs.clock import Clock
+from tests.runs.fake_slurm import CONTROLLER_GONE, FakeSlurm
+from tests.runs.made import run_with, submitted, written
+from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.runs import cancel as module
+from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.runs.status import RunState
+from trtllm_hpc.runtime.records import StopRequest, add_event
+
+
+def test_every_job_that_has_not_ended_is_cancelled(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "PENDING")
+    status = cancel_run(paths)
+    assert status.state is RunState.CANCELLED
+    assert fake_slurm.calls("scancel") == [["scancel", "102", "103"]]
+    assert fake_slurm.state("101") == "COMPLETED"
+    stop = StopRequest.read(paths.stop_request)
+    assert stop is not None and stop.by == "cancel"
+
+
+def test_a_second_cancel_changes_nothing(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
+    first = cancel_run(paths)
+    before = {file: file.stat().st_mtime_ns for file in paths.folder.rglob("*")}
+    assert cancel_run(paths) == first
+    assert {file: file.stat().st_mtime_ns for file in paths.folder.rglob("*")} == before
+    assert len(fake_slurm.calls("scancel")) == 1
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
+def test_a_run_that_has_ended_is_left_as_it_is(fake_slurm: FakeSlurm, tmp_path: Path, state: str) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", state, state, state)
+    assert cancel_run(paths).state.value == state.lower()
+    assert fake_slurm.calls("scancel") == [] and not paths.stop_request.exists()
+
+
+def test_a_rendered_run_is_left_alone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    _, paths = written(tmp_path / "run")
+    assert cancel_run(paths).state is RunState.RENDERED
+    # The queue is looked at once: its scripts may have been submitted by hand.
+    assert [call[0] for call in fake_slurm.calls()] == ["squeue"] and not paths.stop_request.exists()
+
+
+def test_what_a_failed_run_has_left_in_the_queue_is_cancelled(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """Scripts submitted by hand stay in the queue when the stage before them fails."""
+    paths = run_with(fake_slurm, tmp_path / "run", ("FAILED", "1:0"), "PENDING", "PENDING")
+    status = cancel_run(paths)
+    assert status.state is RunState.FAILED and status.settled
+    assert fake_slurm.state("102") == fake_slurm.state("103") == "CANCELLED by 1000"
+
+
+def test_a_half_submitted_run_is_cancelled(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = submitted(tmp_path / "run", {"build": fake_slurm.add("PENDING")}, complete=False)
+    assert cancel_run(paths).state is RunState.CANCELLED
+    assert cancel_run(paths).state is RunState.CANCELLED
+
+
+def test_a_job_that_ends_slowly_is_waited_for_and_the_wait_is_bounded(
+    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "COMPLETED")
+    (fake_slurm.bin / "scancel").write_text("#!/bin/sh\nexit 0\n")
+    fake_slurm.set("102", "COMPLETING")
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "_POLL_S", 5.0)
+    clock.at(2, lambda: fake_slurm.set("102", "CANCELLED by 1000"))
+    assert cancel_run(paths).settled
+    fake_slurm.set("102", "COMPLETING")
+    assert not cancel_run(paths).settled
+    assert clock.now - 1000 < 80
+
+
+def test_a_busy_controller_is_asked_again_once_the_jobs_are_cancelled(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "COMPLETED")
+    fake_slurm.trouble("squeue", CONTROLLER_GONE, once="scancel")
+    assert cancel_run(paths).state is RunState.CANCELLED
+    assert len(fake_slurm.calls("squeue")) == 3
+
+
+def test_a_refusal_reaches_the_user(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
+    fake_slurm.trouble("scancel", "scancel: error: Access/permission denied")
+    with pytest.raises(SubmissionError, match="Access/permission denied"):
+        cancel_run(paths)
+
+
+def test_a_run_submitted_by_hand_is_cancelled_in_its_own_cluster(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """The sandbox's Slurm is not the machine's: SLURM_CONF must say which is meant."""
+    _, paths = written(tmp_path / "run", slurm_conf="/run/sandbox/slurm.conf")
+    for command in ("squeue", "scancel"):
+        script = fake_slurm.bin / command
+        words = script.read_text().replace("exec", f'echo "[$SLURM_CONF]" >> {tmp_path}/confs\nexec')
+        script.write_text(words)
+    add_event(paths, "build", "stage_begin", job_id=fake_slurm.add("RUNNING"))
+    assert cancel_run(paths).state is RunState.CANCELLED
+    assert set((tmp_path / "confs").read_text().split()) == {"[/run/sandbox/slurm.conf]"}
+
+
+def test_a_local_run_started_by_hand_is_asked_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, paths = written(tmp_path / "run", scheduler="local")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    add_event(paths, "serve", "stage_begin", job_id="local77", group=1)
+    assert cancel_run(paths).state is RunState.RUNNING
+    assert paths.stop_request.exists()
+
+
+def test_a_stop_that_cannot_be_written_keeps_no_job_alive(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """As on a full disk: the request fails, the cancellation must not."""
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "RUNNING")
+    paths.stop_request.mkdir()  # nothing can take the place of a folder
+    assert cancel_run(paths).state is RunState.CANCELLED

@@ -1,0 +1,173 @@
+"""A run by the names that people give it."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.runs.find import find_run, list_runs
+from trtllm_hpc.paths import call_name, default_runs_folder
+
+
+def make(folder: Path, name: str, age_s: int) -> RunPaths:
+    paths = RunPaths(folder)
+    paths.make_folders()
+    write_json(paths.plan, {"name": name})
+    os.utime(paths.plan, (1_700_000_000 - age_s, 1_700_000_000 - age_s))
+    return paths
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    make(folder / "llama-1", "llama", 300)
+    make(folder / "llama-2", "llama", 200)
+    make(folder / "falcon-1", "falcon", 100)
+    (folder / "not-a-run").mkdir()
+    (folder / "notes.txt").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("latest", "falcon-1"),
+        ("llama", "llama-2"),
+        ("falcon", "falcon-1"),
+        ("llama-1", "llama-1"),
+    ],
+)
+def test_by_id_by_job_name_and_latest(runs: Path, name: str, expected: str) -> None:
+    assert find_run(name, runs).run_id == expected
+
+
+def test_by_folder_from_anywhere(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_run(str(runs / "llama-1"), tmp_path / "none").folder == runs / "llama-1"
+    monkeypatch.chdir(runs)
+    assert find_run("llama-1", tmp_path / "none").folder == runs / "llama-1"
+
+
+def test_a_folder_called_latest_is_not_the_latest(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "latest", "other", 0)
+    monkeypatch.chdir(tmp_path)
+    assert find_run("latest", runs).run_id == "falcon-1"
+    assert find_run("./latest", runs).run_id == "latest"
+
+
+def test_an_id_goes_before_a_job_name(runs: Path) -> None:
+    make(runs / "falcon", "other", 900)
+    assert find_run("falcon", runs).folder == runs / "falcon"
+
+
+def test_logs_that_grow_do_not_change_the_order(runs: Path) -> None:
+    (runs / "llama-1" / "logs" / "serve.out").write_text("x")
+    assert [run.run_id for run in list_runs(runs)] == ["falcon-1", "llama-2", "llama-1"]
+
+
+@pytest.mark.parametrize("name", ["nothing", "", "a\0b", "a" * 5000, "../..", "\udcff", "notes.txt"])
+def test_what_goes_by_no_name_is_told_with_the_newest(runs: Path, name: str) -> None:
+    with pytest.raises(RunNotFound) as caught:
+        find_run(name, runs)
+    if "\0" not in name:
+        assert "falcon-1, llama-2, llama-1" in caught.value.message
+        assert caught.value.hint == f"trtllm-hpc status {runs / 'falcon-1'}"
+    assert str(caught.value).encode("utf-8", "backslashreplace")
+
+
+@pytest.mark.parametrize("folder", ["none", "file"])
+def test_no_runs_at_all(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunNotFound, match="there are no runs in") as caught:
+        find_run("latest", tmp_path / folder)
+    assert caught.value.hint is not None and "--runs" in caught.value.hint
+
+
+def test_folders_that_may_not_be_read_hold_no_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run folders are for their owner alone; somebody else's are no reason for a traceback."""
+    real = os.stat
+
+    def stat(path: object, *arguments: object, **more: object) -> os.stat_result:
+        if "falcon-1" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert [run.run_id for run in list_runs(runs)] == ["llama-2", "llama-1"]
+    assert find_run("latest", runs).run_id == "llama-2"
+    for name in (str(runs / "falcon-1"), "falcon-1"):
+        with pytest.raises(RunNotFound, match=r"falcon-1/plan\.json cannot be read: Permission denied"):
+            find_run(name, runs)
+
+
+def test_a_plan_that_may_not_be_read_is_no_damaged_one(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a run in a folder that others may list, seen by one of them."""
+    real = io.open
+
+    def refuse(path: object, *arguments: Any, **more: Any) -> Any:
+        if "falcon-1" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "access", lambda path, mode: "falcon-1" not in str(path))
+    monkeypatch.setattr(io, "open", refuse)
+    assert [run.run_id for run in list_runs(runs)] == ["llama-2", "llama-1"]
+    with pytest.raises(RunNotFound, match=r"falcon-1/plan\.json cannot be read: Permission denied"):
+        find_run("falcon-1", runs)
+
+
+def test_a_damaged_plan_does_not_stop_latest(runs: Path) -> None:
+    plan = RunPaths(runs / "falcon-1").plan
+    made_at = plan.stat().st_mtime
+    plan.write_text("{")
+    os.utime(plan, (made_at, made_at))
+    assert find_run("latest", runs).run_id == "llama-2"
+    for run in list_runs(runs):
+        run.plan.write_text("{")
+    with pytest.raises(RunNotFound, match="is damaged"):
+        find_run("latest", runs)
+
+
+def test_the_beginning_of_one_id_is_enough(runs: Path) -> None:
+    assert find_run("fal", runs).run_id == "falcon-1"
+    with pytest.raises(RunNotFound, match=r"2 runs in .* begin with 'll'. The newest: llama-2, llama-1"):
+        find_run("ll", runs)
+
+
+def test_the_name_for_commands_works_from_anywhere(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert call_name(RunPaths(runs / "llama-1")) == "llama-1"
+    odd = make(tmp_path / "my runs" / "llama-9", "llama", 0)
+    assert call_name(odd) == f"'{odd.folder}'"
+    assert find_run(shlex.split(call_name(odd))[0], default_runs_folder()).folder == odd.folder
+    monkeypatch.setenv("TRTLLM_HPC_RUNS", "my runs")
+    assert call_name(odd) == "llama-9"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\udcff"])
+def test_a_damaged_plan_is_no_traceback(runs: Path, content: str) -> None:
+    plan = RunPaths(runs / "llama-2").plan
+    plan.write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert find_run("llama", runs).run_id == "llama-1"
+    with pytest.raises(RunNotFound, match=r"plan\.json"):
+        find_run("llama-2", runs)
+    with pytest.raises(RunNotFound, match=r"plan\.json"):
+        find_run(str(runs / "llama-2"), runs)
+
+
+def test_where_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
+    assert default_runs_folder() == Path("runs")
+    monkeypatch.setenv("TRTLLM_HPC_RUNS", "/scratch/runs")
+    assert default_runs_folder() == Path("/scratch/runs")

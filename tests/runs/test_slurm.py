@@ -1,0 +1,146 @@
+"""What is asked of Slurm, how often, and what its answers mean."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs.fake_slurm import CONTROLLER_GONE, FakeSlurm
+from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.scheduler import slurm as module
+from trtllm_hpc.scheduler.slurm import Slurm
+
+
+def test_nothing_is_asked_about_no_job(fake_slurm: FakeSlurm) -> None:
+    assert Slurm().query([]) == {}
+    Slurm().cancel([])
+    assert fake_slurm.calls() == []
+
+
+def test_one_squeue_answers_for_all_jobs_that_live(fake_slurm: FakeSlurm) -> None:
+    jobs = [fake_slurm.add("PENDING", reason="Resources"), fake_slurm.add("RUNNING", nodes="n[1-2]")]
+    answers = Slurm().query(jobs)
+    assert [answers[job].state.name for job in jobs] == ["PENDING", "RUNNING"]
+    assert (answers[jobs[0]].reason, answers[jobs[1]].reason) == ("Resources", "")
+    assert answers[jobs[1]].nodes == "n[1-2]"
+    assert [call[0] for call in fake_slurm.calls()] == ["squeue"]
+
+
+def test_sacct_is_asked_only_for_jobs_that_have_ended(fake_slurm: FakeSlurm) -> None:
+    running = fake_slurm.add("RUNNING", nodes="n1")
+    failed = fake_slurm.add("FAILED", exit="8:0", nodes="n2")
+    gone = fake_slurm.add("COMPLETED", nodes="n3")
+    fake_slurm.forget(gone, accounting=False)
+    answers = Slurm().query([running, failed, gone])
+    assert (answers[failed].exit_code, answers[failed].exit_signal) == (8, 0)
+    assert answers[gone].state.ok and answers[gone].source == "sacct"
+    [call] = fake_slurm.calls("sacct")
+    assert call[-1] == f"--jobs={failed},{gone}"
+    assert fake_slurm.calls("scontrol") == []
+
+
+def test_without_accounting_scontrol_gives_the_exit_code(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.without_accounting()
+    job = fake_slurm.add("FAILED", exit="0:9", nodes="n1")
+    slurm = Slurm()
+    for _ in range(2):
+        answer = slurm.query([job])[job]
+        assert (answer.exit_code, answer.exit_signal, answer.nodes) == (0, 9, "n1")
+        assert answer.source == "scontrol"
+    assert len(fake_slurm.calls("sacct")) == 1, "a site without accounting is asked for it once"
+
+
+def test_accounting_that_is_behind_does_not_bring_a_job_back(fake_slurm: FakeSlurm) -> None:
+    """slurmdbd hears of the end after the controller."""
+    job = fake_slurm.add("COMPLETED", exit="0:0", unaccounted=True)
+    assert Slurm().query([job])[job].state.name == "COMPLETED"
+    fake_slurm.forget(job, accounting=False)
+    fake_slurm.set(job, "RUNNING")
+    assert job not in Slurm().query([job])
+
+
+@pytest.mark.parametrize("accounting", [True, False])
+def test_a_job_that_nobody_knows_is_left_out(fake_slurm: FakeSlurm, accounting: bool) -> None:
+    if not accounting:
+        fake_slurm.without_accounting()
+    job, other = fake_slurm.add("COMPLETED"), fake_slurm.add("RUNNING")
+    fake_slurm.forget(job)
+    assert Slurm().query([job]) == {}
+    assert set(Slurm().query([job, other])) == {other}
+
+
+def test_a_state_of_a_newer_slurm_is_reported_and_not_final(fake_slurm: FakeSlurm) -> None:
+    job = fake_slurm.add("TELEPORTING")
+    state = Slurm().query([job])[job].state
+    assert (state.name, state.final, state.ok) == ("TELEPORTING", False, False)
+    assert "unknown" in state.sentence
+
+
+@pytest.mark.parametrize("accounting", [True, False])
+def test_who_cancelled_is_cut_off_and_no_node_is_no_name(fake_slurm: FakeSlurm, accounting: bool) -> None:
+    if not accounting:
+        fake_slurm.without_accounting()
+    job = fake_slurm.add("CANCELLED by 1000", exit="0:0")
+    answer = Slurm().query([job])[job]
+    assert (answer.state.name, answer.state.final, answer.nodes) == ("CANCELLED", True, "")
+
+
+def test_a_controller_that_is_away_is_told_as_transient(fake_slurm: FakeSlurm) -> None:
+    job = fake_slurm.add("RUNNING")
+    fake_slurm.trouble("squeue", CONTROLLER_GONE)
+    with pytest.raises(SubmissionError) as caught:
+        Slurm().query([job])
+    assert caught.value.transient
+    assert CONTROLLER_GONE in caught.value.message
+    assert caught.value.hint is not None and "sinfo" in caught.value.hint
+    assert Slurm().query([job])[job].state.name == "RUNNING"
+
+
+def test_a_command_that_hangs_is_given_up(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.4)
+    job = fake_slurm.add("RUNNING")
+    fake_slurm.trouble("squeue", None, after_s=30)
+    started = time.monotonic()
+    with pytest.raises(SubmissionError) as caught:
+        Slurm().query([job])
+    assert caught.value.transient and "squeue did not answer" in caught.value.message
+    assert time.monotonic() - started < 10
+
+
+def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SubmissionError, match="There is no squeue on this machine") as caught:
+        Slurm().query(["1"])
+    assert caught.value.hint is not None and "--cluster local" in caught.value.hint
+
+
+def test_cancelling_passes_over_what_has_ended(fake_slurm: FakeSlurm) -> None:
+    running, done, gone = fake_slurm.add("RUNNING"), fake_slurm.add("COMPLETED"), fake_slurm.add("FAILED")
+    fake_slurm.forget(gone)
+    Slurm().cancel([running, done, gone])
+    assert fake_slurm.state(running) == "CANCELLED by 1000"
+    assert fake_slurm.state(done) == "COMPLETED"
+
+
+def test_a_cancellation_that_slurm_refuses_is_an_error(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.trouble("scancel", "scancel: error: Kill job error on job id 101: Access/permission denied")
+    with pytest.raises(SubmissionError, match="Access/permission denied"):
+        Slurm().cancel([fake_slurm.add("RUNNING")])
+
+
+def test_the_environment_of_a_site_does_not_change_the_question(
+    fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The answers are read by column: another format would be taken for no job at all."""
+    job = fake_slurm.add("RUNNING")
+    shown = tmp_path / "environment"
+    squeue = fake_slurm.bin / "squeue"
+    squeue.write_text(squeue.read_text().replace("exec", f"env > {shown}\nexec"))
+    for name in ("SQUEUE_FORMAT", "SQUEUE_STATES", "SQUEUE_PARTITION", "SQUEUE_USERS"):
+        monkeypatch.setenv(name, "batch")
+    assert Slurm("/etc/other.conf").query([job])[job].state.name == "RUNNING"
+    lines = shown.read_text().splitlines()
+    assert "SLURM_CONF=/etc/other.conf" in lines
+    assert [line for line in lines if line.startswith(("SQUEUE_", "SACCT_", "SCANCEL_"))] == []

@@ -1,0 +1,326 @@
+"""What a run is said to be, for what Slurm and the job itself say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.fake_slurm import FakeSlurm
+from tests.runs.made import run_with, submitted, written
+from tests.logs.runs import add_rank
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.scheduler.slurm import Slurm as Commands
+from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.runtime.records import Endpoint, add_event
+
+OK = ExitCode.OK
+Slurm = str | tuple[str, str]
+"""State, or state and exit code, of one job."""
+
+
+def publish(paths: RunPaths) -> None:
+    Endpoint("102", "n1", "10.0.0.1", 8, 9, 10, ["ensemble"], 5.0).write(paths.endpoint)
+
+
+CASES: list[tuple[tuple[Slurm, Slurm, Slurm], RunState, ExitCode, str]] = [
+    (("PENDING", "PENDING", "PENDING"), RunState.PENDING, OK, "stage build waits in the queue"),
+    (("CONFIGURING", "PENDING", "PENDING"), RunState.PENDING, OK, "stage build has its nodes"),
+    (("RUNNING", "PENDING", "PENDING"), RunState.RUNNING, OK, "stage build runs"),
+    (("COMPLETED", "PENDING", "PENDING"), RunState.RUNNING, OK, "stage serve waits in the queue"),
+    (("COMPLETED", "RUNNING", "RUNNING"), RunState.RUNNING, OK, "stage serve runs"),
+    (("COMPLETED", "COMPLETING", "COMPLETED"), RunState.RUNNING, OK, "stage serve has ended; its processes"),
+    (("COMPLETED", "COMPLETED", "COMPLETED"), RunState.COMPLETED, OK, "every stage has ended well"),
+    (
+        (("FAILED", "1:0"), "CANCELLED", "CANCELLED"),
+        RunState.FAILED,
+        ExitCode.BUILD,
+        "stage build has failed (exit code 1)",
+    ),
+    (
+        (("OUT_OF_MEMORY", "0:125"), "CANCELLED", "CANCELLED"),
+        RunState.FAILED,
+        ExitCode.BUILD,
+        "stage build used more memory than it asked for",
+    ),
+    (
+        ("COMPLETED", ("FAILED", "0:9"), ("FAILED", "143:0")),
+        RunState.FAILED,
+        ExitCode.START,
+        "stage serve has failed (its batch script was killed by signal 9)",
+    ),
+    (
+        ("COMPLETED", ("FAILED", "8:0"), ("FAILED", "8:0")),
+        RunState.FAILED,
+        ExitCode.READINESS,
+        "stage serve has failed (exit code 8)",
+    ),
+    (
+        ("COMPLETED", "TIMEOUT", "RUNNING"),
+        RunState.FAILED,
+        ExitCode.START,
+        "stage serve ran into its time limit",
+    ),
+    (
+        ("COMPLETED", "COMPLETED", ("FAILED", "9:0")),
+        RunState.FAILED,
+        ExitCode.REQUEST,
+        "stage companion has failed (exit code 9)",
+    ),
+    (
+        ("COMPLETED", "COMPLETED", ("FAILED", "10:0")),
+        RunState.FAILED,
+        ExitCode.MEASUREMENT,
+        "stage companion has failed (exit code 10)",
+    ),
+    (
+        ("COMPLETED", "COMPLETED", ("FAILED", "3:0")),
+        RunState.FAILED,
+        ExitCode.CONFIG,
+        "stage companion has failed (exit code 3)",
+    ),
+    (
+        ("COMPLETED", ("FAILED", "3:0"), "CANCELLED"),
+        RunState.FAILED,
+        ExitCode.START,
+        "stage serve has failed (exit code 3)",
+    ),
+    (
+        ("COMPLETED", "COMPLETED", ("FAILED", "1:0")),
+        RunState.FAILED,
+        ExitCode.REQUEST,
+        "stage companion has failed (exit code 1)",
+    ),
+    (
+        ("COMPLETED", "CANCELLED by 1000", "CANCELLED by 1000"),
+        RunState.CANCELLED,
+        ExitCode.CANCELLED,
+        "stage serve was cancelled",
+    ),
+    (
+        ("COMPLETED", "NODE_FAIL", "CANCELLED"),
+        RunState.FAILED,
+        ExitCode.START,
+        "stage serve lost a node",
+    ),
+    (("COMPLETED", "TELEPORTING", "PENDING"), RunState.RUNNING, OK, "in a state unknown here: 'TELEPORTING'"),
+]
+
+
+@pytest.mark.parametrize(("stages", "state", "code", "words"), CASES)
+def test_states_of_three_jobs_become_one(
+    fake_slurm: FakeSlurm,
+    tmp_path: Path,
+    stages: tuple[Slurm, Slurm, Slurm],
+    state: RunState,
+    code: ExitCode,
+    words: str,
+) -> None:
+    status = run_status(run_with(fake_slurm, tmp_path / "run", *stages))
+    assert (status.state, status.exit_code) == (state, code), status
+    assert words in status.sentence
+
+
+def test_a_rendered_run_looks_into_the_queue_once(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    _, paths = written(tmp_path / "run")
+    status = run_status(paths)
+    assert (status.state, status.sentence) == (RunState.RENDERED, "not submitted")
+    assert [stage.state for stage in status.stages] == ["NOT SUBMITTED"] * 3
+    # A person may have submitted its scripts by hand.
+    assert [call[0] for call in fake_slurm.calls()] == ["squeue"]
+
+
+def test_scripts_submitted_by_hand_are_found_in_the_queue(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "run")
+    job = Commands(plan.cluster.slurm_conf).submit(paths.sbatch("build"))
+    stages = {stage.stage: stage for stage in run_status(paths).stages}
+    assert (stages["build"].job_id, stages["build"].state) == (job, "PENDING")
+    assert stages["serve"].state == "NOT SUBMITTED"
+    cancel_run(paths)
+    assert fake_slurm.state(job).startswith("CANCELLED")
+
+
+def test_one_question_answers_for_a_run_that_lives(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    run_status(run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING"))
+    assert [call[0] for call in fake_slurm.calls()] == ["squeue"]
+
+
+def test_the_pending_reason_is_told_in_words(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "PENDING", "PENDING", "PENDING")
+    fake_slurm.set("101", "PENDING", reason="PartitionTimeLimit")
+    build, serve, _ = run_status(paths).stages
+    assert "lower time_limit_minutes" in build.sentence
+    assert serve.sentence == "waits in the queue: an earlier stage must come first"
+
+
+def test_a_published_endpoint_is_serving_while_the_job_runs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "RUNNING")
+    publish(paths)
+    status = run_status(paths)
+    assert status.state is RunState.SERVING
+    assert status.endpoint is not None and status.endpoint.http == "10.0.0.1:8"
+
+
+def test_an_endpoint_that_a_killed_leader_left_is_not_believed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "0:9"), "CANCELLED")
+    publish(paths)
+    status = run_status(paths)
+    assert (status.state, status.endpoint) == (RunState.FAILED, None)
+
+
+def test_a_refused_start_tells_the_jobs_own_reason(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "7:0"), "RUNNING")
+    add_event(paths, "serve", "preflight_failed", reason="the world has 1 rank, but the plan says 2")
+    status = run_status(paths)
+    assert status.sentence.endswith("the world has 1 rank, but the plan says 2")
+    assert not status.settled, "the companion has not ended yet"
+
+
+def test_the_rank_that_died_first_is_named(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "137:0"), "CANCELLED")
+    add_rank(paths, 0, ended_at=9.0, exit_code=-15, stopped_by="SIGTERM")
+    add_rank(paths, 1, ended_at=8.0, exit_code=-9)
+    assert "rank 1 on n1 died first: killed by signal 9 (SIGKILL)" in run_status(paths).sentence
+
+
+# What Slurm has forgotten ---------------------------------------------------------------
+
+
+def test_a_companion_inside_the_servers_job_tells_what_failed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "3:0"), "CANCELLED")
+    add_event(paths, "companion", "stage_end", exit_code=3)
+    assert run_status(paths).exit_code == ExitCode.CONFIG
+
+
+def forgotten(fake_slurm: FakeSlurm, folder: Path) -> RunPaths:
+    paths = run_with(fake_slurm, folder, "COMPLETED", "COMPLETED", "COMPLETED")
+    for job in fake_slurm.jobs:
+        fake_slurm.forget(job)
+    return paths
+
+
+def test_the_jobs_own_last_words_count_when_slurm_has_forgotten(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    paths = forgotten(fake_slurm, tmp_path / "run")
+    for stage in ("build", "serve"):
+        add_event(paths, stage, "stage_begin")
+        add_event(paths, stage, "stage_end", exit_code=0)
+    add_event(paths, "companion", "stage_end", exit_code=10)
+    status = run_status(paths)
+    assert (status.state, status.exit_code) == (RunState.FAILED, ExitCode.MEASUREMENT)
+    assert [stage.state for stage in status.stages] == ["COMPLETED", "COMPLETED", "FAILED"]
+
+
+def test_a_job_that_vanished_without_a_word_is_lost_and_never_completed(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    paths = forgotten(fake_slurm, tmp_path / "run")
+    for stage in ("build", "companion"):
+        add_event(paths, stage, "stage_end", exit_code=0)
+    add_event(paths, "serve", "stage_begin", job_id="102")
+    status = run_status(paths)
+    assert (status.state, status.exit_code) == (RunState.LOST, ExitCode.LOST)
+    assert "serve is known to neither squeue, sacct nor scontrol" in status.sentence
+
+
+# Interrupted, by hand, broken -----------------------------------------------------------
+
+
+def test_a_submit_that_was_killed_is_interrupted(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    build = fake_slurm.add("FAILED", exit="5:0", nodes="n1")
+    paths = submitted(tmp_path / "run", {"build": build}, complete=False)
+    add_event(paths, "build", "submission_interrupted")
+    status = run_status(paths)
+    assert (status.state, status.exit_code) == (RunState.FAILED, ExitCode.SUBMISSION)
+    assert [stage.state for stage in status.stages] == ["FAILED", "INTERRUPTED", "INTERRUPTED"]
+    assert status.settled
+
+
+def test_scripts_submitted_by_hand_are_followed_by_what_they_wrote(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    _, paths = written(tmp_path / "run")
+    job = fake_slurm.add("RUNNING", nodes="n1")
+    add_event(paths, "build", "stage_begin", job_id=job)
+    status = run_status(paths)
+    assert [stage.state for stage in status.stages] == ["RUNNING", "NOT SUBMITTED", "NOT SUBMITTED"]
+    assert status.state is RunState.RUNNING
+
+
+def test_a_stage_that_was_run_again_counts_under_its_newest_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "7:0"), "COMPLETED")
+    again = fake_slurm.add("COMPLETED", exit="0:0", nodes="n1")
+    add_event(paths, "serve", "stage_begin", job_id="102")
+    add_event(paths, "serve", "stage_begin", job_id=again)
+    assert run_status(paths).state is RunState.COMPLETED
+
+
+def test_a_local_run_started_by_hand_asks_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``bash scripts/build.sbatch``, as ``render`` says, on a machine without Slurm."""
+    _, paths = written(tmp_path / "run", scheduler="local")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run_status(paths).state is RunState.RENDERED
+    add_event(paths, "build", "stage_begin", job_id="local77")
+    status = run_status(paths)
+    assert [stage.state for stage in status.stages] == ["RUNNING", "NOT SUBMITTED", "NOT SUBMITTED"]
+    add_event(paths, "build", "stage_end", exit_code=1)
+    status = run_status(paths)
+    assert (status.state, status.exit_code) == (RunState.FAILED, ExitCode.BUILD)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"scheduler": "slurm", "stages": {"build": {}}}'])
+def test_a_damaged_journal_is_no_traceback(fake_slurm: FakeSlurm, tmp_path: Path, content: str) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
+    paths.jobs.write_text(content)
+    assert run_status(paths).state is RunState.RENDERED
+
+
+def test_a_journal_of_a_newer_version_is_read(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
+    record: dict[str, Any] = json.loads(paths.jobs.read_text())
+    record["colour"] = "blue"
+    record["stages"]["build"]["colour"] = "blue"
+    write_json(paths.jobs, record)
+    assert run_status(paths).state is RunState.RUNNING
+
+
+def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "PENDING")
+    publish(paths)
+    record = json.loads(json.dumps(run_status(paths).as_json()))
+    assert (record["state"], record["exit_code"], record["run_id"]) == ("serving", 0, "run")
+    assert record["stages"][1] == {
+        "stage": "serve",
+        "state": "RUNNING",
+        "final": False,
+        "ok": False,
+        "sentence": "runs",
+        "job_id": "102",
+        "nodes": "n1",
+        "exit_code": None,
+    }
+
+
+@pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED", "CANCELLED"])
+def test_no_rank_is_blamed_for_what_slurm_did(fake_slurm: FakeSlurm, tmp_path: Path, state: str) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", state, "COMPLETED")
+    for rank in range(2):
+        add_rank(paths, rank, ended_at=8.0 + rank, exit_code=-15)
+    sentence = run_status(paths).sentence
+    assert sentence.startswith("stage serve") and "rank" not in sentence
+
+
+def test_the_jobs_own_word_on_its_exit_code_counts(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """sacct of Slurm 22.05 shows the exit code 137 as 9, which means something else here."""
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "9:0"), "COMPLETED")
+    job = json.loads(paths.jobs.read_text())["stages"]["serve"]["job_id"]
+    add_event(paths, "serve", "stage_begin", job_id=job)
+    add_event(paths, "serve", "stage_end", job_id=job, exit_code=137)
+    status = run_status(paths)
+    assert status.exit_code == ExitCode.START
+    assert "exit code 137, as after SIGKILL" in status.stages[1].sentence

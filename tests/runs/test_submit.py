@@ -1,0 +1,235 @@
+"""Three scripts become three chained jobs, or none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.fake_slurm import FakeSlurm
+from tests.runs.made import written
+from tests.runtime.conftest import eventually
+from trtllm_hpc.errors import ExitCode, SubmissionError
+from trtllm_hpc.runs.submit import require_scheduler, submit_chain
+from trtllm_hpc.scheduler.journal import Journal, read_journal
+from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE
+
+
+def digests(paths: RunPaths) -> dict[str, str]:
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in paths.scripts.iterdir()}
+
+
+def test_three_jobs_are_chained(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "a run's folder")
+    told: list[tuple[str, str]] = []
+    submit_chain(plan, paths, progress=lambda stage, job: told.append((stage, job)))
+    assert told == [("build", "101"), ("serve", "102"), ("companion", "103")]
+    assert [job["dependency"] for job in fake_slurm.jobs.values()] == [
+        None,
+        "afterok:101",
+        "after:102,afterok:101",
+    ]
+    assert [job["kill_on_invalid"] for job in fake_slurm.jobs.values()] == [False, True, True]
+    assert [call[-1] for call in fake_slurm.calls()] == [
+        str(paths.sbatch(stage)) for stage in ("build", "serve", "companion")
+    ]
+
+
+def test_a_finished_engine_leaves_the_build_out(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
+    submit_chain(plan, paths)
+    assert [job["dependency"] for job in fake_slurm.jobs.values()] == [None, "after:101"]
+
+
+def test_what_is_submitted_is_what_was_rendered(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "run")
+    before = digests(paths)
+    submit_chain(plan, paths)
+    assert digests(paths) == before
+    for job in fake_slurm.jobs.values():
+        assert job["sha256"] == before[job["script"]]
+
+
+def test_the_jobs_get_the_journals_token_and_nobodys_options(
+    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "other")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    monkeypatch.setenv("MINE", "kept")
+    plan, paths = written(tmp_path / "run", slurm_conf="/run/sandbox/slurm.conf")
+    journal = submit_chain(plan, paths)
+    for job in fake_slurm.jobs.values():
+        environment = job["environment"]
+        assert environment[TOKEN_VARIABLE] == journal.token
+        assert environment["SLURM_CONF"] == "/run/sandbox/slurm.conf"
+        assert environment["MINE"] == "kept"
+        assert [name for name in environment if name.startswith("SBATCH_")] == []
+
+
+def test_the_journal_says_which_job_is_which_and_is_complete(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "run")
+    submit_chain(plan, paths)
+    journal = read_journal(paths)
+    assert journal is not None and journal.complete
+    assert {stage: job.job_id for stage, job in journal.stages.items()} == {
+        "build": "101",
+        "serve": "102",
+        "companion": "103",
+    }
+
+
+@pytest.mark.parametrize(
+    ("profile", "words", "remedy"),
+    [
+        ({"partition": "gpuu"}, "Invalid partition name specified", "set partition in the cluster profile"),
+        ({"account": "theirs"}, "Invalid account or account/partition", "set account in the cluster profile"),
+    ],
+)
+def test_slurms_own_words_and_the_remedy(
+    fake_slurm: FakeSlurm, tmp_path: Path, profile: dict[str, Any], words: str, remedy: str
+) -> None:
+    plan, paths = written(tmp_path / "run", **profile)
+    with pytest.raises(SubmissionError) as caught:
+        submit_chain(plan, paths)
+    assert words in caught.value.message and str(paths.sbatch("build")) in caught.value.message
+    assert caught.value.hint is not None and remedy in caught.value.hint
+
+
+def test_a_refusal_halfway_takes_back_what_was_sent(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "run", companion_partition="no-such")
+    with pytest.raises(SubmissionError, match="Invalid partition name"):
+        submit_chain(plan, paths)
+    assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 2
+    journal = read_journal(paths)
+    assert journal is not None and not journal.complete
+    assert run_status(paths).state.value == "cancelled"
+
+
+def test_a_failing_scancel_hides_neither_the_cause_nor_the_other_jobs(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    plan, paths = written(tmp_path / "run", companion_partition="no-such")
+    fake_slurm.trouble("scancel", "scancel: error: Socket timed out on send/recv operation")
+    with pytest.raises(SubmissionError, match="Invalid partition name"):
+        submit_chain(plan, paths)
+    assert fake_slurm.state("101") == "CANCELLED by 1000"
+
+
+def test_an_answer_that_is_no_job_id_is_refused(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "run")
+    (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\necho welcome to the cluster\n")
+    with pytest.raises(SubmissionError, match="which is no job id"):
+        submit_chain(plan, paths)
+
+
+def test_a_federation_names_its_cluster_behind_the_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "run")
+    (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\necho a word from the site\necho '77;east'\n")
+    assert submit_chain(plan, paths).stages["serve"].job_id == "77"
+
+
+def test_what_cannot_be_submitted_from_here_is_refused_before_anything_is_written(
+    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = written(tmp_path / "run", slurm_conf=str(tmp_path / "no such.conf"))
+    with pytest.raises(SubmissionError, match="which cannot be read"):
+        require_scheduler(plan)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SubmissionError, match="this machine has no sbatch"):
+        require_scheduler(plan)
+
+
+# Interruptions --------------------------------------------------------------------------
+
+
+def start_submit(folder: Path, *options: str) -> subprocess.Popen[str]:
+    (folder / "job.yaml").write_text("name: demo\n")
+    (folder / "here.yaml").write_text("name: here\npartition: batch\n")
+    words = [sys.executable, "-m", "trtllm_hpc", "submit", "job.yaml", "--cluster", "./here.yaml", *options]
+    return subprocess.Popen(
+        words,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+        preexec_fn=hear_hangups,
+    )
+
+
+def hear_hangups() -> None:
+    """As in a terminal: what nohup started the tests with is inherited, and heeded by ``submit``."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def hold_back_answers(fake_slurm: FakeSlurm, after: int) -> Path:
+    """Let sbatch answer only ``after`` times, and then when the file is there whose path is returned."""
+    gate, answers = fake_slurm.folder / "gate", fake_slurm.folder / "answers"
+    sbatch = fake_slurm.bin / "sbatch"
+    asks = sbatch.read_text().replace("exec ", "")
+    waits = f"while [ $(wc -l < '{answers}') -gt {after} ] && [ ! -e '{gate}' ]; do sleep 0.02; done"
+    sbatch.write_text(f"{asks}code=$?\necho >> '{answers}'\n{waits}\nexit $code\n")
+    return gate
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_takes_back_what_was_sent(
+    fake_slurm: FakeSlurm, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The signal comes while the second sbatch has been taken by Slurm, but has not answered yet."""
+    gate = hold_back_answers(fake_slurm, after=1)
+    process = start_submit(tmp_path)
+    assert eventually(lambda: len(fake_slurm.calls("sbatch")) == 2)
+    process.send_signal(number)
+    gate.touch()
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert "Traceback" not in errors and "Interrupted" in errors
+    assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 2
+    [run] = (tmp_path / "runs").iterdir()
+    assert run_status(RunPaths(run)).exit_code == ExitCode.CANCELLED
+
+
+def test_ctrl_c_while_watching_leaves_the_run_alone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    process = start_submit(tmp_path, "--wait")
+    assert eventually(lambda: fake_slurm.calls("squeue"))
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert "the run goes on" in errors and "Traceback" not in errors
+    assert "serve: job 102" in output
+    assert {job["state"] for job in fake_slurm.jobs.values()} == {"PENDING"}
+
+
+def test_without_wait_the_ids_are_printed_and_that_is_all(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    process = start_submit(tmp_path, "--json")
+    output, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    assert json.loads(output)["jobs"] == {"build": "101", "serve": "102", "companion": "103"}
+    assert [call[0] for call in fake_slurm.calls()] == ["sbatch"] * 3
+
+
+def test_a_submission_that_ended_before_its_first_job_is_over(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """Refused outright, and killed before a word: neither may be pending for ever."""
+    fake_slurm.trouble("sbatch", "Batch job submission failed: Invalid partition name specified")
+    plan, refused = written(tmp_path / "refused")
+    with pytest.raises(SubmissionError):
+        submit_chain(plan, refused)
+    assert run_status(refused).exit_code == ExitCode.SUBMISSION
+    _, killed = written(tmp_path / "killed")
+    Journal(scheduler="slurm").write(killed)
+    assert run_status(killed).state is RunState.PENDING  # it may be at it right now
+    long_ago = time.time() - 3600
+    os.utime(killed.jobs, (long_ago, long_ago))
+    status = run_status(killed)
+    assert status.settled and status.exit_code == ExitCode.SUBMISSION

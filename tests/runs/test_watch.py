@@ -1,0 +1,170 @@
+"""Following a run: what is shown, how long, and how often Slurm is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runs.clock import Clock
+from tests.runs.fake_slurm import CONTROLLER_GONE, FakeSlurm
+from tests.runs.made import run_with, written
+from tests.logs.runs import add_rank
+from trtllm_hpc.bench.progress import Snapshot, Step, write_progress
+from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.runs import watch
+from trtllm_hpc.scheduler.journal import Journal
+from trtllm_hpc.runs.status import RunState
+from trtllm_hpc.runs.watch import Progress, follow
+from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.runtime.records import Endpoint, add_event
+from trtllm_hpc.runtime.stop import request_stop
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    made = Clock()
+    with monkeypatch.context() as patch:
+        patch.setattr(watch, "time", made)
+        # The files are read more rarely than a person's are, for the test's own speed.
+        patch.setattr(watch, "_FILE_PAUSE_S", 2.0)
+        yield made
+
+
+@pytest.fixture
+def run(fake_slurm: FakeSlurm, tmp_path: Path) -> RunPaths:
+    return run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "PENDING")
+
+
+def finish(fake_slurm: FakeSlurm) -> None:
+    for job in fake_slurm.jobs:
+        fake_slurm.set(job, "COMPLETED")
+
+
+def test_a_run_that_does_not_move_is_no_burden(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:
+    clock.at(240, lambda: finish(fake_slurm))
+    progress = list(follow(run))
+    assert progress[-1].status.state is RunState.COMPLETED
+    assert clock.now - 1000 < 260, "the end was seen late"
+    asked = len(fake_slurm.calls("squeue"))
+    assert 15 < asked < 30, f"{asked} questions in four minutes"
+
+
+def test_slurm_is_asked_at_once_when_the_files_tell_news(
+    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
+) -> None:
+    def end() -> None:
+        finish(fake_slurm)
+        add_event(run, "companion", "stage_end", exit_code=0)
+
+    clock.at(102, end)
+    list(follow(run))
+    assert clock.now - 1000 < 108
+
+
+def publish(run: RunPaths) -> None:
+    Endpoint("102", "n1", "10.0.0.1", 8, 9, 10, ["ensemble"], 5.0).write(run.endpoint)
+    add_event(run, "serve", "ready")
+
+
+def test_a_server_that_is_to_go_on_is_followed_until_only_it_is_left(
+    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
+) -> None:
+    def finish_companion() -> None:
+        fake_slurm.set("103", "COMPLETED")
+        add_event(run, "companion", "stage_end", exit_code=0)
+
+    clock.at(20, lambda: publish(run))
+    clock.at(60, finish_companion)
+    last = list(follow(run, keeps_serving=True))[-1]
+    assert last.status.state is RunState.SERVING and 60 <= clock.now - 1000 < 64
+
+
+def test_a_companion_within_the_servers_job_is_waited_for_by_its_own_words(
+    fake_slurm: FakeSlurm, tmp_path: Path, clock: Clock
+) -> None:
+    _, run = written(tmp_path / "overlap", companion="overlap")
+    journal = Journal(scheduler="slurm", complete=True)
+    for stage, state in (("build", "COMPLETED"), ("serve", "RUNNING")):
+        journal.add(run, stage, fake_slurm.add(state, nodes="n1"))
+    add_event(run, "companion", "stage_begin")
+    publish(run)
+    clock.at(30, lambda: add_event(run, "companion", "stage_end", exit_code=0))
+    last = list(follow(run, keeps_serving=True))[-1]
+    assert last.status.state is RunState.SERVING and 30 <= clock.now - 1000 < 34
+
+
+def test_after_a_failure_the_other_stages_may_still_end(
+    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
+) -> None:
+    fake_slurm.set("102", "FAILED", exit="7:0")
+    clock.at(20, lambda: fake_slurm.set("103", "CANCELLED by 1000"))
+    last = list(follow(run))[-1]
+    assert last.status.settled and last.status.state is RunState.FAILED
+
+
+def test_a_stage_that_never_ends_after_a_failure_is_not_waited_for(
+    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
+) -> None:
+    fake_slurm.set("102", "FAILED", exit="7:0")
+    last = list(follow(run))[-1]
+    assert last.status.state is RunState.FAILED and not last.status.settled
+    assert 55 < clock.now - 1000 < 75
+
+
+def test_a_busy_controller_does_not_end_the_watching(
+    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
+) -> None:
+    def busy() -> None:
+        for _ in range(3):
+            fake_slurm.trouble("squeue", CONTROLLER_GONE)
+
+    clock.at(5, busy)
+    clock.at(120, lambda: finish(fake_slurm))
+    assert list(follow(run))[-1].status.state is RunState.COMPLETED
+
+
+def test_a_controller_that_stays_away_is_told(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:
+    def gone() -> None:
+        (fake_slurm.bin / "squeue").write_text(f"#!/bin/sh\necho '{CONTROLLER_GONE}' >&2\nexit 1\n")
+
+    clock.at(5, gone)
+    with pytest.raises(SubmissionError, match="Unable to contact slurm controller"):
+        list(follow(run))
+    assert clock.now - 1000 < 1800
+
+
+def test_a_controller_that_is_away_from_the_start_is_told_at_once(
+    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
+) -> None:
+    fake_slurm.trouble("squeue", CONTROLLER_GONE)
+    with pytest.raises(SubmissionError, match="Unable to contact"):
+        next(follow(run))
+
+
+def first(run: RunPaths) -> Progress:
+    return next(follow(run))
+
+
+def test_what_the_job_wrote_is_shown(fake_slurm: FakeSlurm, run: RunPaths) -> None:
+    write_json(run.plan, {"layout": {"world_size": 3}, "stages": []})
+    for step, message in ((1, "load"), (2, "save")):
+        add_event(run, "build", "progress", step=step, of=4, message=message)
+    add_rank(run, 0, world_size=3)
+    add_rank(run, 1, world_size=3, ended_at=time.time(), exit_code=0)
+    measuring = Snapshot(Step(requests=20), done=3, errors=1, elapsed_s=2.0)
+    write_progress(run.benchmark_progress, measuring)
+    progress = first(run)
+    assert progress.build == (2, 4, "save")
+    assert (progress.ranks_up, progress.world_size) == (1, 3)
+    assert progress.benchmark == measuring
+    assert not progress.stopping
+    request_stop(run, by="companion", reason="it is done")
+    assert first(run).stopping
+
+
+def test_nothing_written_yet_is_nothing_shown(fake_slurm: FakeSlurm, run: RunPaths) -> None:
+    progress = first(run)
+    assert (progress.build, progress.ranks_up, progress.world_size, progress.benchmark) == (None, 0, 1, None)

@@ -1,0 +1,409 @@
+"""``runtime engine`` as the job runs it: by a Python without this package, with a script of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.conftest import eventually
+from tests.runtime.engine_cache.made import IMPATIENT, SCRIPT, Run, tree, with_adapters
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.engine_cache.cache import Cache
+from trtllm_hpc.runtime.engine_cache.survey import survey, verify
+from trtllm_hpc.runtime.process import descendants
+from trtllm_hpc.runtime.records import read_events
+
+MakeRun = Callable[..., Run]
+
+SLOW = SCRIPT.replace('case "$1" in', 'mkdir -p "$output.scratch"; sleep "${PAUSE:-0.5}"\ncase "$1" in')
+GATED = SCRIPT.replace(
+    'case "$1" in', 'touch "$BUILDS.$$"; while [ ! -e "$GATE" ]; do sleep 0.02; done\ncase "$1" in'
+)
+
+
+def assert_clean(run: Run) -> None:
+    """Nothing but whole outputs in the cache, and every byte is what was built."""
+    for step in ("convert", "build"):
+        entry = run.entry(step)
+        assert entry.is_whole() and verify(entry) == []
+        assert {path.name.split(".")[0] for path in entry.folder.iterdir()} <= {
+            *("key", "lock", "output", "used", "uses")
+        }
+    assert run.paths.engine.resolve() == run.entry().output.resolve()
+    assert (run.paths.engine / "rank0.engine").is_file()
+
+
+def has_waited(run: Run) -> bool:
+    return any(event.data.get("state") == "waiting" for event in read_events(run.paths, "build"))
+
+
+def send_to_all(build: subprocess.Popen[str], number: signal.Signals) -> None:
+    """To a build and to the process group of its script, in which commands come and go."""
+    script = descendants(build.pid)[0]
+    os.kill(build.pid, number)
+    os.killpg(script, number)
+
+
+def test_each_step_is_built_once_and_found_after_that(runs: MakeRun) -> None:
+    first, second = runs(), runs()
+    code, words = first.build(TRTLLM_HPC_JOB_ID="17")
+    assert code == 0, words
+    assert_clean(first)
+    assert "step convert: builds convert" in words and "step build: built build-" in words
+    code, words = second.build()
+    assert code == 0 and "found in the cache" in words
+    assert_clean(second)
+    assert second.built() == ["convert", "build"]
+    events = [event.data for event in read_events(first.paths, "build") if event.name == "progress"]
+    assert [(it["step"], it["of"]) for it in events] == [(1, 2), (1, 2), (2, 2), (2, 2)]
+    assert events[0]["message"] == "builds convert"
+
+
+def test_other_options_find_the_same_conversion(runs: MakeRun) -> None:
+    first, second = runs(), runs(compute_capability="8.0")
+    assert first.build()[0] == second.build()[0] == 0
+    assert second.built() == ["convert", "build", "build"]
+    assert first.entry("convert").folder == second.entry("convert").folder
+    assert first.entry().folder != second.entry().folder
+
+
+def test_a_finished_engine_needs_no_conversion(runs: MakeRun) -> None:
+    first, second = runs(), runs()
+    assert first.build()[0] == 0
+    shutil.rmtree(first.entry("convert").folder)
+    assert second.build()[0] == 0 and second.built() == ["convert", "build"]
+    assert not first.entry("convert").folder.exists()
+
+
+def test_what_is_made_beside_the_engine_is_made_and_linked_too(runs: MakeRun) -> None:
+    plain = runs()
+    assert plain.build()[0] == 0
+    steps = with_adapters(plain.recipe).steps
+    run = runs(steps=steps)
+    code, words = run.build()
+    assert code == 0, words
+    assert run.built() == ["convert", "build", "lora"]
+    assert (run.paths.folder / "lora" / "model.lora_weights.npy").is_file()
+    assert (run.paths.engine / "rank0.engine").is_file()
+    assert not (run.paths.folder / "convert").exists()
+
+
+def test_a_failed_step_is_told_and_leaves_nothing(runs: MakeRun) -> None:
+    failing = 'echo half > "$output/rank0.engine"; echo "no such plugin" >&2; exit 3; cp "$convert'
+    script = SCRIPT.replace('cp "$convert', failing)
+    run = runs(script=script)
+    code, words = run.build()
+    assert code == ExitCode.BUILD
+    assert "no such plugin" in words
+    assert "error: step build of the build failed (exit code 3); its own words are above." in words
+    assert run.entry("convert").is_whole()
+    assert [name for name in tree(run.entry().folder) if not name.startswith("lock")] == ["key.json"]
+    assert not run.paths.engine.is_symlink()
+    mended = runs()
+    code, words = mended.build()
+    assert code == 0 and "waits" not in words
+    assert mended.built() == ["convert", "build", "build"]
+    assert_clean(mended)
+
+
+def test_a_step_that_leaves_nothing_has_failed(runs: MakeRun) -> None:
+    code, words = runs(script='#!/usr/bin/env bash\nset -eu\nmkdir "$output"\n: > "$output/empty"\n').build()
+    assert code == ExitCode.BUILD and "left nothing in its output folder" in words
+
+
+def test_four_at_once_build_once(runs: MakeRun) -> None:
+    racers = [runs(script=SLOW) for _ in range(4)]
+    processes = [run.start() for run in racers]
+    words = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, words
+    assert racers[0].built() == ["convert", "build"]
+    for run in racers:
+        assert_clean(run)
+
+
+def test_who_waits_is_told_for_whom(runs: MakeRun) -> None:
+    builder, waiter = runs(script=GATED), runs(script=GATED)
+    gate = builder.log.with_name("gate")
+    first = builder.start(GATE=str(gate), TRTLLM_HPC_JOB_ID="17")
+    assert eventually(lambda: list(gate.parent.glob("builds.*")))
+    second = waiter.start(GATE=str(gate))
+    assert eventually(lambda: has_waited(waiter))
+    gate.touch()
+    words, _ = second.communicate(timeout=30)
+    assert (first.wait(30), second.returncode) == (0, 0)
+    assert re.search(r"being built by job 17 on \S+, step convert, for \d s", words)
+    assert builder.built() == ["convert", "build"]
+
+
+def test_who_waits_takes_over_from_a_build_that_fails(runs: MakeRun) -> None:
+    # Waits and fails in its last step: of two that wait for the first, either may be the one to go on.
+    failing = 'touch "$BUILDS.$$"; while [ ! -e "$GATE" ]; do sleep 0.02; done; [ "$FAILS" = no ] || exit 3; '
+    script = SCRIPT.replace('cp "$convert', f'{failing}cp "$convert')
+    bad, good = runs(script=script), runs(script=script)
+    gate = bad.log.with_name("gate")
+    first = bad.start(GATE=str(gate), FAILS="yes")
+    assert eventually(lambda: list(gate.parent.glob("builds.*")))
+    second = good.start(GATE=str(gate), FAILS="no")
+    assert eventually(lambda: has_waited(good))
+    gate.touch()
+    assert first.wait(30) == ExitCode.BUILD
+    assert second.wait(30) == 0
+    assert_clean(good)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["runtime", "script", "all"])
+def test_a_killed_build_is_finished_by_the_next(runs: MakeRun, victim: str) -> None:
+    run = runs(script=SLOW)
+    for moment in (0.15, 0.4, 0.7, 1.0):
+        process = run.start()
+        time.sleep(moment)
+        below = descendants(process.pid)
+        chosen = {"runtime": [process.pid], "script": below[:1], "all": [process.pid, *below]}[victim]
+        for pid in chosen:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        process.communicate(timeout=30)
+    code, words = run.build()
+    assert code == 0, words
+    assert "waits" not in words, "a dead owner on the same machine is seen at once"
+    assert_clean(run)
+
+
+def test_a_build_killed_after_its_work_was_done_leaves_nothing_either(runs: MakeRun) -> None:
+    """Between the last rename and the end there is a moment, too."""
+    run, again = runs(), runs()
+    assert run.build()[0] == 0
+    left = run.entry().folder / "building.0123456789abcdef"
+    (left / "output.scratch").mkdir(parents=True)
+    assert again.build()[0] == 0 and again.built() == ["convert", "build"]
+    assert_clean(again)
+
+
+def test_an_owner_that_stood_still_destroys_nothing(runs: MakeRun) -> None:
+    sleeper, other = runs(script=GATED), runs(script=GATED)
+    gate, closed = sleeper.log.with_name("gate"), sleeper.log.with_name("closed")
+    # Its commands fail, since their folder is gone, long before its own next look at the lock.
+    process = sleeper.start(GATE=str(closed), TRTLLM_HPC_LOCK_BEAT_SECONDS="60")
+    assert eventually(lambda: list(gate.parent.glob("builds.*")))
+    send_to_all(process, signal.SIGSTOP)
+    gate.touch()
+    code, words = other.build(GATE=str(gate), **IMPATIENT)
+    assert code == 0, words
+    before = {path: path.stat().st_mtime_ns for path in other.entry("convert").output.rglob("*")}
+    closed.touch()
+    send_to_all(process, signal.SIGCONT)
+    words, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, words
+    assert "another build has taken over" in words
+    assert {path: path.stat().st_mtime_ns for path in other.entry("convert").output.rglob("*")} == before
+    assert other.built() == ["convert", "convert", "build"]  # the first of them by the sleeper
+    assert_clean(other)
+    assert_clean(sleeper)
+
+
+def test_an_owner_that_wakes_during_the_other_s_build_waits_for_it(runs: MakeRun) -> None:
+    sleeper, other = runs(script=GATED), runs(script=GATED)
+    gate, closed = sleeper.log.with_name("gate"), sleeper.log.with_name("closed")
+    first = sleeper.start(GATE=str(closed))
+    assert eventually(lambda: list(gate.parent.glob("builds.*")))
+    send_to_all(first, signal.SIGSTOP)
+    second = other.start(GATE=str(gate), **IMPATIENT)
+    assert eventually(lambda: len(list(gate.parent.glob("builds.*"))) == 2)  # it has taken over
+    closed.touch()
+    send_to_all(first, signal.SIGCONT)
+    assert eventually(lambda: has_waited(sleeper)) and first.poll() is None
+    gate.touch()
+    assert (first.wait(30), second.wait(30)) == (0, 0)
+    assert_clean(other)
+    assert_clean(sleeper)
+
+
+def test_a_signal_ends_all_of_it_and_leaves_the_next_one_free(runs: MakeRun) -> None:
+    run = runs(script=SCRIPT.replace('case "$1" in', 'setsid sleep 60 & sleep 60 &\nwait\ncase "$1" in'))
+    process = run.start()
+    assert eventually(lambda: len(descendants(process.pid)) >= 3)
+    below = descendants(process.pid)
+    process.terminate()
+    words, _ = process.communicate(timeout=20)
+    assert process.returncode == 143 and "the build stops: got SIGTERM" in words
+    assert not any(Path(f"/proc/{pid}").exists() for pid in below)
+    assert [name for name in tree(run.entry("convert").folder) if "lock" not in name] == ["key.json"]
+
+
+def test_a_wait_has_an_end(runs: MakeRun) -> None:
+    holder, waiter = runs(script=GATED), runs(script=GATED, wait_seconds=0.5)
+    gate = holder.log.with_name("gate")
+    process = holder.start(GATE=str(gate), TRTLLM_HPC_JOB_ID="17")
+    assert eventually(lambda: list(gate.parent.glob("builds.*")))
+    code, words = waiter.build(GATE=str(gate))
+    assert code == ExitCode.BUILD
+    assert "being built by job 17" in words and "as long as this job may wait" in words
+    gate.touch()
+    assert process.wait(30) == 0
+
+
+def test_a_broken_output_is_built_anew(runs: MakeRun) -> None:
+    run, again = runs(), runs()
+    assert run.build()[0] == 0
+    (run.entry().output / "rank0.engine").write_bytes(b"cut")
+    code, words = again.build()
+    assert code == 0 and "the cached output is broken (rank0.engine has 3 bytes" in words
+    assert again.built() == ["convert", "build", "build"]
+    assert_clean(again)
+
+
+def test_an_edited_script_never_passes_for_the_planned_one(runs: MakeRun) -> None:
+    planned, edited = runs(), runs()
+    script = edited.paths.script("build")
+    script.write_text(script.read_text().replace("echo '{}'", "echo '{\"edited\": true}'"))
+    assert edited.build()[0] == 0
+    assert not planned.entry().output.exists()
+    assert planned.build()[0] == 0
+    assert (planned.paths.engine / "config.json").read_text() == "{}\n"
+    assert "edited" in (edited.paths.engine / "config.json").read_text()
+
+
+def test_a_full_disk_is_one_sentence_and_the_next_build_finds_no_trace(runs: MakeRun) -> None:
+    run = runs()
+    for limit in (0, 300, 2_000):
+
+        def set_limit(size: int = limit) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+        process = subprocess.run(
+            run.command(),
+            env={"PATH": os.environ["PATH"], "BUILDS": str(run.log)},
+            capture_output=True,
+            text=True,
+            preexec_fn=set_limit,
+            timeout=30,
+        )
+        assert process.returncode == ExitCode.BUILD, process.stdout + process.stderr
+        assert "Traceback" not in process.stderr and "error: " in process.stderr
+    code, words = run.build()
+    assert code == 0, words
+    assert_clean(run)
+
+
+def test_the_cache_is_as_open_as_its_folder(runs: MakeRun, tmp_path: Path) -> None:
+    engines = tmp_path / "engines"
+    engines.mkdir()
+    engines.chmod(0o2775)
+    run = runs()
+    umask = os.umask(0o002)
+    try:
+        assert run.build()[0] == 0
+    finally:
+        os.umask(umask)
+    for path in run.entry().output.rglob("*"):
+        wanted = 0o555 if path.is_dir() else 0o444
+        assert path.stat().st_mode & wanted == wanted, path
+
+
+@pytest.mark.parametrize("name", ["a b", "é", "it's $(id)"])
+def test_names_of_folders_go_through_unharmed(runs: MakeRun, tmp_path: Path, name: str) -> None:
+    run = runs(engines_folder=str(tmp_path / name / "engines"))
+    code, words = run.build()
+    assert code == 0, words
+    assert_clean(run)
+
+
+# What the job's machine is ------------------------------------------------------------
+
+
+def fake_smi(folder: Path, *capabilities: str) -> str:
+    """A PATH on which ``nvidia-smi`` shows these GPUs."""
+    folder.mkdir()
+    program = folder / "nvidia-smi"
+    lines = "".join(f"{capability}\n" for capability in capabilities)
+    program.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    program.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_the_gpu_is_asked_where_the_profile_says_nothing(runs: MakeRun, tmp_path: Path) -> None:
+    run = runs(compute_capability=None)
+    code, words = run.build()
+    assert code == ExitCode.BUILD and "compute capability of the GPU cannot be read" in words
+    code, words = run.build(PATH=fake_smi(tmp_path / "smi", "9.0", "9.0"))
+    assert code == 0, words
+    known = runs()
+    assert known.build()[0] == 0 and known.built() == ["convert", "build"]
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "sentence"),
+    [
+        (("8.0",), "compute capability 8.0, but the cluster profile says 9.0"),
+        (("8.0", "9.0"), "have different compute capabilities (8.0, 9.0)"),
+    ],
+)
+def test_another_gpu_than_planned_is_refused(
+    runs: MakeRun, tmp_path: Path, capabilities: tuple[str, ...], sentence: str
+) -> None:
+    code, words = runs().build(PATH=fake_smi(tmp_path / "smi", *capabilities))
+    assert code == ExitCode.BUILD and sentence in words and "next: " in words
+
+
+def test_another_tensorrt_llm_than_planned_is_refused_with_both_named(runs: MakeRun, tmp_path: Path) -> None:
+    installed = tmp_path / "site" / "tensorrt_llm-0.17.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: 0.17.0+cu126\n")
+    for planned, code in (("0.16.0", ExitCode.BUILD), ("0.17.0", ExitCode.OK)):
+        run = runs(tensorrt_llm=planned)
+        command = [sys.executable, "-S", str(run.paths.runtime), "engine"]
+        process = run.start(command, PYTHONPATH=str(installed.parent))
+        words, _ = process.communicate(timeout=30)
+        assert process.returncode == code, words
+        told = "the plan is for TensorRT-LLM 0.16.0, but the container holds 0.17.0+cu126" in words
+        assert told == (code == ExitCode.BUILD)
+    entry = run.entry()
+    assert '"tensorrt_llm": "0.17.0+cu126"' in (entry.output / "trtllm-hpc-manifest.json").read_text()
+
+
+def test_a_candidate_of_the_planned_release_builds_and_is_told_of(runs: MakeRun, tmp_path: Path) -> None:
+    """Images carry some under a release's tag (26.03: 1.2.0rc8), and a job file cannot name them."""
+    installed = tmp_path / "site" / "tensorrt_llm-1.2.0rc8.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: 1.2.0rc8\n")
+    run = runs(tensorrt_llm="1.2.0")
+    process = run.start(
+        [sys.executable, "-S", str(run.paths.runtime), "engine"], PYTHONPATH=str(installed.parent)
+    )
+    words, _ = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.OK, words
+    assert "the container has TensorRT-LLM 1.2.0rc8, but the plan is for 1.2.0" in words
+
+
+def test_a_model_that_is_not_on_the_node_is_told(runs: MakeRun, tmp_path: Path) -> None:
+    run = runs(model_path=str(tmp_path / "nowhere"))
+    code, words = run.build()
+    assert code == ExitCode.BUILD and f"error: {tmp_path}/nowhere is not there." in words
+
+
+def test_a_damaged_recipe_is_told(runs: MakeRun) -> None:
+    run = runs()
+    run.paths.build_recipe.write_text("{}")
+    code, words = run.build()
+    assert code == ExitCode.BUILD and "build.json is damaged" in words
+
+
+def test_several_entries_are_surveyed_in_the_order_of_use(runs: MakeRun) -> None:
+    run = runs()
+    assert run.build()[0] == 0
+    os.utime(run.entry("convert").used, (0, 0))
+    items = survey(Cache(run.entry().folder.parent))
+    assert [item.step for item in items] == ["build", "convert"]

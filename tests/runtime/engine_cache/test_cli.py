@@ -1,0 +1,452 @@
+"""``trtllm-hpc engines``, and what ``render`` and ``submit`` say of the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.shell_completion import ShellComplete
+
+import trtllm_hpc
+from tests.runtime.conftest import eventually
+from tests.runtime.engine_cache.made import FAST, Run, tree
+from trtllm_hpc.cli import command, main
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.engine_cache.cache import Cache
+from trtllm_hpc.runtime.engine_cache.uses import register, uses_of
+
+MakeRun = Callable[..., Run]
+
+
+class Typed:
+    """What a command printed, and its exit code."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *words: str) -> None:
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        self.code = end.value.code
+        self.output, self.errors = capsys.readouterr()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("TRTLLM_HPC_RUNS", "TRTLLM_HPC_ENGINES", "TRTLLM_HPC_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name, value in FAST.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+@pytest.fixture
+def built(runs: MakeRun) -> Run:
+    """A build that is done, in the cache that the commands find by themselves."""
+    run = runs()
+    assert run.build(TRTLLM_HPC_JOB_ID="17")[0] == 0
+    return run
+
+
+@pytest.fixture
+def types(capsys: pytest.CaptureFixture[str]) -> Callable[..., Typed]:
+    return lambda *words: Typed(capsys, *words)
+
+
+def test_an_empty_cache_is_no_error(types: Callable[..., Typed], home: Path) -> None:
+    for words in (("list",), ("verify",), ("prune", "--unused-days", "1", "--yes")):
+        assert types("engines", *words).code == 0
+    assert json.loads(types("engines", "list", "--json").output) == []
+    assert not (home / "engines").exists()
+    for name in ("list", "verify"):
+        told = types("engines", name, "--engines", str(home / "nowhere")).output
+        assert told == f"no engines in {home / 'nowhere'}, which is not there\n"
+        assert types("engines", name, "--engines", str(home)).output == f"no engines in {home}\n"
+
+
+def test_a_cache_that_the_system_refuses_is_told_by_its_option(types: Callable[..., Typed]) -> None:
+    refused = types("engines", "list", "--engines", f"/{'x' * 300}")
+    assert refused.code == ExitCode.CONFIG and "--engines: /xxx" in refused.errors
+    assert "namei -l" in refused.errors
+
+
+def test_nothing_goes_where_a_key_names_nothing(types: Callable[..., Typed], built: Run) -> None:
+    refused = types("engines", "prune", "--key", built.entry().name, "--key", "nope", "--yes")
+    assert refused.code == ExitCode.BUILD and "No engine is called 'nope'" in refused.errors
+    assert built.entry().is_whole()
+
+
+def test_the_shell_completes_engines(built: Run, home: Path) -> None:
+    complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
+    name = built.entry().name
+    for words in (["show"], ["verify"], ["prune", "--key"]):
+        offered = [item.value for item in complete.get_completions(["engines", *words], name[:8])]
+        assert offered == [name]
+    elsewhere = ["engines", "show", "--engines", str(home / "nowhere")]
+    assert complete.get_completions(elsewhere, "") == []
+
+
+def test_the_list_names_everything(types: Callable[..., Typed], built: Run) -> None:
+    listed = types("engines", "list").output
+    for word in (
+        built.entry().name,
+        built.entry("convert").name,
+        "llama",
+        "tensorrtllm",
+        "0.16.0",
+        "tp 2",
+        "whole",
+    ):
+        assert word in listed
+    records = json.loads(types("engines", "list", "--json").output)
+    assert [record["step"] for record in records] == ["build", "convert"]
+    assert (
+        records[0]["bytes"]
+        == sum(it.stat().st_size for it in built.entry().output.glob("*"))
+        - (built.entry().output / "trtllm-hpc-manifest.json").stat().st_size
+    )
+
+
+def test_where_the_cache_is(
+    types: Callable[..., Typed], built: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "elsewhere").mkdir()
+    monkeypatch.chdir(home / "elsewhere")
+    assert built.entry().name not in types("engines", "list").output
+    engines = str(home / "engines")
+    (home / "site.yaml").write_text(json.dumps({"name": "site", "engines_folder": engines}))
+    assert built.entry().name in types("engines", "list", "--cluster", "../site.yaml").output
+    assert built.entry().name in types("engines", "list", "--engines", "../engines").output
+    (home / "site.yaml").write_text(json.dumps({"name": "site", "runs_folder": f"{home}/runs"}))
+    assert built.entry().name in types("engines", "list", "--cluster", "../site.yaml").output
+    monkeypatch.setenv("TRTLLM_HPC_ENGINES", engines)
+    assert built.entry().name in types("engines", "list").output
+
+
+def test_one_engine_is_shown_by_any_beginning_of_its_name(types: Callable[..., Typed], built: Run) -> None:
+    digits = built.entry().name.rpartition("-")[2]
+    for name in (built.entry().name, "build", digits[:8]):
+        shown = types("engines", "show", name)
+        assert shown.code == 0
+        for word in (
+            "--max_batch_size (build): 64",
+            "TensorRT-LLM: 0.16.0",
+            "rank0.engine",
+            str(built.paths.folder),
+        ):
+            assert word in shown.output, word
+    record = json.loads(types("engines", "show", "build", "--json").output)
+    assert record["uses"] == [str(built.paths.folder)] and record["manifest"]["job_id"] == "17"
+    unknown = types("engines", "show", "lora-1")
+    assert unknown.code == ExitCode.BUILD and "No engine is called 'lora-1'" in unknown.errors
+    assert "trtllm-hpc engines list" in unknown.errors
+
+
+def damage(folder: Path, kind: str) -> str:
+    """Break an output in one way; what must be said of it."""
+    file = folder / "rank0.engine"
+    if kind == "a bit":
+        data = bytearray(file.read_bytes())
+        data[100] ^= 1
+        file.write_bytes(data)
+        return "rank0.engine is not what was built: its SHA-256 differs"
+    if kind == "a file":
+        file.unlink()
+        return "rank0.engine is missing"
+    if kind == "an end":
+        os.truncate(file, 10)
+        return "rank0.engine has 10 bytes instead of"
+    if kind == "a guest":
+        (folder / "rank1.engine").write_bytes(b"x")
+        return "rank1.engine was not built there"
+    if kind == "the manifest":
+        (folder / "trtllm-hpc-manifest.json").write_text("{")
+        return "trtllm-hpc-manifest.json is missing or damaged"
+    (folder.parent / "key.json").write_text("{}")
+    return "key.json is missing or damaged"
+
+
+@pytest.mark.parametrize("kind", ["a bit", "a file", "an end", "a guest", "the manifest", "the key"])
+def test_verify_names_what_is_broken(types: Callable[..., Typed], built: Run, kind: str) -> None:
+    whole = types("engines", "verify")
+    assert whole.code == 0 and whole.output.count("whole") == 2
+    sentence = damage(built.entry().output, kind)
+    broken = types("engines", "verify")
+    assert broken.code == ExitCode.BUILD
+    assert f"error: {built.entry().name}: {sentence}" in broken.errors
+    assert f"engines prune --key {built.entry().name} --yes" in broken.errors
+    assert f"{built.entry('convert').name}: whole" in broken.output
+    assert types("engines", "verify", "convert").code == 0
+    record = json.loads(types("engines", "verify", "--json").output)
+    assert [fault["entry"] for fault in record["faults"]] == [built.entry().name]
+
+
+def test_a_damage_that_only_reading_finds_is_remembered_until_it_is_mended(
+    types: Callable[..., Typed], built: Run
+) -> None:
+    """A changed bit leaves every size as it was: without a note the next run would serve it."""
+    entry = built.entry()
+    file = entry.output / "rank0.engine"
+    good = file.read_bytes()
+    damage(entry.output, "a bit")
+    assert types("engines", "verify").code == ExitCode.BUILD
+    assert not entry.is_whole()
+    assert entry.missing() == ["rank0.engine is not what was built: its SHA-256 differs"]
+    assert "broken: " in " ".join(types("engines", "list").output.split())
+    assert f"{built.entry().name}: broken: " in types("engines", "show", built.entry().name).output
+    file.write_bytes(good)
+    assert types("engines", "verify").code == 0 and entry.is_whole()
+
+
+# prune ----------------------------------------------------------------------------------
+
+
+def finish(run: Run) -> None:
+    """The run is over, as far as anybody can tell: its folder is gone."""
+    for entry in (run.entry(), run.entry("convert")):
+        for use in uses_of(entry):
+            os.utime(use.file, (0, 0))
+
+
+def age(run: Run, days: float, step: str = "build") -> None:
+    then = time.time() - days * 86_400
+    os.utime(run.entry(step).used, (then, then))
+
+
+def test_nothing_goes_unless_it_is_said_what_and_twice(types: Callable[..., Typed], built: Run) -> None:
+    finish(built)
+    assert types("engines", "prune").code == ExitCode.USAGE
+    said = types("engines", "prune", "--unused-days", "0")
+    assert "2 would be removed" in said.output and "--yes" in said.output
+    assert built.entry().is_whole()
+    done = types("engines", "prune", "--unused-days", "0", "--yes")
+    assert "2 removed" in done.output
+    assert tree(built.entry().folder.parent) == []
+
+
+def test_what_was_used_lately_stays(types: Callable[..., Typed], built: Run) -> None:
+    finish(built)
+    age(built, 40, "convert")
+    age(built, 3)
+    done = types("engines", "prune", "--unused-days", "30", "--yes")
+    assert f"{built.entry('convert').name}: removed, it was not used for 40 days" in done.output
+    assert built.entry().is_whole() and not built.entry("convert").folder.exists()
+
+
+def test_by_size_those_used_least_lately_go_first(types: Callable[..., Typed], built: Run) -> None:
+    finish(built)
+    age(built, 1, "convert")
+    size = json.loads(types("engines", "list", "--json").output)[0]["bytes"]
+    assert "0 would be removed" in types("engines", "prune", "--keep-bytes", "1G").output
+    assert types("engines", "prune", "--keep-bytes", "a lot").code == ExitCode.USAGE
+    types("engines", "prune", "--keep-bytes", f"{size}", "--yes")
+    assert built.entry().is_whole() and not built.entry("convert").folder.exists()
+
+
+def test_what_is_not_the_cache_s_own_is_neither_listed_nor_removed(
+    types: Callable[..., Typed], built: Run, home: Path
+) -> None:
+    """Somebody points engines_folder at a folder with other things in it."""
+    finish(built)
+    mine = [home / "engines" / name for name in ("my work", "build-0123456789abcdef", ".removed-notes")]
+    for folder in mine:
+        folder.mkdir()
+        (folder / "thesis.txt").write_text("years of work")
+    assert len(json.loads(types("engines", "list", "--json").output)) == 2
+    everything = ("--unused-days", "0", "--half-built", "--keep-bytes", "0", "--key", "b")
+    assert types("engines", "prune", "--key", "m", "--yes").code == ExitCode.BUILD
+    assert "2 removed" in types("engines", "prune", *everything, "--yes").output
+    assert all((folder / "thesis.txt").is_file() for folder in mine)
+    assert len(list((home / "engines").iterdir())) == 3
+
+
+def test_what_is_closed_to_this_person_is_told_and_left_alone() -> None:
+    place = Path(tempfile.mkdtemp(dir="/var/tmp"))  # pytest's own folder is closed to all others
+    folder = place / "engines"
+    try:
+        place.chmod(0o755)
+        folder.mkdir()
+        folder.chmod(0o777)
+        # So may be the checkout that is tested.
+        package = Path(trtllm_hpc.__file__).parent
+        shutil.copytree(package, place / "code" / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        subprocess.run(["chmod", "-R", "a+rX", place / "code"], check=True)
+        closed = folder / "build-0123456789abcdef"
+        closed.mkdir(mode=0)
+
+        def types(*words: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "trtllm_hpc", "engines", *words, "--engines", str(folder)]
+            # Nothing is closed to root.
+            another = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
+            environment = {**os.environ, "PYTHONPATH": str(place / "code"), "PYTHONDONTWRITEBYTECODE": "1"}
+            return subprocess.run(  # type: ignore[call-overload,no-any-return]
+                command, capture_output=True, text=True, cwd="/", env=environment, **another
+            )
+
+        assert "closed to all but its owner" in types("list").stdout
+        broken = types("verify")
+        assert broken.returncode == ExitCode.BUILD and "it may not be read" in broken.stderr
+        assert "0 removed" in types("prune", "--half-built", "--unused-days", "0", "--yes").stdout
+        assert closed.is_dir()
+    finally:
+        shutil.rmtree(place)
+
+
+def test_one_can_be_named(types: Callable[..., Typed], built: Run) -> None:
+    finish(built)
+    types("engines", "prune", "--key", built.entry().name, "--yes")
+    assert not built.entry().folder.exists() and built.entry("convert").is_whole()
+
+
+def test_a_run_that_is_being_made_keeps_its_engine(types: Callable[..., Typed], built: Run) -> None:
+    """The build's own use is fresh, and its run folder has no plan."""
+    kept = types("engines", "prune", "--unused-days", "0", "--yes")
+    assert "stays, it is asked for by" in kept.output and "0 removed" in kept.output
+    assert built.entry().is_whole()
+
+
+def test_uses_that_count_no_more_are_struck_out(types: Callable[..., Typed], built: Run) -> None:
+    finish(built)
+    assert len(uses_of(built.entry())) == 1
+    types("engines", "prune", "--unused-days", "9")
+    assert len(uses_of(built.entry())) == 1
+    types("engines", "prune", "--unused-days", "9", "--yes")
+    assert uses_of(built.entry()) == [] and built.entry().is_whole()
+
+
+def test_no_name_at_all_names_nothing(types: Callable[..., Typed], built: Run) -> None:
+    finish(built)
+    assert "No engine is called ''" in types("engines", "prune", "--key", "", "--yes").errors
+    assert built.entry().is_whole()
+    assert types("engines", "show", "").code == ExitCode.BUILD
+
+
+def test_a_rendered_run_keeps_its_engine_for_a_week(
+    types: Callable[..., Typed], built: Run, home: Path
+) -> None:
+    finish(built)
+    paths = RunPaths(home / "runs" / "rendered")
+    paths.make_folders()
+    paths.plan.write_text('{"name": "a", "stages": [{"name": "serve"}], "scheduler": "local"}')
+    assert register(built.entry(), paths.folder)
+    kept = types("engines", "prune", "--unused-days", "0", "--yes")
+    assert "the run rendered, which is rendered and not submitted" in kept.output
+    assert built.entry().is_whole() and not built.entry("convert").folder.exists()
+    os.utime(paths.plan, (0, 0))
+    assert "1 removed" in types("engines", "prune", "--unused-days", "0", "--yes").output
+
+
+def test_what_is_being_built_stays_and_what_a_killed_build_left_goes(
+    types: Callable[..., Typed], runs: MakeRun
+) -> None:
+    waiting = '#!/usr/bin/env bash\nset -eu\nmkdir "$output"; echo a > "$output/a"; sleep 60\n'
+    run = runs(script=waiting)
+    process = run.start(TRTLLM_HPC_JOB_ID="17")
+    assert eventually(lambda: list(run.entry("convert").folder.glob("building.*/output/a")))
+    kept = types("engines", "prune", "--half-built", "--yes")
+    assert "stays, it is being built by job 17 on" in kept.output
+    assert "building by job 17 on" in types("engines", "list").output
+    run.clean()
+    assert process.returncode is not None
+    assert "half-built" in types("engines", "list").output
+    assert types("engines", "verify").code == 0
+    assert "1 removed" in types("engines", "prune", "--half-built", "--yes").output
+    assert tree(run.entry().folder.parent) == []
+
+
+def test_a_builder_that_cannot_be_seen_is_watched_before_it_counts_as_dead(
+    types: Callable[..., Typed], built: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLLM_HPC_LOCK_DEAD_SECONDS", "1.5")
+    finish(built)
+    entry = built.entry()
+    lock = entry.folder / "lock.1"
+    text = lock.read_text().replace("released", "00000007")
+    lock.write_text(text.replace(os.uname().nodename, "node-9"))
+    (entry.output / "trtllm-hpc-manifest.json").unlink()
+    assert "building by job 17 on node-9" in types("engines", "list").output
+    began = time.monotonic()
+    done = types("engines", "prune", "--half-built", "--yes")
+    assert "watching 1 builder(s) for a sign of life" in done.errors and "1 removed" in done.output
+    assert time.monotonic() - began > 1.0
+    assert not entry.folder.exists()
+
+
+def test_what_a_killed_removal_left_is_tidied(types: Callable[..., Typed], built: Run) -> None:
+    cache = Cache(built.entry().folder.parent)
+    left = cache.put_aside(built.entry().folder)
+    assert built.entry().name not in types("engines", "list").output
+    types("engines", "prune", "--half-built", "--yes")
+    assert not left.exists() and built.entry("convert").is_whole()
+
+
+# render ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(home: Path) -> list[str]:
+    (home / "job.yaml").write_text("name: tiny\n")
+    (home / "here.yaml").write_text("name: here\npartition: batch\n")
+    return ["render", "job.yaml", "--cluster", "./here.yaml"]
+
+
+def build_by_hand(folder: Path) -> None:
+    """Do what the build stage does, with a command that makes any engine."""
+    paths = RunPaths(folder)
+    script = paths.script("build")
+    record: dict[str, Any] = json.loads(paths.build_recipe.read_text())
+    script.write_text('#!/usr/bin/env bash\nset -eu\nmkdir "$output"\necho {} > "$output/config.json"\n')
+    record["script_sha256"] = hashlib.sha256(script.read_bytes()).hexdigest()
+    paths.build_recipe.write_text(json.dumps(record))
+    subprocess.run([sys.executable, "-I", "-S", paths.runtime, "engine"], check=True, capture_output=True)
+
+
+def test_a_run_whose_engine_is_there_has_no_build_stage(
+    types: Callable[..., Typed], job: list[str], home: Path
+) -> None:
+    first = types(*job)
+    assert "engine: not in the cache, it is built first (engine-" in first.output
+    folder = Path(first.output.splitlines()[0].removeprefix("rendered "))
+    assert (folder / "scripts" / "build.sh").is_file()
+    build_by_hand(folder)
+    second = types(*job, "--json")
+    record = json.loads(second.output)
+    assert record["engine"]["state"] == "found"
+    assert [Path(script).name for script in record["scripts"]] == ["serve.sbatch", "companion.sbatch"]
+    found = RunPaths(record["folder"])
+    assert (found.engine / "config.json").read_text() == "{}\n"
+    assert not found.script("build").exists() and not found.build_recipe.exists()
+    assert "build" not in found.sbatch("companion").read_text()
+    told = types(*job).output
+    assert "engine: found in the cache (engine-" in told and "nothing to build" in told
+    assert "afterok:$build" not in told
+    missed = types(*job, "--set", "engine.max_batch_size=3").output
+    assert "    model: the same\n    --max-batch-size (engine): 8 -> 3\n" in missed
+
+
+def test_a_cache_that_no_container_can_mount_is_refused_by_name(
+    types: Callable[..., Typed], job: list[str], home: Path
+) -> None:
+    (home / "here.yaml").write_text(json.dumps({"name": "here", "engines_folder": "/engines,old"}))
+    assert types(*job).code == 0
+    container = '{"runtime": "pyxis", "image": "a.sqsh"}'
+    refused = types(*job, "--set", f"cluster.container={container}")
+    assert refused.code == ExitCode.RENDER
+    assert "The cache of engines '/engines,old' has ',' in its name" in refused.errors
+
+
+def test_a_finished_engine_of_one_s_own_is_not_looked_for(
+    types: Callable[..., Typed], job: list[str], home: Path
+) -> None:
+    shown = types(*job, "--set", "engine.directory=/engines/a")
+    assert shown.code == 0 and "engine:" not in shown.output

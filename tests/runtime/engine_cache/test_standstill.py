@@ -1,0 +1,123 @@
+"""A builder may stand still anywhere and wake up late: it harms nobody, and nobody fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.conftest import eventually
+from tests.runtime.engine_cache.made import Run
+from tests.runtime.engine_cache.test_build import GATED, assert_clean, has_waited
+
+MakeRun = Callable[..., Run]
+
+SCRIPT = Path(__file__).with_name("standstill.py")
+
+
+class Meeting:
+    """A builder that stands still in the step ``convert``, whose old output is broken; and another."""
+
+    def __init__(self, runs: MakeRun, folder: Path, pattern: str, number: int) -> None:
+        engines, logs = str(folder / "engines"), folder / "others"
+        folder.mkdir()
+        self.sleeper = runs(engines_folder=engines, log=folder / "sleepers")
+        self.other = runs(engines_folder=engines, log=logs, script=GATED)
+        self.gate = folder / "gate"
+        assert self.sleeper.build()[0] == 0
+        for step, name in (("convert", "rank0.safetensors"), ("build", "rank0.engine")):
+            (self.sleeper.entry(step).output / name).write_bytes(b"cut")
+        entry = str(self.sleeper.entry("convert").folder)
+        words = [sys.executable, "-I", "-S", str(SCRIPT), str(self.sleeper.paths.runtime), entry]
+        self.first = self.sleeper.start([*words, pattern, str(number)])
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether there was such a point; else it comes to its end."""
+        assert eventually(lambda: state_of(self.first) in ("T", "Z"))
+        return state_of(self.first) == "T"
+
+    def wake_during(self) -> None:
+        """Let the other take over, and wake the sleeper in the midst of the other's build."""
+        second = self._take_over()
+        assert eventually(lambda: list(self.gate.parent.glob("others.*")) or second.poll() is not None)
+        os.kill(self.first.pid, signal.SIGCONT)
+        assert eventually(lambda: has_waited(self.sleeper) or self.first.poll() is not None)
+        self.gate.touch()
+        self._both_end_well(second)
+
+    def wake_after(self) -> None:
+        """Wake the sleeper when the other has built all."""
+        self.gate.touch()
+        second = self._take_over()
+        assert second.wait(30) == 0
+        before = self._times()
+        os.kill(self.first.pid, signal.SIGCONT)
+        self._both_end_well(second)
+        assert self._times() == before
+
+    def _take_over(self) -> subprocess.Popen[str]:
+        return self.other.start(GATE=str(self.gate), TRTLLM_HPC_LOCK_DEAD_SECONDS="0.4")
+
+    def _both_end_well(self, second: subprocess.Popen[str]) -> None:
+        words = [process.communicate(timeout=30)[0] for process in (self.first, second)]
+        assert (self.first.returncode, second.returncode) == (0, 0), words
+        assert "another build has taken over" not in words[1]
+        assert len(self.other.built()) == len(set(self.other.built())), "it was disturbed, and built again"
+        assert_clean(self.sleeper)
+        assert_clean(self.other)
+
+    def _times(self) -> dict[Path, int]:
+        outputs = [self.other.entry(step).output for step in ("convert", "build")]
+        return {path: path.stat().st_mtime_ns for output in outputs for path in output.rglob("*")}
+
+
+def state_of(process: subprocess.Popen[str]) -> str:
+    """``T`` when it was stopped, ``Z`` when it has ended: proc(5)."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("pattern", ["os.mkdir", "os.listdir|os.scandir", "os.rename .*/output "])
+def test_a_builder_that_wakes_during_the_others_build_disturbs_it_not(
+    runs: MakeRun, tmp_path: Path, pattern: str
+) -> None:
+    meeting = Meeting(runs, tmp_path / "meeting", pattern, 1)
+    assert meeting.has_stopped
+    meeting.wake_during()
+
+
+@pytest.mark.parametrize(("pattern", "number"), [("os.rename .*/output ", 1), ("os.rename .*/output ", 2)])
+def test_a_builder_that_wakes_after_the_others_build_leaves_it_as_it_is(
+    runs: MakeRun, tmp_path: Path, pattern: str, number: int
+) -> None:
+    """Before it puts the broken output aside, and before it publishes its own."""
+    meeting = Meeting(runs, tmp_path / "meeting", pattern, number)
+    assert meeting.has_stopped
+    meeting.wake_after()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wake", [Meeting.wake_during, Meeting.wake_after])
+def test_a_builder_may_stand_still_before_anything_it_does(
+    runs: MakeRun, tmp_path: Path, wake: Callable[[Meeting], None]
+) -> None:
+    met = 0
+    for meeting in meetings(runs, tmp_path):
+        wake(meeting)
+        met += 1
+    assert met > 20
+
+
+def meetings(runs: MakeRun, folder: Path) -> Iterator[Meeting]:
+    """One for each point at which a builder may stand still."""
+    for number in count(1):
+        meeting = Meeting(runs, folder / str(number), ".", number)
+        if not meeting.has_stopped:
+            return
+        yield meeting

@@ -1,0 +1,31 @@
+"""Job files and recipes for the tests of model repositories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.backends.repository import recipe
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.tensorrt_llm.releases import release_of_version
+
+
+def make_job(version: str, **sections: dict[str, Any]) -> JobFile:
+    """A job file for TensorRT-LLM; ``sections`` are laid over it."""
+    plain: dict[str, Any] = {
+        "name": "served",
+        "model": {"path": "/models/a, b: c"},
+        "engine": {"backend": "tensorrtllm", "tensorrt_llm_version": version, "max_batch_size": 64},
+    }
+    for name, values in sections.items():
+        plain[name] = {**plain.get(name, {}), **values}
+    return JobFile.model_validate(plain)
+
+
+def make_recipe(version: str, **sections: dict[str, Any]) -> RepositoryRecipe:
+    """The recipe of such a job."""
+    job = make_job(version, **sections)
+    release = release_of_version(version)
+    assert release is not None
+    return recipe(job, release, RunPaths("/runs/one"))

@@ -1,0 +1,130 @@
+"""From a template's text and values to Triton's message, and back to text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtllm_hpc.runtime.model_repository.fill import fill
+from trtllm_hpc.runtime.model_repository.lexer import find_placeholders
+from trtllm_hpc.runtime.model_repository.recipe import Value
+from trtllm_hpc.runtime.model_repository.schema import schema, text_format
+
+TEMPLATE = """# It's ${said} in a comment.
+name: "model" # and "${here}
+max_batch_size: ${batch}
+model_transaction_policy { decoupled: ${decoupled} }
+input [ { name: "x" data_type: ${kind} dims: [ -1 ] } ]
+parameters: { key: "path" value: { string_value: "${path}" } }
+parameters: { key: 'wrapped' value: { string_value: 'a\\'b ${path} c' } }
+parameters: {
+  key: "limit"
+  value: {
+    string_value: "${limit}"
+  }
+}
+"""
+VALUES: dict[str, Value | None] = {
+    "batch": 8,
+    "decoupled": False,
+    "kind": "TYPE_FP16",
+    "path": "/p",
+    "limit": 2560,
+}
+
+
+def filled(values: dict[str, Value | None] | None = None, template: str = TEMPLATE) -> Any:
+    message, problems = fill(template, {**VALUES, **(values or {})}, "model")
+    assert not problems, problems
+    return message
+
+
+def written(message: Any) -> dict[str, str]:
+    """Parameters as Triton reads them from the text that would be written."""
+    text = text_format().MessageToString(message, as_utf8=True)
+    again = text_format().Parse(text, schema().ModelConfig())
+    return {key: value.string_value for key, value in again.parameters.items()}
+
+
+def test_structure_is_filled_with_typed_values() -> None:
+    message = filled()
+    assert (message.name, message.max_batch_size) == ("model", 8)
+    assert message.model_transaction_policy.decoupled is False
+    assert message.input[0].data_type == schema().TYPE_FP16
+
+
+def test_comments_and_quotes_are_told_apart() -> None:
+    found = {(place.name, place.line, place.structural) for place in find_placeholders(TEMPLATE)}
+    assert found == {
+        ("batch", 3, True),
+        ("decoupled", 4, True),
+        ("kind", 5, True),
+        ("path", 6, False),
+        ("path", 7, False),
+        ("limit", 11, False),
+    }
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: not text.startswith("${")))
+def test_any_text_survives(text: str) -> None:
+    said = written(filled({"path": text}))
+    assert said["path"] == text
+    assert said["wrapped"] == f"a'b {text} c"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (False, "false"), (True, "true"), (0.9, "0.9"), (10**15, "1000000000000000"), ("", "")],
+)
+def test_values_become_what_upstreams_models_read(value: Value, text: str) -> None:
+    assert written(filled({"limit": value}))["limit"] == text
+
+
+def test_a_value_may_hold_what_would_be_a_placeholder_elsewhere() -> None:
+    # Filled in one pass: what a value holds is not looked at again.
+    assert written(filled({"path": "/a/${limit}/b"}))["path"] == "/a/${limit}/b"
+
+
+def test_null_takes_the_parameter_out() -> None:
+    assert set(written(filled({"limit": None}))) == {"path", "wrapped"}
+
+
+def test_all_that_is_missing_is_said_at_once_with_lines() -> None:
+    values: dict[str, Value | None] = {"decoupled": True, "kind": None, "path": "${path}"}
+    message, problems = fill(TEMPLATE, values, "tensorrt_llm")
+    assert message is None
+    assert [(problem.line, problem.sentence) for problem in problems] == [
+        (3, "nothing says what ${batch} (max_batch_size) is."),
+        (5, "${kind} (data_type) has no value, and Triton loads no model without."),
+        (6, "the value '${path}' of ${path} reads like a placeholder itself."),
+        (7, "the value '${path}' of ${path} reads like a placeholder itself."),
+        (11, "nothing says what ${limit} (string_value) is."),
+    ]
+    assert problems[0].remedy == "set repository.parameters.tensorrt_llm.batch"
+    assert problems[4].remedy == "set repository.parameters.tensorrt_llm.limit, or null"
+
+
+def test_structure_takes_no_text_that_is_not_a_word() -> None:
+    message, problems = fill(TEMPLATE, {**VALUES, "kind": "TYPE_FP16 dims: [ 1 ]"}, "model")
+    assert message is None
+    assert [problem.line for problem in problems] == [5]
+
+
+def test_what_is_no_configuration_is_told_with_its_line() -> None:
+    message, problems = fill('name: "x"\nmax_batchsize: 3\n', {}, "model")
+    assert message is None
+    assert [problem.line for problem in problems] == [2]
+    assert "max_batchsize" in problems[0].sentence
+
+
+@pytest.mark.parametrize(
+    "broken", ["max_batch_size: ${ batch }", "max_batch_size: ${batch", 'name: "${}"', 'name: "${batch"']
+)
+def test_a_broken_placeholder_is_refused(broken: str) -> None:
+    message, problems = fill(f"\n{broken}\n", VALUES, "model")
+    assert message is None
+    assert [problem.line for problem in problems] == [2]
+    assert "is no placeholder that can be filled" in problems[0].sentence

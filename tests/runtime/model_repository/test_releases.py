@@ -1,0 +1,212 @@
+"""Whole repositories, for the releases whose templates differ most."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.runtime.model_repository.jobs import make_recipe
+from tests.runtime.model_repository.upstream import RELEASES, write_all_models, write_llmapi
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.runtime.model_repository.render import FinishedModel, render_models
+from trtllm_hpc.runtime.model_repository.schema import schema, text_format
+
+PIPELINE = {"ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"}
+TWO_COPIES: dict[str, dict[str, Any]] = {
+    "serve": {"mode": "orchestrator"},
+    "engine": {"tensor_parallel": 2},
+    "repository": {
+        "models": [
+            {"name": "tensorrt_llm", "gpu_device_ids": [0, 1]},
+            {"name": "tensorrt_llm_2", "gpu_device_ids": [2, 3]},
+        ]
+    },
+}
+TWO_PHASES: dict[str, dict[str, Any]] = {
+    "serve": {
+        "mode": "disaggregated",
+        "disaggregated": {
+            "context": {"instances": [[0, 1], [2, 3]]},
+            "generation": {"instances": [[4]], "engine": "/engines/one gpu"},
+        },
+    }
+}
+
+
+def parsed(models: Mapping[str, FinishedModel]) -> dict[str, Any]:
+    """The finished texts as Triton reads them; none has a placeholder left."""
+    found = {}
+    for name, model in models.items():
+        assert "${" not in model.config
+        found[name] = text_format().Parse(model.config, schema().ModelConfig())
+        assert found[name].name == name
+    return found
+
+
+def parameters(message: Any) -> dict[str, str]:
+    return {key: value.string_value for key, value in message.parameters.items()}
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_leader_mode(tmp_path: Path, version: str) -> None:
+    all_models = write_all_models(tmp_path, version)
+    recipe = make_recipe(
+        version,
+        repository={"decoupled": True, "max_tokens_in_paged_kv_cache": 2560, "bls_instances": 3},
+    )
+    models = parsed(render_models(recipe, all_models))
+    assert set(models) == PIPELINE
+    assert {message.max_batch_size for message in models.values()} == {64}
+    served = models["tensorrt_llm"]
+    assert served.backend == "tensorrtllm"
+    assert served.model_transaction_policy.decoupled
+    assert list(served.dynamic_batching.preferred_batch_size) == [64]
+    said = parameters(served)
+    assert said["gpt_model_path"] == "/runs/one/engine"
+    assert said["gpt_model_type"] == "inflight_fused_batching"
+    assert said["max_tokens_in_paged_kv_cache"] == "2560"
+    assert "kv_cache_free_gpu_mem_fraction" not in said  # nobody asked: the backend's own default
+    assert parameters(models["preprocessing"])["tokenizer_dir"] == "/models/a, b: c"
+    assert models["tensorrt_llm_bls"].instance_group[0].count == 3
+    assert parameters(models["tensorrt_llm_bls"])["tensorrt_llm_model_name"] == "tensorrt_llm"
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_what_a_models_code_reads_without_asking_is_there(tmp_path: Path, version: str) -> None:
+    models = parsed(render_models(make_recipe(version), write_all_models(tmp_path, version)))
+    text = parameters(models["preprocessing"])
+    if version in ("0.12.0", "0.16.0", "0.17.0"):
+        assert text["visual_model_path"] == ""
+    if version in ("0.21.0", "1.2.0"):
+        assert text["multimodal_model_path"] == ""
+        guided = ("tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path")
+        assert [parameters(models["tensorrt_llm"])[name] for name in guided] == ["", "", ""]
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_orchestrator_mode_has_a_pipeline_for_each_copy(tmp_path: Path, version: str) -> None:
+    recipe = make_recipe(version, **TWO_COPIES)
+    models = parsed(render_models(recipe, write_all_models(tmp_path, version)))
+    copies = {"ensemble_2", "tensorrt_llm_2", "tensorrt_llm_bls_2"}
+    assert set(models) == PIPELINE | copies
+    assert parameters(models["tensorrt_llm"])["gpu_device_ids"] == "0,1"
+    assert parameters(models["tensorrt_llm_2"])["gpu_device_ids"] == "2,3"
+    steps = [step.model_name for step in models["ensemble_2"].ensemble_scheduling.step]
+    assert steps == ["preprocessing", "tensorrt_llm_2", "postprocessing"]
+    assert parameters(models["tensorrt_llm_bls_2"])["tensorrt_llm_model_name"] == "tensorrt_llm_2"
+
+
+@pytest.mark.parametrize("version", [version for version in RELEASES if version not in ("0.9.0", "0.12.0")])
+def test_disaggregated_mode_numbers_ranks_from_the_context_on(tmp_path: Path, version: str) -> None:
+    recipe = make_recipe(version, **TWO_PHASES)
+    models = parsed(render_models(recipe, write_all_models(tmp_path, version)))
+    expected = {"ensemble", "preprocessing", "postprocessing", "context", "generation"}
+    assert set(models) == expected | {"disaggregated_serving_bls"}
+    context, generation = parameters(models["context"]), parameters(models["generation"])
+    # Rank 0 is the orchestrator: two copies of two ranks, then one of one.
+    assert (context["participant_ids"], context["gpu_device_ids"]) == ("1,2;3,4", "0,1;2,3")
+    assert (generation["participant_ids"], generation["gpu_device_ids"]) == ("5", "4")
+    assert models["context"].instance_group[0].count == 2
+    assert models["generation"].instance_group[0].count == 1
+    assert context["gpt_model_path"] == "/runs/one/engine"
+    assert generation["gpt_model_path"] == "/engines/one gpu"
+    steps = [step.model_name for step in models["ensemble"].ensemble_scheduling.step]
+    assert steps == ["preprocessing", "disaggregated_serving_bls", "postprocessing"]
+    said = parameters(models["disaggregated_serving_bls"])
+    assert (said["context_model_name"], said["generation_model_name"]) == ("context", "generation")
+
+
+def test_instances_on_the_same_gpus_are_a_count(tmp_path: Path) -> None:
+    recipe = make_recipe("0.16.0", repository={"instances": 2})
+    models = parsed(render_models(recipe, write_all_models(tmp_path, "0.16.0")))
+    assert [group.count for group in models["tensorrt_llm"].instance_group] == [2]
+
+
+def test_encoder_and_decoder_have_an_engine_each(tmp_path: Path) -> None:
+    recipe = make_recipe("0.16.0", engine={"encoder_decoder": True})
+    said = parameters(parsed(render_models(recipe, write_all_models(tmp_path, "0.16.0")))["tensorrt_llm"])
+    assert said["encoder_model_path"] == "/runs/one/engine/encoder"
+    assert said["gpt_model_path"] == "/runs/one/engine/decoder"
+    assert said["cross_kv_cache_fraction"] == "0.5"
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "1.2.0"])
+def test_the_llm_api_is_told_by_model_yaml(tmp_path: Path, version: str) -> None:
+    recipe = make_recipe(
+        version,
+        engine={"backend": "llmapi", "tensor_parallel": 4, "moe_expert_parallel": 2},
+        repository={
+            "decoupled": True,
+            "kv_cache_free_gpu_mem_fraction": 0.8,
+            "parameters": {"tensorrt_llm": {"kv_cache_config.dtype": "fp8", "trust_remote_code": True}},
+        },
+    )
+    model = render_models(recipe, write_llmapi(tmp_path))["tensorrt_llm"]
+    assert yaml.safe_load(model.texts["1/model.yaml"]) == {
+        "model": "/models/a, b: c",
+        "backend": "pytorch",
+        "tensor_parallel_size": 4,
+        "pipeline_parallel_size": 1,
+        "moe_expert_parallel_size": 2,
+        "max_batch_size": 64,
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "dtype": "fp8"},
+        "trust_remote_code": True,
+        "triton_config": {"max_batch_size": 0, "decoupled": True},
+    }
+    # The server is started without auto-completion, so the configuration says it too.
+    assert parsed({"tensorrt_llm": model})["tensorrt_llm"].model_transaction_policy.decoupled
+    assert set(model.copies) == {"1/model.py", "1/helpers.py"}
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_a_recipe_travels_as_json(version: str) -> None:
+    recipe = make_recipe(version, **TWO_COPIES)
+    assert RepositoryRecipe.from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
+
+
+def test_a_repository_that_somebody_filled_by_hand_takes_the_jobs_values(tmp_path: Path) -> None:
+    """S3: ``triton_model_repo`` of release 0.9 has numbers where upstream has placeholders, and no groups."""
+    filled = render_models(make_recipe("0.9.0"), write_all_models(tmp_path, "0.9.0"))
+    for name, model in filled.items():
+        folder = tmp_path / "triton_model_repo" / name
+        (folder / "1").mkdir(parents=True)
+        text = re.sub(r'string_value: "/[^"]*"', 'string_value: "/somebody/elses"', model.config)
+        (folder / "config.pbtxt").write_text(text.replace("64", "256"), encoding="utf-8")
+        (folder / "1" / "model.py").write_text("# a model\n", encoding="utf-8")
+    (tmp_path / "triton_model_repo" / "tensorrt_llm" / "1" / "rank0.engine").write_bytes(b"x")
+    recipe = make_recipe(
+        "0.9.0",
+        engine={"max_batch_size": 32},
+        repository={
+            "decoupled": True,
+            "batch_scheduler_policy": "max_utilization",
+            "kv_cache_free_gpu_mem_fraction": 0.9,
+        },
+    )
+    rendered = render_models(recipe, tmp_path / "triton_model_repo")
+    models = parsed(rendered)
+    assert {message.max_batch_size for message in models.values()} == {32}
+    assert list(models["tensorrt_llm"].dynamic_batching.preferred_batch_size) == [32]
+    assert models["tensorrt_llm_bls"].model_transaction_policy.decoupled
+    said = parameters(models["tensorrt_llm"])
+    assert said["gpt_model_path"] == "/runs/one/engine"
+    assert said["batch_scheduler_policy"] == "max_utilization"
+    assert said["kv_cache_free_gpu_mem_fraction"] == "0.9"
+    assert parameters(models["postprocessing"])["tokenizer_dir"] == "/models/a, b: c"
+    # An engine is named by its folder, and would be copied at every start.
+    assert set(rendered["tensorrt_llm"].copies) == {"1/model.py"}
+
+
+def test_model_yaml_can_be_read_in_any_locale(tmp_path: Path) -> None:
+    """Triton's stub opens it as ASCII; upstream reads it as YAML 1.1."""
+    path = "/models/é \u2028 模型 \U0001f40d \\ \" ' # : \x85"
+    recipe = make_recipe("1.2.0", engine={"backend": "llmapi"}, model={"path": path})
+    text = render_models(recipe, write_llmapi(tmp_path))["tensorrt_llm"].texts["1/model.yaml"]
+    assert text.isascii()
+    assert yaml.safe_load(text)["model"] == path

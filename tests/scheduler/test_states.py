@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, REASONS, STATES, explain_reason, parse_state
+
+# squeue(1) and sacct(1), "JOB STATE CODES", Slurm 22.05 to 24.05.
+DOCUMENTED = [
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "CONFIGURING", "COMPLETING", "DEADLINE", "FAILED",
+    "NODE_FAIL", "OUT_OF_MEMORY", "PENDING", "PREEMPTED", "RESV_DEL_HOLD", "REQUEUE_FED",
+    "REQUEUE_HOLD", "REQUEUED", "RESIZING", "REVOKED", "RUNNING", "SIGNALING", "SPECIAL_EXIT",
+    "STAGE_OUT", "STOPPED", "SUSPENDED", "TIMEOUT",
+]  # fmt: skip
+
+
+def test_every_documented_state_is_known() -> None:
+    assert set(STATES) == set(DOCUMENTED)
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTED, "LOST", "INTERRUPTED"])
+def test_every_state_has_a_sentence_and_only_completed_is_well(name: str) -> None:
+    state = {**STATES, "LOST": LOST, "INTERRUPTED": INTERRUPTED}[name]
+    assert state.name == name
+    assert state.sentence and state.sentence[0].islower() and not state.sentence.endswith(".")
+    assert state.ok == (name == "COMPLETED")
+    assert state.final or not state.ok
+
+
+def test_what_is_still_going_on_is_not_final() -> None:
+    final = {name for name, state in STATES.items() if state.final}
+    assert final == {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+        "PREEMPTED", "REVOKED", "TIMEOUT",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("COMPLETED", "COMPLETED"),
+        ("CANCELLED by 1000", "CANCELLED"),
+        ("RUNNING+", "RUNNING"),
+        ("CANCELLED+", "CANCELLED"),
+        ("running", "RUNNING"),
+    ],
+)
+def test_what_slurm_prints_is_cut_to_the_state(text: str, name: str) -> None:
+    assert parse_state(text) is STATES[name]
+
+
+@pytest.mark.parametrize(("text", "name"), [("TELEPORTING", "TELEPORTING"), ("", "UNKNOWN"), ("?", "?")])
+def test_what_is_not_in_the_table_is_unknown_and_never_an_end(text: str, name: str) -> None:
+    state = parse_state(text)
+    assert (state.name, state.final, state.ok) == (name, False, False)
+    assert "unknown" in state.sentence and repr(text) in state.sentence
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Resources", "the nodes it needs are busy"),
+        ("(Resources)", "the nodes it needs are busy"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "a node it needs is down, drained or reserved"),
+        ("(ReqNodeNotAvail, UnavailableNodes:n1)", "a node it needs is down, drained or reserved"),
+        ("JobHeldUser", "you hold it; type: scontrol release JOBID"),
+        ("PartitionTimeLimit", "lower time_limit_minutes"),
+        ("FlyingElephants", "Slurm says FlyingElephants"),
+        ("", "Slurm has not said why yet"),
+        ("None", "Slurm has not said why yet"),
+    ],
+)
+def test_a_pending_reason_in_words(reason: str, words: str) -> None:
+    assert words in explain_reason(reason)
+
+
+def test_every_reason_is_a_clause() -> None:
+    for reason, words in REASONS.items():
+        assert words and not words.endswith("."), reason

@@ -1,0 +1,147 @@
+"""The data files say of themselves only what can be true."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from trtllm_hpc.tensorrt_llm.releases import COMMANDS, Command, Release, releases
+from trtllm_hpc.tensorrt_llm.releases.defaults import UNSET, parsed
+from trtllm_hpc.tensorrt_llm.releases.load import BY_FAMILY, commands_of, families_with, read_data
+from trtllm_hpc.tensorrt_llm.releases.model import Form
+
+VERSIONS = [release.version for release in releases()]
+DATA = Path(__file__).parents[2] / "trtllm_hpc" / "versions" / "data"
+KEYS = {
+    *("form", "since", "until", "default", "choices", "aliases", "required", "bare"),
+    *("replaced_by", "note", "ignored", "source"),
+}
+
+
+def lists() -> Iterator[str]:
+    for name, file in COMMANDS.items():
+        if name in BY_FAMILY:
+            yield from (f"{file}/{path.stem}" for path in sorted((DATA / file).glob("*.toml")))
+        else:
+            yield file
+
+
+LISTS = list(lists())
+
+
+def entries(file: str) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    data = read_data(file)
+    parts = [data, *data.get("subcommand", {}).values()]
+    for part in parts:
+        for option, found in part["options"].items():
+            yield option, found if isinstance(found, list) else [found]
+
+
+def every_command() -> Iterator[Command]:
+    for release in releases():
+        for name in COMMANDS:
+            for family in families_with(release.version, name) or ("llama",):
+                command = release.command(name, family)
+                if command is not None:
+                    yield command
+                    yield from command.subcommands.values()
+
+
+@pytest.mark.parametrize("file", LISTS)
+def test_every_release_of_a_list_is_known_and_says_where_it_was_read(file: str) -> None:
+    read = read_data(file)["read"]
+    assert read
+    for version, said in read.items():
+        assert version in VERSIONS
+        assert said["status"] == "verified" or re.fullmatch(
+            r"taken from (main|[\d.]+(\.dev\d+|\.post\d+)?)", said["status"]
+        )
+        assert said["source"]
+
+
+@pytest.mark.parametrize("file", LISTS)
+def test_the_entries_of_an_option_follow_each_other(file: str) -> None:
+    for option, spans in entries(file):
+        begin = parsed(VERSIONS[0])
+        for place, span in enumerate(spans):
+            assert set(span) <= KEYS, option
+            assert span["form"] in get_args(Form), option
+            assert "since" not in span or span["since"] in VERSIONS, option
+            assert "until" not in span or span["until"] in VERSIONS, option
+            since = parsed(span.get("since", VERSIONS[0]))
+            assert since >= begin, option
+            assert "until" in span or place == len(spans) - 1, option
+            begin = parsed(span.get("until", "9999"))
+            assert since < begin, option
+
+
+@pytest.mark.parametrize("file", LISTS)
+def test_values_that_change_do_so_while_the_option_is_there(file: str) -> None:
+    for option, spans in entries(file):
+        for span in spans:
+            for values in (span.get("default"), span.get("choices")):
+                if isinstance(values, dict):
+                    assert list(values) == sorted(values, key=parsed), option
+                    assert set(values) <= set(VERSIONS), option
+                    assert len(values) > 1, option
+                    assert parsed(next(iter(values))) >= parsed(span.get("since", VERSIONS[0])), option
+                    assert parsed([*values][-1]) < parsed(span.get("until", "9999")), option
+
+
+def test_a_default_is_one_of_the_choices() -> None:
+    for command in every_command():
+        for option in command.options.values():
+            if option.choices and option.default not in (None, False, UNSET):
+                assert str(option.default) in option.choices, (command.release, command.name, option.name)
+
+
+def test_no_spelling_stands_for_two_options() -> None:
+    for command in every_command():
+        spellings = [word for option in command.options.values() for word in (option.name, *option.aliases)]
+        assert len(spellings) == len(set(spellings)), (command.release, command.name)
+
+
+def test_the_history_of_an_option_agrees_with_the_lists() -> None:
+    for command in every_command():
+        for name, history in command.histories.items():
+            there = parsed(history.first) <= parsed(command.release) and (
+                history.gone is None or parsed(command.release) < parsed(history.gone)
+            )
+            if name in command.options:
+                assert there, (command.release, command.name, name)
+            elif there and name == history.name:
+                assert history.note is not None and command.release in history.note
+
+
+@pytest.mark.parametrize("release", releases(), ids=lambda release: release.version)
+def test_every_release_can_build_start_and_ask(release: Release) -> None:
+    names = {command.name for command in commands_of(release.version)}
+    assert {"launch_triton_server.py", "inflight_batcher_llm_client.py", "end_to_end_test.py"} <= names
+    assert "build.py" in names or {"convert_checkpoint.py", "trtllm-build"} <= names
+    assert release.source and release.paths.examples and release.paths.all_models
+    assert release.examples_folder("llama") is not None
+
+
+def test_no_container_carries_two_releases() -> None:
+    tags = [tag for release in releases() for tag in release.tags]
+    assert len(tags) == len(set(tags))
+    assert tags == sorted(tags)
+
+
+@pytest.mark.parametrize(
+    ("version", "folder"),
+    [
+        ("0.9.0", "/tensorrtllm_backend/tensorrt_llm/examples/llama"),
+        ("0.18.2", "/app/examples/llama"),
+        ("0.19.0", "/app/examples/models/core/llama"),
+    ],
+)
+def test_a_familys_folder_moved(version: str, folder: str) -> None:
+    release = next(release for release in releases() if release.version == version)
+    assert release.examples_folder("llama") == folder
+    assert release.examples_folder("mixtral") == folder
+    assert release.examples_folder("no-such-family") is None

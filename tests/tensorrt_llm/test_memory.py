@@ -1,0 +1,454 @@
+"""The memory planner's figures against sums that anybody can follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tensorrt_llm.memory_models import (
+    GPT_2,
+    LLAMA_2_7B,
+    LLAMA_3_8B,
+    LLAMA_3_70B,
+    MIXTRAL_8X7B,
+    QWEN_05B,
+)
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.tensorrt_llm.memory.families import UnknownModel, read_shape
+from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, plan_memory
+from trtllm_hpc.tensorrt_llm.releases import release_of_version
+
+GIB = 2**30
+
+
+def planned(
+    config: dict[str, Any],
+    *,
+    version: str | None = "0.16.0",
+    gpu: str | None = "a100-80gb",
+    gpus: int = 8,
+    repository: dict[str, Any] | None = None,
+    serve: dict[str, Any] | None = None,
+    **engine: Any,
+) -> MemoryPlan:
+    """The plan for an engine of TensorRT-LLM in float16 with the seeds' usual limits."""
+    if version is not None:
+        limits = {"max_batch_size": 16, "max_seq_len": 4096, "max_num_tokens": 8192}
+        engine = {"backend": "tensorrtllm", "dtype": "float16", **limits, **engine}
+    job = JobFile.model_validate(
+        {
+            "name": "job",
+            "model": {"path": "/models/m", "synthetic": None},
+            "engine": engine,
+            "repository": repository or {},
+            "serve": serve or {},
+        }
+    )
+    cluster = ClusterProfile(name="here", gpus_per_node=gpus, gpu=gpu)
+    release = None if version is None else release_of_version(version)
+    return plan_memory(job, cluster, config, release)
+
+
+def near(value: float) -> Any:
+    return pytest.approx(value, rel=0.05)
+
+
+# By hand ----------------------------------------------------------------------------------------
+
+
+def test_llama_2_7b() -> None:
+    attention = 4 * 4096 * 4096  # q, k, v, o: 67.1 million
+    mlp = 3 * 4096 * 11008  # gate, up, down: 135.3 million
+    table = 32000 * 4096  # 131.1 million, as embedding and once more as head
+    parameters = 32 * (attention + mlp) + 2 * table  # 6,738 million
+    plan = planned(LLAMA_2_7B)
+    assert plan.parameters == near(parameters) and plan.parameters == near(6.74e9)
+    assert plan.room.weights == near(2 * parameters) and plan.room.weights == near(12.55 * GIB)
+    assert plan.room.kv_per_token == 32 * 2 * 4096 * 2 == 512 * 1024
+
+
+def test_llama_2_7b_on_two_ranks() -> None:
+    layers = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    table = 32000 * 4096
+    each = layers / 2 + table + table / 2  # the head is cut, the embedding is whole on both ranks
+    room = planned(LLAMA_2_7B, tensor_parallel=2).room
+    assert room.weights == near(2 * each)
+    # NVIDIA's own log of this layout (docs/source/reference/memory.md): "Loaded engine size: 6695 MiB",
+    # "Allocated 63.44 GiB for max tokens in paged KV cache (259840)".
+    assert room.weights == near(6695 * 2**20)
+    assert room.kv_per_token == near(63.44 * GIB / 259840)
+
+
+def test_llama_3_8b_has_a_quarter_of_the_kv_heads() -> None:
+    attention = 2 * 4096 * 4096 + 2 * 4096 * 1024  # 8 of 32 heads for k and v
+    parameters = 32 * (attention + 3 * 4096 * 14336) + 2 * 128256 * 4096  # 8,030 million
+    plan = planned(LLAMA_3_8B, max_seq_len=8192)
+    assert plan.parameters == near(parameters) and plan.parameters == near(8.03e9)
+    # Issue 3636 of NVIDIA/TensorRT-LLM, the same model: "Loaded engine size: 15388 MiB".
+    assert plan.room.weights == near(2 * parameters) and plan.room.weights == near(15388 * 2**20)
+    assert plan.room.kv_per_token == 32 * 2 * 8 * 128 * 2 == 128 * 1024
+
+
+def test_llama_3_70b_on_eight_ranks() -> None:
+    attention = 2 * 8192 * 8192 + 2 * 8192 * 1024
+    layers = 80 * (attention + 3 * 8192 * 28672)  # 68,452 million
+    table = 128256 * 8192  # 1,051 million
+    plan = planned(LLAMA_3_70B, tensor_parallel=8)
+    assert plan.parameters == near(layers + 2 * table) and plan.parameters == near(70.55e9)
+    assert plan.room.weights == near(2 * (layers / 8 + table + table / 8))
+    assert plan.room.kv_per_token == 80 * 2 * 1 * 128 * 2  # one of the 8 KV heads on each rank
+
+
+def test_llama_3_70b_over_two_nodes() -> None:
+    attention = 2 * 8192 * 8192 + 2 * 8192 * 1024
+    layers = 80 * (attention + 3 * 8192 * 28672)
+    table = 128256 * 8192
+    room = planned(LLAMA_3_70B, tensor_parallel=4, pipeline_parallel=2).room
+    # The first stage has the whole embedding, the second a quarter of the head: the first has more.
+    assert room.weights == near(2 * (layers / 8 + table))
+    assert room.kv_per_token == 40 * 2 * 2 * 128 * 2  # half the layers, two KV heads
+
+
+def test_more_ranks_than_kv_heads_repeat_them() -> None:
+    on_8 = planned(LLAMA_3_70B, tensor_parallel=8).room
+    on_16 = planned(LLAMA_3_70B, tensor_parallel=16).room
+    assert on_16.kv_per_token == on_8.kv_per_token
+    repeated = 80 * 2 * 8192 * 128  # k and v, which each rank of 16 has as large as each rank of 8
+    cut = 80 * (2 * 8192 * 8192 + 3 * 8192 * 28672) + 128256 * 8192
+    assert on_16.weights == near(2 * (cut / 16 + repeated + 128256 * 8192))
+
+
+@pytest.mark.parametrize("expert_parallel", [1, 2, 8])
+def test_mixtral_8x7b(expert_parallel: int) -> None:
+    attention = 2 * 4096 * 4096 + 2 * 4096 * 1024
+    experts = 8 * 3 * 4096 * 14336  # 1,409 million in each layer
+    router = 8 * 4096
+    table = 32000 * 4096
+    parameters = 32 * (attention + experts + router) + 2 * table
+    one = planned(MIXTRAL_8X7B)
+    assert one.parameters == near(parameters) and one.parameters == near(46.7e9)
+    eight = planned(MIXTRAL_8X7B, tensor_parallel=8, moe_expert_parallel=expert_parallel)
+    # However the experts are shared, a rank has an eighth of them; the router is whole, in float32.
+    each = 32 * (2 * (attention + experts) / 8 + 4 * router) + 2 * (table + table / 8)
+    assert eight.room.weights == near(each)
+    assert eight.room.kv_per_token == 32 * 2 * 1 * 128 * 2
+
+
+def test_gpt_2() -> None:
+    attention = 768 * (3 * 768 + 3) + 768 * (768 + 1)  # with biases: 2.36 million
+    mlp = 3072 * (768 + 1) + 768 * (3072 + 1)  # 4.72 million
+    norms = 4 * 768
+    embeddings = 50257 * 768 + 1024 * 768  # the head is the embedding once more
+    parameters = 12 * (attention + mlp + norms) + embeddings + 2 * 768
+    plan = planned(GPT_2)
+    assert plan.parameters == near(parameters) and plan.parameters == near(124.4e6)
+    assert plan.room.weights == near(2 * parameters)
+    assert plan.room.kv_per_token == 12 * 2 * 768 * 2
+
+
+def test_gpt_2s_head_is_a_copy_where_it_cannot_be_the_embedding() -> None:
+    shared = planned(GPT_2).room.weights
+    head = 50257 * 768 * 2
+    # Before 0.16 it is one only if the conversion is asked (--use_embedding_sharing).
+    assert planned(GPT_2, version="0.12.0").room.weights == near(shared + head)
+    assert planned(GPT_2, version="0.12.0", embedding_sharing=True).room.weights == shared
+    # On two ranks the head is cut and the embedding is not: 50257 tokens are padded to 50258.
+    layers = shared - (50257 + 1024 + 2) * 768 * 2
+    assert planned(GPT_2, tensor_parallel=2).room.weights == near(
+        layers / 2 + (50257 + 1024) * 768 * 2 + 25129 * 768 * 2
+    )
+
+
+# Quantization ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "bytes_each"),
+    [("fp8", 1), ("int8_wo", 1), ("int8_sq", 1), ("int4_wo", 0.5), ("int4_awq", 0.5 + 2 / 128)],
+)
+def test_quantization_leaves_embedding_and_head_alone(method: str, bytes_each: float) -> None:
+    layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    tables = 2 * 128256 * 4096  # a fifth of the quantized 8B
+    room = planned(LLAMA_3_8B, quantization={"method": method}).room
+    assert room.weights == pytest.approx(layers * bytes_each + tables * 2, rel=0.01)
+    assert room.kv_per_token == 128 * 1024  # the cache is a key of its own
+
+
+def test_a_router_stays_in_float32() -> None:
+    plain, fp8 = planned(MIXTRAL_8X7B), planned(MIXTRAL_8X7B, quantization={"method": "fp8"})
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 8 * 3 * 4096 * 14336
+    assert plain.room.weights - fp8.room.weights == 32 * layer
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_kv_cache_of_eight_bits_holds_twice_as_much(kind: str) -> None:
+    plain, small = planned(LLAMA_3_8B), planned(LLAMA_3_8B, quantization={"kv_cache": kind})
+    assert small.room.kv_per_token * 2 == plain.room.kv_per_token
+    assert plain.room.tokens is not None and small.room.tokens in (
+        2 * plain.room.tokens,
+        2 * plain.room.tokens + 1,
+    )
+
+
+# Room --------------------------------------------------------------------------------------------
+
+
+def test_what_fits_on_the_gpu() -> None:
+    plan = planned(LLAMA_3_8B)
+    room = plan.room
+    assert room.capacity == 80 * GIB and plan.fraction == 0.9
+    left = 80 * GIB - room.weights - room.buffers.total
+    assert room.tokens == int(left * 0.9 / (128 * 1024))
+    assert 430_000 < room.tokens < 480_000  # about 0.9 * (80 - 15 - 1 to 2) GiB / 128 KiB
+    assert room.requests == room.tokens // 4096
+    assert (
+        plan.verdict == "ok"
+        and f"{room.tokens} tokens fit, {room.requests} requests of 4096" in plan.sentence
+    )
+
+
+def test_the_share_is_smaller_before_release_0_8() -> None:
+    assert planned(LLAMA_3_8B, version="0.7.1").fraction == 0.85
+    assert planned(LLAMA_3_8B, version="0.8.0").fraction == 0.9
+    set_to_half = planned(LLAMA_3_8B, repository={"kv_cache_free_gpu_mem_fraction": 0.5})
+    assert set_to_half.fraction == 0.5
+
+
+def test_the_key_for_tokens_bounds_the_cache() -> None:
+    room = planned(LLAMA_3_8B, repository={"max_tokens_in_paged_kv_cache": 10_000}).room
+    assert room.tokens == 10_000 and room.cache == 10_000 * 128 * 1024 and room.requests == 2
+
+
+def test_a_batch_that_does_not_fit_is_warned_about() -> None:
+    plan = planned(LLAMA_2_7B, gpu="a100-40gb", max_batch_size=100)
+    # 100 * 4096 tokens of 512 KiB are 200 GiB.
+    assert plan.verdict == "warn" and "but a batch has 100; the others wait" in plan.sentence
+    requests = plan.room.requests
+    assert requests is not None and 8 <= requests <= 12  # 0.9 * (40 - 12.6 - 2) GiB / 2 GiB
+    assert plan.remedy is not None and f"lower engine.max_batch_size to {requests}" in plan.remedy
+    # Four ranks would take 50 GiB of it each, more than they have; eight take 25.
+    assert "set engine.tensor_parallel 8; or" in plan.remedy
+
+
+def test_weights_that_do_not_fit() -> None:
+    plan = planned(LLAMA_3_70B)
+    assert plan.verdict == "fail" and "do not fit into 80.00 GiB a rank" in plan.sentence
+    # Two ranks: 0.9 * (80 - 67 - 2) GiB for 16 requests of 4096 tokens, 160 KiB each: 10 GiB. It just fits.
+    assert plan.remedy == "set engine.tensor_parallel 2; or quantize the model"
+    assert planned(LLAMA_3_70B, tensor_parallel=2).verdict == "ok"
+    assert planned(LLAMA_3_70B, tensor_parallel=2, max_batch_size=20).verdict == "warn"
+
+
+def test_a_model_too_large_for_a_node_is_spread_over_several() -> None:
+    plan = planned(LLAMA_3_70B, gpu="a100-40gb", gpus=4, tensor_parallel=4)
+    # 34 of 40 GiB are weights, and 16 requests take 5 GiB on each of four ranks.
+    assert plan.verdict == "warn" and plan.suggestion is not None
+    assert (plan.suggestion.tensor, plan.suggestion.pipeline) == (4, 2)
+    assert plan.remedy is not None and "engine.pipeline_parallel 2" in plan.remedy
+
+
+def test_not_one_request_fits() -> None:
+    plan = planned(LLAMA_3_8B, max_seq_len=8192, repository={"max_tokens_in_paged_kv_cache": 4096})
+    assert plan.verdict == "fail" and "one request takes 8192" in plan.sentence
+    assert plan.remedy is not None and "lower engine.max_seq_len" in plan.remedy
+
+
+def test_a_release_s_own_limits_are_taken_where_the_job_names_none() -> None:
+    free: dict[str, Any] = {"max_batch_size": None, "max_seq_len": None, "max_num_tokens": None}
+    plan = planned(LLAMA_3_8B, **free)
+    assert (plan.limits.batch, plan.limits.step_tokens) == (2048, 8192)
+    assert plan.limits.request_tokens == 8192  # the model's own positions
+    assert plan.verdict == "ok"  # nobody asked for 2048 of them at once
+    old = planned(LLAMA_3_8B, version="0.9.0", **free)
+    assert old.limits.batch == 1 and old.limits.request_tokens == 2048  # 1024 of each
+
+
+def test_the_benchmark_s_lengths_stand_in_for_a_length_that_is_not_set() -> None:
+    plan = planned(LLAMA_3_8B, max_seq_len=None, max_input_len=1000)
+    assert plan.limits.request_tokens == 1024  # 1000 + 16 in blocks of 64 tokens
+    assert plan.limits.request_key == "companion.benchmark.max_tokens"
+
+
+def test_beams_multiply_a_request() -> None:
+    assert planned(LLAMA_3_8B, max_beam_width=4).limits.request_tokens == 4 * 4096
+
+
+def test_an_attention_window_bounds_a_request() -> None:
+    repository = {"max_attention_window_size": [1024, 2048]}
+    assert planned(LLAMA_3_8B, repository=repository).limits.request_tokens == 2048
+
+
+def test_without_the_gpu_s_memory_the_figures_of_the_model_are_told_all_the_same() -> None:
+    plan = planned(LLAMA_3_8B, gpu=None)
+    assert plan.verdict == "unknown" and "gpu_memory_gib" in plan.sentence
+    assert plan.room.tokens is None and plan.room.weights == near(15388 * 2**20)
+
+
+def test_instances_on_the_same_gpu_share_it() -> None:
+    assert planned(LLAMA_3_8B, repository={"instances": 2}).room.capacity == 40 * GIB
+
+
+# Buffers -------------------------------------------------------------------------------------------
+# An estimate: within a fifth of what people have logged.
+
+
+def test_buffers_as_logged_for_a_small_model_with_a_large_batch() -> None:
+    """NVIDIA/TensorRT-LLM issue 1188: 773.51 MiB, 2.66 GB and 5.76 GB with the defaults of 0.14."""
+    free: dict[str, Any] = {"max_batch_size": None, "max_seq_len": None, "max_num_tokens": None}
+    buffers = planned(QWEN_05B, quantization={"method": "int8_wo"}, **free).room.buffers
+    assert buffers.activations == pytest.approx(773.51 * 2**20, rel=0.2)
+    assert buffers.logits == pytest.approx((2.66 + 5.76) * GIB, rel=0.2)
+
+
+def test_activations_as_logged_for_a_long_step_with_all_logits() -> None:
+    """NVIDIA/TensorRT-LLM issue 3636: 37812.51 MiB."""
+    limits: dict[str, Any] = {"max_num_tokens": 128_000, "gather_context_logits": True, "max_batch_size": 1}
+    buffers = planned(LLAMA_3_8B, **limits).room.buffers
+    assert buffers.activations == pytest.approx(37812.51 * 2**20, rel=0.2)
+
+
+@given(
+    heads=st.sampled_from([4, 8, 16, 32]),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    layers=st.sampled_from([4, 8, 12]),
+    hidden=st.sampled_from([256, 1024]),
+    vocabulary=st.integers(100, 200_000),
+    tensor=st.sampled_from([1, 2, 4]),
+    pipeline=st.sampled_from([1, 2, 4]),
+)
+def test_more_ranks_take_less_each_and_no_less_together(
+    heads: int, kv_heads: int, layers: int, hidden: int, vocabulary: int, tensor: int, pipeline: int
+) -> None:
+    model = {
+        **LLAMA_2_7B,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+    }
+    alone = planned(model).room
+    split = planned(model, tensor_parallel=tensor, pipeline_parallel=pipeline).room
+    assert split.weights <= alone.weights + 2 * hidden  # a row more where the vocabulary is padded
+    assert split.weights * tensor * pipeline >= alone.weights
+    assert alone.kv_per_token / (tensor * pipeline) <= split.kv_per_token <= alone.kv_per_token
+    assert split.tokens is not None and alone.tokens is not None and split.tokens >= alone.tokens - 64
+
+
+# The reference backend -----------------------------------------------------------------------------
+
+
+def test_the_reference_backend_takes_no_more_cache_than_a_full_batch_can_use() -> None:
+    plan = planned(LLAMA_2_7B, version=None, gpu=None, gpus=0, serve={"memory_gib_per_node": 64})
+    assert plan.dtype == "float32" and plan.room.weights == near(4 * 6.74e9)
+    assert plan.room.tokens == 8 * 512 and plan.room.kv_per_token == 1024 * 1024
+    assert plan.room.capacity == 64 * GIB and plan.verdict == "ok"
+
+
+def test_the_ranks_of_a_node_without_gpus_share_its_memory() -> None:
+    plan = planned(
+        LLAMA_2_7B, version=None, gpu=None, gpus=0, serve={"memory_gib_per_node": 24}, tensor_parallel=2
+    )
+    assert plan.room.capacity == 12 * GIB and plan.verdict == "fail"
+
+
+# Models ---------------------------------------------------------------------------------------------
+
+
+def test_an_encoder_takes_memory_too() -> None:
+    t5: dict[str, Any] = {
+        "model_type": "t5",
+        "d_model": 512,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "num_heads": 8,
+        "num_layers": 6,
+        "vocab_size": 32128,
+    }
+    attention, mlp, table = 4 * 512 * 512, 2 * 512 * 2048, 32128 * 512
+    encoder, decoder = 6 * (attention + mlp), 6 * (2 * attention + mlp)
+    plan = planned(t5, max_seq_len=512, encoder_decoder=True)
+    assert plan.parameters == near(encoder + decoder + table) and plan.parameters == near(60.5e6)
+    # Two engines, each with the embedding.
+    assert plan.room.weights == near(2 * (encoder + decoder + 2 * table))
+    left = 80 * GIB - plan.room.weights - plan.room.buffers.total
+    assert plan.room.tokens == int(left * 0.9 * 0.5 / plan.room.kv_per_token)  # half is the encoder's
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"model_type": "mamba"}, "no sum for models of type 'mamba'"),
+        ({}, "no sum for models of type None"),
+        ({**LLAMA_2_7B, "hidden_size": None}, "its config.json has no 'hidden_size'"),
+        ({**LLAMA_2_7B, "num_hidden_layers": "32"}, "sizes that are no positive numbers"),
+        ({**LLAMA_2_7B, "num_attention_heads": 0}, "sizes that are no positive numbers"),
+    ],
+)
+def test_a_model_that_cannot_be_counted_is_told_in_a_sentence(config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UnknownModel) as refused:
+        read_shape(config)
+    assert sentence in str(refused.value) and "\n" not in str(refused.value)
+
+
+SMALL: list[dict[str, Any]] = [
+    {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    {"model_type": "mistral", "head_dim": 48},
+    {"model_type": "mixtral", "num_local_experts": 3},
+    {"model_type": "qwen2", "tie_word_embeddings": True},
+    {"model_type": "qwen3", "head_dim": 48},
+    {"model_type": "gemma", "head_dim": 48},
+    {"model_type": "gemma2", "head_dim": 48},
+    {"model_type": "phi3", "pad_token_id": 0},
+    {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 40},
+    {"model_type": "gpt_neox"},
+    {"model_type": "gptj", "n_embd": 64, "n_head": 4, "n_layer": 3, "rotary_dim": 8},
+    {"model_type": "bloom", "n_head": 4, "n_layer": 3},
+    {"model_type": "falcon"},
+    {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
+    {"model_type": "falcon", "multi_query": False, "parallel_attn": False, "bias": True},
+    {"model_type": "t5", "d_model": 64, "d_kv": 8, "d_ff": 96, "num_heads": 4, "num_layers": 3},
+    {
+        "model_type": "t5",
+        "d_model": 64,
+        "d_kv": 8,
+        "d_ff": 96,
+        "num_heads": 4,
+        "num_layers": 3,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    },
+]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("keys", SMALL, ids=lambda keys: "-".join(map(str, keys.values()))[:40])
+def test_parameters_are_as_many_as_transformers_makes(keys: dict[str, Any]) -> None:
+    import torch
+    import transformers
+
+    shared: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 111,
+        "max_position_embeddings": 40,
+    }
+    own = keys["model_type"] in ("gpt2", "gptj", "t5", "bloom")
+    sizes = {"vocab_size": 111, **({"hidden_size": 64} if keys["model_type"] == "bloom" else {})}
+    values = {**(sizes if own else shared), **keys}
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    maker = (
+        transformers.AutoModelForSeq2SeqLM
+        if keys["model_type"] == "t5"
+        else transformers.AutoModelForCausalLM
+    )
+    with torch.device("meta"):
+        model = maker.from_config(config)
+    assert read_shape(config.to_dict()).parameters == sum(part.numel() for part in model.parameters())

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.config.fixtures import files as files
+from tests.render.cases import plan_of
+from tests.scheduler.test_slurm_facts import NEW_LIST, PARTITIONS
+from tests.tensorrt_llm.memory_models import LLAMA_3_8B
+from tests.validation.engines import new_engine
+from trtllm_hpc.paths import write_json
+from trtllm_hpc.validation.context import Context
+from trtllm_hpc.validation.precheck import context_of
+from trtllm_hpc.validation.run_checks import Row, run_checks
+
+Checked = Callable[..., dict[str, Row]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model's folder that is whole."""
+    folder = tmp_path / "models" / "llama"
+    folder.mkdir(parents=True)
+    write_json(folder / "config.json", LLAMA_3_8B)
+    (folder / "tokenizer.json").write_text("{}")
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for name in names:
+        (folder / name).write_bytes(b"\0" * 2048)
+    write_json(
+        folder / "model.safetensors.index.json",
+        {"weight_map": {"a.weight": names[0], "b.weight": names[1], "c.weight": names[1]}},
+    )
+    return folder
+
+
+@pytest.fixture
+def context(tmp_path: Path, model: Path) -> Callable[..., Context]:
+    """A job for TensorRT-LLM 0.16 on nodes of 8 GPUs; sections of job file and profile may be set."""
+
+    def make(cluster: dict[str, Any] | None = None, **job: Any) -> Context:
+        engine = {
+            "backend": "tensorrtllm",
+            "tensorrt_llm_version": "0.16.0",
+            "max_batch_size": 16,
+            "max_seq_len": 2048,
+            **job.pop("engine", {}),
+        }
+        profile = {"name": "here", "gpus_per_node": 8, "gpu": "h100-80gb", **(cluster or {})}
+        files = {
+            "name": "demo",
+            "model": {"path": str(model), "synthetic": None, "family": "llama"},
+            "engine": engine,
+            **job,
+        }
+        profile.setdefault("container", {"examples": "/examples", "all_models": "/all_models"})
+        return context_of(plan_of(files, profile, str(tmp_path / "runs" / "demo-1")))
+
+    return make
+
+
+@pytest.fixture
+def checked(context: Callable[..., Context]) -> Checked:
+    """What the checks find, by their ids; Slurm is not asked unless ``asks`` says so."""
+
+    def check(*, asks: tuple[str, ...] = ("",), **parts: Any) -> dict[str, Row]:
+        return {row.id: row for row in run_checks(context(**parts), asks)}
+
+    return check
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    """A finished engine of four ranks."""
+    return new_engine(tmp_path / "engine", tensor=4)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Slurm's commands, of which ``srun`` and ``sinfo`` answer what they are told to."""
+
+    def install(
+        plugins: str = NEW_LIST, help_text: str = "echo --container-image", sinfo: str = PARTITIONS
+    ) -> None:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        scripts = {
+            "sbatch": "exit 64",
+            "squeue": "exit 64",
+            "scontrol": "exit 64",
+            "scancel": "exit 64",
+            "sinfo": sinfo,
+            "srun": f'case "$*" in\n--mpi=list) {plugins};;\n--help) {help_text};;\n*) exit 64;;\nesac',
+        }
+        for name, lines in scripts.items():
+            (folder / name).write_text(f"#!/bin/sh\n{lines}\n")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+        monkeypatch.delenv("SLURM_CONF", raising=False)
+
+    return install

@@ -1,0 +1,523 @@
+"""Every check of doctor: once where all is well, once where it is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.validation.conftest import Checked
+from tests.validation.engines import new_engine
+from trtllm_hpc.paths import write_json
+from trtllm_hpc.validation.context import CONTROLLER, SRUN, Context
+from trtllm_hpc.validation.run_checks import CHECKS, Row, rule_rows, run_checks
+
+ASKING = ("", SRUN, CONTROLLER)
+
+
+def state(rows: dict[str, Row], name: str) -> str:
+    return rows[name].outcome.state
+
+
+def says(rows: dict[str, Row], name: str, *words: str) -> None:
+    """That it fails, with these words, and says what to do."""
+    outcome = rows[name].outcome
+    assert outcome.state == "fail", outcome
+    for word in words:
+        assert word in outcome.sentence
+    assert outcome.remedy
+    assert not outcome.sentence.endswith(".") and "\n" not in outcome.sentence
+
+
+def test_a_good_job_fails_nowhere(checked: Checked) -> None:
+    rows = checked()
+    assert [row for row in rows.values() if row.outcome.state == "fail"] == []
+    assert {"world-size", "model-files", "tokenizer", "prompt-length", "memory"} <= set(rows)
+    assert state(rows, "memory") == "ok" and "requests of 2048" in rows["memory"].outcome.sentence
+
+
+def test_ids_are_unique_and_short() -> None:
+    ids = [check.id for check in CHECKS] + [row.id for row in rule_rows()]
+    assert len(ids) == len(set(ids))
+    assert all(name.replace("-", "").isalnum() and len(name) <= 32 for name in ids)
+
+
+def test_every_rule_has_a_sentence_for_its_row() -> None:
+    for row in rule_rows():
+        sentence = row.outcome.sentence
+        assert row.outcome.state == "ok" and 10 < len(sentence) < 110 and "``" not in sentence, row
+
+
+# Slurm -------------------------------------------------------------------------------------------
+
+
+def test_slurm_that_offers_everything(checked: Checked, slurm: Callable[..., None]) -> None:
+    slurm()
+    rows = checked(asks=ASKING, cluster={"partition": "gpu"})
+    assert [state(rows, name) for name in ("slurm-commands", "mpi-plugin", "partition")] == ["ok"] * 3
+    assert "4 nodes of 8 GPUs" in rows["partition"].outcome.sentence
+
+
+def test_a_machine_without_slurm(checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    rows = checked(asks=ASKING, cluster={"partition": "gpu"})
+    says(rows, "slurm-commands", "no sbatch, srun, squeue, scontrol, scancel on this machine")
+    assert state(rows, "mpi-plugin") == state(rows, "partition") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("offers", "mpi", "found", "words"),
+    [
+        ("echo pmi2", "pmix", "fail", "no MPI plugin 'pmix'; it offers pmi2"),
+        ("echo none", "pmix", "fail", "it offers none"),
+        ("echo pmix_v4; echo pmi2", "pmix", "fail", "it offers pmix_v4, pmi2"),
+        ("echo pmi2", "pmi2", "warn", "by PMIx, but the profile says pmi2"),
+        ("echo pmix", "pmix", "ok", "offers the MPI plugin pmix"),
+        ("echo broken; exit 1", "pmix", "unknown", "srun failed, saying: broken"),
+    ],
+)
+def test_mpi_plugins(
+    checked: Checked, slurm: Callable[..., None], offers: str, mpi: str, found: str, words: str
+) -> None:
+    slurm(plugins=offers)
+    outcome = checked(asks=("", SRUN), cluster={"mpi": mpi})["mpi-plugin"].outcome
+    assert outcome.state == found and words in outcome.sentence
+    if "pmix_v4" in offers:
+        assert outcome.remedy == "set mpi to pmix_v4 in the profile"
+
+
+def test_a_configuration_of_slurm_that_is_not_there(checked: Checked, slurm: Callable[..., None]) -> None:
+    slurm()
+    rows = checked(asks=ASKING, cluster={"slurm_conf": "/nowhere/slurm.conf"})
+    says(rows, "slurm-conf", "/nowhere/slurm.conf, which cannot be read")
+    assert state(rows, "mpi-plugin") == "unknown"  # and no command went looking for it in the network
+
+
+def test_a_partition_that_is_not_there_or_too_small(checked: Checked, slurm: Callable[..., None]) -> None:
+    slurm()
+    says(checked(asks=ASKING, cluster={"partition": "big"}), "partition", "no partition 'big'", "cpu, gpu")
+    says(
+        checked(asks=ASKING, cluster={"partition": "cpu"}), "partition", "has 0 GPUs, but the profile says 8"
+    )
+
+
+PYXIS = {"runtime": "pyxis", "image": "/images/24.12-trtllm.sqsh", "examples": "/examples"}
+
+
+def test_pyxis(checked: Checked, slurm: Callable[..., None]) -> None:
+    slurm()
+    assert state(checked(asks=ASKING, cluster={"container": PYXIS}), "pyxis") == "ok"
+    slurm(help_text="echo --chdir")
+    says(checked(asks=ASKING, cluster={"container": PYXIS}), "pyxis", "knows no --container-image")
+
+
+def test_apptainer(checked: Checked, slurm: Callable[..., None], tmp_path: Path) -> None:
+    slurm()
+    container = {**PYXIS, "runtime": "apptainer"}
+    assert state(checked(cluster={"container": container}), "apptainer") == "unknown"
+    (tmp_path / "bin" / "apptainer").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "apptainer").chmod(0o755)
+    assert state(checked(cluster={"container": container}), "apptainer") == "ok"
+
+
+# Places ------------------------------------------------------------------------------------------
+
+
+def test_folders_that_cannot_be_made(checked: Checked, tmp_path: Path) -> None:
+    rows = checked()
+    assert state(rows, "runs-folder") == state(rows, "engines-folder") == "ok"
+    (tmp_path / "runs").write_text("a file")
+    says(checked(), "runs-folder", "is no folder")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root writes everywhere")
+def test_folders_that_are_closed(checked: Checked, tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    says(checked(), "runs-folder", "cannot be written to")
+
+
+def test_images(checked: Checked, tmp_path: Path) -> None:
+    image = tmp_path / "24.12-trtllm.sqsh"
+    container = {**PYXIS, "image": str(image)}
+    says(checked(cluster={"container": container}), "container-image", f"there is no image {image}")
+    image.write_bytes(b"hsqs")
+    assert state(checked(cluster={"container": container}), "container-image") == "ok"
+    registry = {**PYXIS, "image": "nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3"}
+    outcome = checked(cluster={"container": registry})["container-image"].outcome
+    assert outcome.state == "warn" and "pulled from a registry by every node" in outcome.sentence
+    relative = {**PYXIS, "image": "24.12-trtllm.sqsh"}
+    says(checked(cluster={"container": relative}), "container-image", "no absolute path")
+
+
+def test_what_the_container_cannot_be_shown(checked: Checked, model: Path) -> None:
+    assert state(checked(cluster={"container": PYXIS}), "mounts") == "ok"
+    split = {"path": "/models/a,b", "synthetic": None, "family": "llama"}
+    says(checked(cluster={"container": PYXIS}, model=split), "mounts", "model.path /models/a,b cannot be")
+    above = {**PYXIS, "mounts": ["/models:/models:ro"]}
+    assert state(checked(cluster={"container": above}, model=split), "mounts") == "ok"
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_links_that_lead_out_of_what_is_mounted(
+    checked: Checked, model: Path, tmp_path: Path, absolute: bool
+) -> None:
+    """The Hub's cache keeps a snapshot as links to ``../../blobs``."""
+    snapshot, blobs = tmp_path / "hub" / "snapshots" / "1f2e", tmp_path / "hub" / "blobs"
+    snapshot.mkdir(parents=True)
+    model.rename(blobs)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(file if absolute else Path("../../blobs", file.name))
+    section = {"path": str(snapshot), "synthetic": None, "family": "llama"}
+    words = f"is a link to {blobs}"
+    says(checked(cluster={"container": PYXIS}, model=section), "mounts", words)
+    above = {**PYXIS, "mounts": [f"{snapshot.parents[1]}:{snapshot.parents[1]}:ro"]}
+    assert state(checked(cluster={"container": above}, model=section), "mounts") == "ok"
+    elsewhere = {**PYXIS, "mounts": [f"{snapshot.parents[1]}:/hub:ro"]}
+    inside = {**section, "path": "/hub/snapshots/1f2e"}
+    found = state(checked(cluster={"container": elsewhere}, model=inside), "mounts")
+    assert found == ("fail" if absolute else "ok")
+
+
+def test_a_mount_whose_source_is_not_there(checked: Checked, model: Path) -> None:
+    missing = {**PYXIS, "mounts": [f"{model}/nowhere:/data:ro"]}
+    outcome = checked(cluster={"container": missing})["mount-sources"].outcome
+    assert outcome.state == "warn" and "nowhere is not there" in outcome.sentence
+    there = {**PYXIS, "mounts": [f"{model}:/data:ro"]}
+    assert state(checked(cluster={"container": there}), "mount-sources") == "ok"
+
+
+@pytest.mark.parametrize(
+    ("release", "container", "outcome"),
+    [
+        ("0.15.0", {}, "fail"),
+        ("0.15.0", {"mounts": ["/home/me/backend:/tensorrtllm_backend:ro"]}, "ok"),
+        ("0.15.0", {"examples": "/mine", "all_models": "/mine too"}, "ok"),
+        ("0.17.0", {}, "ok"),
+    ],
+)
+def test_upstream_s_files_that_no_image_carries(
+    checked: Checked, release: str, container: dict[str, Any], outcome: str
+) -> None:
+    given = {**PYXIS, "image": "/images/mine.sqsh", "tensorrt_llm_version": release, **container}
+    model = {"path": "/models/llama", "synthetic": None, "family": "llama"}
+    engine = {"backend": "tensorrtllm", "tensorrt_llm_version": release}
+    rows = checked(cluster={"container": given, "gpus_per_node": 1}, model=model, engine=engine)
+    assert state(rows, "upstream-files") == outcome
+
+
+def test_a_mounted_model_is_read_where_it_really_is(checked: Checked, model: Path) -> None:
+    mounted = {**PYXIS, "mounts": [f"{model.parent}:/models:ro"]}
+    rows = checked(
+        cluster={"container": mounted},
+        model={"path": "/models/llama", "synthetic": None, "family": "llama"},
+    )
+    assert [state(rows, name) for name in ("mounts", "model-files", "tokenizer", "memory")] == ["ok"] * 4
+
+
+def test_the_nodes_python(checked: Checked, tmp_path: Path) -> None:
+    assert state(checked(), "python") == "ok"
+    assert state(checked(cluster={"python": "/nowhere/python3"}), "python") == "unknown"
+    (tmp_path / "python3").write_text("")
+    says(checked(cluster={"python": str(tmp_path / "python3")}), "python", "cannot be run")
+
+
+def test_mpi4py_of_this_python(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert state(checked(), "mpi4py") == "ok"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    says(checked(), "mpi4py", "no mpi4py")
+    assert state(checked(cluster={"python": "/opt/python3"}), "mpi4py") == "unknown"
+
+
+def test_upstream_s_programs_without_a_container(checked: Checked, tmp_path: Path) -> None:
+    """NVIDIA's images have them in a folder that hardly any node has."""
+    local = {"scheduler": "local", "container": {}}
+    says(checked(cluster=local), "examples", "/tensorrtllm_backend/tensorrt_llm/examples/llama/convert_che")
+    assert state(checked(cluster={"container": {}}), "examples") == "warn"
+    program = tmp_path / "examples" / "llama" / "convert_checkpoint.py"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    there = {"container": {"examples": str(program.parents[1])}}
+    assert state(checked(cluster={**local, **there}), "examples") == "ok"
+    finished = {"directory": "/engines/x"}
+    assert "examples" not in checked(cluster=local, engine=finished)
+    assert "examples" not in checked(cluster={"container": PYXIS})
+
+
+def test_the_server(checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = {"scheduler": "local"}
+    says(checked(cluster={**local, "triton": {"server": "no-such-server"}}), "tritonserver", "no-such-server")
+    assert state(checked(cluster={"triton": {"server": "no-such-server"}}), "tritonserver") == "unknown"
+    assert state(checked(cluster={**local, "triton": {"server": "/bin/sh"}}), "tritonserver") == "ok"
+    assert state(checked(cluster={**local, "triton": {"server": "pytriton"}}), "tritonserver") == "ok"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    says(checked(cluster={**local, "triton": {"server": "pytriton"}}), "tritonserver", "no pytriton")
+
+
+def test_memory_of_nodes_is_for_the_job_to_tell(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_nodes = checked(engine={"tensor_parallel": 8, "pipeline_parallel": 2})
+    assert state(two_nodes, "shared-memory") == state(two_nodes, "locked-memory") == "unknown"
+    assert state(checked(), "locked-memory") == "ok"
+    local = {"scheduler": "local"}
+    assert state(checked(cluster=local), "shared-memory") == "ok"
+    monkeypatch.setattr("trtllm_hpc.validation.file_system_checks.shm_free_gib", lambda: 0.06)
+    says(checked(cluster=local), "shared-memory", "0.06 GiB free")
+
+
+# The job -----------------------------------------------------------------------------------------
+
+
+def test_ranks_and_nodes_are_told(checked: Checked) -> None:
+    rows = checked(engine={"tensor_parallel": 8, "pipeline_parallel": 2})
+    assert rows["world-size"].outcome.sentence == "16 ranks (tp 8 x pp 2) on 2 nodes of 8"
+
+
+@pytest.mark.parametrize(
+    ("config", "engine", "found", "words"),
+    [
+        ({}, {"tensor_parallel": 8}, "ok", "32 heads and 32 layers divide by the ranks"),
+        (
+            {"num_attention_heads": 12},
+            {"tensor_parallel": 8},
+            "fail",
+            "12 attention heads cannot be split over 8",
+        ),
+        ({"num_key_value_heads": 3}, {"tensor_parallel": 2}, "fail", "3 KV heads cannot be split over 2"),
+        ({"num_key_value_heads": 2}, {"tensor_parallel": 8}, "ok", ""),
+        ({"num_hidden_layers": 31}, {"pipeline_parallel": 2}, "warn", "31 layers do not divide"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 6},
+            {"tensor_parallel": 4, "moe_expert_parallel": 4, "moe_tensor_parallel": 1},
+            "fail",
+            "6 experts do not divide by engine.moe_expert_parallel 4",
+        ),
+        ({"model_type": "mamba"}, {"tensor_parallel": 2}, "unknown", "no sum for models of type 'mamba'"),
+    ],
+)
+def test_what_cannot_be_split(
+    checked: Checked, model: Path, config: dict[str, Any], engine: dict[str, Any], found: str, words: str
+) -> None:
+    from tests.tensorrt_llm.memory_models import LLAMA_3_8B
+
+    write_json(model / "config.json", {**LLAMA_3_8B, **config})
+    outcome = checked(engine=engine)["model-divides"].outcome
+    assert outcome.state == found and words in outcome.sentence
+
+
+def test_a_model_that_is_not_whole(checked: Checked, model: Path) -> None:
+    shard = model / "model-00002-of-00002.safetensors"
+    shard.write_text("version https://git-lfs.github.com/spec/v1\n")
+    says(checked(), "model-files", "a pointer of Git LFS")
+    shard.write_bytes(b"{}")
+    says(checked(), "model-files", f"{shard} has 2 bytes only: no weights")
+    shard.unlink()
+    says(checked(), "model-files", f"{shard.name} is missing", "its index names it")
+    (model / "model.safetensors.index.json").unlink()
+    assert state(checked(), "model-files") == "ok"  # one file without an index is a whole model
+    (model / "model-00001-of-00002.safetensors").unlink()
+    says(checked(), "model-files", "there are no weights")
+    (model / "config.json").write_text("{")
+    says(checked(), "model-files", "no config.json")
+
+
+def test_a_model_that_only_the_nodes_see(checked: Checked) -> None:
+    rows = checked(model={"path": "/nowhere/llama", "synthetic": None, "family": "llama"})
+    assert {state(rows, name) for name in ("model-files", "tokenizer", "memory")} == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("key", "check"),
+    [
+        ("engine.directory", "engine-folder"),
+        ("repository.tokenizer", "tokenizer"),
+    ],
+)
+def test_a_path_that_the_system_refuses_fails_by_its_key(checked: Checked, key: str, check: str) -> None:
+    # Too long a name is refused to everybody; a closed folder would not be to root, who may run this.
+    path = f"/{'x' * 300}"
+    section, _, name = key.partition(".")
+    rows = checked(**{section: {name: path}})
+    assert [
+        row.id for row in rows.values() if path in row.outcome.sentence and row.outcome.state == "fail"
+    ] == [check]
+    outcome = rows[check].outcome
+    assert outcome.state == "fail" and outcome.sentence.startswith(f"{key}: {path}")
+    assert outcome.remedy is not None and f"or set {key} to another path" in outcome.remedy
+
+
+def test_a_tokenizer_is_needed(checked: Checked, model: Path, engine: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    says(checked(), "tokenizer", "there is no tokenizer in", "may not reach the Hub")
+    (model / "tokenizer.model").write_bytes(b"words")
+    assert state(checked(), "tokenizer") == "ok"
+    reference = checked(engine={"backend": "reference", "tensorrt_llm_version": None}, model={})
+    assert "tokenizer" not in reference
+
+
+def test_limits_of_the_benchmark_that_cannot_be_read(checked: Checked) -> None:
+    wrong = {"benchmark": {"slo": "ttft.p98<500ms"}}
+    says(checked(companion=wrong), "slo", "no statistic is called")
+    assert state(checked(companion={"benchmark": {"slo": "latency<500ms"}}), "slo") == "ok"
+    assert "slo" not in checked()
+
+
+def test_limits_that_only_a_streamed_answer_has(checked: Checked) -> None:
+    asks: dict[str, Any] = {"slo": "ttft<500ms,itl.p99<50ms,latency<1s"}
+    found = checked(companion={"benchmark": asks})
+    says(found, "slo", "ttft, itl", "repository.decoupled is false")
+    assert "repository.decoupled to true" in (found["slo"].outcome.remedy or "")
+    streams = {"decoupled": True}
+    assert state(checked(companion={"benchmark": asks}, repository=streams), "slo") == "ok"
+    asks["streaming"] = False
+    found = checked(companion={"benchmark": asks}, repository=streams)
+    says(found, "slo", "companion.benchmark.streaming is false")
+    assert "companion.benchmark.streaming to true" in (found["slo"].outcome.remedy or "")
+    assert state(checked(companion={"benchmark": {**asks, "slo": "latency<1s"}}), "slo") == "ok"
+
+
+def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:
+    file = tmp_path / "questions.json"
+    asks = {"benchmark": {"workload": {"kind": "dataset", "path": str(file)}}}
+    outcome = checked(companion=asks)["workload-file"].outcome
+    assert outcome.state == "warn" and "is not on this machine" in outcome.sentence and outcome.remedy
+    file.write_text('[{"prompt": "why?"}]')
+    assert state(checked(companion=asks), "workload-file") == "ok"
+    assert "workload-file" not in checked()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("dataset", '{"prompt": "why?"}\n{"prompt": 3}\n', ":2: prompt must be text"),
+        ("dataset", "[]", ": holds no entries"),
+        ("dataset", '{"prompt": ""}', ": no entry asks anything"),
+        ("histogram", "input: [[1, 2, 1]]\noutput:\n- [9, 3, 1]\n", ":3: a bin is from 1"),
+        ("histogram", "input: [", "file:1: "),
+        ("trace", '{"timestamp": 1, "prompt": "a"}\n{"prompt": "b"}\n', ":2: has no time"),
+        ("trace", '{"timestamp": 1, "prompt": "a"}\n{"timestamp": 2, "prompt": ""}\n', ":2: asks nothing"),
+        ("trace", '{"timestamp": 1, "input_length": 0}\n', ":1: input_length must be"),
+        ("trace", '{"timestamp": 1, "input_length": 9, "hash_ids": [1.5]}\n', ":1: hash_ids must be"),
+        ("trace", '{"timestamp": 1, "input_length": 9, "output_length": "x"}\n', ":1: output_length must"),
+    ],
+)
+def test_a_workload_that_cannot_be_read_is_told_before_there_is_a_server(
+    checked: Checked, tmp_path: Path, kind: str, text: str, words: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text(text)
+    asks = {"benchmark": {"workload": {"kind": kind, "path": str(file)}}}
+    outcome = checked(companion=asks)["workload-file"].outcome
+    assert (outcome.state, outcome.sentence.startswith(str(file))) == ("fail", True)
+    assert words in outcome.sentence and outcome.remedy
+
+
+def test_a_prompt_that_is_longer_than_any_prompt_may_be(checked: Checked, engine: Path) -> None:
+    asks = {"request": {"prompt": "word " * 1025}}
+    says(checked(companion=asks, engine={"max_input_len": 1024}), "prompt-length", "has 1025 words")
+    assert state(checked(companion=asks, engine={"max_input_len": 1025}), "prompt-length") == "ok"
+    assert state(checked(companion=asks), "prompt-length") == "unknown"
+    finished = {"directory": str(engine), "tensor_parallel": 4}
+    says(checked(companion=asks, engine=finished), "prompt-length", "1024 tokens at most")
+
+
+def test_prompts_longer_than_a_step(checked: Checked) -> None:
+    engine = {"max_input_len": 2000, "max_num_tokens": 1000, "paged_context_fmha": True}
+    outcome = checked(engine=engine)["prompt-steps"].outcome
+    assert outcome.state == "warn" and "prompts of more than 1000 tokens" in outcome.sentence
+    assert state(checked(engine=engine, repository={"chunked_context": True}), "prompt-steps") == "ok"
+    assert state(checked(engine={**engine, "max_num_tokens": 2000}), "prompt-steps") == "ok"
+    assert "prompt-steps" not in checked()
+
+
+def test_a_model_that_does_not_fit(checked: Checked, model: Path) -> None:
+    from tests.tensorrt_llm.memory_models import LLAMA_3_70B
+
+    write_json(model / "config.json", LLAMA_3_70B)
+    rows = checked()
+    says(rows, "memory", "do not fit into 79.65 GiB a rank")
+    remedy = rows["memory"].outcome.remedy
+    assert remedy is not None and remedy.startswith("set engine.tensor_parallel 2; or")
+    assert state(checked(engine={"tensor_parallel": 2}), "memory") == "ok"
+
+
+# A finished engine --------------------------------------------------------------------------------
+
+
+def with_engine(checked: Checked, engine: Path, **engine_keys: Any) -> dict[str, Row]:
+    return checked(engine={"directory": str(engine), "tensor_parallel": 4, **engine_keys})
+
+
+def test_a_finished_engine_that_fits(checked: Checked, engine: Path) -> None:
+    rows = with_engine(checked, engine)
+    names = [name for name in rows if name.startswith("engine-") and name != "engines-folder"]
+    assert len(names) == 8 and {state(rows, name) for name in names} == {"ok"}
+
+
+def test_a_folder_without_an_engine(checked: Checked, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    says(with_engine(checked, tmp_path / "empty"), "engine-files", "there is no engine in")
+    assert state(with_engine(checked, tmp_path / "nowhere"), "engine-files") == "unknown"
+    says(with_engine(checked, tmp_path / "nowhere"), "engine-folder", f"there is no {tmp_path / 'nowhere'}")
+    assert state(with_engine(checked, tmp_path / "not" / "here"), "engine-folder") == "unknown"
+
+
+def test_an_engine_that_is_not_this_one(checked: Checked, tmp_path: Path, engine: Path) -> None:
+    (engine / "rank3.engine").unlink()
+    rows = with_engine(checked, engine)
+    says(rows, "engine-files", "rank3.engine is missing")
+    rows = with_engine(checked, new_engine(tmp_path / "two", tensor=2))
+    says(rows, "engine-world", "built for 2 rank(s), but the plan says 4")
+    rows = with_engine(checked, new_engine(tmp_path / "old", version="0.15.0"))
+    says(rows, "engine-version", "of TensorRT-LLM 0.15.0, but the container has 0.16.0")
+
+
+def test_an_engine_for_other_nodes(context: Callable[..., Context], tmp_path: Path) -> None:
+    engine = new_engine(tmp_path / "eight", tensor=8, gpus_per_node=8)
+    fits = context(engine={"directory": str(engine), "tensor_parallel": 8})
+    four = context(cluster={"gpus_per_node": 4}, engine={"directory": str(engine), "tensor_parallel": 8})
+    found = {row.id: row for row in run_checks(four, ("",))}
+    says(found, "engine-gpus-per-node", "is built for nodes of 8 GPUs, but 4 of the ranks run on each node")
+    assert {row.id: row for row in run_checks(fits, ("",))}["engine-gpus-per-node"].outcome.state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("job", "name", "words"),
+    [
+        (
+            {"engine": {"max_batch_size": 128}},
+            "engine-limits",
+            "engine.max_batch_size is 128, but the engine",
+        ),
+        ({"engine": {"max_seq_len": 4096}}, "engine-limits", "engine.max_seq_len is 4096"),
+        ({"engine": {"max_beam_width": 2}}, "engine-limits", "engine.max_beam_width is 2"),
+        ({"repository": {"triton_max_batch_size": 65}}, "engine-limits", "was built for 64"),
+        ({"engine": {"gather_context_logits": True}}, "engine-logits", "engine.gather_context_logits"),
+        ({"engine": {"gather_generation_logits": True}}, "engine-logits", "gather_generation_logits"),
+        ({"companion": {"request": {"context_logits": True}}}, "engine-logits", "asks for context_logits"),
+        ({"repository": {"kv_cache_reuse": True}}, "paged-context", "repository.kv_cache_reuse needs"),
+        ({"repository": {"chunked_context": True}}, "paged-context", "repository.chunked_context needs"),
+        (
+            {
+                "engine": {"max_seq_len": None},
+                "companion": {"benchmark": {"max_tokens": 2048}},
+            },
+            "engine-lengths",
+            "companion.benchmark.max_tokens 2048 and a prompt do not fit into the engine's 2048 tokens",
+        ),
+    ],
+)
+def test_what_the_engine_was_not_built_for(
+    checked: Checked, engine: Path, job: dict[str, Any], name: str, words: str
+) -> None:
+    given = {"directory": str(engine), "tensor_parallel": 4, **job.get("engine", {})}
+    says(checked(**{**job, "engine": given}), name, words)
+
+
+def test_paged_context_that_is_there(checked: Checked, tmp_path: Path) -> None:
+    engine = new_engine(tmp_path / "paged", plugins={"use_paged_context_fmha": True})
+    rows = checked(
+        engine={"directory": str(engine), "tensor_parallel": 4}, repository={"kv_cache_reuse": True}
+    )
+    assert state(rows, "paged-context") == "ok"

@@ -1,0 +1,184 @@
+"""``doctor``, and what ``submit`` and ``render`` do with what the checks find."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.conftest import fake_slurm  # noqa: F401
+from tests.runs.fake_slurm import FakeSlurm
+from trtllm_hpc.cli import main
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.validation.run_checks import CHECKS
+
+Typed = tuple[int, str, str]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with two job files and a profile of a machine without GPUs."""
+    folder = tmp_path / "my work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
+    monkeypatch.delenv("TRTLLM_HPC_ENGINES", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (folder / "good.yaml").write_text("name: good\n")
+    (folder / "wordy.yaml").write_text("name: wordy\nengine: {max_input_len: 2}\n")
+    (folder / "here.yaml").write_text("name: here\n")
+    return folder
+
+
+@pytest.fixture
+def types(capsys: pytest.CaptureFixture[str]) -> Callable[..., Typed]:
+    def type_it(*words: str) -> Typed:
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        code = end.value.code
+        assert isinstance(code, int)
+        output, errors = capsys.readouterr()
+        return code, output, errors
+
+    return type_it
+
+
+def test_doctor_of_a_good_job(types: Callable[..., Typed], home: Path) -> None:
+    code, output, errors = types("doctor", "good.yaml", "--cluster", "local")
+    assert (code, errors) == (0, "")
+    for words in ("world-size", "1 rank on 1 node of 1", "memory of one rank", "weights", "KV cache"):
+        assert words in output
+    assert "rules of job files and profiles are kept" in output and "steps-hold-a-batch" not in output
+    code, _, errors = types("doctor", "--cluster", "local", "--rules")
+    assert code == ExitCode.USAGE and "rules that a JOB has kept" in errors
+    _, output, _ = types("doctor", "good.yaml", "--cluster", "local", "--rules")
+    assert "steps-hold-a-batch" in output and "A step computes at least one token" in output
+    assert list(home.glob("runs/*")) == []  # nothing is written
+
+
+def test_doctor_without_a_job_checks_machine_and_cluster(types: Callable[..., Typed]) -> None:
+    code, output, _ = types("doctor", "--cluster", "local")
+    assert code == 0 and "runs-folder" in output
+    assert "world-size" not in output and "memory of one rank" not in output
+
+
+def test_doctor_of_a_bad_job_has_the_exit_code_of_bad_jobs(types: Callable[..., Typed]) -> None:
+    code, output, _ = types("doctor", "wordy.yaml", "--cluster", "local")
+    assert code == ExitCode.CONFIG
+    [row] = [line for line in output.splitlines() if line.startswith("prompt-length")]
+    assert "fail" in row and "shorten companion.request.prompt" in row
+    assert "1 failed" in output.splitlines()[-1]
+
+
+def test_doctor_of_a_job_that_does_not_load_tells_its_findings(
+    types: Callable[..., Typed], home: Path
+) -> None:
+    (home / "wrong.yaml").write_text("name: wrong\nengin: {}\n")
+    code, _, errors = types("doctor", "wrong.yaml", "--cluster", "local")
+    assert code == ExitCode.CONFIG and "engin" in errors
+    assert "trtllm-hpc doctor wrong.yaml --cluster local" in errors
+
+
+def test_doctor_for_programs(types: Callable[..., Typed]) -> None:
+    code, output, _ = types("doctor", "good.yaml", "--cluster", "local", "--json")
+    record = json.loads(output)
+    assert code == 0 and set(record) == {"checks", "memory", "rules", "notes"}
+    for row in record["checks"]:
+        assert set(row) == {"id", "title", "outcome", "sentence", "remedy"}
+    layer = 4 * 256 * 256 + 3 * 256 * 704 + 2 * 256
+    assert record["memory"]["parameters"] == 2 * 512 * 256 + 4 * layer + 256
+    assert record["memory"]["room"]["kv_per_token"] == 4 * 2 * 256 * 4
+    assert {row["outcome"] for row in record["rules"]} == {"ok"}
+
+
+def test_the_table_fits_a_terminal_of_80_columns(home: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = ["-m", "trtllm_hpc", "doctor", "wordy.yaml", "--cluster", "local"]
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1"}
+    with subprocess.Popen([sys.executable, *words], stdout=theirs, env=environment, cwd=home) as process:
+        os.close(theirs)
+        output = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # the other side is closed
+                break
+            if not part:
+                break
+            output += part
+    os.close(ours)
+    assert process.returncode == ExitCode.CONFIG
+    lines = output.decode().replace("\r\n", "\n").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("next: shorten companion.request.prompt" in line for line in lines)
+
+
+def test_submit_refuses_what_cannot_work(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    types: Callable[..., Typed],
+    home: Path,
+) -> None:
+    code, output, errors = types("submit", "wordy.yaml", "--cluster", "./here.yaml")
+    assert (code, output) == (ExitCode.CONFIG, "")
+    assert "check prompt-length: the companion's prompt has 4 words" in errors
+    assert "next: mend it, or go on all the same with --ignore prompt-length" in errors
+    assert fake_slurm.jobs == {} and list(home.glob("runs/*")) == []
+
+
+def test_submit_goes_on_with_what_is_to_be_ignored(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    types: Callable[..., Typed],
+) -> None:
+    words = ("submit", "wordy.yaml", "--cluster", "./here.yaml", "--ignore", "prompt-length")
+    code, _, errors = types(*words)
+    assert code == 0 and len(fake_slurm.jobs) == 3
+    assert "warning: prompt-length: the companion's prompt" in errors  # still said
+
+
+def test_a_check_that_is_not_there_cannot_be_ignored(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    types: Callable[..., Typed],
+) -> None:
+    words = ("submit", "good.yaml", "--cluster", "./here.yaml", "--ignore", "promt-length")
+    code, _, errors = types(*words)
+    assert code == ExitCode.CONFIG and "no check is called 'promt-length'" in errors
+    assert "prompt-length" in errors and fake_slurm.jobs == {}
+
+
+def test_render_only_warns(types: Callable[..., Typed], home: Path) -> None:
+    code, output, errors = types("render", "wordy.yaml", "--cluster", "./here.yaml", "--json")
+    assert code == 0 and Path(json.loads(output)["folder"]).is_dir()
+    assert "warning: prompt-length: the companion's prompt" in errors and "(submit refuses this)" in errors
+
+
+def test_render_of_a_good_job_is_silent_on_its_checks(types: Callable[..., Typed]) -> None:
+    assert types("render", "good.yaml", "--cluster", "./here.yaml")[2] == ""
+
+
+def test_render_needs_no_slurm_and_does_not_miss_it(
+    types: Callable[..., Typed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = (
+        "render",
+        "good.yaml",
+        "--cluster",
+        "./here.yaml",
+        "--set",
+        "cluster.slurm_conf=/nowhere/slurm.conf",
+    )
+    code, _, errors = types(*words)
+    assert (code, errors) == (0, "")
+
+
+def test_every_check_is_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    missing: list[Any] = [check.id for check in CHECKS if f"`{check.id}`" not in text]
+    assert missing == []

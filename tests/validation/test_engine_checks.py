@@ -1,0 +1,224 @@
+"""What can be read out of an engine folder, and the checks that doctor and preflight share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.validation.engines import new_engine, old_engine
+from trtllm_hpc.runtime.checks.engine import (
+    engine_files,
+    engine_gpus_per_node,
+    engine_version,
+    engine_world,
+    paged_context,
+    planned_version,
+)
+from trtllm_hpc.runtime.checks.engine_config import NotAnEngine, read_engine, read_engines
+from trtllm_hpc.runtime.checks.node import locked_memory, shared_memory
+from trtllm_hpc.runtime.checks.tokenizer import tokenizer_files
+
+
+def test_an_engine_of_trtllm_build_is_read(tmp_path: Path) -> None:
+    plugins = {"use_paged_context_fmha": True}
+    engine = read_engine(new_engine(tmp_path / "e", tensor=4, pipeline=2, plugins=plugins))
+    assert (engine.version, engine.world_size, engine.tensor, engine.pipeline) == ("0.16.0", 8, 4, 2)
+    assert engine.gpus_per_node == 8 and engine.paged_kv_cache is True and engine.paged_context_fmha
+    assert (engine.max_batch_size, engine.max_input_len, engine.max_seq_len) == (64, 1024, 2048)
+    assert engine.files[-1] == "rank7.engine"
+
+
+def test_an_engine_of_build_py_is_read(tmp_path: Path) -> None:
+    engine = read_engine(old_engine(tmp_path / "e", tensor=2, pipeline=2))
+    assert (engine.version, engine.world_size, engine.tensor, engine.pipeline) == (None, 4, 2, 2)
+    assert engine.runtime_gpus_per_node == 8  # the runtime's own default
+    assert (engine.max_input_len, engine.max_seq_len) == (2048, 2560)
+    assert engine.files[0] == "llama_float16_tp2_pp2_rank0.engine"
+    assert engine_files(engine).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("build", "plugins", "paged"),
+    [
+        ({"kv_cache_type": "PAGED"}, {}, True),
+        ({"kv_cache_type": "KVCacheType.PAGED"}, {}, True),
+        ({"kv_cache_type": "CONTINUOUS"}, {"paged_kv_cache": True}, False),
+        ({"kv_cache_type": None}, {"paged_kv_cache": True}, True),
+        ({"kv_cache_type": None}, {"paged_kv_cache": False}, False),
+        ({"kv_cache_type": None}, {}, None),
+    ],
+)
+def test_every_releases_word_for_a_paged_cache(
+    tmp_path: Path, build: dict[str, Any], plugins: dict[str, Any], paged: bool | None
+) -> None:
+    assert read_engine(new_engine(tmp_path / "e", build=build, plugins=plugins)).paged_kv_cache is paged
+
+
+def test_gathered_logits_of_the_old_tools(tmp_path: Path) -> None:
+    engine = read_engine(old_engine(tmp_path / "e", build={"gather_all_token_logits": True}))
+    assert engine.gather_context_logits and engine.gather_generation_logits
+
+
+def test_output_length_stands_in_for_the_whole_length_before_0_11(tmp_path: Path) -> None:
+    build = {"max_seq_len": None, "max_output_len": 200}
+    assert read_engine(new_engine(tmp_path / "e", build=build)).max_seq_len == 1224
+
+
+def test_encoder_and_decoder_are_two_engines(tmp_path: Path) -> None:
+    for name in ("encoder", "decoder"):
+        new_engine(tmp_path / name)
+    assert [engine.folder.name for engine in read_engines(tmp_path)] == ["decoder", "encoder"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"pretrained_config": {}}', '{"builder_config": []}'])
+def test_what_is_no_engine_is_told_in_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(NotAnEngine) as refused:
+        read_engines(tmp_path)
+    assert "does not describe an engine" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_an_empty_folder_holds_no_engine(tmp_path: Path) -> None:
+    with pytest.raises(NotAnEngine, match="there is no engine in"):
+        read_engines(tmp_path)
+
+
+def test_world_of_the_engine(tmp_path: Path) -> None:
+    engine = read_engine(new_engine(tmp_path / "e", tensor=2, pipeline=2))
+    assert engine_world(engine, 4).state == "ok"
+    wrong = engine_world(engine, 2)
+    assert wrong.state == "fail" and "is built for 4 rank(s), but the plan says 2" in wrong.sentence
+    assert wrong.remedy is not None and "(2 and 2)" in wrong.remedy
+
+
+@pytest.mark.parametrize("maker", [new_engine, old_engine])
+def test_every_rank_s_file_must_be_there_and_not_empty(tmp_path: Path, maker: Any) -> None:
+    folder = maker(tmp_path / "e")
+    engine = read_engine(folder)
+    assert engine_files(engine).state == "ok"
+    (folder / engine.files[2]).write_bytes(b"")
+    empty = engine_files(engine)
+    assert empty.state == "fail" and f"{engine.files[2]} is empty" in empty.sentence
+    (folder / engine.files[2]).unlink()
+    missing = engine_files(engine)
+    assert missing.state == "fail" and f"{engine.files[2]} is missing" in missing.sentence
+
+
+GPUS = [
+    # built for, ranks, ranks a node, GPUs that a rank sees, state
+    (8, 8, 8, 8, "ok"),
+    (8, 4, 4, 8, "ok"),
+    (8, 4, 4, 4, "ok"),  # fewer ranks than the engine's GPUs: their number is enough
+    (8, 2, 2, 1, "ok"),  # a single visible GPU is let pass
+    (4, 8, 4, 4, "ok"),
+    (8, 8, 4, 4, "fail"),  # nodes of 4 with the default of trtllm-build
+    (8, 16, 4, 4, "fail"),
+    (4, 16, 8, 8, "fail"),
+    (4, 8, 8, 8, "fail"),  # rank 4 would share GPU 0 with rank 0
+    (8, 4, 2, 8, "fail"),  # the runtime would take both nodes for one
+    (8, 8, 8, 4, "fail"),
+    (None, 8, 8, 8, "ok"),  # before 0.10: 8
+    (None, 8, 4, 4, "fail"),
+    (None, 4, 4, 4, "ok"),
+    (8, 1, 1, 1, "ok"),
+]
+
+
+@pytest.mark.parametrize(("built", "world", "per_node", "visible", "state"), GPUS)
+def test_gpus_per_node_in_the_engine_against_the_nodes(
+    tmp_path: Path, built: int | None, world: int, per_node: int, visible: int, state: str
+) -> None:
+    engine = read_engine(new_engine(tmp_path / "e", tensor=world, gpus_per_node=built))
+    found = engine_gpus_per_node(engine, world, per_node, visible)
+    assert found.state == state
+    if state == "fail":
+        assert f"is built for nodes of {built or 8} GPUs" in found.sentence
+        assert found.remedy is not None and "build it again with gpus_per_node" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("engine_of", "container", "state"),
+    [
+        ("0.16.0", "0.16.0", "ok"),
+        ("0.16.0", "0.16", "ok"),
+        ("0.17.0.post1", "0.17.0.post1", "ok"),
+        ("1.0.0+cu12", "1.0.0", "ok"),
+        ("0.17.0", "0.17.0.post1", "warn"),
+        ("1.2.0rc4", "1.2.0", "warn"),
+        ("0.15.0", "0.16.0", "fail"),
+        ("0.16.0", "0.16.1", "fail"),
+        ("0.16.0", "none", "fail"),
+    ],
+)
+def test_engine_and_container_are_named_where_they_differ(
+    tmp_path: Path, engine_of: str, container: str, state: str
+) -> None:
+    engine = read_engine(new_engine(tmp_path / "e", version=engine_of))
+    found = engine_version(engine, container)
+    planned = planned_version(engine_of, container)
+    assert (found.state, planned.state) == (state, state)
+    if state != "ok":
+        assert engine_of in found.sentence and container in found.sentence
+        assert engine_of in planned.sentence and container in planned.sentence
+
+
+def test_versions_that_nobody_tells(tmp_path: Path) -> None:
+    new, old = read_engine(new_engine(tmp_path / "n")), read_engine(old_engine(tmp_path / "o"))
+    assert engine_version(new, None).state == "unknown"
+    assert engine_version(old, "0.7.1").state == "unknown"
+    assert planned_version("0.16.0", None).state == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("build", "plugins", "state"),
+    [
+        ({}, {"use_paged_context_fmha": True}, "ok"),
+        ({}, {}, "fail"),
+        ({"kv_cache_type": "CONTINUOUS"}, {"use_paged_context_fmha": True}, "fail"),
+    ],
+)
+def test_reuse_and_chunked_context_need_paged_context_attention(
+    tmp_path: Path, build: dict[str, Any], plugins: dict[str, Any], state: str
+) -> None:
+    engine = read_engine(new_engine(tmp_path / "e", build=build, plugins=plugins))
+    found = paged_context(engine, "repository.kv_cache_reuse")
+    assert found.state == state and "repository.kv_cache_reuse" in found.sentence
+
+
+def test_shared_memory() -> None:
+    assert shared_memory("n1", 4.0, 8).state == "ok"
+    short = shared_memory("n1", 1.0, 8)
+    assert (short.state, short.sentence) == (
+        "fail",
+        "/dev/shm on n1 has 1.00 GiB free, but 8 rank(s) need 2.00 GiB",
+    )
+
+
+@pytest.mark.parametrize(("limit", "state"), [(None, "ok"), (65536, "ok"), (65535, "warn"), (64, "warn")])
+def test_locked_memory(limit: int | None, state: str) -> None:
+    found = locked_memory("n1", limit)
+    assert found.state == state and "n1" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "qwen.tiktoken"]
+)
+def test_a_tokenizer_is_one_of_many_files(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    empty = tokenizer_files(tmp_path)
+    assert empty.state == "fail" and "there is no tokenizer in" in empty.sentence
+    (tmp_path / name).write_bytes(b"words")
+    assert tokenizer_files(tmp_path).state == "ok"
+
+
+def test_a_pointer_of_git_lfs_is_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    found = tokenizer_files(tmp_path)
+    assert found.state == "fail" and found.remedy == "run git lfs pull there"
+
+
+def test_a_folder_that_is_not_there_has_no_tokenizer(tmp_path: Path) -> None:
+    found = tokenizer_files(tmp_path / "none")
+    assert found.state == "fail" and "cannot be read: No such file or directory" in found.sentence

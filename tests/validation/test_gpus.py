@@ -1,0 +1,38 @@
+"""Kinds of GPU by name, in the table and in a profile."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pydantic import ValidationError
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.dump import cluster_yaml
+from trtllm_hpc.config.gpus import gpus
+from trtllm_hpc.validation.cluster_rules import gpu_is_known
+
+
+def test_every_gpu_has_memory_capability_and_a_source() -> None:
+    assert len(gpus()) > 10
+    for name, gpu in gpus().items():
+        assert re.fullmatch(r"[a-z0-9-]+", name) and 14 < gpu.memory_gib < 300 and gpu.source
+        assert re.fullmatch(r"\d+\.\d", gpu.compute_capability)
+    h200 = gpus()["h200"]
+    assert (h200.memory_gib, h200.compute_capability) == (140.4, "9.0")
+
+
+def test_a_profile_that_names_its_gpu_knows_the_rest() -> None:
+    profile = ClusterProfile(name="here", gpu="l40s")
+    assert (profile.gpu_memory_gib, profile.compute_capability) == (44.99, "8.9")
+    own = ClusterProfile(name="here", gpu="l40s", gpu_memory_gib=40.0)
+    assert (own.gpu_memory_gib, own.compute_capability) == (40.0, "8.9")
+    assert "gpu_memory_gib: 44.99" in cluster_yaml(profile)  # what was resolved is written down
+
+
+def test_an_unknown_gpu_is_a_finding_with_the_names() -> None:
+    [problem] = gpu_is_known(ClusterProfile(name="here", gpu="h100"))
+    assert "'h100' is not in the table" in problem.message and "h100-80gb" in problem.hint
+    assert list(gpu_is_known(ClusterProfile(name="here"))) == []
+    with pytest.raises(ValidationError):
+        ClusterProfile.model_validate({"name": "here", "gpu": 7})

@@ -1,0 +1,217 @@
+"""What a job file of TensorRT-LLM gets wrong for its release: found before the queue, with file and line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.config.files import CLUSTER, JOB, Folder
+
+MODEL = "model: {path: /models/llama, family: llama}\n"
+
+
+def trt(release: str, engine: str = "", model: str = MODEL, backend: str = "tensorrtllm") -> str:
+    """A job file; the engine's further lines begin at line 6."""
+    head = f"engine:\n  backend: {backend}\n  tensorrt_llm_version: {release}\n"
+    return JOB + model + head + engine
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "place", "words"),
+    [
+        # The release.
+        (trt("0.4.0"), "release", "job:5 engine.tensorrt_llm_version", "0.4.0"),
+        (trt("1.3.0"), "release", "job:5 engine.tensorrt_llm_version", "1.3.0"),
+        (trt("0.18.2", backend="llmapi"), "release", "job:4 engine.backend", "0.18.2 has no backend llmapi"),
+        (trt("0.9.0", backend="python"), "release", "job:4 engine.backend", "0.9.0 has no backend python"),
+        # The model.
+        (trt("0.16.0", model="model: {synthetic: tiny-llama}\n"), "missing", "job:2 model.path",
+         "needs a model's folder"),
+        (trt("0.16.0", model="model: {path: /nowhere}\n"), "unreadable", "job:2 model.path",
+         "/nowhere/config.json cannot be read here"),
+        (trt("0.16.0", model="model: {path: /models/x, family: lama}\n"), "release", "job:2 model.family",
+         "has no convert_checkpoint.py for lama"),
+        (trt("0.16.0", "  plugins: {gem: auto}\n"), "release", "job:6 engine.plugins.gem",
+         "no release that is known here does"),
+        # Keys and releases.
+        (trt("0.9.0", "  context_parallel: 2\n"), "release", "job:6 engine.context_parallel", "since 0.16.0"),
+        (trt("0.12.0", "  multi_block_mode: true\n"), "release", "job:6 engine.multi_block_mode",
+         "until 0.11.0, 0.12.0 dropped it"),
+        (trt("0.8.0", "  inflight_batching: true\n"), "release", "job:6 engine.inflight_batching",
+         "until 0.7.1, its last release"),
+        (trt("0.11.0", "  plugins:\n    fp8_rowwise_gemm: auto\n"), "release",
+         "job:7 engine.plugins.fp8_rowwise_gemm", "since 0.12.0"),
+        (trt("0.9.0", "  plugins:\n    gemm: fp8\n"), "release", "job:7 engine.plugins.gemm",
+         "takes float16, float32, bfloat16, disable"),
+        # Keys and each other.
+        (trt("0.16.0", "  tensor_parallel: 8\n  moe_tensor_parallel: 2\n  moe_expert_parallel: 2\n"),
+         "conflict", "job:7 engine.moe_tensor_parallel", "is 4, not tensor_parallel"),
+        (trt("0.16.0", "  tensor_parallel: 8\n  moe_expert_parallel: 3\n"), "conflict",
+         "job:7 engine.moe_expert_parallel", "does not divide"),
+        (trt("0.16.0", "  kv_cache: continuous\n"), "conflict", "job:6 engine.kv_cache",
+         "inflight_fused_batching"),
+        (trt("0.16.0", "  remove_input_padding: false\n"), "conflict", "job:6 engine.remove_input_padding",
+         "inflight_fused_batching"),
+        (trt("0.16.0", "repository:\n  kv_cache_reuse: true\n"), "conflict",
+         "job:7 repository.kv_cache_reuse", "over the paged KV cache"),
+        (trt("0.16.0", "repository:\n  chunked_context: true\n"), "conflict",
+         "job:7 repository.chunked_context", "over the paged KV cache"),
+        (trt("0.16.0", "repository:\n  decoding_mode: medusa\n"), "conflict",
+         "job:7 repository.decoding_mode", "built for it"),
+        (trt("0.16.0", "repository:\n  gpu_weights_percent: 0.5\n"), "conflict",
+         "job:7 repository.gpu_weights_percent", "built for it"),
+        (trt("0.7.1"), "conflict", "job:1 repository.batching_strategy", "build.py of 0.7.1"),
+        (trt("0.16.0", "  max_lora_rank: 8\n"), "missing", "job:3 engine.lora.target_modules",
+         "max_lora_rank"),
+        (trt("0.16.0", "  lora:\n    target_modules: [attn_q]\n"), "conflict", "job:6 engine.lora",
+         "max_lora_rank is 0"),
+        (trt("0.16.0", "  max_lora_rank: 8\n  lora: {target_modules: [attn_q], adapters: [/a/x, /b/x]}\n"),
+         "conflict", "job:7 engine.lora.adapters", "called x"),
+        (trt("0.10.0", "companion:\n  request: {max_tokens: 2000}\n"), "conflict",
+         "job:7 companion.request.max_tokens", "more than 1024"),
+    ],
+)  # fmt: skip
+def test_a_finding(files: Folder, job: str, code: str, place: str, words: str) -> None:
+    [finding] = [each for each in files.findings(job) if each.field == place.split()[1]]
+    assert (finding.code, files.place(finding)) == (code, place)
+    assert words in finding.message and finding.hint
+
+
+def test_everything_comes_at_once_and_each_key_once(files: Folder) -> None:
+    engine = "  reduce_fusion: true\n  fused_mlp: true\n  opt_num_tokens: 64\n  plugins: {moe: auto}\n"
+    found = files.findings(trt("0.5.0", engine + "  inflight_batching: true\n"))
+    assert [finding.field.rpartition(".")[2] for finding in found] == [
+        "opt_num_tokens", "fused_mlp", "reduce_fusion", "moe",
+    ]  # fmt: skip
+    assert all("0.5.0" in finding.message for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("container", "place"),
+    [
+        ("container: {tensorrt_llm_version: 9.9.9}\n", "cluster:2 container.tensorrt_llm_version"),
+        ("container:\n  runtime: pyxis\n  image: mine.sqsh\n", "job:3 engine.tensorrt_llm_version"),
+        ("", "job:3 engine.tensorrt_llm_version"),
+    ],
+)
+def test_a_release_that_nothing_tells(files: Folder, container: str, place: str) -> None:
+    finding = files.finding(JOB + MODEL + "engine: {backend: tensorrtllm}\n", CLUSTER + container)
+    assert (finding.code, files.place(finding)) == ("release", place)
+
+
+def test_an_image_of_another_release_than_the_job_s(files: Folder) -> None:
+    image = "nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3"
+    cluster = f"{CLUSTER}container: {{runtime: pyxis, image: '{image}'}}\n"
+    finding = files.finding(trt("0.11.0"), cluster)
+    assert "0.16.0" in finding.message and "0.11.0" in finding.message
+
+
+def test_a_profile_that_states_another_release_than_the_job(files: Folder) -> None:
+    cluster = CLUSTER + "container: {tensorrt_llm_version: 0.17.0}\n"
+    finding = files.finding(trt("0.16.0"), cluster)
+    assert finding.field == "engine.tensorrt_llm_version"
+    assert "0.16.0" in finding.message and "0.17.0" in finding.message
+    files.load(trt("v0.17.0"), cluster)
+
+
+def test_engines_that_were_built_for_it(files: Folder) -> None:
+    engine = "  weight_streaming: true\n  speculative: {mode: lookahead, max_draft_len: 83}\n"
+    files.load(trt("0.16.0", engine + "repository: {decoding_mode: lookahead, gpu_weights_percent: 0.5}\n"))
+    files.load(trt("0.19.0", "  kv_cache: continuous\nrepository: {batching_strategy: V1}\n"))
+
+
+def test_the_image_alone_tells_it(files: Folder) -> None:
+    cluster = f"{CLUSTER}container: {{runtime: apptainer, image: tritonserver_24.07-trtllm-python-py3.sif}}\n"
+    finding = files.finding(JOB + MODEL + "engine: {backend: tensorrtllm, context_parallel: 2}\n", cluster)
+    assert "0.11.0" in finding.message
+
+
+def test_config_json_tells_the_family(files: Folder) -> None:
+    folder = files.folder / "model"
+    folder.mkdir()
+    config = folder / "config.json"
+    config.write_text(json.dumps({"architectures": ["MixtralForCausalLM"]}))
+    job = trt("0.16.0", model=f"model: {{path: {folder}}}\n")
+    assert files.load(job).job.model.family is None
+    config.write_text(json.dumps({"architectures": ["SomethingElse"]}))
+    assert "SomethingElse" in files.finding(job).message
+    config.write_text("[]")
+    assert "cannot be read" in files.finding(job).message
+
+
+def test_a_finished_engine_needs_nothing_of_that(files: Folder) -> None:
+    engine = "  directory: /engines/one\nrepository: {tokenizer: /models/llama}\n"
+    files.load(trt("0.16.0", engine, model=""))
+
+
+@pytest.mark.parametrize("release", ["0.17.0", "1.2.1"])
+def test_from_0_17_on_engines_can_reuse_the_cache_by_default(files: Folder, release: str) -> None:
+    files.load(trt(release, "repository: {kv_cache_reuse: true, chunked_context: true}\n"))
+    files.findings(trt(release, "  paged_context_fmha: false\nrepository: {kv_cache_reuse: true}\n"))
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ("kv_cache: paged", "engine.kv_cache"),
+        ("plugins: {gemm: float16}", "engine.plugins"),
+        ("quantization: {method: fp8}", "engine.quantization.method"),
+        ("lora: {target_modules: [attn_q]}", "engine.lora.target_modules"),
+        ("options: {build: [--strip_plan]}", "engine.options.build"),
+        ("paged_context_fmha: true", "engine.paged_context_fmha"),
+    ],
+)
+def test_keys_that_a_backend_would_lose_without_a_word(files: Folder, line: str, field: str) -> None:
+    reference = files.finding(f"{JOB}engine:\n  {line}\n")
+    assert (reference.field, reference.line) == (field, 3) and "reference" in reference.message
+    llm_api = files.findings(trt("1.0.0", f"  {line}\n", backend="llmapi"))
+    assert (llm_api[0].field, llm_api[0].line) == (field, 6) and "LLM API" in llm_api[0].message
+
+
+def test_the_llm_api_takes_a_model_and_no_engine(files: Folder) -> None:
+    engine = "  tensor_parallel: 2\n  max_batch_size: 8\n  max_num_tokens: 4096\n  dtype: bfloat16\n"
+    files.load(trt("1.0.0", engine, backend="llmapi"))
+    finding = files.finding(trt("1.0.0", "  directory: /engines/one\n", backend="llmapi"))
+    assert finding.field == "engine.directory"
+
+
+def test_a_job_of_the_reference_backend_reads_nothing_of_releases(
+    files: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    monkeypatch.setattr("trtllm_hpc.tensorrt_llm.releases.load.read_data", refuse)
+    files.load()
+
+
+def test_a_wrong_field_keeps_no_other_finding_back(files: Folder) -> None:
+    found = files.findings(trt("0.9.0", "  tensor_parallel: many\n  context_parallel: 2\n"))
+    assert "engine.tensor_parallel" in {finding.field for finding in found}
+
+
+@pytest.mark.parametrize(
+    ("job", "hint"),
+    [
+        (trt("0.16.0", model="model: {path: /nowhere}\n"), "if the nodes see it only, set model.family"),
+        (trt("0.16.0", model="model: {path: /models/x, family: lama}\n"), "did you mean llama?"),
+        (trt("0.16.0", "  plugins: {gem: auto}\n"), "did you mean 'gemm'?"),
+        (trt("0.16.0", "  plugins: {zzz: auto}\n"), "leave engine.plugins.zzz out"),
+        (trt("24.12"), "its TensorRT-LLM is 0.16.0"),
+    ],
+)
+def test_the_next_step_is_told(files: Folder, job: str, hint: str) -> None:
+    assert hint in str(files.findings(job.replace("24.12", "'24.12'"))[0].hint)
+
+
+def test_a_profile_without_a_container_says_so(files: Folder) -> None:
+    finding = files.finding(JOB + MODEL + "engine: {backend: tensorrtllm}\n")
+    assert "the profile 'here' has no container" in finding.message
+    assert finding.hint is not None
+    assert "--set cluster.container.tensorrt_llm_version=VERSION" in finding.hint
+    files.load(
+        JOB + MODEL + "engine: {backend: tensorrtllm}\n",
+        CLUSTER,
+        "cluster.container.tensorrt_llm_version=0.17",
+    )

@@ -1,0 +1,198 @@
+"""Rules about several fields: each with its code, its place, and a remedy that works."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.config.files import CLUSTER, JOB, Folder
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.job import JobFile, Serve
+from trtllm_hpc.config.resolved import Resolved
+from trtllm_hpc.validation.rules import check
+
+LOCAL = CLUSTER + "scheduler: local\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "place"),
+    [
+        ("engine:\n  max_input_len: 512\n", "job:3 engine.max_input_len"),
+        ("engine:\n  max_seq_len: 16\n  max_input_len: 8\ncompanion: {benchmark: null}\n",
+         "job:5 companion.request.max_tokens"),
+        ("companion:\n  benchmark:\n    max_tokens: 512\n", "job:4 companion.benchmark.max_tokens"),
+        ("engine:\n  max_num_tokens: 7\n", "job:3 engine.max_num_tokens"),
+        ("repository:\n  max_tokens_in_paged_kv_cache: 511\n",
+         "job:3 repository.max_tokens_in_paged_kv_cache"),
+        ("engine:\n  pipeline_parallel: 2\n", "job:3 engine.pipeline_parallel"),
+        ("engine:\n  context_parallel: 2\n", "job:3 engine.context_parallel"),
+        ("serve:\n  time_limit_minutes: 10\n", "job:2 serve.ready_timeout_seconds"),
+        ("companion:\n  endpoint_timeout_seconds: 600\n", "job:3 companion.endpoint_timeout_seconds"),
+        ("companion:\n  time_limit_minutes: 20\n", "job:2 companion.endpoint_timeout_seconds"),
+        ("companion:\n  time_limit_minutes: 120\n  benchmark:\n    requests: 15000\n",
+         "job:5 companion.benchmark.requests"),
+        ("engine:\n  tensor_parallel: 4\nserve:\n  nodes: 3\n", "job:5 serve.nodes"),
+        ("build:\n  gpus: 1\n", "job:3 build.gpus"),
+        ("companion:\n  request:\n    context_logits: true\n", "job:4 companion.request.context_logits"),
+        ("engine: {gather_context_logits: true}\ncompanion:\n  request:\n    generation_logits: true\n",
+         "job:5 companion.request.generation_logits"),
+    ],
+)  # fmt: skip
+def test_a_conflict_in_the_job_file(files: Folder, job: str, place: str) -> None:
+    finding = files.finding(JOB + job)
+    assert (finding.code, files.place(finding)) == ("conflict", place)
+    assert finding.hint
+
+
+def test_a_small_cache_is_told_with_both_numbers(files: Folder) -> None:
+    engine = "engine: {max_seq_len: 500, tokens_per_block: 48, max_beam_width: 3}\n"
+    finding = files.finding(JOB + engine + "repository: {max_tokens_in_paged_kv_cache: 1583}\n")
+    # Eleven blocks of 48 hold 500 tokens, and each of the three beams has its own.
+    assert "1583 tokens" in finding.message and "500 and 3 beams" in finding.message
+    assert "takes 1584" in finding.message and "1584 or more" in (finding.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "code", "place"),
+    [
+        ("container:\n  runtime: pyxis\n", "missing", "cluster:2 container.image"),
+        ("container:\n  runtime: apptainer\n  image: a\n  mounts:\n  - a:b:c:d\n", "bad-value",
+         "cluster:6 container.mounts[0]"),
+        ("container:\n  runtime: apptainer\n  image: a\n  mounts:\n  - /a:b\n", "bad-value",
+         "cluster:6 container.mounts[0]"),
+        ("container:\n  image: a.sif\n", "conflict", "cluster:3 container.image"),
+        ("container:\n  mounts: ['/a:/a']\n", "conflict", "cluster:3 container.mounts"),
+        ("scheduler: local\ncompanion: overlap\n", "conflict", "cluster:3 companion"),
+        ("scheduler: local\npartition: gpu\n", "conflict", "cluster:3 partition"),
+        ("scheduler: local\ncontainer: {runtime: pyxis, image: i}\n", "conflict",
+         "cluster:3 container.runtime"),
+        ("environment:\n  SLURM_CONF: /etc\n", "managed", "cluster:3 environment.SLURM_CONF"),
+        ("environment:\n  RANK: '0'\n", "managed", "cluster:3 environment.RANK"),
+        ("environment:\n  HF_TOKEN: hf_x\n", "secret", "cluster:3 environment.HF_TOKEN"),
+        # Within the field's limit of characters, beyond the kernel's of bytes.
+        ("environment:\n  BIG: " + "é" * 70_000 + "\n", "too-large", "cluster:3 environment.BIG"),
+    ],
+)  # fmt: skip
+def test_a_conflict_in_the_profile(files: Folder, cluster: str, code: str, place: str) -> None:
+    finding = files.finding(JOB, CLUSTER + cluster)
+    assert (finding.code, files.place(finding)) == (code, place)
+
+
+@pytest.mark.parametrize(
+    ("key", "option", "remedy"),
+    [
+        ("sbatch_options", "--job-name=x", "name"),
+        ("sbatch_options", "--partition=gpu", "partition"),
+        ("sbatch_options", "--part=gpu", "partition"),
+        ("sbatch_options", "--gpus-per-node=4", "gpus_per_node"),
+        ("sbatch_options", "--gres=gpu:4", "gpus_per_node"),
+        ("sbatch_options", "--time=5", "time_limit_minutes"),
+        ("sbatch_options", "--export=ALL", "environment"),
+        ("sbatch_options", "--array=1-9", "leave it out"),
+        ("srun_options", "--mpi=pmi2", "mpi"),
+        ("srun_options", "--ntasks=4", "tensor_parallel"),
+        ("srun_options", "--dist=cyclic", "leave it out"),
+        ("srun_options", "--kill-on-bad-exit=0", "leave it out"),
+        ("srun_options", "--container-image=x", "container"),
+    ],
+)
+def test_options_that_the_toolkit_manages(files: Folder, key: str, option: str, remedy: str) -> None:
+    finding = files.finding(JOB, f"{CLUSTER}{key}:\n  - --comment=fine\n  - {option}\n")
+    assert (finding.code, files.place(finding)) == ("managed", f"cluster:4 {key}[1]")
+    assert remedy in (finding.hint or "")
+
+
+@pytest.mark.parametrize("option", ["-p gpu", "--mail-type FAIL --time=5", "--", "---x=1", "-", "--=x"])
+def test_options_that_are_not_one_long_option(files: Folder, option: str) -> None:
+    finding = files.finding(JOB, f"{CLUSTER}sbatch_options: ['{option}']\n")
+    assert (finding.code, files.place(finding)) == ("bad-value", "cluster:2 sbatch_options[0]")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--http-port=8000", "--grpc-port", "--model-repository=/m", "--model-r=/m", "--load-model=x",
+     "--backend-config=python,shm-region-prefix-name=x"],
+)  # fmt: skip
+def test_server_options_that_the_toolkit_manages(files: Folder, option: str) -> None:
+    finding = files.finding(JOB, f"{CLUSTER}triton:\n  options: ['{option}']\n")
+    assert (finding.code, files.place(finding)) == ("managed", "cluster:3 triton.options[0]")
+
+
+def test_options_that_are_nobody_elses_business_pass(files: Folder) -> None:
+    cluster = (
+        CLUSTER
+        + "sbatch_options: [--mail-type=FAIL, '--comment=a b $(x)', --time-min=5, --nice, --mail-user=me]\n"
+        "srun_options: [--unbuffered, --cpu-bind=cores, --network=x]\n"
+        "triton: {options: [--log-verbose=1, --backend-config=python, '0']}\n"
+        "environment: {OMP_NUM_THREADS: '4', TOKENIZERS_PARALLELISM: 'false', NCCL_DEBUG: INFO}\n"
+    )
+    assert len(files.load(JOB, cluster).cluster.sbatch_options) == 5
+
+
+def test_a_job_of_two_nodes_is_told_that_local_has_one(files: Folder) -> None:
+    finding = files.finding(JOB + "engine: {tensor_parallel: 2}\nserve: {nodes: 2}\n", LOCAL)
+    assert (finding.code, files.place(finding)) == ("conflict", "job:3 serve.nodes")
+    assert "one machine" in finding.message
+    assert files.load(files.job_file.read_text(), LOCAL, "serve.nodes=1").job.serve.nodes == 1
+
+
+def test_the_nodes_of_the_profile_are_named_as_such(files: Folder) -> None:
+    cluster = CLUSTER + "job_defaults:\n  serve:\n    nodes: 2\n"
+    finding = files.finding(JOB, cluster)
+    assert (finding.code, files.place(finding)) == ("conflict", "cluster:4 job_defaults.serve.nodes")
+    assert files.load(JOB, cluster, "serve.nodes=1").job.serve.nodes == 1
+
+
+def test_too_few_gpus_on_a_node_names_the_number_of_nodes_that_works(files: Folder) -> None:
+    job, cluster = JOB + "engine: {tensor_parallel: 12}\nserve: {nodes: 1}\n", CLUSTER + "gpus_per_node: 4\n"
+    assert files.finding(job, cluster).hint == "set serve.nodes to 3"
+    assert files.load(job, cluster, "serve.nodes=3").job.serve.nodes == 3
+
+
+def test_the_reference_to_one_machine_holds_for_gpus_too(files: Folder) -> None:
+    finding = files.finding(JOB + "engine: {tensor_parallel: 4}\n", LOCAL + "gpus_per_node: 2\n")
+    assert (finding.code, finding.field) == ("conflict", "engine")
+
+
+def test_a_job_without_companion_has_no_waits_of_one(files: Folder) -> None:
+    off = "companion: {enabled: false, endpoint_timeout_seconds: 1, request: {max_tokens: 9999}}\n"
+    assert not files.load(JOB + off).job.companion.enabled
+
+
+def test_a_prompt_that_no_command_line_can_carry(files: Folder) -> None:
+    finding = files.finding(JOB + "companion:\n  request:\n    prompt: " + "é" * 70_000 + "\n")
+    assert (finding.code, files.place(finding)) == ("too-large", "job:4 companion.request.prompt")
+
+
+def test_check_takes_values_that_were_built_without_files() -> None:
+    job = JobFile(name="a", engine=Engine(tensor_parallel=3), serve=Serve(nodes=2))
+    (finding,) = check(Resolved(job, ClusterProfile(name="b"), "a.yaml", "b.yaml"))
+    assert (finding.code, finding.file, finding.field, finding.line) == (
+        "conflict",
+        "a.yaml",
+        "serve.nodes",
+        None,
+    )
+    assert check(Resolved(JobFile(name="a"), ClusterProfile(name="b"), "a.yaml", "b.yaml")) == []
+
+
+def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder) -> None:
+    """All findings at once: a wrong type in one section hides no conflict in another, and makes up none."""
+    found = files.findings(
+        "name: x\nengine: {tensor_parallel: two, max_input_len: 9, max_seq_len: 9}\n"
+        "model: {synthetic: tiny-llama, path: /x}\nserve: {nodes: 3}\nnonsense: 1\n"
+    )
+    assert {(finding.code, finding.field) for finding in found} >= {
+        ("wrong-type", "engine.tensor_parallel"),
+        ("conflict", "model"),
+        ("conflict", "engine.max_input_len"),
+        ("unknown-key", "nonsense"),
+    }
+    assert not any(
+        finding.field == "serve.nodes" for finding in found
+    )  # nobody knows how many ranks there are
+
+
+def test_a_key_with_the_name_of_pydantics_mark_is_just_unknown(files: Folder) -> None:
+    finding = files.finding("name: x\n'[key]': 1\n")
+    assert (finding.code, finding.field, finding.line) == ("unknown-key", "'[key]'", 2)

@@ -1,1 +1,0 @@
-"""The life of a run: submission, state, waiting, cancelling."""

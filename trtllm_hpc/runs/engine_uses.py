@@ -1,0 +1,47 @@
+"""Whether a run still needs the engine that it once asked for."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+
+from trtllm_hpc.errors import TrtllmHpcError
+from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.engine_cache.uses import Use
+
+_BEING_MADE_S = 3_600.0
+"""A run is noted with its engine before its folder is written."""
+
+_FOREIGN_S = 30 * 86_400.0
+"""How long the word of a run counts whose folder is not ours to read."""
+
+_RENDERED_S = 7 * 86_400.0
+"""How long a run that was never submitted keeps its engine."""
+
+
+def is_active(use: Use) -> str | None:
+    """Why a use still counts, in words; ``None`` if it does not."""
+    paths = RunPaths(use.run)
+    try:
+        made_at = paths.plan.stat().st_mtime
+    except PermissionError:
+        return f"is used by {use.run}, whose owner is another" if use.age_s < _FOREIGN_S else None
+    except OSError:
+        return f"is asked for by {use.run}, which is being made" if use.age_s < _BEING_MADE_S else None
+    return _of_run(str(paths.folder), made_at)
+
+
+@lru_cache
+def _of_run(folder: str, made_at: float) -> str | None:
+    """Asked once for each run, however many outputs it uses: Slurm is asked little."""
+    paths = RunPaths(folder)
+    try:
+        status = run_status(paths)
+    except TrtllmHpcError as error:
+        return f"is used by the run {paths.run_id}, which may be active ({error.message})"
+    if status.state is RunState.RENDERED:
+        fresh = time.time() - made_at < _RENDERED_S
+        return f"waits for the run {paths.run_id}, which is rendered and not submitted" if fresh else None
+    busy = any(not stage.final and stage.state != "NOT SUBMITTED" for stage in status.stages)
+    return f"is used by the run {paths.run_id}, which is {status.state.value}" if busy else None

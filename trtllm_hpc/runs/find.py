@@ -1,0 +1,113 @@
+"""Finding a run by what a person calls it: folder, id, job name or ``latest``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.paths import RUNS_VARIABLE, RunPaths, call_name, default_runs_folder, read_json
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a rendered run that may be read."""
+    return _made_at(folder) is not None
+
+
+def list_runs(runs_folder: Path) -> list[RunPaths]:
+    """All runs below ``runs_folder`` that may be read, the newest first."""
+    try:
+        folders = list(runs_folder.iterdir())
+    except OSError:
+        return []
+    ages = {folder: made_at for folder in folders if (made_at := _made_at(folder)) is not None}
+    return [RunPaths(folder) for folder in sorted(ages, key=lambda it: (ages[it], it.name), reverse=True)]
+
+
+def _made_at(folder: Path) -> int | None:
+    """When a run was made, in ns since the epoch; ``None`` for what is no run, or not ours to read."""
+    plan = RunPaths(folder).plan
+    try:
+        # The plan is written once, when the run is made; folder times change with every log.
+        entry = plan.stat()
+        return entry.st_mtime_ns if stat.S_ISREG(entry.st_mode) and os.access(plan, os.R_OK) else None
+    except (OSError, ValueError):  # somebody else's folder, or no name that a folder can have
+        return None
+
+
+def find_run(name: str, runs_folder: Path) -> RunPaths:
+    """The run that ``name`` stands for.
+
+    Args:
+        name: a run folder, the id of a run in ``runs_folder``, a job name (its
+            newest run), the beginning of one id, or ``latest``.
+        runs_folder: where runs are kept.
+
+    Raises:
+        RunNotFound: nothing goes by that name, or it may not be read or is damaged.
+    """
+    if "\0" in name:
+        raise RunNotFound(f"{name!r} cannot be the name of a run.")
+    runs = list_runs(runs_folder)
+    if name == "latest" and runs:
+        return next((run for run in runs if _plan(run)), None) or _readable(runs[0])
+    if name != "latest" and is_run(Path(name)):
+        return _readable(RunPaths(Path(name)))
+    for run in runs:
+        if run.run_id == name:
+            return _readable(run)
+    for run in runs:
+        if _plan(run).get("name") == name:
+            return run
+    begun = [run for run in runs if name and run.run_id.startswith(name)]
+    if len(begun) == 1:
+        return _readable(begun[0])
+    raise _forbidden(name, runs_folder) or _not_found(name, runs_folder, begun or runs, several=bool(begun))
+
+
+def _plan(run: RunPaths) -> dict[str, Any]:
+    """The run's plan; empty if it cannot be read."""
+    try:
+        plan = read_json(run.plan)
+    except (ValueError, OSError):
+        return {}
+    return plan if isinstance(plan, dict) else {}
+
+
+def _readable(run: RunPaths) -> RunPaths:
+    if not _plan(run):
+        raise RunNotFound(f"{run.plan} is damaged: nothing can be told of this run.")
+    return run
+
+
+def _forbidden(name: str, runs_folder: Path) -> RunNotFound | None:
+    """The error for a run, or a folder of runs, that is there but closed to this person."""
+    for folder in (runs_folder, Path(name), runs_folder / name):
+        try:
+            next(folder.iterdir(), None)
+            RunPaths(folder).plan.stat()
+            RunPaths(folder).plan.open().close()
+        except PermissionError as error:
+            return RunNotFound(
+                f"{error.filename} cannot be read: {error.strerror}.",
+                hint="ask its owner, or name the folder of your own runs with --runs",
+            )
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _not_found(name: str, runs_folder: Path, runs: list[RunPaths], *, several: bool) -> RunNotFound:
+    if not runs:
+        return RunNotFound(
+            f"No run is called {name!r}: there are no runs in {runs_folder}.",
+            hint="trtllm-hpc submit JOB.yaml, or name the folder of runs with --runs",
+        )
+    newest = ", ".join(run.run_id for run in runs[:5])
+    if several:
+        message = f"{len(runs)} runs in {runs_folder} begin with {name!r}. The newest: {newest}."
+    else:
+        message = f"No run is called {name!r}. The newest in {runs_folder}: {newest}."
+    return RunNotFound(message, hint=f"trtllm-hpc status {call_name(runs[0])}")

@@ -1,0 +1,150 @@
+"""Submitting a run: build, serve and companion as one chain."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.scheduler.journal import Journal
+from trtllm_hpc.scheduler.local import cancel_local, detached, local_executor
+from trtllm_hpc.scheduler.script import StageScript
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.model import Plan, Stage
+from trtllm_hpc.runtime.process import start_ticks
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
+
+if TYPE_CHECKING:
+    from submitit.core.core import Executor, Job
+
+Progress = Callable[[str, str], None]
+"""Called with (stage, job id) after each submission."""
+
+
+def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage, job_id: None) -> Journal:
+    """Submit the scripts of a written run, in order; all of them or none.
+
+    If anything fails or interrupts, the jobs sent so far are cancelled. If this
+    process is killed outright, they end by themselves: each waits for the
+    journal to be complete before it does anything (``runtime.stage``).
+
+    Raises:
+        SubmissionError: Slurm refused a script.
+    """
+    journal = Journal(scheduler=plan.cluster.scheduler, slurm_conf=plan.cluster.slurm_conf)
+    jobs: list[Job[Any]] = []
+    try:
+        with _Interruptions() as interruptions:
+            journal.write(paths)
+            executor = _executor(plan, paths)
+            for stage in plan.stages:
+                with interruptions.hold():
+                    job = _submit(executor, _script(stage, paths, journal.token), plan, paths)
+                    jobs.append(job)
+                    started = start_ticks(int(job.job_id)) if journal.scheduler == "local" else None
+                    journal.add(paths, stage.name, job.job_id, started)
+                progress(stage.name, job.job_id)
+            journal.complete = True
+            journal.write(paths)
+    except BaseException:  # KeyboardInterrupt above all: whatever ends this, nothing may be left behind
+        if not jobs:
+            # Nothing else tells that this run is over: there is no job to look at.
+            with suppress(OSError):
+                add_event(paths, plan.stages[0].name, "submission_interrupted")
+        _undo(journal, jobs, paths)
+        raise
+    return journal
+
+
+def _script(stage: Stage, paths: RunPaths, token: str) -> StageScript:
+    after = tuple((dependency.kind, dependency.stage) for dependency in stage.after)
+    return StageScript(str(paths.folder), stage.name, after, ((TOKEN_VARIABLE, token),))
+
+
+def _executor(plan: Plan, paths: RunPaths) -> Executor:
+    if plan.cluster.scheduler == "slurm":
+        from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
+
+        return RenderedScriptExecutor(paths.folder, plan.cluster.slurm_conf)
+    return local_executor(plan, paths)
+
+
+def _submit(executor: Executor, script: StageScript, plan: Plan, paths: RunPaths) -> Job[Any]:
+    if plan.cluster.scheduler == "slurm":
+        return executor.submit(script)
+    with detached(paths):
+        return executor.submit(script)
+
+
+def _undo(journal: Journal, jobs: list[Job[Any]], paths: RunPaths) -> None:
+    """Cancel what was submitted of a chain that did not come to its end."""
+    if journal.scheduler == "local":
+        cancel_local(paths, journal)
+        return
+    for job in reversed(jobs):
+        job.cancel(check=False)
+
+
+class _Interruptions:
+    """Turns a signal that would end this process into KeyboardInterrupt, but never inside ``hold``.
+
+    The signals are not masked: a child would inherit the mask and could then
+    never be stopped.
+    """
+
+    _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self._held = False
+        self._pending: str | None = None
+
+    def __enter__(self) -> _Interruptions:
+        # A signal that is ignored (nohup) stays ignored.
+        heard = [number for number in self._ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._arrive) for number in heard}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _arrive(self, number: int, _frame: FrameType | None) -> None:
+        self._pending = signal.Signals(number).name
+        if not self._held:
+            raise KeyboardInterrupt(self._pending)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Let what is inside be finished before an interruption counts."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._pending is not None:
+            raise KeyboardInterrupt(self._pending)
+
+
+def require_scheduler(plan: Plan) -> None:
+    """Refuse early what cannot be submitted from this machine.
+
+    Raises:
+        SubmissionError: the profile is a Slurm cluster's and there is no sbatch here.
+    """
+    from trtllm_hpc.scheduler.slurm import is_installed
+
+    if plan.cluster.scheduler == "slurm" and not is_installed():
+        raise SubmissionError(
+            f"The profile {plan.cluster.name!r} is for a Slurm cluster, but this machine has no sbatch.",
+            hint="run this on a login node, or add --cluster local to run it here without Slurm",
+        )
+    conf = plan.cluster.slurm_conf
+    if conf is not None and not os.access(conf, os.R_OK):
+        raise SubmissionError(
+            f"The profile {plan.cluster.name!r} names {conf}, which cannot be read.",
+            hint="trtllm-hpc sandbox up, if this is the sandbox; else set slurm_conf in the profile",
+        )

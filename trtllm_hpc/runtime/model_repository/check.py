@@ -1,0 +1,151 @@
+"""What Triton would refuse in a repository, or find out only when a request comes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trtllm_hpc.runtime.model_repository.problems import Problem
+from trtllm_hpc.runtime.model_repository.schema import schema
+
+MODEL_NAMES = (
+    "tensorrt_llm_model_name",
+    "tensorrt_llm_draft_model_name",
+    "multimodal_encoders_name",
+    "context_model_name",
+    "generation_model_name",
+)
+"""Parameters of upstream's Python models that name another model."""
+
+_OTHER_TEMPLATE = "take the templates of one release for all models"
+
+Messages = Mapping[str, Any]
+Files = Mapping[str, frozenset[str]]
+
+
+def check(messages: Messages, files: Files) -> list[Problem]:
+    """Everything that does not fit together.
+
+    Args:
+        messages: the models' ``ModelConfig``, by name.
+        files: what will lie in each model's folder, as paths relative to it.
+    """
+    return [
+        problem
+        for name, message in messages.items()
+        for problem in (
+            *_check_files(name, message, files[name]),
+            *_check_names(name, message, messages),
+            *_check_steps(name, message, messages),
+            *_check_tensors(name, message, messages),
+        )
+    ]
+
+
+def duplicates(names: list[str]) -> list[Problem]:
+    """Names that two models of a recipe share."""
+    return [
+        Problem(name, f"is the name of {count} models.", "give each copy a name of its own")
+        for name, count in Counter(names).items()
+        if count > 1
+    ]
+
+
+def _check_files(name: str, message: Any, files: frozenset[str]) -> Iterator[Problem]:
+    if message.backend != "python":
+        return
+    file = message.default_model_filename or "model.py"
+    if f"1/{file}" not in files:
+        remedy = "set engine.backend: tensorrtllm, or take a release whose template has the file"
+        yield Problem(name, f"has the backend python, and its template no 1/{file}.", remedy)
+
+
+def _check_names(name: str, message: Any, messages: Messages) -> Iterator[Problem]:
+    for key in MODEL_NAMES:
+        if key in message.parameters:
+            other = message.parameters[key].string_value
+            if other not in messages:
+                yield _unknown_model(name, f"its parameter {key}", other, messages)
+
+
+def _check_steps(name: str, message: Any, messages: Messages) -> Iterator[Problem]:
+    for step in message.ensemble_scheduling.step:
+        other = messages.get(step.model_name)
+        if other is None:
+            yield _unknown_model(name, "a step", step.model_name, messages)
+            continue
+        inputs = {tensor.name: tensor for tensor in other.input}
+        outputs = {tensor.name for tensor in other.output}
+        yield from _unknown_tensors(name, step, "input", set(step.input_map) - set(inputs))
+        yield from _unknown_tensors(name, step, "output", set(step.output_map) - outputs)
+        needed = {tensor.name for tensor in inputs.values() if not tensor.optional}
+        for tensor in sorted(needed - set(step.input_map)):
+            sentence = (
+                f"its step {step.model_name} gives nothing for the input {tensor}, which that model needs."
+            )
+            yield Problem(name, sentence, _OTHER_TEMPLATE)
+        if other.max_batch_size < message.max_batch_size:
+            sentence = (
+                f"takes batches of {message.max_batch_size}, but its step {step.model_name} "
+                f"only of {other.max_batch_size}."
+            )
+            yield Problem(name, sentence, "set repository.triton_max_batch_size for all of them")
+
+
+def _unknown_tensors(name: str, step: Any, direction: str, tensors: set[str]) -> Iterator[Problem]:
+    for tensor in sorted(tensors):
+        sentence = (
+            f"its step {step.model_name} names an {direction} {tensor}, which that model does not have."
+        )
+        yield Problem(name, sentence, _OTHER_TEMPLATE)
+
+
+def _unknown_model(name: str, what: str, other: str, messages: Messages) -> Problem:
+    known = ", ".join(sorted(set(messages) - {name})) or "no other"
+    sentence = f"{what} names the model {other!r}, and the repository has {known}."
+    return Problem(name, sentence, "name one of those, or add the model")
+
+
+def _check_tensors(name: str, message: Any, messages: Messages) -> Iterator[Problem]:
+    """Tensors inside one ensemble: each has one producer, and one data type."""
+    if not message.ensemble_scheduling.step:
+        return
+    types, producers = _produced(message, messages)
+    for tensor, count in producers.items():
+        if count > 1:
+            yield Problem(name, f"the tensor {tensor} has {count} producers.", _OTHER_TEMPLATE)
+    for step in message.ensemble_scheduling.step:
+        if step.model_name in messages:
+            wanted = {tensor.name: tensor.data_type for tensor in messages[step.model_name].input}
+            for inside, tensor in sorted(step.input_map.items()):
+                where = f"input {inside} of its step {step.model_name}"
+                yield from _check_use(name, where, tensor, types, wanted.get(inside, 0))
+    for output in message.output:
+        yield from _check_use(name, f"output {output.name}", output.name, types, output.data_type)
+
+
+def _produced(message: Any, messages: Messages) -> tuple[dict[str, int], Counter[str]]:
+    types = {tensor.name: tensor.data_type for tensor in message.input}
+    producers = Counter(dict.fromkeys(types, 1))
+    for step in message.ensemble_scheduling.step:
+        other = messages.get(step.model_name)
+        made = {tensor.name: tensor.data_type for tensor in other.output} if other is not None else {}
+        for inside, tensor in step.output_map.items():
+            types[tensor] = made.get(inside, 0)
+            producers[tensor] += 1
+    return types, producers
+
+
+def _check_use(
+    name: str, where: str, tensor: str, types: Mapping[str, int], wanted: int
+) -> Iterator[Problem]:
+    if tensor not in types:
+        sentence = f"the {where} is the tensor {tensor}, which nothing produces."
+        yield Problem(name, sentence, _OTHER_TEMPLATE)
+    elif types[tensor] and wanted and types[tensor] != wanted:
+        words = schema().DataType.Name
+        sentence = f"the {where} is {words(wanted)}, but its tensor {tensor} is {words(types[tensor])}."
+        yield Problem(
+            name, sentence, "set the data types of both models alike, e.g. repository.logits_datatype"
+        )

@@ -1,0 +1,1 @@
+"""Schedulers: Slurm's commands, states and pending reasons, and the local profile."""

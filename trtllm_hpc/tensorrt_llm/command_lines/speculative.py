@@ -1,0 +1,80 @@
+"""Speculative decoding: whose programs convert the model, and in which words.
+
+Sources: the READMEs of examples/medusa, examples/eagle, examples/redrafter and
+examples/lookahead (0.8 to 1.0), and docs/source/advanced/speculative-decoding.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role, Say, Wish
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to draft tokens."""
+
+    build: str
+    """``trtllm-build --speculative_decoding_mode``."""
+    examples: str | None = None
+    """The folder of examples whose ``convert_checkpoint.py`` joins model and heads; ``None``: the model's."""
+    weights: str | None = None
+    """That program's option for the heads' folder."""
+    paged_context_fmha: bool = False
+    """Whether upstream's guides ask for attention over a paged cache for prompts too."""
+    needs_length: bool = False
+    """Whether nothing else says how many tokens are drafted."""
+
+
+MODES: Mapping[str, Mode] = {
+    "draft_tokens_external": Mode("draft_tokens_external", paged_context_fmha=True, needs_length=True),
+    "medusa": Mode("medusa", "medusa", "--medusa_model_dir"),
+    "eagle": Mode("eagle", "eagle", "--eagle_model_dir", paged_context_fmha=True),
+    "lookahead": Mode("lookahead_decoding", needs_length=True),
+    "redrafter": Mode("explicit_draft_tokens", "redrafter", "--drafter_model_dir"),
+}
+
+
+def mode(job: JobFile) -> Mode | None:
+    """How the job drafts tokens; ``None``: not at all."""
+    return MODES[job.engine.speculative.mode] if job.engine.speculative is not None else None
+
+
+def wishes(job: JobFile) -> Iterator[Wish]:
+    """Everything that ``engine.speculative`` says."""
+    wanted, how = job.engine.speculative, mode(job)
+    if wanted is None or how is None:
+        return
+    # 0.9 tells a target model by its draft length alone, and Medusa's by its checkpoint.
+    told_otherwise = wanted.mode == "medusa" or wanted.max_draft_len is not None
+    yield Wish(
+        "engine.speculative.mode",
+        wanted.mode,
+        (Say("build", "--speculative_decoding_mode", {wanted.mode: how.build}),),
+        needed=not (told_otherwise and wanted.mode in ("medusa", "draft_tokens_external")),
+    )
+    if how.paged_context_fmha and job.engine.paged_context_fmha is None:
+        yield Wish("engine.speculative.mode", True, (Say("build", "--use_paged_context_fmha"),))
+    if how.weights is not None and wanted.model is not None:
+        heads = (Say("convert", how.weights), Say("quantize", how.weights))
+        yield Wish("engine.speculative.model", wanted.model, heads)
+    numbers = {
+        "max_draft_len": (wanted.max_draft_len, _draft_length(wanted.mode)),
+        "heads": (wanted.heads, ("--num_medusa_heads", "--redrafter_num_beams")),
+        "layers": (wanted.layers, ("--num_medusa_layers", "--num_eagle_layers")),
+        "max_non_leaves_per_layer": (wanted.max_non_leaves_per_layer, ("--max_non_leaves_per_layer",)),
+    }
+    for key, (value, options) in numbers.items():
+        if value is not None:
+            roles: tuple[Role, ...] = ("convert", "quantize", "build", "build_py")
+            ways = tuple(Say(role, option) for role in roles for option in options)
+            yield Wish(f"engine.speculative.{key}", value, ways)
+
+
+def _draft_length(name: str) -> tuple[str, ...]:
+    if name == "redrafter":
+        return ("--redrafter_draft_len_per_beam",)
+    return ("--max_draft_len", "--max_medusa_token_len")

@@ -1,0 +1,177 @@
+"""Which of upstream's programs make a model into an engine, in a given release."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.tensorrt_llm.command_lines import quantization, speculative
+from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
+from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases_with
+from trtllm_hpc.tensorrt_llm.releases.families import Family
+from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
+from trtllm_hpc.tensorrt_llm.releases.refusal import meant_family
+
+PREPARED = ("gpt",)
+"""Families whose ``build.py`` reads weights in FasterTransformer's format, not Hugging Face's."""
+MODEL_OPTIONS = (
+    "--checkpoint_dir",
+    "--model_dir",
+    "--model-dir",
+    "--hf_model_dir",
+    "--weight_dir",
+    "--in-file",
+)
+"""What a program reads, by the names that it has had."""
+OUTPUT_OPTIONS = ("--output_dir", "--output-model-dir", "--export_path", "--out-dir")
+"""Where a program writes."""
+
+
+class NoRoute(Exception):
+    """The release has no way from this model to an engine.
+
+    Args:
+        key: the key of the job file that rules it out.
+        message: why.
+        hint: what to do.
+    """
+
+    def __init__(self, key: str, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.key = key
+        self.message = message
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Program:
+    """One of upstream's programs on the way."""
+
+    role: Role
+    command: Command
+
+    @property
+    def folders(self) -> tuple[str, str]:
+        """Options that name what the program reads and where it writes."""
+        return self._first(MODEL_OPTIONS), self._first(OUTPUT_OPTIONS)
+
+    def _first(self, spellings: Sequence[str]) -> str:
+        return next((option for option in spellings if option in self.command.options), spellings[0])
+
+    @property
+    def script(self) -> str | None:
+        """The file below ``examples``; ``None`` for a program on ``PATH``."""
+        return None if self.role == "build" else self.command.file
+
+
+@dataclass(frozen=True)
+class Route:
+    """The programs in their order."""
+
+    release: Release
+    family: Family
+    programs: tuple[Program, ...]
+
+    def program(self, role: Role) -> Program | None:
+        """The program that does this, if it is on the way."""
+        return next((program for program in self.programs if program.role == role), None)
+
+    @property
+    def by_build_py(self) -> bool:
+        """Whether ``build.py`` does it, which reads the model itself."""
+        return self.program("build_py") is not None
+
+
+def find_route(job: JobFile, release: Release, family: Family) -> Route:
+    """The programs for this model in this release.
+
+    Raises:
+        NoRoute: the release cannot build it.
+    """
+    if job.engine.encoder_decoder or family.encoder_decoder:
+        _encoder_decoder(release, family)
+        if job.engine.speculative is not None:
+            message = f"TensorRT-LLM {release.version} drafts no tokens for an encoder and a decoder"
+            raise NoRoute("engine.speculative.mode", message, "leave engine.speculative out")
+    if release.command("build.py", family.examples) is not None:
+        return Route(release, family, _through_build_py(job, release, family))
+    return Route(release, family, _through_checkpoint(job, release, family))
+
+
+def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
+    how = speculative.mode(job)
+    if how is not None and how.examples is not None:
+        first = _first("convert_checkpoint.py", how.examples)
+        message = f"TensorRT-LLM {release.version} cannot draft tokens in this way{first}"
+        raise NoRoute("engine.speculative.mode", message, "take a newer release, or leave it out")
+    programs = [_program("build_py", "build.py", release, family.examples)]
+    if quantization.tool(job.engine.quantization, by_build_py=True) == "quantize":
+        method = str(job.engine.quantization.method)
+        if quantization.BEFORE_BUILD_PY[method] not in programs[0].command.options:
+            message = f"build.py of TensorRT-LLM {release.version} reads nothing of quantize.py's for "
+            raise NoRoute(
+                "engine.quantization.method", message + family.name, "take a newer release, or another method"
+            )
+        programs.insert(0, _program("quantize", "quantize.py", release, family.examples))
+    elif family.examples in PREPARED:
+        programs.insert(0, _program("prepare", "hf_gpt_convert.py", release, family.examples))
+    return tuple(programs)
+
+
+def _through_checkpoint(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
+    how = speculative.mode(job)
+    if quantization.tool(job.engine.quantization, by_build_py=False) == "quantize":
+        first = _program("quantize", "quantize.py", release, family.examples)
+        if how is not None and how.weights is not None and how.weights not in first.command.options:
+            message = f"quantize.py of TensorRT-LLM {release.version} does not join a model and its heads"
+            hint = "set engine.quantization.tool to convert, or leave engine.speculative out"
+            raise NoRoute("engine.speculative.mode", message, hint)
+    else:
+        key = "engine.speculative.mode" if how is not None and how.examples else "model.family"
+        examples = how.examples if how is not None and how.examples else family.examples
+        first = _program("convert", "convert_checkpoint.py", release, examples, key)
+    return (first, _program("build", "trtllm-build", release, family.examples))
+
+
+def _program(
+    role: Role, name: str, release: Release, family: str, key: str = "engine.tensorrt_llm_version"
+) -> Program:
+    command = release.command(name, family)
+    if command is None:
+        known = "".join(_first(each, family) for each in dict.fromkeys((name, "build.py")))
+        what = f"{name} for {family}" if role in ("convert", "build_py") else name
+        hint = "take another release, or set model.family to one whose programs convert this model"
+        if role in ("convert", "build_py") and not known:
+            key, hint = "model.family", meant_family(release, name, family)
+        raise NoRoute(key, f"TensorRT-LLM {release.version} has no {what}{known}", hint)
+    return Program(role, command)
+
+
+def _encoder_decoder(release: Release, family: Family) -> None:
+    from trtllm_hpc.tensorrt_llm.command_lines.refusals import lifetime
+
+    option, placeholder = "--max_encoder_input_len", "encoder_engine_dir"
+    build = release.command("trtllm-build", family.examples)
+    if build is None or option not in build.options:
+        known = lifetime("trtllm-build", option, family.examples)
+        message = (
+            f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton: {known}"
+        )
+        raise NoRoute("engine.encoder_decoder", message, "take a newer release")
+    if placeholder not in release.placeholders("inflight_batcher_llm", "tensorrt_llm"):
+        since = known_placeholders(release.version, "inflight_batcher_llm", "tensorrt_llm")[placeholder].since
+        message = (
+            f"TensorRT-LLM {release.version} builds an encoder and a decoder, but Triton serves no such "
+            f"pair: its model tensorrt_llm has {placeholder} since {since}"
+        )
+        raise NoRoute("engine.encoder_decoder", message, "take a newer release")
+
+
+def _first(name: str, family: str) -> str:
+    """When the program was there, as the end of a sentence; empty if it never was."""
+    having = releases_with(name, family)
+    if not having:
+        return ""
+    span = having[0] if len(having) == 1 else f"{having[0]} to {having[-1]}"
+    return f"; {name} is there in {span}"

@@ -1,0 +1,235 @@
+"""A ``config.json`` as matrices, by family; sizes and names are those of transformers' classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trtllm_hpc.tensorrt_llm.memory.model import Matrix, ModelShape, Stack
+
+Config = Mapping[str, Any]
+
+
+class UnknownModel(ValueError):
+    """The planner cannot count this model's parameters, and says why in one sentence."""
+
+
+def synthetic_config(name: str) -> Config:
+    """What the ``config.json`` of a synthetic model says."""
+    from trtllm_hpc.config.synthetic_models import SHAPES
+
+    return {"model_type": "llama", **SHAPES[name]}
+
+
+def read_shape(config: Config) -> ModelShape:
+    """The shape of the model that a ``config.json`` describes.
+
+    Raises:
+        UnknownModel: another family, or a field is missing.
+    """
+    family = config.get("model_type")
+    reader = READERS.get(str(family))
+    if reader is None:
+        known = ", ".join(sorted(READERS))
+        raise UnknownModel(f"no sum for models of type {family!r} (there is one for {known})")
+    try:
+        return reader(str(family), config)
+    except KeyError as missing:
+        raise UnknownModel(f"its config.json has no {missing}") from None
+    except (TypeError, ZeroDivisionError):
+        raise UnknownModel("its config.json holds sizes that are no positive numbers") from None
+
+
+def _count(config: Config, *names: str, default: int | None = None) -> int:
+    """The first of the keys that is there and not null, as a positive number."""
+    for name in names:
+        if config.get(name) is not None:
+            value = config[name]
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise TypeError(name)
+            return value
+    if default is None:
+        raise KeyError(names[0])
+    return default
+
+
+def _dtype(config: Config) -> str | None:
+    found = config.get("torch_dtype", config.get("dtype"))
+    return str(found).removeprefix("torch.") if found else None
+
+
+def _attention(
+    hidden: int, heads: int, kv_heads: int, size: int, *, bias_in: bool = False, bias_out: bool = False
+) -> tuple[Matrix, ...]:
+    return (
+        Matrix(heads * size, hidden, "outputs", bias=bias_in),
+        Matrix(kv_heads * size, hidden, "outputs", unit=size, bias=bias_in, count=2),
+        Matrix(hidden, heads * size, "inputs", bias=bias_out),
+    )
+
+
+def _mlp(hidden: int, wide: int, *, gated: bool, bias: bool = False) -> tuple[Matrix, ...]:
+    return (
+        Matrix(wide, hidden, "outputs", bias=bias, count=2 if gated else 1),
+        Matrix(hidden, wide, "inputs", bias=bias),
+    )
+
+
+def _experts(hidden: int, wide: int, experts: int) -> tuple[Matrix, ...]:
+    """As TensorRT-LLM's ``MOE``: the router is whole and in float32 on every rank."""
+    return (
+        Matrix(experts, hidden, quantized=False, bytes_each=4),
+        Matrix(2 * wide, hidden, "outputs", count=experts, expert=True),
+        Matrix(hidden, wide, "inputs", count=experts, expert=True),
+    )
+
+
+def _llama_like(family: str, config: Config) -> ModelShape:
+    hidden, wide = _count(config, "hidden_size"), _count(config, "intermediate_size")
+    heads = _count(config, "num_attention_heads")
+    kv_heads = _count(config, "num_key_value_heads", default=heads)
+    size = _count(config, "head_dim", default=256 if family == "gemma" else hidden // heads)
+    bias = bool(config.get("attention_bias", False))
+    bias_in = bias or family == "qwen2"
+    experts = _count(config, "num_local_experts") if family == "mixtral" else 0
+    mlp = (
+        _experts(hidden, wide, experts)
+        if experts
+        else _mlp(hidden, wide, gated=True, bias=bool(config.get("mlp_bias", False)))
+    )
+    norms = {"gemma2": 4}.get(family, 2) * hidden + (2 * size if family == "qwen3" else 0)
+    vocabulary = _count(config, "vocab_size")
+    attention = _attention(hidden, heads, kv_heads, size, bias_in=bias_in, bias_out=bias)
+    stack = Stack(
+        layers=_count(config, "num_hidden_layers"),
+        matrices=(*attention, *mlp),
+        vectors=norms,
+        kv_heads=kv_heads,
+        head_size=size,
+        hidden=hidden,
+        wide=wide * (config.get("num_experts_per_tok", 2) if experts else 1),
+        tables=(_table(vocabulary, hidden),),
+        last_vectors=hidden,
+    )
+    tied = config.get("tie_word_embeddings", family in ("gemma", "gemma2"))
+    return ModelShape(
+        family,
+        stack,
+        _head(vocabulary, hidden),
+        bool(tied),
+        dtype=_dtype(config),
+        longest=config.get("max_position_embeddings"),
+    )
+
+
+def _table(rows: int, hidden: int) -> Matrix:
+    return Matrix(rows, hidden, quantized=False)
+
+
+def _head(vocabulary: int, hidden: int, *, bias: bool = False) -> Matrix:
+    return Matrix(vocabulary, hidden, "outputs", bias=bias, quantized=False)
+
+
+def _gpt_like(family: str, config: Config) -> ModelShape:
+    """Layers with a plain MLP: GPT-2, GPT-NeoX, GPT-J, BLOOM."""
+    hidden = _count(config, "n_embd", "hidden_size")
+    heads = _count(config, "n_head", "num_attention_heads")
+    wide = _count(config, "n_inner", "intermediate_size", default=4 * hidden)
+    vocabulary = _count(config, "vocab_size")
+    has_bias = family != "gptj"
+    attention = _attention(hidden, heads, heads, hidden // heads, bias_in=has_bias, bias_out=has_bias)
+    tables = [_table(vocabulary, hidden)]
+    if family == "gpt2":
+        tables.append(_table(_count(config, "n_positions"), hidden))
+    if family == "bloom":
+        tables.append(_table(2, hidden))  # the norm after the embedding
+    stack = Stack(
+        layers=_count(config, "n_layer", "num_hidden_layers"),
+        matrices=(*attention, *_mlp(hidden, wide, gated=False, bias=True)),
+        vectors=(1 if family == "gptj" else 2) * 2 * hidden,
+        kv_heads=heads,
+        head_size=hidden // heads,
+        hidden=hidden,
+        wide=wide,
+        tables=tuple(tables),
+        last_vectors=2 * hidden,
+    )
+    tied = config.get("tie_word_embeddings", family in ("gpt2", "bloom"))
+    return ModelShape(
+        family,
+        stack,
+        _head(vocabulary, hidden, bias=family == "gptj"),
+        bool(tied),
+        dtype=_dtype(config),
+        longest=config.get("n_positions", config.get("max_position_embeddings")),
+    )
+
+
+def _falcon(family: str, config: Config) -> ModelShape:
+    hidden = _count(config, "hidden_size", "n_embed")
+    heads = _count(config, "num_attention_heads", "n_head")
+    is_new = bool(config.get("new_decoder_architecture", False))
+    one = bool(config.get("multi_query", True))
+    kv_heads = _count(config, "num_kv_heads", "n_head_kv", default=heads) if is_new else (1 if one else heads)
+    bias = bool(config.get("bias", False))
+    wide = _count(config, "ffn_hidden_size", default=4 * hidden)
+    vocabulary, size = _count(config, "vocab_size"), hidden // heads
+    norms = (
+        config.get("num_ln_in_parallel_attn") or 2 if is_new else 2 - bool(config.get("parallel_attn", True))
+    )
+    stack = Stack(
+        layers=_count(config, "num_hidden_layers", "n_layer"),
+        matrices=(
+            *_attention(hidden, heads, kv_heads, size, bias_in=bias, bias_out=bias),
+            *_mlp(hidden, wide, gated=False, bias=bias),
+        ),
+        vectors=norms * 2 * hidden,
+        kv_heads=kv_heads,
+        head_size=size,
+        hidden=hidden,
+        wide=wide,
+        tables=(_table(vocabulary, hidden),),
+        last_vectors=2 * hidden,
+    )
+    tied = bool(config.get("tie_word_embeddings", True))
+    head = _head(vocabulary, hidden)
+    longest = config.get("max_position_embeddings", 2048)
+    return ModelShape(family, stack, head, tied, dtype=_dtype(config), longest=longest)
+
+
+def _t5(family: str, config: Config) -> ModelShape:
+    hidden, heads = _count(config, "d_model"), _count(config, "num_heads")
+    size, wide = _count(config, "d_kv"), _count(config, "d_ff")
+    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
+    vocabulary = _count(config, "vocab_size")
+    attention = _attention(hidden, heads, heads, size)
+    mlp = _mlp(hidden, wide, gated=gated)
+    # Distances between tokens, by bucket and head, are learnt in each stack's first layer.
+    tables = (
+        _table(vocabulary, hidden),
+        _table(_count(config, "relative_attention_num_buckets", default=32), heads),
+    )
+    layers = _count(config, "num_layers")
+
+    def stack(depth: int, matrices: tuple[Matrix, ...], norms: int) -> Stack:
+        return Stack(depth, matrices, norms * hidden, heads, size, hidden, wide, tables, hidden)
+
+    return ModelShape(
+        family,
+        stack(_count(config, "num_decoder_layers", default=layers), (*attention, *attention, *mlp), 3),
+        _head(vocabulary, hidden),
+        bool(config.get("tie_word_embeddings", True)),
+        encoder=stack(layers, (*attention, *mlp), 2),
+        dtype=_dtype(config),
+    )
+
+
+_LLAMA_LIKE = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "phi3")
+
+READERS: Mapping[str, Callable[[str, Config], ModelShape]] = {
+    **dict.fromkeys(_LLAMA_LIKE, _llama_like),
+    **dict.fromkeys(("gpt2", "gpt_neox", "gptj", "bloom"), _gpt_like),
+    "falcon": _falcon,
+    **dict.fromkeys(("t5", "mt5"), _t5),
+}
+"""How to read each ``model_type``."""

@@ -1,0 +1,256 @@
+"""Judge a command line of upstream's tools by the list of options of one release.
+
+The words are taken as Python's ``argparse`` takes them, which all of these
+tools use: ``--x WORD`` or ``--x=WORD``, unambiguous beginnings of long options,
+and no option of the tool itself after a sub-command.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import PurePosixPath
+from typing import Literal
+
+from trtllm_hpc.tensorrt_llm.releases.load import BY_FAMILY, COMMANDS, family_name, load_command
+from trtllm_hpc.tensorrt_llm.releases.model import Command, Option, Release
+from trtllm_hpc.tensorrt_llm.releases.refusal import no_option, no_program, other_spelling
+
+Judgement = Literal["refused", "ignored", "note"]
+_VARIABLE = re.compile(r"\$|<.*>|…|\.\.\.")
+"""Words that a shell or a person fills in are not compared with choices."""
+_NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
+_NUMERIC = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?\s*$|[-+]?(inf|nan)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What a release makes of one word of a command line."""
+
+    judgement: Judgement
+    """``refused``: the tool ends with an error; ``ignored``: taken, and does nothing."""
+    word: str
+    place: int | None
+    """Index among the words; ``None``: about a word that is missing."""
+    sentence: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A command line and what one release makes of it."""
+
+    release: str
+    program: str
+    family: str | None
+    status: str | None
+    """See ``Command.status``; ``None``: the release does not have the program."""
+    words: tuple[str, ...]
+    remarks: tuple[Remark, ...]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the release takes every word."""
+        return all(remark.judgement != "refused" for remark in self.remarks)
+
+
+class UnknownProgram(ValueError):
+    """No word names one of upstream's tools; ``choices`` are those that are known."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        first = words[0] if words else ""
+        super().__init__(f"no word names one of upstream's programs: {first!r}")
+        self.choices = tuple(COMMANDS)
+
+
+def check_words(release: Release, words: Sequence[str], family: str | None = None) -> Checked:
+    """Judge a command line.
+
+    Args:
+        release: the release that is to run it.
+        words: the words; what stands before the program (``python3``, ``mpirun -n 4``) is left out.
+        family: the family of models; left out, the folder of the program tells it, else it is ``llama``.
+
+    Raises:
+        UnknownProgram: no word names one of upstream's tools.
+    """
+    at = next((place for place, word in enumerate(words) if PurePosixPath(word).name in COMMANDS), None)
+    if at is None:
+        raise UnknownProgram(words)
+    name = PurePosixPath(words[at]).name
+    family = family or _family_of(PurePosixPath(words[at])) or "llama"
+    command = load_command(release.version, name, family)
+    if command is None:
+        remarks: tuple[Remark, ...] = (Remark("refused", words[at], at, *no_program(release, name, family)),)
+    else:
+        remarks = tuple(_Reader(release, command, words, at + 1).read())
+    return Checked(
+        release=release.version,
+        program=name,
+        family=family if name in BY_FAMILY else None,
+        status=None if command is None else command.status,
+        words=tuple(words),
+        remarks=remarks,
+    )
+
+
+def _family_of(program: PurePosixPath) -> str | None:
+    """The family whose folder of examples a program stands in; ``None`` where its path does not tell."""
+    folder = program.parent.name
+    return family_name(folder) or (folder if "examples" in program.parent.parts[:-1] else None)
+
+
+class _Reader:
+    """Goes through the words once, from left to right."""
+
+    def __init__(self, release: Release, command: Command, words: Sequence[str], start: int) -> None:
+        self.release = release
+        self.command = command
+        self.top = command
+        self.words = words
+        self.place = start
+        self.given: set[tuple[str, str]] = set()
+
+    def read(self) -> Iterator[Remark]:
+        while self.place < len(self.words):
+            word = self.words[self.place]
+            if _is_option(word):
+                yield from self._option(word)
+            else:
+                yield from self._positional(word)
+                self.place += 1
+        for command in {self.top.name: self.top, self.command.name: self.command}.values():
+            yield from self._missing(command)
+
+    def _missing(self, command: Command) -> Iterator[Remark]:
+        for option in command.options.values():
+            if option.required and (command.name, option.name) not in self.given:
+                yield Remark("refused", option.name, None, f"{command.name} demands it", f"add {option.name}")
+
+    def _positional(self, word: str) -> Iterator[Remark]:
+        known = self.top.subcommands
+        if self.command is self.top and word in known:
+            self.command = known[word]
+        elif known and self.command is self.top:
+            near = get_close_matches(word, known, n=1)
+            hint = f"write {near[0]}" if near else f"it has {', '.join(known)}"
+            yield Remark("refused", word, self.place, f"{self.top.name} has no such sub-command", hint)
+            if near:
+                self.command = known[near[0]]
+        else:
+            yield Remark("refused", word, self.place, f"{self.command.name} takes no word here")
+
+    def _option(self, word: str) -> Iterator[Remark]:
+        name, _, attached = word.partition("=")
+        place, option = self.place, self._find(name)
+        self.place += 1
+        if isinstance(option, Remark):
+            yield option
+            self._skip_values()
+            return
+        self.given.add((self.command.name, option.name))
+        if name.startswith("--") and name != option.name and name not in option.aliases:
+            yield Remark("note", word, place, f"taken as {option.name}, which it is the beginning of")
+        if option.ignored is not None:
+            yield Remark("ignored", word, place, option.ignored)
+        values = [attached] if "=" in word else self._values(option)
+        yield from self._judge(option, word, place, values, "=" in word)
+
+    def _find(self, name: str) -> Option | Remark:
+        """The option, or why there is none."""
+        exact = self.command.find(name)
+        if exact is not None:
+            return exact
+        begun = _beginning_with(name, self.command)
+        if len(begun) == 1:
+            return begun[0]
+        if begun:
+            names = ", ".join(option.name for option in begun)
+            return Remark("refused", name, self.place, f"may be the beginning of {names}")
+        meant = self._meant(name)
+        if meant is not None:
+            # What is missing is told once.
+            self.given.add(meant)
+        return Remark("refused", name, self.place, *no_option(self.release, self.command, name, self.top))
+
+    def _meant(self, name: str) -> tuple[str, str] | None:
+        for command in (self.command, self.top):
+            spelling = other_spelling(name, command)
+            if spelling is not None:
+                return command.name, spelling
+        return None
+
+    def _values(self, option: Option) -> list[str]:
+        """The words that belong to an option, as many as its form takes."""
+        if option.form == "flag":
+            return []
+        values = []
+        while self.place < len(self.words) and not _is_option(self.words[self.place]):
+            values.append(self.words[self.place])
+            self.place += 1
+            if option.form != "list":
+                break
+        return values
+
+    def _skip_values(self) -> None:
+        """Leave out the words after an unknown option: most take some, and one refusal is enough.
+
+        Where a sub-command may follow, one word at most.
+        """
+        while self.place < len(self.words) and not _is_option(self.words[self.place]):
+            if self.command is self.top and self.words[self.place] in self.top.subcommands:
+                break
+            self.place += 1
+            if self.top.subcommands:
+                break
+
+    def _judge(
+        self, option: Option, word: str, place: int, values: list[str], attached: bool
+    ) -> Iterator[Remark]:
+        if option.form == "flag" and attached:
+            yield Remark("refused", word, place, "takes no value", f"write {option.name}")
+        elif option.form != "flag" and not values and not option.bare:
+            yield Remark("refused", word, place, f"wants {_wanted(option)}")
+        for value in values:
+            if option.choices and value not in option.choices and not _VARIABLE.search(value):
+                sentence = f"takes {', '.join(option.choices)}, not {value!r}"
+                yield Remark("refused", word, place, sentence)
+            elif _wants_number(option) and not _NUMERIC.match(value) and not _VARIABLE.search(value):
+                sentence = f"wants a number, not {value!r}"
+                yield Remark("refused", word, place, sentence, f"left out, it is {option.default} here")
+
+
+def _wants_number(option: Option) -> bool:
+    """Whether the data tells that only numbers are taken; ``True`` and ``False`` are Python's numbers too."""
+    return (
+        option.form == "value"
+        and not option.choices
+        and not option.bare
+        and isinstance(option.default, (int, float))
+        and not isinstance(option.default, bool)
+    )
+
+
+def _beginning_with(name: str, command: Command) -> list[Option]:
+    """Options that argparse would take ``name`` for: long ones that begin with it."""
+    if not name.startswith("--") or len(name) < 4:
+        return []
+    found = {
+        option.name: option
+        for option in command.options.values()
+        if any(spelling.startswith(name) for spelling in (option.name, *option.aliases))
+    }
+    return list(found.values())
+
+
+def _is_option(word: str) -> bool:
+    name = word.partition("=")[0]
+    return name.startswith("-") and len(name) > 1 and not _NUMBER.match(word) and " " not in name
+
+
+def _wanted(option: Option) -> str:
+    if option.choices:
+        return f"one of {', '.join(option.choices)}"
+    return "one or more words" if option.form == "list" else "a value"

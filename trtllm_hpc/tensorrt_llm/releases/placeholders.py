@@ -1,0 +1,192 @@
+"""Placeholders of upstream's model templates, by release: ``data/placeholders.toml``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Literal
+
+from packaging.version import Version
+
+from trtllm_hpc.tensorrt_llm.releases.defaults import value_at
+from trtllm_hpc.tensorrt_llm.releases.load import read_data, releases
+
+Kind = Literal["int", "float", "bool", "enum", "data_type", "text", "int_list", "id_lists"]
+Value = int | float | bool | str
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """One ``${name}`` of a template, as one release has it."""
+
+    name: str
+    structural: bool
+    """Without a value Triton does not load the model; any other may be taken out with its parameter."""
+    type: Kind
+    """``int_list`` is text such as ``1,2``, ``id_lists`` such as ``0,1;2,3``."""
+    choices: tuple[str, ...]
+    """What the release takes; empty: anything of the type."""
+    place: str | None
+    """What it fills: ``max_batch_size``, ``decoupled``, ``instances``, ``backend``, ``max_queue_size``,
+    ``max_queue_delay_microseconds``, ``parameters.<key>``; ``None``: data types of tensors."""
+    required: bool
+    """The model does not start, or not work, without a value."""
+    default: Value | None
+    """What upstream's code takes where the parameter is left out."""
+    fallback: Value | None
+    """What this project fills in where nobody says anything."""
+    unset: str | None
+    """How "no value" is written; ``None``: the whole parameter is taken out."""
+    since: str
+    until: str | None
+    """The last release that has it; ``None``: the newest still does."""
+    note: str | None
+    source: str
+
+    @property
+    def parameter(self) -> str | None:
+        """Key in the model's ``parameters``, if it fills one."""
+        _, separator, key = (self.place or "").partition("parameters.")
+        return key if separator else None
+
+    def misfit(self, value: Value) -> str | None:
+        """What is wrong with a value, to follow its name in a sentence; ``None`` if it fits."""
+        if self.choices:
+            return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
+        wanted, fits = _KINDS[self.type]
+        return None if fits(value) else f"must be {wanted}"
+
+
+def _is_int(value: Value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_KINDS: Mapping[str, tuple[str, Any]] = {
+    "int": ("a whole number", _is_int),
+    "float": ("a number", lambda value: _is_int(value) or isinstance(value, float)),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "enum": ("one word", lambda value: isinstance(value, str)),
+    "data_type": (
+        "a data type such as TYPE_FP16",
+        lambda value: bool(re.fullmatch("TYPE_[A-Z0-9]+", str(value))),
+    ),
+    "text": ("text", lambda value: isinstance(value, str)),
+    "int_list": (
+        "whole numbers with commas, such as 1024,2048",
+        lambda value: bool(re.fullmatch(r"\d+(,\d+)*", str(value))),
+    ),
+    "id_lists": (
+        "whole numbers with commas, and semicolons between instances, such as 0,1;2,3",
+        lambda value: bool(re.fullmatch(r"\d+(,\d+)*(;\d+(,\d+)*)*", str(value))),
+    ),
+}
+
+
+@cache
+def placeholders_of(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
+    """Placeholders of the template ``all_models/<group>/<model>`` in a release, by name; empty if none."""
+    wanted = Version(version)
+    return MappingProxyType(
+        {
+            name: _placeholder(name, entry, wanted)
+            for name, entry in _entries(group, model).items()
+            if _has(entry, wanted)
+        }
+    )
+
+
+@cache
+def known_placeholders(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
+    """Placeholders that the template has in any release, as ``version`` would understand them.
+
+    A template may be of a commit between two releases: what is known at all can be filled in it.
+    """
+    wanted = Version(version)
+    return MappingProxyType(
+        {name: _placeholder(name, entry, wanted) for name, entry in _entries(group, model).items()}
+    )
+
+
+@cache
+def settable_placeholders(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
+    """Those of ``placeholders_of``, and parameters that the release's template has with a fixed value."""
+    wanted = Version(version)
+    return MappingProxyType(
+        {
+            name: _placeholder(name, entry, wanted)
+            for name, entry in _entries(group, model).items()
+            if _has({**entry, "since": entry.get("parameter_since", entry["since"])}, wanted)
+        }
+    )
+
+
+def differences(version: str, found: Mapping[tuple[str, str], set[str]]) -> list[str]:
+    """How the placeholders of templates differ from those of a release, a line each.
+
+    Args:
+        found: names in each ``config.pbtxt``, by group and model; templates that are not known do not count.
+    """
+    lines = []
+    for group, model in templates():
+        there = found.get((group, model))
+        if there is None:
+            continue
+        known = _entries(group, model)
+        wanted = {name for name in known if _has(known[name], Version(version))}
+        if there - wanted:
+            lines.append(f"{group}/{model} has {', '.join(sorted(there - wanted))}")
+        if wanted - there:
+            lines.append(f"{group}/{model} lacks {', '.join(sorted(wanted - there))}")
+    return lines
+
+
+def fitting_releases(found: Mapping[tuple[str, str], set[str]]) -> list[str]:
+    """The releases, oldest first, that have just these placeholders."""
+    return [release.version for release in releases() if not differences(release.version, found)]
+
+
+def templates() -> tuple[tuple[str, str], ...]:
+    """Every template that is known, as group and model."""
+    return tuple((group, model) for group, models in read_data("placeholders").items() for model in models)
+
+
+@cache
+def _entries(group: str, model: str) -> Mapping[str, Mapping[str, Any]]:
+    entries: Mapping[str, Mapping[str, Any]] = read_data("placeholders").get(group, {}).get(model, {})
+    return entries
+
+
+def _has(entry: Mapping[str, Any], version: Version) -> bool:
+    # 0.17.0.post1 and 0.16.0.dev1 count as the release that they belong to.
+    release = Version(version.base_version)
+    if "again" in entry and release >= Version(entry["again"]):
+        return True
+    return Version(entry["since"]) <= release and ("until" not in entry or release <= Version(entry["until"]))
+
+
+def _placeholder(name: str, entry: Mapping[str, Any], version: Version) -> Placeholder:
+    since = entry.get("choices_since", {})
+    until = entry.get("choices_until", {})
+    release = Version(version.base_version)
+    return Placeholder(
+        name=name,
+        structural=entry.get("structural", False),
+        type=entry["type"],
+        choices=tuple(
+            choice
+            for choice in entry.get("choices", ())
+            if release >= Version(since.get(choice, "0")) and release <= Version(until.get(choice, "9999"))
+        ),
+        place=entry.get("place"),
+        required=entry.get("required", False),
+        default=value_at(entry.get("default"), release.base_version),
+        fallback=entry.get("fallback"),
+        unset=entry.get("unset"),
+        since=entry["since"],
+        until=None if "again" in entry else entry.get("until"),
+        note=entry.get("note"),
+        source=entry["source"],
+    )

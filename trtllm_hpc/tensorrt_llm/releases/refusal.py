@@ -1,0 +1,83 @@
+"""Sentences on why a release refuses a program or an option, and what to write instead."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from trtllm_hpc.tensorrt_llm.releases.defaults import parsed
+from trtllm_hpc.tensorrt_llm.releases.load import BY_FAMILY, families_with, load_command, releases_with
+from trtllm_hpc.tensorrt_llm.releases.model import Command, OptionHistory, Release
+
+_BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
+
+
+def no_program(release: Release, name: str, family: str) -> tuple[str, str | None]:
+    """Why a release has no program ``name`` for ``family``: a sentence and what to do."""
+    whose = f" for {family}" if name in BY_FAMILY else ""
+    sentence = f"TensorRT-LLM {release.version} has no {name}{whose}"
+    having = releases_with(name, family)
+    if not having:
+        hint = meant_family(release, name, family) if name in BY_FAMILY else None
+        return f"{sentence}, nor has any other release known here", hint
+    newer = parsed(having[0]) > parsed(release.version)
+    when = f"it came with {having[0]}" if newer else f"the last with it is {having[-1]}"
+    there = [
+        other
+        for other in _BUILDERS
+        if name in _BUILDERS and load_command(release.version, other, family) is not None
+    ]
+    return f"{sentence}: {when}", f"this release has {' and '.join(there)}" if there else None
+
+
+def meant_family(release: Release, name: str, family: str) -> str:
+    """The family that a name of no family was most likely meant to be, and those that there are."""
+    there = families_with(release.version, name)
+    near = get_close_matches(family, there, n=1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    return f"{guess}{name} is there for {', '.join(there)}" if there else "take another release"
+
+
+def no_option(release: Release, command: Command, name: str, top: Command) -> tuple[str, str | None]:
+    """Why a program refuses an option: a sentence and what to write instead.
+
+    Args:
+        command: the program, or the sub-command that the option stands after.
+        name: an option that ``command`` does not have.
+        top: the program itself.
+    """
+    spelling = other_spelling(name, command)
+    if spelling is not None:
+        return f"{command.name} spells it {spelling}", f"write {spelling}"
+    spelling = other_spelling(name, top) if command is not top else None
+    if spelling is not None:
+        place = command.name.rpartition(" ")[2]
+        sentence = f"{top.name} itself takes {spelling}, and only before the sub-command"
+        return sentence, f"write {spelling} before {place}"
+    history = command.history(name) or top.history(name)
+    if history is not None:
+        return _by_history(release, history)
+    known = (*command.options, *top.options)
+    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    sentence = f"{command.name} has no such option in any release known here"
+    return sentence, f"did you mean {near[0]}?" if near else None
+
+
+def other_spelling(name: str, command: Command) -> str | None:
+    """The option as ``command`` spells it: as it is written, or with ``-`` for ``_`` or ``_`` for ``-``."""
+    bare = name[2:]
+    for spelling in (name, f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}"):
+        found = command.find(spelling)
+        if found is not None:
+            return found.name
+    return None
+
+
+def _by_history(release: Release, history: OptionHistory) -> tuple[str, str | None]:
+    lacks = f"TensorRT-LLM {release.version} lacks it"
+    told = f". {history.note}" if history.note else ""
+    if parsed(release.version) < parsed(history.first):
+        return f"{lacks}: it came with {history.first}{told}", None
+    hint = f"instead: {history.replaced_by}" if history.replaced_by else None
+    if history.gone is not None and parsed(release.version) >= parsed(history.gone):
+        return f"{lacks}: {history.gone} dropped it, the last with it is {history.last}{told}", hint
+    return f"{lacks}{told}", hint

@@ -1,0 +1,132 @@
+"""What checks look at: files, plan, and what this machine can see; asked only when a check wants it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.runtime.checks.engine_config import EngineConfig, NotAnEngine, read_engines
+from trtllm_hpc.runtime.checks.outcome import Outcome
+from trtllm_hpc.scheduler.slurm_facts import Partition, ask_mpi_plugins, ask_partitions, has_pyxis
+from trtllm_hpc.tensorrt_llm.memory.families import synthetic_config
+from trtllm_hpc.tensorrt_llm.model_config import read_model_config
+from trtllm_hpc.tensorrt_llm.release_of_job import release_of
+from trtllm_hpc.tensorrt_llm.releases import Release
+
+
+class Context:
+    """A profile, with a job file and its plan if there is one.
+
+    Args:
+        runs: folder of the runs.
+        engines: folder of the engine cache.
+    """
+
+    def __init__(self, cluster: ClusterProfile, runs: Path, engines: Path, plan: Plan | None = None) -> None:
+        self.cluster = cluster
+        self.runs = runs
+        self.engines = engines
+        self._plan = plan
+
+    @property
+    def has_job(self) -> bool:
+        """Whether there is a job file to check."""
+        return self._plan is not None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan; only for checks of a job."""
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def job(self) -> JobFile:
+        """The job file; only for checks of a job."""
+        return self.plan.job
+
+    @cached_property
+    def release(self) -> Release | None:
+        """TensorRT-LLM that computes; ``None`` for the reference backend."""
+        return release_of(self.job, self.cluster)
+
+    def here(self, path: str) -> Path:
+        """Where a path inside the container lies on this machine, by the profile's mounts."""
+        found = Path(path)
+        best = ""
+        for mount in self.cluster.container.mounts:
+            source, _, rest = mount.partition(":")
+            target = rest.partition(":")[0] or source
+            if len(target) > len(best) and found.is_relative_to(target):
+                best = target
+                found = Path(source) / Path(path).relative_to(target)
+        return found
+
+    @cached_property
+    def model_folder(self) -> Path | None:
+        """The model's folder, if this machine can read it."""
+        path = self.job.model.path
+        folder = None if path is None else self.here(path)
+        return folder if folder is not None and os.access(folder, os.R_OK | os.X_OK) else None
+
+    @cached_property
+    def model_config(self) -> Mapping[str, Any] | None:
+        """The model's ``config.json``; a synthetic model's shape."""
+        if self.job.model.synthetic is not None:
+            return synthetic_config(self.job.model.synthetic)
+        return None if self.model_folder is None else read_model_config(str(self.model_folder))
+
+    @property
+    def engine_folder(self) -> str | None:
+        """A finished engine: the job file's, or the cache's."""
+        return self.job.engine.directory or self.plan.engine_found
+
+    @cached_property
+    def engines_read(self) -> tuple[EngineConfig, ...] | NotAnEngine | None:
+        """The finished engine; why it is none; or ``None`` if its folder cannot be seen here."""
+        folder = None if self.engine_folder is None else self.here(self.engine_folder)
+        try:
+            return read_engines(folder) if folder is not None and folder.is_dir() else None
+        except NotAnEngine as error:
+            return error
+        except OSError:
+            return None  # the check of the folder itself says what the system refuses
+
+    @cached_property
+    def partitions(self) -> tuple[Partition, ...]:
+        """What ``sinfo`` says. Raises SubmissionError."""
+        return ask_partitions(self.cluster.slurm_conf)
+
+    @cached_property
+    def mpi_plugins(self) -> tuple[str, ...]:
+        """What ``srun --mpi=list`` says. Raises SubmissionError."""
+        return ask_mpi_plugins(self.cluster.slurm_conf)
+
+    @cached_property
+    def has_pyxis(self) -> bool:
+        """Whether ``srun --help`` tells of container images. Raises SubmissionError."""
+        return has_pyxis(self.cluster.slurm_conf)
+
+
+SRUN, CONTROLLER = "srun", "controller"
+"""What a check asks besides files: Slurm's commands on this machine, or its controller."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check."""
+
+    id: str
+    title: str
+    """What holds when it is well, in a few words."""
+    when: Callable[[Context], bool]
+    """Whether it applies."""
+    function: Callable[[Context], Outcome]
+    asks: str = ""
+    """Empty: files and numbers only; or ``srun``; or ``controller``."""

@@ -1,0 +1,159 @@
+"""Checks of a finished engine: the one that the job file names, or that the cache has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from trtllm_hpc.runtime.checks.engine import (
+    engine_files,
+    engine_gpus_per_node,
+    engine_version,
+    engine_world,
+    paged_context,
+)
+from trtllm_hpc.runtime.checks.engine_config import EngineConfig, NotAnEngine
+from trtllm_hpc.runtime.checks.outcome import FAIL, Outcome, fail, ok, unknown
+from trtllm_hpc.validation.context import Check, Context
+
+Judge = Callable[[Context, EngineConfig], Outcome]
+
+
+def _has_engine(context: Context) -> bool:
+    return context.has_job and context.engine_folder is not None
+
+
+def _led(context: Context) -> bool:
+    """Copies of an engine are told their GPUs one by one."""
+    return _has_engine(context) and context.job.serve.mode == "leader"
+
+
+def _wants_paged_context(context: Context) -> bool:
+    return _has_engine(context) and context.plan.needs_paged_context is not None
+
+
+def _asked_by(context: Context) -> bool:
+    return _has_engine(context) and context.job.companion.enabled
+
+
+def _each(judge: Judge) -> Callable[[Context], Outcome]:
+    """The worst outcome of all engines in the folder (an encoder-decoder has two)."""
+
+    def judged(context: Context) -> Outcome:
+        engines = context.engines_read
+        if engines is None:
+            return unknown(f"the engine in {context.engine_folder} cannot be seen on this machine")
+        if isinstance(engines, NotAnEngine):
+            return fail(str(engines), "set engine.directory to the folder that holds config.json")
+        found = [judge(context, engine) for engine in engines]
+        return next((outcome for outcome in found if outcome.state == FAIL), found[0])
+
+    return judged
+
+
+def _is_missing(folder: Path) -> bool:
+    """Whether this machine can tell that a folder is not there: it reads the one that should hold it."""
+    return not folder.exists() and os.access(folder.parent, os.R_OK | os.X_OK)
+
+
+def is_there(context: Context) -> Outcome:
+    """A folder that is not beside its neighbours here is not there on the nodes either."""
+    named = str(context.engine_folder)
+    folder = context.here(named)
+    if _is_missing(folder):
+        sentence = f"there is no {folder}, though {folder.parent} can be read here"
+        return fail(sentence, "set engine.directory to the folder of a finished engine")
+    if not folder.exists():
+        return unknown(f"{named} cannot be seen on this machine")
+    return ok(f"{named} is there")
+
+
+def world(context: Context, engine: EngineConfig) -> Outcome:
+    """tp * pp * cp of both."""
+    return engine_world(engine, context.job.engine.world_size)
+
+
+def files(context: Context, engine: EngineConfig) -> Outcome:
+    """A file for each rank."""
+    return engine_files(engine)
+
+
+def version(context: Context, engine: EngineConfig) -> Outcome:
+    """The release that built it and the release that serves it."""
+    return engine_version(engine, context.plan.release)
+
+
+def gpus_per_node(context: Context, engine: EngineConfig) -> Outcome:
+    """What the engine takes for a node, and what the cluster gives."""
+    layout = context.plan.layout
+    return engine_gpus_per_node(engine, layout.world_size, layout.ranks_per_node, layout.gpus_per_node)
+
+
+def paged(context: Context, engine: EngineConfig) -> Outcome:
+    """KV cache reuse and chunked context."""
+    return paged_context(engine, context.plan.needs_paged_context or "")
+
+
+def lengths(context: Context, engine: EngineConfig) -> Outcome:
+    """The companion's answers fit beside a prompt."""
+    companion = context.job.companion
+    asked = {"companion.request.max_tokens": companion.request.max_tokens}
+    if companion.benchmark is not None:
+        asked["companion.benchmark.max_tokens"] = companion.benchmark.max_tokens
+    longest = engine.max_seq_len
+    if longest is None:
+        return unknown("the engine does not say how long requests may be")
+    key, tokens = max(asked.items(), key=lambda item: item[1])
+    if tokens >= longest:
+        sentence = f"{key} {tokens} and a prompt do not fit into the engine's {longest} tokens"
+        return fail(sentence, f"lower it below {longest}, or build the engine for longer requests")
+    return ok(f"the engine takes {longest} tokens, the companion asks for {tokens}")
+
+
+def limits(context: Context, engine: EngineConfig) -> Outcome:
+    """What the job file promises is not more than the engine was built for."""
+    wanted = context.job.engine
+    pairs = {
+        "engine.max_batch_size": (wanted.max_batch_size, engine.max_batch_size),
+        "engine.max_input_len": (wanted.max_input_len, engine.max_input_len),
+        "engine.max_seq_len": (wanted.max_seq_len, engine.max_seq_len),
+        "engine.max_beam_width": (wanted.max_beam_width, engine.max_beam_width),
+        "repository.triton_max_batch_size": (
+            context.job.repository.triton_max_batch_size,
+            engine.max_batch_size,
+        ),
+    }
+    for key, (asked, built) in pairs.items():
+        if asked is not None and built is not None and asked > built:
+            return fail(f"{key} is {asked}, but the engine was built for {built}", f"lower it to {built}")
+    return ok("the job file's limits are within the engine's")
+
+
+def logits(context: Context, engine: EngineConfig) -> Outcome:
+    """Logits that requests may ask for were gathered when the engine was built."""
+    asked = context.job.companion.request if context.job.companion.enabled else None
+    for name in ("context_logits", "generation_logits"):
+        key = f"gather_{name}"
+        if getattr(engine, key):
+            continue
+        if getattr(context.job.engine, key):
+            sentence = f"the job file has engine.{key}, but the engine was built without"
+            return fail(sentence, f"build it again with --{key}, or set the key to false")
+        if asked is not None and getattr(asked, name):
+            sentence = f"the companion asks for {name}, but the engine was built without --{key}"
+            return fail(sentence, f"build it again with --{key}, or set companion.request.{name} to false")
+    return ok("the engine gathers the logits that the job file promises")
+
+
+CHECKS = (
+    Check("engine-folder", "the engine's folder is there", _has_engine, is_there),
+    Check("engine-world", "the engine is for these ranks", _has_engine, _each(world)),
+    Check("engine-files", "the engine is whole", _has_engine, _each(files)),
+    Check("engine-version", "engine and container are of one release", _has_engine, _each(version)),
+    Check("engine-gpus-per-node", "the engine is for these nodes", _led, _each(gpus_per_node)),
+    Check("engine-limits", "the engine allows what the job file promises", _has_engine, _each(limits)),
+    Check("engine-lengths", "the companion's answers fit", _asked_by, _each(lengths)),
+    Check("engine-logits", "the engine gathers the logits", _has_engine, _each(logits)),
+    Check("paged-context", "reuse and chunked context can work", _wants_paged_context, _each(paged)),
+)

@@ -1,0 +1,176 @@
+"""What the keys of an engine for TensorRT-LLM ask of each other and of the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.problems import Problems, in_job
+from trtllm_hpc.validation.job_rules import asked_tokens
+from trtllm_hpc.validation.release_rules import Facts, builds, facts, route_of
+
+LEAST_CAPABILITY: Mapping[str, tuple[int, int]] = {
+    "fp8": (8, 9),
+    "fp8_rowwise": (8, 9),
+    "w4a8_awq": (8, 9),
+    "bfloat16": (8, 0),
+}
+"""The oldest GPUs that compute in a type (TensorRT-LLM, docs/source/reference/precision.md)."""
+_DRAFTING = ("medusa", "redrafter", "lookahead", "eagle")
+NO_VOLTA_SINCE = "0.16.0"
+"""Release notes of 0.15 and 0.16: Volta is no longer supported."""
+
+
+def gpu_computes_type(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """The profile's GPUs compute in the types that the job names."""
+    known = facts(job, cluster)
+    if known is None or cluster.compute_capability is None:
+        return
+    there = _capability(cluster.compute_capability)
+    for key, kind in _types(job):
+        least = LEAST_CAPABILITY.get(kind, (0, 0))
+        if there < least:
+            message = f"{kind} needs GPUs of compute capability {least[0]}.{least[1]}, these have"
+            message += f" {cluster.compute_capability}"
+            yield in_job("release", key, message, "choose another type, or another partition", kind)
+    from packaging.version import Version
+
+    if there < (8, 0) and Version(known.release.version) >= Version(NO_VOLTA_SINCE):
+        message = f"TensorRT-LLM {known.release.version} does not compute on GPUs older than 8.0"
+        hint = "take a release before 0.16, or another partition"
+        yield in_job("release", "engine.tensorrt_llm_version", message, hint, known.release.version)
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+def _types(job: JobFile) -> Iterator[tuple[str, str]]:
+    quantization = job.engine.quantization
+    if quantization.method is not None:
+        yield "engine.quantization.method", quantization.method
+    if quantization.kv_cache is not None:
+        yield "engine.quantization.kv_cache", quantization.kv_cache
+    if job.engine.dtype is not None:
+        yield "engine.dtype", job.engine.dtype
+
+
+def inflight_needs_paged_cache(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """Requests join and leave a batch only over a paged KV cache and packed prompts."""
+    if not builds(job) or job.repository.batching_strategy == "V1":
+        return
+    engine = job.engine
+    hint = "leave it out, or set repository.batching_strategy to V1"
+    if engine.kv_cache in ("continuous", "disabled"):
+        message = f"a KV cache that is {engine.kv_cache} rules out {job.repository.batching_strategy}"
+        yield in_job("conflict", "engine.kv_cache", message, hint, engine.kv_cache)
+    if engine.remove_input_padding is False:
+        message = f"padded prompts rule out {job.repository.batching_strategy}"
+        yield in_job("conflict", "engine.remove_input_padding", message, hint, False)
+    found = route_of(job, cluster)
+    if found is not None and found[1].by_build_py and not engine.inflight_batching:
+        build = found[1].programs[-1].command
+        message = f"{job.repository.batching_strategy} needs an engine that {build.name} of {build.release}"
+        message += " has made for it"
+        hint = "set engine.inflight_batching to true, or repository.batching_strategy to V1"
+        yield in_job("conflict", "repository.batching_strategy", message, hint)
+
+
+def decoding_matches(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """A server that drafts tokens, or streams weights, needs an engine built for it."""
+    known = facts(job, cluster)
+    if known is None or not builds(job):
+        return
+    mode, wanted = job.repository.decoding_mode, job.engine.speculative
+    there = known.release.placeholders("inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
+    # A mode that the release does not have at all is a finding of its own.
+    drafts = mode in _DRAFTING and there is not None and mode in there.choices
+    if drafts and (wanted is None or wanted.mode != mode):
+        message = f"{mode} needs an engine that was built for it"
+        yield in_job(
+            "conflict", "repository.decoding_mode", message, f"set engine.speculative.mode to {mode}", mode
+        )
+    share = job.repository.gpu_weights_percent
+    if share is not None and share < 1 and not job.engine.weight_streaming:
+        message = "weights can be left off the GPU only if the engine was built for it"
+        hint = "set engine.weight_streaming to true"
+        yield in_job("conflict", "repository.gpu_weights_percent", message, hint, share)
+
+
+def prompts_over_paged_cache(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """KV cache reuse and chunked context need prompts computed over the paged cache."""
+    found = route_of(job, cluster)
+    if found is None or _is_paged(job, found[1].program("build")):
+        return
+    for key in ("kv_cache_reuse", "chunked_context"):
+        if getattr(job.repository, key):
+            message = "needs an engine whose prompts are computed over the paged KV cache"
+            yield in_job(
+                "conflict", f"repository.{key}", message, "set engine.paged_context_fmha to true", True
+            )
+
+
+def _is_paged(job: JobFile, build: object) -> bool:
+    from trtllm_hpc.tensorrt_llm.command_lines import speculative
+    from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Program
+
+    if job.engine.paged_context_fmha is not None:
+        return job.engine.paged_context_fmha
+    how = speculative.mode(job)
+    if how is not None and how.paged_context_fmha:
+        return True
+    option = build.command.options.get("--use_paged_context_fmha") if isinstance(build, Program) else None
+    return option is not None and option.default in ("enable", True)
+
+
+def encoder_decoder_matches(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """Two engines are for models with an encoder and a decoder, and for those only."""
+    known = facts(job, cluster)
+    if known is None or known.family is None or not builds(job):
+        return
+    if job.engine.encoder_decoder and not known.family.encoder_decoder:
+        message = f"a model of the family {known.family.name} has no encoder"
+        yield in_job("conflict", "engine.encoder_decoder", message, "remove it, or mend model.family", True)
+    if known.family.encoder_decoder:
+        yield from _encoder_decoder(job, known)
+
+
+def _encoder_decoder(job: JobFile, known: Facts) -> Problems:
+    assert known.family is not None
+    if job.engine.backend == "python":
+        message = "Triton's Python backend loads decoders only, and the model has an encoder too"
+        yield in_job("conflict", "engine.backend", message, "set it to tensorrtllm", "python")
+    if job.repository.chunked_context:
+        message = "encoder-decoder models do not run with chunked context"
+        yield in_job("conflict", "repository.chunked_context", message, "remove it", True)
+    if job.engine.context_fmha and known.family.context_fmha is False:
+        message = f"fused attention cannot compute {known.family.name}, whose attention has a position bias"
+        yield in_job("conflict", "engine.context_fmha", message, "leave it out", True)
+
+
+def answers_fit_default(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """The companion asks for no longer answers than the release builds for when nothing is said."""
+    found = route_of(job, cluster)
+    if found is None or job.engine.max_seq_len is not None or not job.companion.enabled:
+        return
+    build = found[1].program("build") or found[1].program("build_py")
+    option = build.command.options.get("--max_output_len") if build is not None else None
+    if option is None or not isinstance(option.default, int):
+        return
+    for key, tokens in asked_tokens(job).items():
+        if tokens > option.default:
+            message = f"{tokens} tokens are more than {option.default}, the longest answer of this release"
+            message += " when engine.max_seq_len is left out"
+            yield in_job("conflict", key, message, "set engine.max_seq_len", tokens)
+
+
+RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
+    gpu_computes_type,
+    inflight_needs_paged_cache,
+    decoding_matches,
+    prompts_over_paged_cache,
+    encoder_decoder_matches,
+    answers_fit_default,
+)

@@ -1,0 +1,247 @@
+"""Checks of folders, files and programs that the profile names, and of this machine where it is the node."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from trtllm_hpc.plan.mounts import is_below, named_folders, target_of
+from trtllm_hpc.runtime.checks.node import shared_memory
+from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
+from trtllm_hpc.runtime.sweep import shm_free_gib
+from trtllm_hpc.validation.context import Check, Context
+
+CHECKOUT = "/tensorrtllm_backend"
+"""Where upstream's guides mount a checkout of the backend, in containers that lack its files."""
+
+
+def _always(context: Context) -> bool:
+    return True
+
+
+def _in_container(context: Context) -> bool:
+    return context.cluster.container.image is not None
+
+
+def _local(context: Context) -> bool:
+    return context.cluster.scheduler == "local"
+
+
+def _without_container(context: Context) -> bool:
+    return context.cluster.container.runtime == "none"
+
+
+def runs_folder(context: Context) -> Outcome:
+    """Each run is a folder in it."""
+    return _writable(context.runs, "runs_folder in the profile, or --runs")
+
+
+def engines_folder(context: Context) -> Outcome:
+    """Engines that are built are kept in it."""
+    return _writable(context.engines, "engines_folder in the profile, or $TRTLLM_HPC_ENGINES")
+
+
+def _writable(folder: Path, key: str) -> Outcome:
+    parent = folder
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not parent.is_dir():
+        return fail(f"{folder} cannot be made: {parent} is no folder", f"set {key}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return fail(f"{parent} cannot be written to", f"set {key}")
+    made = "" if parent == folder else " (it will be made)"
+    return ok(f"{folder} can be written to{made}")
+
+
+def container_image(context: Context) -> Outcome:
+    """A file is there; a name in a registry is pulled when the job starts."""
+    image = context.cluster.container.image or ""
+    path = Path(image.removeprefix("file://"))
+    if not path.is_absolute() and not image.endswith((".sqsh", ".sif")):
+        return warn(
+            f"{image} is pulled from a registry by every node when the job starts",
+            "import it once into a file on shared storage (enroot import, apptainer pull), and name that",
+        )
+    if not path.is_absolute():
+        return fail(
+            f"the image {image} has no absolute path, and jobs start elsewhere", "write its whole path"
+        )
+    if not path.exists():
+        return fail(
+            f"there is no image {path} on this machine",
+            "mend container.image in the profile; if only the compute nodes see it: --ignore container-image",
+        )
+    if not os.access(path, os.R_OK):
+        return fail(f"the image {path} cannot be read", "check its permissions")
+    return ok(f"the image {path} is there")
+
+
+def python(context: Context) -> Outcome:
+    """The Python of the batch scripts runs on the nodes; those see what this machine sees, or not."""
+    path = context.cluster.python
+    if path is None:
+        return ok("jobs use the Python of this command; its folder must be on shared storage")
+    if not Path(path).exists():
+        return unknown(f"{path} is not on this machine", "see that the compute nodes have it")
+    if not os.access(path, os.X_OK):
+        return fail(f"{path} cannot be run", "set python in the profile to a Python of 3.10 or later")
+    return ok(f"{path} is there")
+
+
+def mpi4py(context: Context) -> Outcome:
+    """The preflight joins the ranks by MPI; outside a container with this Python."""
+    if context.cluster.python is not None:
+        return unknown("whether the nodes' Python has mpi4py shows in the preflight")
+    if importlib.util.find_spec("mpi4py") is None:
+        return fail("this Python has no mpi4py, which the preflight needs", "pip install 'trtllm-hpc[mpi]'")
+    return ok("this Python has mpi4py")
+
+
+def server(context: Context) -> Outcome:
+    """``tritonserver`` without a container."""
+    name = context.cluster.triton.server
+    if name == "pytriton":
+        if importlib.util.find_spec("pytriton") is None:
+            return fail("this Python has no pytriton", "pip install 'trtllm-hpc[reference]'")
+        return ok("tritonserver comes with nvidia-pytriton")
+    if shutil.which(name) is None:
+        sentence = f"there is no {name} on this machine"
+        remedy = "set triton.server in the profile, or container.runtime"
+        return fail(sentence, remedy) if _local(context) else unknown(sentence, remedy)
+    return ok(f"{shutil.which(name)} is there")
+
+
+def examples(context: Context) -> Outcome:
+    """Outside of NVIDIA's images the programs that convert a model lie where somebody has put them."""
+    for program in _programs(context):
+        if Path(program).is_file():
+            continue
+        sentence = f"there is no {program} on this machine"
+        remedy = (
+            "clone TensorRT-LLM's release, and set container.examples in the profile to its folder examples"
+        )
+        return fail(sentence, remedy) if _local(context) else warn(sentence, remedy)
+    return ok("upstream's programs that convert the model are there")
+
+
+def _programs(context: Context) -> list[str]:
+    """Upstream's scripts that the build runs."""
+    words = (command[1] for step in context.plan.build_steps for command in step.commands if len(command) > 1)
+    return [word for word in words if isinstance(word, str) and word.endswith(".py")]
+
+
+def _runs_examples(context: Context) -> bool:
+    return context.has_job and _without_container(context) and bool(_programs(context))
+
+
+def shared(context: Context) -> Outcome:
+    """Where this machine is the node; else the preflight looks on each node."""
+    if not _local(context):
+        return unknown("how much of /dev/shm is free on each node shows in the job's first seconds")
+    ranks = context.plan.layout.ranks_per_node if context.has_job else 1
+    return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
+
+
+def locked(context: Context) -> Outcome:
+    """Only a network card needs it; the limit that counts is slurmd's, which the preflight reads."""
+    if _local(context) or (context.has_job and context.plan.layout.nodes == 1):
+        return ok("on one node no network card wants memory locked")
+    return unknown("how much memory may be locked on each node shows in the job's first seconds")
+
+
+def mounts(context: Context) -> Outcome:
+    """A container sees only what is mounted into it."""
+    targets = [target_of(mount) for mount in context.plan.mounts]
+    for key, path in named_folders(context.job):
+        if not is_below(path, targets):
+            return fail(
+                f"{key} {path} cannot be mounted by itself: its name has ',' or ':' in it",
+                "mount a folder above it in container.mounts of the profile, or rename it",
+            )
+        link, target = next(_leading_out(path, context.here(path), targets), ("", ""))
+        if link:
+            return fail(
+                f"{link} is a link to {target}, which is not mounted",
+                "mount a folder above both in container.mounts of the profile, or copy the files (cp -rL)",
+            )
+    return ok("what the job file names is mounted into the container")
+
+
+def _leading_out(path: str, here: Path, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Links in a folder that lead nowhere inside the container, as the Hub's cache is made of them.
+
+    Args:
+        path: the folder as the container names it.
+        here: the same on this machine.
+        targets: what the container has.
+    """
+    for place, folders, names in os.walk(here):
+        for name in (*folders, *names):
+            file = Path(place, name)
+            if not file.is_symlink():
+                continue
+            inside = PurePosixPath(path, file.relative_to(here))
+            target = os.path.normpath(inside.parent / file.readlink())
+            if not is_below(target, targets):
+                yield str(inside), target
+
+
+def mount_sources(context: Context) -> Outcome:
+    """A container does not start with a mount whose source is not there."""
+    for mount in context.cluster.container.mounts:
+        source = Path(mount.partition(":")[0])
+        if not os.path.lexists(source):
+            return warn(
+                f"{source} is not there on this machine; the container does not start where it is missing",
+                "mend container.mounts in the profile, unless the nodes see it",
+            )
+    return ok("the sources of the profile's mounts are there")
+
+
+def upstream_files(context: Context) -> Outcome:
+    """Until 0.16 the images carry neither upstream's programs nor its model templates."""
+    release, plan = context.release, context.plan
+    if release is None:
+        return ok("the reference backend needs none of upstream's files")
+    wanted = {"container.examples": release.paths.examples} if _programs(context) else {}
+    if plan.fills_repository_in_job:
+        wanted["container.all_models"] = release.paths.all_models
+    targets = [target_of(mount) for mount in plan.mounts]
+    for key, folder in wanted.items():
+        given = getattr(context.cluster.container, key.partition(".")[2]) is not None
+        if given or folder is None or not folder.startswith(CHECKOUT) or is_below(folder, targets):
+            continue
+        return fail(
+            f"the image of TensorRT-LLM {release.version} carries no {folder}",
+            f"mount a checkout of tensorrtllm_backend v{release.version}, with its submodule, at {CHECKOUT}, "
+            f"or set {key} in the profile",
+        )
+    return ok("upstream's programs and templates are in the container")
+
+
+def _mounting(context: Context) -> bool:
+    return context.has_job and not _without_container(context)
+
+
+def _joined_by_mpi(context: Context) -> bool:
+    return _without_container(context) and not _local(context)
+
+
+CHECKS = (
+    Check("runs-folder", "runs can be written", _always, runs_folder),
+    Check("engines-folder", "engines can be kept", _always, engines_folder),
+    Check("container-image", "the container's image is there", _in_container, container_image),
+    Check("mounts", "the container sees the model", _mounting, mounts),
+    Check("mount-sources", "what is to be mounted is there", _in_container, mount_sources),
+    Check("upstream-files", "the container has upstream's programs", _mounting, upstream_files),
+    Check("python", "the nodes' Python is there", _always, python),
+    Check("mpi4py", "ranks can be joined", _joined_by_mpi, mpi4py),
+    Check("tritonserver", "the server is there", _without_container, server),
+    Check("examples", "upstream's programs are there", _runs_examples, examples),
+    Check("shared-memory", "/dev/shm is large enough", _always, shared),
+    Check("locked-memory", "memory may be locked", _always, locked),
+)

@@ -1,0 +1,261 @@
+"""Checks of what a job file asks of its model and of its companion."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.errors import ConfigError
+from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
+from trtllm_hpc.runtime.checks.tokenizer import is_lfs_pointer, tokenizer_files
+from trtllm_hpc.validation.context import Check, Context
+
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_LEAST_BYTES = 1024
+"""Weights have more; what stands in for them, such as a pointer of Git LFS, has less."""
+
+
+def _has_job(context: Context) -> bool:
+    return context.has_job
+
+
+def _has_companion(context: Context) -> bool:
+    return context.has_job and context.job.companion.enabled
+
+
+def _has_model(context: Context) -> bool:
+    return context.has_job and context.job.model.path is not None and context.job.engine.directory is None
+
+
+def _needs_tokenizer(context: Context) -> bool:
+    """The reference backend's engine brings its own."""
+    return context.has_job and context.job.engine.is_tensorrt_llm
+
+
+def _is_split(context: Context) -> bool:
+    return context.has_job and context.job.engine.world_size > 1
+
+
+def world(context: Context) -> Outcome:
+    """The ranks of the engine are the tasks of the step."""
+    layout, engine = context.plan.layout, context.job.engine
+    where = f"{layout.nodes} node{'s' * (layout.nodes > 1)} of {layout.ranks_per_node}"
+    if context.job.serve.mode == "leader" and layout.world_size != engine.world_size:
+        return fail(f"{engine.world_size} ranks, but {layout.world_size} tasks on {where}", "set serve.nodes")
+    parts = (engine.tensor_parallel, engine.pipeline_parallel, engine.context_parallel)
+    sizes = " x ".join(
+        f"{name} {size}" for name, size in zip(("tp", "pp", "cp"), parts, strict=True) if size > 1
+    )
+    ranks = f"{layout.world_size} rank{'s' * (layout.world_size > 1)}"
+    return ok(f"{ranks}{f' ({sizes})' if sizes else ''} on {where}")
+
+
+def divides(context: Context) -> Outcome:
+    """Heads, layers and experts are shared evenly, as the runtime's models assume."""
+    config, engine = context.model_config, context.job.engine
+    if config is None:
+        return unknown("the model's config.json cannot be read here")
+    from trtllm_hpc.tensorrt_llm.memory.families import UnknownModel, read_shape
+    from trtllm_hpc.tensorrt_llm.memory.weights import parallel_of
+
+    try:
+        stack = read_shape(config).decoder
+    except UnknownModel as error:
+        return unknown(str(error))
+    tensor, pipeline = engine.tensor_parallel * engine.context_parallel, engine.pipeline_parallel
+    heads = stack.matrices[0].outputs // stack.head_size
+    if heads % tensor:
+        return fail(f"{heads} attention heads cannot be split over {tensor} ranks", _tensor_hint(heads))
+    if stack.kv_heads % tensor and tensor % stack.kv_heads:
+        return fail(
+            f"{stack.kv_heads} KV heads cannot be split over {tensor} ranks", _tensor_hint(stack.kv_heads)
+        )
+    if stack.layers % pipeline:
+        sentence = f"{stack.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
+        return warn(f"{sentence}: older releases refuse that", f"set it to a divisor of {stack.layers}")
+    experts, expert = next((it.count for it in stack.matrices if it.expert), 0), parallel_of(engine).expert
+    if experts and experts % expert:
+        sentence = f"{experts} experts do not divide by engine.moe_expert_parallel {expert}"
+        return fail(sentence, f"set it to a divisor of {experts}")
+    return ok(f"{heads} heads and {stack.layers} layers divide by the ranks")
+
+
+def _tensor_hint(count: int) -> str:
+    return f"set engine.tensor_parallel to a divisor of {count}"
+
+
+def _benchmark(context: Context) -> Benchmark | None:
+    return context.job.companion.benchmark if _has_companion(context) else None
+
+
+def _has_slo(context: Context) -> bool:
+    benchmark = _benchmark(context)
+    return benchmark is not None and benchmark.slo is not None
+
+
+def slo(context: Context) -> Outcome:
+    """The benchmark would end with this sentence, when the server is ready and paid for."""
+    from trtllm_hpc.bench.judgement.slo import BadSlo, parse_slo
+
+    benchmark = context.job.companion.benchmark
+    assert benchmark is not None and benchmark.slo is not None
+    try:
+        limits = parse_slo(benchmark.slo)
+    except BadSlo as error:
+        # A sentence of a check is one line, and no full stop ends it.
+        return fail(" ".join(error.message.split()).rstrip("."), "mend companion.benchmark.slo")
+    unstreamed = _unstreamed(context)
+    if limits.streamed and unstreamed is not None:
+        return fail(
+            f"limits on {', '.join(limits.streamed)} can never be kept, nor broken: only an answer that is "
+            f"streamed has them, and {unstreamed} is false",
+            f"set {unstreamed} to true, or limit the latency instead (companion.benchmark.slo: latency<1s)",
+        )
+    return ok(f"the benchmark's limits are {limits}")
+
+
+def _unstreamed(context: Context) -> str | None:
+    """The key by which the benchmark's answers come in one piece; ``None`` if they are streamed."""
+    benchmark = context.job.companion.benchmark
+    if not context.job.repository.decoupled:
+        return "repository.decoupled"
+    return "companion.benchmark.streaming" if benchmark and benchmark.streaming is False else None
+
+
+def _has_workload_file(context: Context) -> bool:
+    benchmark = _benchmark(context)
+    return benchmark is not None and benchmark.workload.path is not None
+
+
+def workload_file(context: Context) -> Outcome:
+    """The companion reads it on its node, which may see other folders than this machine."""
+    from trtllm_hpc.bench.workload.readable import check_file
+
+    benchmark = context.job.companion.benchmark
+    assert benchmark is not None and benchmark.workload.path is not None
+    file = benchmark.workload.path
+    if not Path(file).is_file():
+        return warn(
+            f"the workload {file} is not on this machine",
+            "check that the companion's node can read that path",
+        )
+    try:
+        check_file(benchmark.workload)
+    except ConfigError as error:
+        return _misread(error)
+    return ok(f"the benchmark's workload is {file}")
+
+
+def _misread(error: ConfigError) -> Outcome:
+    """The first thing that is wrong with a file, in one line."""
+    first, *others = error.findings
+    where = first.file if first.line is None else f"{first.file}:{first.line}"
+    more = f" (and {len(others)} more)" if others else ""
+    return fail(
+        f"{where}: {' '.join(first.message.split()).rstrip('.')}{more}", first.hint or "mend the file"
+    )
+
+
+def prompt(context: Context) -> Outcome:
+    """A word is a token at least; the tokenizer is not asked."""
+    words = len(context.job.companion.request.prompt.split())
+    engines = context.engines_read
+    built = engines[0].max_input_len if isinstance(engines, tuple) else None
+    longest = built or context.job.engine.max_input_len
+    if longest is None:
+        return unknown("the release decides how long a prompt may be")
+    if words > longest:
+        sentence = (
+            f"the companion's prompt has {words} words, but an engine's prompt {longest} tokens at most"
+        )
+        return fail(sentence, "shorten companion.request.prompt, or raise engine.max_input_len")
+    return ok(f"the companion's prompt has {words} words, and may have {longest} tokens")
+
+
+def steps(context: Context) -> Outcome:
+    """Unless it is chunked, the runtime computes a prompt in one step.
+
+    Its log: "maxInputLen ... = min(maxSequenceLen - 1, maxNumTokens) since context FMHA and
+    usePackedInput are enabled".
+    """
+    engine = context.job.engine
+    longest, step = engine.max_input_len or 0, engine.max_num_tokens or 0
+    if longest <= step or context.job.repository.chunked_context:
+        return ok("prompts fit into a step, or are computed in parts")
+    return warn(
+        f"prompts of more than {step} tokens (engine.max_num_tokens) cannot be computed, "
+        f"although engine.max_input_len is {longest}",
+        "raise engine.max_num_tokens, or set engine.paged_context_fmha and repository.chunked_context",
+    )
+
+
+def _has_steps(context: Context) -> bool:
+    """The reference backend always reads long prompts in parts."""
+    if not (context.has_job and context.job.engine.is_tensorrt_llm):
+        return False
+    engine = context.job.engine
+    return engine.max_input_len is not None and engine.max_num_tokens is not None
+
+
+def model_files(context: Context) -> Outcome:
+    """The model's folder has a configuration, and all the weights that its index names."""
+    folder = context.model_folder
+    if folder is None:
+        return unknown(f"{context.job.model.path} cannot be read on this machine")
+    if context.model_config is None:
+        return fail(
+            f"there is no config.json in {folder} that can be read", "set model.path to the model's folder"
+        )
+    names = _weights(folder)
+    if not names:
+        return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", "finish the model's download")
+    for name in names:
+        file = folder / name
+        if not file.is_file():
+            return fail(
+                f"{name} is missing in {folder}, but its index names it", "finish the model's download"
+            )
+        size = file.stat().st_size
+        if size < _LEAST_BYTES:
+            if is_lfs_pointer(file):
+                return fail(f"{file} is a pointer of Git LFS, not the file", "run git lfs pull there")
+            return fail(f"{file} has {size} bytes only: no weights", "finish the model's download")
+    return ok(f"the model's {len(names)} file{'s' * (len(names) > 1)} of weights are there")
+
+
+def _weights(folder: Path) -> list[str]:
+    """Names that the index has; without an index, what lies there."""
+    for name in _INDEXES:
+        try:
+            index = json.loads((folder / name).read_text(encoding="utf-8"))
+            return sorted(set(index["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # no index of this name, or none that can be read: then what lies there counts
+    return sorted(file.name for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
+
+
+def tokenizer(context: Context) -> Outcome:
+    """Pre- and postprocessing read it from a folder; a compute node may not reach the Hub."""
+    path = context.plan.tokenizer
+    if path is None:
+        return fail(
+            "no tokenizer is named, and an engine has none",
+            "set repository.tokenizer to a folder with the model's tokenizer",
+        )
+    folder = context.here(path)
+    if not folder.is_dir():
+        return unknown(f"the tokenizer's folder {path} cannot be seen on this machine")
+    return tokenizer_files(folder)
+
+
+CHECKS = (
+    Check("world-size", "ranks and tasks are as many", _has_job, world),
+    Check("model-divides", "the model can be split", _is_split, divides),
+    Check("model-files", "the model is whole", _has_model, model_files),
+    Check("tokenizer", "the tokenizer can be read offline", _needs_tokenizer, tokenizer),
+    Check("slo", "the benchmark's limits can be measured", _has_slo, slo),
+    Check("workload-file", "the benchmark's workload can be read", _has_workload_file, workload_file),
+    Check("prompt-length", "the companion's prompt is not too long", _has_companion, prompt),
+    Check("prompt-steps", "long prompts can be computed", _has_steps, steps),
+)

@@ -1,0 +1,214 @@
+"""What is wrong with a job file's fields together, whatever the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.problems import Problems, in_job
+from trtllm_hpc.validation.benchmark_rules import scheduled_seconds, settings_problems
+
+LONGEST_WORD = 120_000
+"""Bytes that one argument or variable may hold; Linux refuses 128 KiB (``MAX_ARG_STRLEN``), name included."""
+
+
+def name_is_free(job: JobFile) -> Problems:
+    """Commands take the job's name for its newest run, and ``latest`` for the newest of all."""
+    if job.name == "latest":
+        message = "'latest' stands for the newest run of all"
+        yield in_job("bad-value", "name", message, "choose another name", job.name)
+
+
+def one_model(job: JobFile) -> Problems:
+    """A model is a folder or synthetic, not both; a finished engine needs neither."""
+    model = job.model
+    if model.path is not None and model.synthetic is not None:
+        yield in_job(
+            "conflict", "model", "names both a path and a synthetic model", "set one of the two to null"
+        )
+    if model.path is None and model.synthetic is None and job.engine.directory is None:
+        hint = "set model.path to a folder, or model.synthetic to tiny-llama"
+        yield in_job("missing", "model", "names no model", hint)
+
+
+def prompt_leaves_room(job: JobFile) -> Problems:
+    """``max_seq_len`` counts prompt and answer together, unless the prompt is an encoder's."""
+    if job.engine.encoder_decoder:
+        return
+    prompt, both = job.engine.max_input_len, job.engine.max_seq_len
+    if prompt is not None and both is not None and prompt >= both:
+        message = f"a prompt of {prompt} tokens leaves no room for an answer: engine.max_seq_len is {both}"
+        yield in_job(
+            "conflict", "engine.max_input_len", message, f"set engine.max_seq_len above {prompt}", prompt
+        )
+
+
+def steps_hold_a_batch(job: JobFile) -> Problems:
+    """A step computes at least one token for every running request."""
+    tokens, batch = job.engine.max_num_tokens, job.engine.max_batch_size
+    if tokens is not None and batch is not None and tokens < batch:
+        message = f"a step of {tokens} tokens is too short for a batch of {batch} requests, a token each"
+        hint = f"set engine.max_num_tokens to {batch} or more, or lower engine.max_batch_size"
+        yield in_job("conflict", "engine.max_num_tokens", message, hint, tokens)
+
+
+def cache_holds_a_request(job: JobFile) -> Problems:
+    """Without room for the longest request, that request could never run."""
+    budget, longest = job.repository.max_tokens_in_paged_kv_cache, job.engine.longest_request
+    if budget is not None and longest is not None and budget < longest:
+        beams = "" if job.engine.max_beam_width in (None, 1) else f" and {job.engine.max_beam_width} beams"
+        message = (
+            f"a KV cache of {budget} tokens does not hold one request of engine.max_seq_len "
+            f"{job.engine.max_seq_len}{beams}: in whole blocks it takes {longest}"
+        )
+        hint = f"set it to {longest} or more, or lower engine.max_seq_len"
+        yield in_job("conflict", "repository.max_tokens_in_paged_kv_cache", message, hint, budget)
+
+
+def answers_fit(job: JobFile) -> Problems:
+    """The companion may not ask for more tokens than the engine can hold beside a prompt."""
+    if not job.companion.enabled:
+        return
+    longest = job.engine.max_seq_len
+    if longest is None:
+        return
+    for field, tokens in asked_tokens(job).items():
+        if tokens >= longest:
+            message = f"{tokens} tokens and a prompt do not fit: engine.max_seq_len is {longest}"
+            hint = f"ask for fewer than {longest} tokens, or raise engine.max_seq_len"
+            yield in_job("conflict", field, message, hint, tokens)
+
+
+def asked_tokens(job: JobFile) -> dict[str, int]:
+    """Each setting that says how long the companion's answers may be, with its number of tokens."""
+    asked = {"companion.request.max_tokens": job.companion.request.max_tokens}
+    benchmark = job.companion.benchmark
+    if benchmark is not None:
+        asked["companion.benchmark.max_tokens"] = benchmark.max_tokens
+        if benchmark.workload.output_tokens is not None:
+            asked["companion.benchmark.workload.output_tokens"] = benchmark.workload.output_tokens
+    return asked
+
+
+def prompts_fit(job: JobFile) -> Problems:
+    """The benchmark may not make prompts that the engine refuses."""
+    benchmark, longest = job.companion.benchmark, job.engine.max_input_len
+    if benchmark is None or longest is None or not job.companion.enabled:
+        return
+    workload = benchmark.workload
+    if workload.kind not in ("normal", "shared-prefix"):
+        return
+    prefix = workload.prefix_tokens if workload.kind == "shared-prefix" else 0
+    tokens = prefix + workload.input_tokens
+    if tokens > longest:
+        message = f"prompts of {tokens} tokens are longer than engine.max_input_len ({longest})"
+        hint = f"ask for {longest} tokens at most, or raise engine.max_input_len"
+        yield in_job(
+            "conflict", "companion.benchmark.workload.input_tokens", message, hint, workload.input_tokens
+        )
+
+
+def logits_are_gathered(job: JobFile) -> Problems:
+    """A request may ask only for logits that the engine was built to gather."""
+    if not job.companion.enabled:
+        return
+    for name in ("context_logits", "generation_logits"):
+        if not getattr(job.companion.request, name):
+            continue
+        field, gather = f"companion.request.{name}", f"gather_{name}"
+        if job.engine.backend == "llmapi":
+            yield in_job("conflict", field, "the LLM API's model gives no logits", "set it to false", True)
+        elif job.engine.directory is None and not getattr(job.engine, gather):
+            message = f"an engine without engine.{gather} gives none"
+            yield in_job("conflict", field, message, f"set engine.{gather} to true", True)
+
+
+def reference_backend(job: JobFile) -> Problems:
+    """The reference backend knows tensor parallelism only."""
+    if job.engine.backend != "reference":
+        return
+    for key in ("pipeline_parallel", "context_parallel"):
+        value = getattr(job.engine, key)
+        if value != 1:
+            message = f"the reference backend computes in tensor parallel only, not with {key} {value}"
+            yield in_job("conflict", f"engine.{key}", message, f"set engine.{key} to 1", value)
+
+
+def server_wait_ends(job: JobFile) -> Problems:
+    """The bound on the server's start lies within its job's time limit."""
+    ready, limit = job.serve.ready_timeout_seconds, job.serve.time_limit_minutes * 60
+    if ready >= limit:
+        message = f"a wait of {ready} s for the server ends after its job's time limit ({limit} s)"
+        hint = f"set it below {limit}, or raise serve.time_limit_minutes"
+        yield in_job("conflict", "serve.ready_timeout_seconds", message, hint, ready)
+
+
+def companion_wait_ends(job: JobFile) -> Problems:
+    """Server start < companion's wait < companion's time limit, so that the first to give up knows why."""
+    if not job.companion.enabled:
+        return
+    field = "companion.endpoint_timeout_seconds"
+    ready, endpoint = job.serve.ready_timeout_seconds, job.companion.endpoint_timeout_seconds
+    limit = job.companion.time_limit_minutes * 60
+    if ready >= endpoint:
+        message = f"the companion would give up after {endpoint} s, before the server does ({ready} s)"
+        hint = f"set it above serve.ready_timeout_seconds ({ready})"
+        yield in_job("conflict", field, message, hint, endpoint)
+    if endpoint >= limit:
+        message = f"a wait of {endpoint} s for the endpoint ends after the companion's time limit ({limit} s)"
+        hint = f"set it below {limit}, or raise companion.time_limit_minutes"
+        yield in_job("conflict", field, message, hint, endpoint)
+
+
+def benchmark_settings(job: JobFile) -> Problems:
+    """The benchmark's settings go together."""
+    if job.companion.benchmark is not None:
+        for problem in settings_problems(job.companion.benchmark):
+            field = f"companion.benchmark.{problem.field}"
+            yield in_job(problem.code, field, problem.message, problem.hint, problem.value)
+
+
+def benchmark_ends(job: JobFile) -> Problems:
+    """The benchmark's schedule alone must not outlast the jobs that it runs between."""
+    benchmark = job.companion.benchmark
+    if benchmark is None or not job.companion.enabled:
+        return
+    seconds = scheduled_seconds(benchmark)
+    limits = {
+        "serve.time_limit_minutes": job.serve.time_limit_minutes * 60,
+        "companion.time_limit_minutes": job.companion.time_limit_minutes * 60,
+    }
+    key = "requests" if benchmark.duration_seconds is None else "duration_seconds"
+    for name, limit in limits.items():
+        if seconds >= limit:
+            message = (
+                f"the schedule of the benchmark lasts {seconds:.0f} s, longer than {name} allows ({limit} s)"
+            )
+            hint = f"measure for a shorter time, or at fewer levels, or raise {name}"
+            yield in_job("conflict", f"companion.benchmark.{key}", message, hint, getattr(benchmark, key))
+
+
+def prompt_fits_a_word(job: JobFile) -> Problems:
+    """The prompt travels as one word of a command line."""
+    size = len(job.companion.request.prompt.encode())
+    if size > LONGEST_WORD:
+        message = f"has {size} bytes, more than a command line can carry"
+        yield in_job("too-large", "companion.request.prompt", message, f"keep it below {LONGEST_WORD} bytes")
+
+
+RULES: Sequence[Callable[[JobFile], Problems]] = (
+    name_is_free,
+    one_model,
+    prompt_leaves_room,
+    steps_hold_a_batch,
+    cache_holds_a_request,
+    answers_fit,
+    prompts_fit,
+    logits_are_gathered,
+    reference_backend,
+    server_wait_ends,
+    companion_wait_ends,
+    benchmark_settings,
+    benchmark_ends,
+    prompt_fits_a_word,
+)

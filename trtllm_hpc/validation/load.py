@@ -1,0 +1,175 @@
+"""Both files, every layer, and everything that is wrong with them at once."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.explain import validate
+from trtllm_hpc.config.files import find_job, find_profile, read_tree
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.layers import (
+    job_defaults,
+    merge,
+    merge_jobs,
+    read_settings,
+    with_absolute_paths,
+    with_built_in_model,
+)
+from trtllm_hpc.config.problems import Problem
+from trtllm_hpc.config.resolved import Resolved
+from trtllm_hpc.config.swapped import swapped
+from trtllm_hpc.config.tree import Node
+from trtllm_hpc.errors import ConfigError, Finding
+from trtllm_hpc.validation.rules import cluster_problems, problems
+
+
+def load(
+    job_file: Path,
+    cluster: str,
+    overrides: Sequence[str] = (),
+    *,
+    command: str = "render",
+    options: Sequence[str] = (),
+) -> Resolved:
+    """Read a job file and a profile, with ``--set`` settings on top.
+
+    Args:
+        job_file: path of the job file, or the bare name of a shipped one.
+        cluster: path of a profile, or the name of a shipped one or of one in
+            ``~/.config/trtllm-hpc/clusters``.
+        overrides: ``a.b=c`` settings; ``cluster.`` begins those of the profile.
+        command, options: which command reads the files, and its further options:
+            an error ends with it, to be typed again.
+
+    Raises:
+        ConfigError: with every finding about both files and about how they go together.
+    """
+    trees = _Trees.read(find_job(job_file), cluster, overrides)
+    job, cluster_profile = trees.models()
+    if job is None or cluster_profile is None or trees.findings:
+        typed = ["trtllm-hpc", command, str(job_file), "--cluster", cluster]
+        settings = [_to_be_typed(setting, trees.findings) for setting in overrides]
+        typed += [word for setting in settings for word in ("--set", setting)]
+        shipped = str(job_file) if trees.job_file != job_file else None
+        raise trees.error(shlex.join([*typed, *options]), shipped)
+    return Resolved(job, cluster_profile, str(trees.job_file), str(trees.cluster_file))
+
+
+def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
+    """Read a profile alone, with ``--set cluster.a=b`` settings on top.
+
+    Raises:
+        ConfigError: with every finding about it.
+    """
+    _, settings, findings = read_settings(overrides)
+    profile = find_profile(cluster)
+    if isinstance(profile, Finding):
+        raise ConfigError([*findings, profile])
+    tree, found = read_tree(profile, "cluster profile")
+    findings += found
+    model = None
+    if tree is not None:
+        tree = merge(tree, settings)
+        model, found = validate(ClusterProfile, tree)
+        findings += found
+        if model is not None:
+            findings += [
+                tree.finding(it.code, it.path, it.message, value=it.value, hint=it.hint)
+                for it in cluster_problems(model)
+            ]
+    if model is None or findings:
+        raise ConfigError(findings)
+    return model
+
+
+@dataclass
+class _Trees:
+    """What both files and the settings say, and what is wrong so far."""
+
+    job_file: Path
+    cluster_file: Path | None
+    job: Node | None
+    cluster: Node | None
+    findings: list[Finding]
+
+    @classmethod
+    def read(cls, job_file: Path, cluster: str, settings: Sequence[str]) -> _Trees:
+        job_settings, cluster_settings, findings = read_settings(settings)
+        job_tree, found = read_tree(job_file, "job file")
+        findings += found
+        profile = find_profile(cluster)
+        cluster_tree = None
+        if isinstance(profile, Finding):
+            findings.append(profile)
+        else:
+            cluster_tree, found = read_tree(profile, "cluster profile")
+            findings += found
+        found = swapped(job_tree, cluster_tree)
+        if found:
+            return cls(job_file, None, None, None, [*findings, *found])
+        if cluster_tree is not None:
+            cluster_tree = merge(cluster_tree, cluster_settings)
+        defaults = job_defaults(cluster_tree) if cluster_tree is not None else None
+        if job_tree is not None:
+            job_tree = _layered(defaults, job_tree, job_settings)
+        path = None if isinstance(profile, Finding) else profile
+        return cls(job_file, path, job_tree, cluster_tree, findings)
+
+    def models(self) -> tuple[JobFile | None, ClusterProfile | None]:
+        """Both models, partial where there are findings; ``None`` for one that cannot be built at all."""
+        job = cluster = None
+        if self.job is not None:
+            job, found = validate(JobFile, self.job)
+            self.findings += found
+        if self.cluster is not None:
+            cluster, found = validate(ClusterProfile, self.cluster)
+            self.findings += found
+        if job is not None and cluster is not None:
+            self.findings += [self._placed(problem) for problem in problems(job, cluster)]
+        return job, cluster
+
+    def _placed(self, problem: Problem) -> Finding:
+        tree = self.job if problem.file == "job" else self.cluster
+        assert tree is not None
+        return tree.finding(
+            problem.code, problem.path, problem.message, value=problem.value, hint=problem.hint
+        )
+
+    def error(self, command: str, shipped: str | None) -> ConfigError:
+        """Everything found, and the command to type once it is mended.
+
+        Where the command itself is to be another one, the findings say so.
+
+        Args:
+            shipped: the name of the job file, if it is one that comes with trtllm-hpc.
+        """
+        if {"not-found", "swapped"} & {finding.code for finding in self.findings}:
+            return ConfigError(self.findings)
+        what = "it" if len(self.findings) == 1 else "them"
+        hint = f"mend {what} and type: {command}"
+        if shipped is not None and str(self.job_file) in {finding.file for finding in self.findings}:
+            copy = shlex.join(["cp", str(self.job_file), f"{shipped}.yaml"])
+            hint = f"add --set KEY=VALUE for what is to differ to: {command}; or mend a copy: {copy}"
+        return ConfigError(self.findings, hint=hint)
+
+
+def _to_be_typed(setting: str, findings: Sequence[Finding]) -> str:
+    """The setting, or its place on the command line where it is wrong itself."""
+    key = setting.partition("=")[0]
+    for finding in findings:
+        if finding.file != "--set":
+            continue
+        if finding.code == "bad-setting" and finding.value == setting:
+            return "KEY=VALUE"
+        if finding.field == key or finding.field.startswith((f"{key}.", f"{key}[")):
+            return "KEY=VALUE" if finding.code == "unknown-key" else f"{key}=VALUE"
+    return setting
+
+
+def _layered(defaults: Node | None, job: Node, settings: Node) -> Node:
+    tree = merge_jobs(defaults, job) if defaults is not None else job
+    return with_absolute_paths(with_built_in_model(merge_jobs(tree, settings)))

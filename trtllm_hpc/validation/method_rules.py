@@ -1,0 +1,131 @@
+"""What LoRA, speculative decoding and quantization ask of a job file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.problems import Problems, in_job
+from trtllm_hpc.validation.release_rules import builds, route_of
+
+
+def lora_names_modules(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """An engine that takes adapters must know of which modules, and of which rank."""
+    if not builds(job):
+        return
+    lora, rank = job.engine.lora, job.engine.max_lora_rank
+    if rank and not lora.target_modules and not lora.directories:
+        hint = "set it, e.g. to [attn_q, attn_k, attn_v], or set engine.lora.directories"
+        yield in_job("missing", "engine.lora.target_modules", "is needed beside engine.max_lora_rank", hint)
+    if not rank and (lora.target_modules or lora.adapters or lora.directories):
+        hint = "set engine.max_lora_rank to the adapters' rank, or remove engine.lora"
+        yield in_job("conflict", "engine.lora", "is set, but engine.max_lora_rank is 0: built without", hint)
+
+
+def adapters_can_be_converted(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """The release has a program for adapters, and each goes into a folder of its own name."""
+    found = route_of(job, cluster)
+    adapters = job.engine.lora.adapters
+    if found is None or not adapters:
+        return
+    from trtllm_hpc.tensorrt_llm.command_lines.lora import PROGRAM
+    from trtllm_hpc.tensorrt_llm.command_lines.raw_options import lora_problems
+    from trtllm_hpc.tensorrt_llm.command_lines.refusals import lifetime
+
+    release, family = found[0].release, found[1].family.examples
+    command = release.command(PROGRAM, family)
+    if command is None:
+        since = lifetime(PROGRAM, "--in-file", family)
+        message = f"TensorRT-LLM {release.version} has no {PROGRAM}: {since}"
+        yield in_job("release", "engine.lora.adapters", message, "remove it, or take another release")
+        return
+    names = [PurePosixPath(adapter).name for adapter in adapters]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        message = f"two adapters are called {name}, which names the folder of each"
+        yield in_job("conflict", "engine.lora.adapters", message, "rename the folder of one")
+    yield from lora_problems(job, command)
+
+
+def speculative_is_whole(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """Each way to draft tokens has what it needs."""
+    wanted = job.engine.speculative
+    if wanted is None or not builds(job):
+        return
+    from trtllm_hpc.tensorrt_llm.command_lines import speculative
+
+    how = speculative.mode(job)
+    assert how is not None
+    if how.weights is not None and wanted.model is None:
+        message = f"{wanted.mode} needs the folder of its heads"
+        yield in_job("missing", "engine.speculative.model", message, "set it to the folder")
+    if how.weights is None and wanted.model is not None:
+        message = f"{wanted.mode} has no weights in the engine"
+        hint = "remove it; a draft model of its own is served as a second model"
+        yield in_job("conflict", "engine.speculative.model", message, hint, wanted.model)
+    if how.needs_length and wanted.max_draft_len is None:
+        message = f"{wanted.mode} needs the most tokens that are drafted at once"
+        yield in_job("missing", "engine.speculative.max_draft_len", message, "set it, e.g. to 10")
+    if how.paged_context_fmha and job.engine.paged_context_fmha is False:
+        message = f"{wanted.mode} computes prompts over the paged KV cache"
+        hint = "leave engine.paged_context_fmha out"
+        yield in_job("conflict", "engine.paged_context_fmha", message, hint, False)
+
+
+def quantization_is_whole(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """The keys of a quantization go with its method."""
+    wanted = job.engine.quantization
+    field = "engine.quantization"
+    if wanted.method == "auto" and not wanted.auto_formats:
+        yield in_job("missing", f"{field}.auto_formats", "auto needs formats", "e.g. [fp8, int4_awq]")
+    if wanted.method == "auto" and wanted.auto_bits is None:
+        yield in_job("missing", f"{field}.auto_bits", "auto needs a number of bits", "e.g. 5")
+    if wanted.method == "int4_gptq" and wanted.checkpoint is None and builds(job):
+        message = "int4_gptq needs weights that GPTQ has quantized"
+        yield in_job("missing", f"{field}.checkpoint", message, "set it to their file")
+    for key, methods in _ONLY_WITH.items():
+        value = getattr(wanted, key)
+        if value not in (None, False, []) and wanted.method not in methods:
+            message = f"is for {' and '.join(methods)} only"
+            hint = f"remove it, or set {field}.method to {methods[0]}"
+            yield in_job("conflict", f"{field}.{key}", message, hint, value)
+
+
+_ONLY_WITH: Mapping[str, tuple[str, ...]] = {
+    "auto_formats": ("auto",),
+    "auto_bits": ("auto",),
+    "smoothquant": ("int8_sq",),
+    "awq_block_size": ("int4_awq", "w4a8_awq", "auto"),
+    "group_size": ("int4_gptq",),
+}
+
+
+def build_py_has_scales(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """LLaMA's build.py reads int8 scales that another program has computed."""
+    found = route_of(job, cluster)
+    wanted = job.engine.quantization
+    if found is None or not found[1].by_build_py:
+        return
+    from trtllm_hpc.tensorrt_llm.command_lines.quantization import tool
+
+    chosen = tool(wanted, by_build_py=True)
+    if wanted.tool is not None and wanted.tool != chosen:
+        message = f"with build.py of {found[0].release.version} there is no choice between programs"
+        yield in_job("release", "engine.quantization.tool", message, "leave it out", wanted.tool)
+    if found[1].program("prepare") is not None:
+        return
+    needs = wanted.method == "int8_sq" or wanted.kv_cache == "int8"
+    if needs and wanted.checkpoint is None:
+        message = f"build.py of {found[0].release.version} reads scales for int8 from a checkpoint"
+        hint = "make one with hf_llama_convert.py (-sq 0.5, or -kv for the KV cache) and name it here"
+        yield in_job("missing", "engine.quantization.checkpoint", message, hint)
+
+
+RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
+    lora_names_modules,
+    adapters_can_be_converted,
+    speculative_is_whole,
+    quantization_is_whole,
+    build_py_has_scales,
+)

@@ -1,0 +1,197 @@
+"""What of the ``repository`` section the release of TensorRT-LLM does not have, or takes otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.problems import Problem, Problems, in_job
+from trtllm_hpc.config.repository import Repository
+from trtllm_hpc.tensorrt_llm.release_of_job import release_of
+from trtllm_hpc.tensorrt_llm.releases import Release, UnknownRelease
+from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, known_placeholders
+from trtllm_hpc.tensorrt_llm.repository_keys import GROUPS, KEYS, PLANNED, as_words, settable
+
+_KEYS_OF: Mapping[str, tuple[str, ...]] = {
+    "llmapi": (
+        "decoupled",
+        "tokenizer",
+        "parameters",
+        "batch_scheduler_policy",
+        "chunked_context",
+        "kv_cache_free_gpu_mem_fraction",
+        "kv_cache_host_memory_bytes",
+        "kv_cache_reuse",
+        "max_attention_window_size",
+        "max_tokens_in_paged_kv_cache",
+        "models",  # serve_rules has a better sentence
+        "sink_token_length",
+    ),
+    "reference": (
+        "decoupled",
+        "preprocessing_instances",
+        "postprocessing_instances",
+        "bls_instances",
+        "accumulate_tokens",
+        "kv_cache_free_gpu_mem_fraction",
+        "max_queue_size",
+        "max_tokens_in_paged_kv_cache",
+        "models",
+    ),
+}
+"""Keys that do something where no template of upstream's pipeline is filled."""
+
+
+def _release(job: JobFile, cluster: ClusterProfile) -> Release | None:
+    """The release, if templates of it are filled at all."""
+    try:
+        return release_of(job, cluster) if job.engine.has_engine else None
+    except UnknownRelease:
+        return None
+
+
+def repository_keys_exist(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """A key of ``repository`` is a placeholder, or a parameter, of the release's templates."""
+    release = _release(job, cluster)
+    if release is None:
+        return
+    for key, places in KEYS.items():
+        value = getattr(job.repository, key)
+        if value is None or value == Repository.model_fields[key].default:
+            continue
+        here = [settable(release, model)[name] for model, name in places if name in settable(release, model)]
+        if not here:
+            message = f"TensorRT-LLM {release.version} has no {places[0][1]}{_history(release, *places[0])}"
+            yield in_job(
+                "conflict", f"repository.{key}", message, "remove it, or take another release", value
+            )
+        elif misfit := here[0].misfit(as_words(value)):
+            message = f"{misfit} in TensorRT-LLM {release.version}"
+            yield in_job("bad-value", f"repository.{key}", message, "choose another value", value)
+
+
+def backend_has_the_key(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """A key that the backend's repository has no place for would be lost in silence."""
+    backend = job.engine.backend
+    if backend not in _KEYS_OF:
+        return
+    for key, field in Repository.model_fields.items():
+        value = getattr(job.repository, key)
+        default = field.get_default(call_default_factory=True)
+        if key in _KEYS_OF[backend] or value is None or value == default:
+            continue
+        message, hint = f"nothing of the backend {backend} is told {key}", "remove it"
+        if backend == "llmapi":
+            hint = "remove it; further arguments of LLM() go into repository.parameters.tensorrt_llm"
+            if key == "instances":
+                message = "several instances of the LLM API share no MPI world, which is how ranks start here"
+                hint = "set it to 1, and submit the job once for each instance"
+        yield in_job("conflict", f"repository.{key}", message, hint, value)
+
+
+def one_window_before_lists(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """A window for each layer came with 0.13; before, a list is read as its first number."""
+    release, windows = _release(job, cluster), job.repository.max_attention_window_size
+    if release is None or windows is None or len(windows) < 2:
+        return
+    if not _at_least(release, "0.13.0"):
+        message = f"TensorRT-LLM {release.version} takes one window for all layers; lists came with 0.13.0"
+        field = "repository.max_attention_window_size"
+        yield in_job("conflict", field, message, "leave one number in the list", windows)
+
+
+def repository_has_tokenizer(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """Pre- and postprocessing do not load without a tokenizer."""
+    if _release(job, cluster) is None:
+        return
+    if job.repository.tokenizer is None and job.model.path is None:
+        message = "no tokenizer is named, and no model to take it from"
+        yield in_job("missing", "repository.tokenizer", message, "name the tokenizer's folder")
+
+
+def repository_parameters_exist(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """Each entry of ``repository.parameters`` is a placeholder of the release that no other key fills."""
+    if job.engine.backend == "llmapi":
+        yield from _only_model(job.repository.parameters)
+    release = _release(job, cluster)
+    if release is None:
+        return
+    copies = {copy.name: "tensorrt_llm" for copy in job.repository.models}
+    if job.serve.mode == "disaggregated":
+        copies |= {"context": "tensorrt_llm", "generation": "tensorrt_llm"}
+    for name, values in job.repository.parameters.items():
+        model = name if name in GROUPS else copies.get(name)
+        field = f"repository.parameters.{name}"
+        if model is None:
+            known = ", ".join([*GROUPS, *copies])
+            message = f"{name!r} is no model of the repository"
+            yield in_job("bad-value", field, message, f"choose one of {known}")
+            continue
+        yield from _parameters(release, name, model, values)
+
+
+def _only_model(parameters: Mapping[str, object]) -> Iterator[Problem]:
+    for name in parameters:
+        if name != "tensorrt_llm":
+            message = f"{name!r} is no model of the LLM API's repository"
+            yield in_job("bad-value", f"repository.parameters.{name}", message, "write tensorrt_llm")
+
+
+def _parameters(
+    release: Release, name: str, model: str, values: Mapping[str, bool | int | float | str | None]
+) -> Iterator[Problem]:
+    here = settable(release, model)
+    ever = known_placeholders(release.version, GROUPS[model], model)
+    for key, value in values.items():
+        field = f"repository.parameters.{name}.{key}"
+        if (model, key) in PLANNED:
+            message = f"is what {PLANNED[model, key]} fills in"
+            yield in_job("conflict", field, message, f"set {PLANNED[model, key]} instead", value)
+        elif key in here:
+            yield from _fits(release, field, here[key], value)
+        elif key in ever:
+            message = f"TensorRT-LLM {release.version} has no {key}{_history(release, model, key)}"
+            yield in_job("conflict", field, message, "remove it, or take another release", value)
+        elif near := get_close_matches(key, here, n=1, cutoff=0.8):
+            message = f"{key!r} is no placeholder of {model} in TensorRT-LLM {release.version}"
+            yield in_job("unknown-key", field, message, f"did you mean {near[0]}?", value)
+        # Any other name may be a placeholder of a template that is not known here: filling will tell.
+
+
+def _fits(
+    release: Release, field: str, placeholder: Placeholder, value: bool | int | float | str | None
+) -> Iterator[Problem]:
+    if value is None:
+        if placeholder.required:
+            message = f"{placeholder.name} needs a value"
+            yield in_job("bad-value", field, message, "set it, or remove the line", value)
+    elif misfit := placeholder.misfit(value):
+        message = f"{misfit} in TensorRT-LLM {release.version}"
+        yield in_job("bad-value", field, message, "choose another value", value)
+
+
+def _history(release: Release, model: str, name: str) -> str:
+    """Since when, or until when, the placeholder exists; to follow "has no NAME"."""
+    known = known_placeholders(release.version, GROUPS[model], model).get(name)
+    if known is None:
+        return ""
+    if not _at_least(release, known.since):
+        return f", which came with {known.since}"
+    return f", which went after {known.until}" if known.until is not None else ""
+
+
+def _at_least(release: Release, version: str) -> bool:
+    from packaging.version import Version
+
+    return Version(Version(release.version).base_version) >= Version(version)
+
+
+RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
+    repository_keys_exist,
+    backend_has_the_key,
+    one_window_before_lists,
+    repository_has_tokenizer,
+    repository_parameters_exist,
+)

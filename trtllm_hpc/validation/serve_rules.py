@@ -1,0 +1,111 @@
+"""What is wrong with the way of serving: the modes that put several models, or phases, on one node's GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from packaging.version import Version
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.problems import Problems, in_job
+from trtllm_hpc.tensorrt_llm.release_of_job import release_of
+from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
+
+_FIRST_RELEASE = {
+    # launch_triton_server.py has --multi-model from backend v0.9.0 on.
+    "orchestrator": "0.9.0",
+    # all_models/disaggregated_serving is there from backend v0.15.0 on.
+    "disaggregated": "0.15.0",
+}
+
+
+def mode_has_its_models(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """Each mode of serving has a section of its own, and the others' are left out."""
+    mode = job.serve.mode
+    if mode == "orchestrator" and not job.repository.models:
+        message = "serve.mode orchestrator serves the models of this list, which is empty"
+        hint = "list them: [{name: tensorrt_llm, gpu_device_ids: [0]}, ...], or set serve.mode to leader"
+        yield in_job("missing", "repository.models", message, hint)
+    if mode != "orchestrator" and job.repository.models:
+        message = f"is set, but serve.mode {mode} serves one model"
+        yield in_job("conflict", "repository.models", message, "set serve.mode to orchestrator, or remove it")
+    if mode == "disaggregated" and job.serve.disaggregated is None:
+        message = "serve.mode disaggregated needs the GPUs of both phases"
+        hint = "write {context: {instances: [[0]]}, generation: {instances: [[1]]}}"
+        yield in_job("missing", "serve.disaggregated", message, hint)
+    if mode != "disaggregated" and job.serve.disaggregated is not None:
+        message = f"is set, but serve.mode is {mode}"
+        yield in_job(
+            "conflict", "serve.disaggregated", message, "set serve.mode to disaggregated, or remove it"
+        )
+
+
+def mode_fits_backend(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """Only TensorRT-LLM's C++ backend orchestrates, from a certain release on, and on one node."""
+    mode = job.serve.mode
+    if mode == "leader":
+        return
+    if job.engine.backend != "tensorrtllm":
+        message = f"serve.mode {mode} is the C++ backend's, not {job.engine.backend}'s"
+        hint = "set engine.backend to tensorrtllm, or serve.mode to leader"
+        yield in_job("conflict", "serve.mode", message, hint, mode)
+        return
+    if job.serve.nodes not in (None, 1):
+        message = f"serve.mode {mode} serves on one node only"
+        yield in_job("conflict", "serve.nodes", message, "leave serve.nodes out", job.serve.nodes)
+    try:
+        release = release_of(job, cluster)
+    except UnknownRelease:
+        return
+    first = _FIRST_RELEASE[mode]
+    if release is not None and Version(release.version) < Version(first):
+        message = f"TensorRT-LLM {release.version} has no mode {mode}: it came with {first}"
+        yield in_job("conflict", "serve.mode", message, f"take {first} or later, or leader mode", mode)
+
+
+def copies_have_gpus(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """Each copy of the engine needs a GPU a rank, of its own and there."""
+    taken: dict[int, str] = {}
+    world, there = job.engine.world_size, cluster.gpus_per_node
+    for field, gpus, own_engine in _copies(job):
+        if not own_engine and len(gpus) != world:
+            message = f"{len(gpus)} GPUs for an engine of {world} rank{'s' * (world != 1)}"
+            yield in_job("conflict", field, message, f"name {world} of them, or the copy's own engine", gpus)
+        for gpu in gpus:
+            if there and gpu >= there:
+                message = f"GPU {gpu} is not there: a node of {cluster.name!r} has {there}, from 0 on"
+                yield in_job("conflict", field, message, f"name GPUs below {there}", gpus)
+            if gpu in taken:
+                message = f"GPU {gpu} is taken by {taken[gpu]} already"
+                yield in_job("conflict", field, message, "give each copy GPUs of its own", gpus)
+            taken.setdefault(gpu, field)
+
+
+def copies_have_names(job: JobFile, cluster: ClusterProfile) -> Problems:
+    """Two models of a repository cannot share a name."""
+    names = [copy.name for copy in job.repository.models]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            field = f"repository.models.{number}.name"
+            yield in_job("conflict", field, f"{name!r} is there already", "give each copy another name", name)
+
+
+def _copies(job: JobFile) -> Iterator[tuple[str, list[int], bool]]:
+    """Field, GPUs, and whether the copy has an engine of its own."""
+    for number, copy in enumerate(job.repository.models):
+        yield f"repository.models.{number}.gpu_device_ids", copy.gpu_device_ids, copy.engine is not None
+    phases = job.serve.disaggregated
+    if phases is None:
+        return
+    for name, phase in (("context", phases.context), ("generation", phases.generation)):
+        for number, gpus in enumerate(phase.instances):
+            yield f"serve.disaggregated.{name}.instances.{number}", gpus, phase.engine is not None
+
+
+RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
+    mode_has_its_models,
+    mode_fits_backend,
+    copies_have_gpus,
+    copies_have_names,
+)

@@ -1,0 +1,123 @@
+"""Checks of the scheduler and of how ranks enter their container."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
+from trtllm_hpc.validation.context import CONTROLLER, SRUN, Check, Context
+
+_COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
+
+
+def _on_slurm(context: Context) -> bool:
+    return context.cluster.scheduler == "slurm"
+
+
+def _with_configuration(context: Context) -> bool:
+    return _on_slurm(context) and context.cluster.slurm_conf is not None
+
+
+def _with_partition(context: Context) -> bool:
+    return _on_slurm(context) and context.cluster.partition is not None
+
+
+def _in_pyxis(context: Context) -> bool:
+    return context.cluster.container.runtime == "pyxis"
+
+
+def _in_apptainer(context: Context) -> bool:
+    return context.cluster.container.runtime == "apptainer"
+
+
+def commands(context: Context) -> Outcome:
+    """``sacct`` is not among them: clusters without accounting work."""
+    missing = [name for name in _COMMANDS if shutil.which(name) is None]
+    if missing:
+        return fail(
+            f"no {', '.join(missing)} on this machine",
+            "log in to a node of the cluster, or choose a local profile with --cluster local",
+        )
+    return ok("Slurm's commands are on this machine")
+
+
+def configuration(context: Context) -> Outcome:
+    """Slurm's commands are pointed at the profile's cluster."""
+    file = context.cluster.slurm_conf or ""
+    if not os.access(file, os.R_OK):
+        return fail(
+            f"the profile names {file}, which cannot be read on this machine",
+            "trtllm-hpc sandbox up, if this is the sandbox; else mend slurm_conf in the profile",
+        )
+    return ok(f"{file} can be read")
+
+
+def mpi_plugin(context: Context) -> Outcome:
+    """The ranks of a server find each other through PMIx."""
+    wanted = context.cluster.mpi
+    try:
+        plugins = context.mpi_plugins
+    except SubmissionError as error:
+        return unknown(f"cannot ask for MPI plugins: {_words(error)}", "srun --mpi=list")
+    offered = ", ".join(plugins) or "none"
+    pmix = [name for name in plugins if name.startswith("pmix")]
+    if wanted not in plugins:
+        hint = f"set mpi to {pmix[0]} in the profile" if pmix else "ask your site for Slurm's PMIx plugin"
+        return fail(f"this Slurm has no MPI plugin {wanted!r}; it offers {offered}", hint)
+    if not wanted.startswith("pmix"):
+        hint = f"set mpi to {pmix[0]} in the profile" if pmix else "ask your site for Slurm's PMIx plugin"
+        return warn(f"NVIDIA's containers join their ranks by PMIx, but the profile says {wanted}", hint)
+    return ok(f"this Slurm offers the MPI plugin {wanted}")
+
+
+def partition(context: Context) -> Outcome:
+    """The partition exists, and has as many GPUs in a node as the profile says."""
+    name = context.cluster.partition
+    try:
+        found = [item for item in context.partitions if item.name == name]
+    except SubmissionError as error:
+        return unknown(f"cannot ask for partitions: {_words(error)}", "sinfo")
+    if not found:
+        names = ", ".join(sorted({item.name for item in context.partitions})) or "none"
+        return fail(f"there is no partition {name!r}; you may see {names}", "set partition in the profile")
+    most, wanted = max(item.gpus_per_node for item in found), context.cluster.gpus_per_node
+    if context.cluster.gpu_request != "none" and most < wanted:
+        sentence = f"a node of the partition {name!r} has {most} GPUs, but the profile says {wanted}"
+        return fail(sentence, f"set gpus_per_node to {most} in the profile, or choose another partition")
+    return ok(f"the partition {name!r} has {sum(item.nodes for item in found)} nodes of {most} GPUs")
+
+
+def pyxis(context: Context) -> Outcome:
+    """``srun`` takes container images only with NVIDIA's plugin."""
+    try:
+        there = context.has_pyxis
+    except SubmissionError as error:
+        return unknown(f"cannot ask srun for its options: {_words(error)}", "srun --help")
+    if not there:
+        sentence = "this srun knows no --container-image: Slurm has no pyxis plugin"
+        return fail(sentence, "set container.runtime to apptainer, or ask your site for pyxis")
+    return ok("this srun takes container images (pyxis)")
+
+
+def apptainer(context: Context) -> Outcome:
+    """Apptainer is called on the compute nodes; login nodes often have it too."""
+    if shutil.which("apptainer") is None:
+        setup = "; the profile's setup may load it" if context.cluster.setup else ""
+        return unknown(f"no apptainer on this machine{setup}", "see that the compute nodes have it on PATH")
+    return ok("apptainer is on this machine")
+
+
+def _words(error: SubmissionError) -> str:
+    return error.message.strip().rstrip(".")
+
+
+CHECKS = (
+    Check("slurm-commands", "Slurm's commands are on this machine", _on_slurm, commands, SRUN),
+    Check("slurm-conf", "the profile's slurm.conf can be read", _with_configuration, configuration, SRUN),
+    Check("mpi-plugin", "Slurm offers PMIx", _on_slurm, mpi_plugin, SRUN),
+    Check("partition", "the partition has the profile's GPUs", _with_partition, partition, CONTROLLER),
+    Check("pyxis", "srun takes container images", _in_pyxis, pyxis, SRUN),
+    Check("apptainer", "apptainer is there", _in_apptainer, apptainer),
+)
