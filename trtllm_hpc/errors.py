@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 class ExitCode(enum.IntEnum):
@@ -43,6 +43,52 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
 
 
+State = Literal["ok", "warn", "fail", "unknown"]
+OK: State = "ok"
+WARN: State = "warn"
+FAIL: State = "fail"
+UNKNOWN: State = "unknown"
+"""``warn``: works, but not as the user may expect. ``unknown``: cannot be judged here."""
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One fact about a job file, a cluster profile, a run or a machine, usually a fault.
+
+    Tests and scripts compare ``code``; people read ``message`` and ``hint``.
+    """
+
+    code: str
+    """Short and stable, e.g. ``unknown-key``; a check's diagnostic has the check's id."""
+    message: str
+    file: str = ""
+    """Where the value came from: a path, ``--set`` or ``built-in defaults``; empty without a place."""
+    field: str = ""
+    """Dotted path, e.g. ``engine.tensor_parallel``; empty for the whole file."""
+    line: int | None = None
+    value: Any = None
+    choices: tuple[str, ...] = ()
+    hint: str | None = None
+    """What to do, or the next command to type."""
+    state: State = FAIL
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        parts = [": ".join(part for part in (place, self.field, self.message) if part)]
+        if self.choices:
+            parts.append(f"    choices: {', '.join(self.choices)}")
+        if self.hint:
+            parts.append(f"    next: {self.hint}")
+        return "\n".join(parts)
+
+    def as_json(self) -> dict[str, Any]:
+        """The diagnostic as plain JSON types; the value as ``repr`` if it is none of them."""
+        record = asdict(self)
+        if not isinstance(self.value, (str, int, float, bool, type(None))):
+            record["value"] = repr(self.value)
+        return record
+
+
 class TrtllmHpcError(Exception):
     """Root of the family.
 
@@ -62,52 +108,15 @@ class TrtllmHpcError(Exception):
         return self.message if self.hint is None else f"{self.message}\n  next: {self.hint}"
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong with a job file or a cluster profile.
-
-    Tests and scripts compare ``code``; people read the sentence.
-    """
-
-    code: str
-    """Short and stable, e.g. ``unknown-key``."""
-    message: str
-    file: str
-    """Where the value came from: a path, ``--set`` or ``built-in defaults``."""
-    field: str
-    """Dotted path, e.g. ``engine.tensor_parallel``; empty for the whole file."""
-    line: int | None = None
-    value: Any = None
-    choices: tuple[str, ...] = ()
-    hint: str | None = None
-
-    def __str__(self) -> str:
-        where = self.file if self.line is None else f"{self.file}:{self.line}"
-        parts = [f"{where}: {self.field + ': ' if self.field else ''}{self.message}"]
-        if self.choices:
-            parts.append(f"    choices: {', '.join(self.choices)}")
-        if self.hint:
-            parts.append(f"    next: {self.hint}")
-        return "\n".join(parts)
-
-    def as_json(self) -> dict[str, Any]:
-        """The finding as plain JSON types; the value as ``repr`` if it is none of them."""
-        record = asdict(self)
-        if not isinstance(self.value, (str, int, float, bool, type(None))):
-            record["value"] = repr(self.value)
-        return record
-
-
 class ConfigError(TrtllmHpcError):
     """Everything that is wrong with the job file and the profile, at once."""
 
     exit_code = ExitCode.CONFIG
 
-    def __init__(self, findings: Sequence[Finding], *, hint: str | None = None) -> None:
-        self.findings = tuple(findings)
-        count = len(self.findings)
-        lines = [f"{count} problem{'s' if count != 1 else ''} found."]
-        lines += [str(finding) for finding in self.findings]
+    def __init__(self, diagnostics: Sequence[Diagnostic], *, hint: str | None = None) -> None:
+        self.diagnostics = tuple(diagnostics)
+        count = len(self.diagnostics)
+        lines = [f"{count} problem{'s' if count != 1 else ''} found.", *map(str, self.diagnostics)]
         super().__init__("\n".join(lines), hint=hint)
 
 

@@ -163,7 +163,7 @@ def test_a_file_that_is_there_is_left_alone_but_by_force(arguments: tuple[str, .
 def test_a_folder_that_is_not_there_is_said_in_one_finding() -> None:
     with pytest.raises(ConfigError) as caught:
         init("job", "nowhere/job.yaml")
-    assert [finding.code for finding in caught.value.findings] == ["unwritable"]
+    assert [finding.code for finding in caught.value.diagnostics] == ["unwritable"]
 
 
 @pytest.mark.parametrize(

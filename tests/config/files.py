@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.config.resolved import Resolved
-from trtllm_hpc.errors import ConfigError, Finding
+from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.validation.load import load
 
 JOB = "name: demo\n"
@@ -28,19 +28,19 @@ class Folder:
         self.cluster_file.write_text(cluster, encoding="utf-8")
         return load(self.job_file, str(self.cluster_file), settings)
 
-    def findings(self, job: str = JOB, cluster: str = CLUSTER, *settings: str) -> list[Finding]:
+    def diagnostics(self, job: str = JOB, cluster: str = CLUSTER, *settings: str) -> list[Diagnostic]:
         """What loading finds wrong; the test fails where that is nothing."""
         with pytest.raises(ConfigError) as caught:
             self.load(job, cluster, *settings)
-        return list(caught.value.findings)
+        return list(caught.value.diagnostics)
 
-    def finding(self, job: str = JOB, cluster: str = CLUSTER, *settings: str) -> Finding:
+    def diagnostic(self, job: str = JOB, cluster: str = CLUSTER, *settings: str) -> Diagnostic:
         """The one thing that is wrong."""
-        found = self.findings(job, cluster, *settings)
+        found = self.diagnostics(job, cluster, *settings)
         assert len(found) == 1, "\n".join(map(str, found))
         return found[0]
 
-    def place(self, finding: Finding) -> str:
+    def place(self, finding: Diagnostic) -> str:
         """``job:3 engine.dtype``: short enough for a table of expectations."""
         names = {str(self.job_file): "job", str(self.cluster_file): "cluster"}
         file = names.get(finding.file, finding.file)

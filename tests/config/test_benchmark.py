@@ -79,7 +79,7 @@ def test_settings_that_do_not_go_together(files: Folder, lines: str, code: str, 
     small = "engine: {max_input_len: 256, max_seq_len: 512}\n"
     section = HEAD + "".join(f"    {line}\n" for line in lines.splitlines())
     # Several bounds of time may be broken at once: each names the same setting.
-    findings = files.findings(JOB + small + section, CLUSTER)
+    findings = files.diagnostics(JOB + small + section, CLUSTER)
     assert {(finding.code, finding.field) for finding in findings} == {(code, f"companion.benchmark.{field}")}
     assert all(finding.hint or finding.code == "out-of-range" for finding in findings)
 

@@ -29,7 +29,7 @@ def test_the_key_is_named_with_a_next_step(files: Folder, refused: str, file: st
     both = files.load(JOB + "model: {path: /closed/model}\n", cluster)
     with pytest.raises(ConfigError) as caught, naming_keys(both.job, both.cluster, {"--runs": "/mine"}):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), refused)
-    [finding] = caught.value.findings
+    [finding] = caught.value.diagnostics
     assert (finding.file, finding.field) == (file, key)
     assert finding.message == f"{refused}: Permission denied"
     assert finding.hint is not None and f"namei -l {refused}" in finding.hint

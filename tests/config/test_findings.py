@@ -43,7 +43,7 @@ from tests.config.files import JOB, Folder
     ],
 )
 def test_a_wrong_value_is_placed(files: Folder, text: str, code: str, place: str) -> None:
-    finding = files.finding(JOB + text)
+    finding = files.diagnostic(JOB + text)
     assert (finding.code, files.place(finding)) == (code, place)
 
 
@@ -66,12 +66,12 @@ def test_a_wrong_value_is_placed(files: Folder, text: str, code: str, place: str
     ],
 )  # fmt: skip
 def test_a_wrong_value_in_the_profile_is_placed(files: Folder, text: str, code: str, place: str) -> None:
-    finding = files.finding(JOB, "name: here\n" + text)
+    finding = files.diagnostic(JOB, "name: here\n" + text)
     assert (finding.code, files.place(finding)) == (code, place)
 
 
 def test_a_missing_name_is_placed_at_its_section(files: Folder) -> None:
-    found = files.findings("model:\n  seed: 1\n", "partition: gpu\n")
+    found = files.diagnostics("model:\n  seed: 1\n", "partition: gpu\n")
     assert [(f.code, files.place(f)) for f in found] == [
         ("missing", "job:1 name"),
         ("missing", "cluster:1 name"),
@@ -80,7 +80,7 @@ def test_a_missing_name_is_placed_at_its_section(files: Folder) -> None:
 
 def test_everything_is_reported_at_once(files: Folder) -> None:
     job = "name: a b\nengine:\n  dtype: fp16\n  tp: 2\n  dtype: float32\n"
-    found = files.findings(job, "nam: x\n", "serve.nodes=0", "nonsense")
+    found = files.diagnostics(job, "nam: x\n", "serve.nodes=0", "nonsense")
     assert {(f.code, files.place(f)) for f in found} == {
         ("bad-setting", "--set "),
         ("duplicate-key", "job:5 engine.dtype"),
@@ -103,7 +103,7 @@ def test_everything_is_reported_at_once(files: Folder) -> None:
     ],
 )
 def test_an_unknown_key_names_the_nearest_valid_one(files: Folder, key: str, nearest: str) -> None:
-    assert nearest in (files.finding(f"{JOB}{key}\n").hint or "")
+    assert nearest in (files.diagnostic(f"{JOB}{key}\n").hint or "")
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def test_an_unknown_key_names_the_nearest_valid_one(files: Folder, key: str, nea
     ],
 )
 def test_the_remedy_can_be_copied(files: Folder, job: str, cluster: str, remedy: str) -> None:
-    assert remedy in (files.finding(f"{JOB}{job}\n", f"name: here\n{cluster}\n").hint or "")
+    assert remedy in (files.diagnostic(f"{JOB}{job}\n", f"name: here\n{cluster}\n").hint or "")
 
 
 def test_choices_are_listed(files: Folder) -> None:
-    assert files.finding(JOB + "engine: {dtype: fp16}\n").choices == (
+    assert files.diagnostic(JOB + "engine: {dtype: fp16}\n").choices == (
         "auto",
         "float32",
         "float16",
@@ -142,6 +142,6 @@ def test_the_error_ends_with_the_next_command(files: Folder) -> None:
 
 def test_control_characters_do_not_reach_the_terminal(files: Folder) -> None:
     text = JOB + '"\\e[2J\\nmodel": 1\nengine: {dtype: "\\e[2J"}\n'
-    message = "".join(map(str, files.findings(text)))
+    message = "".join(map(str, files.diagnostics(text)))
     assert "\x1b" not in message
     assert r"\x1b[2J" in message

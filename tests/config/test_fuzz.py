@@ -27,8 +27,8 @@ def _load(files: Folder, job: bytes, cluster: bytes, overrides: list[str]) -> No
     try:
         load(files.job_file, str(files.cluster_file), overrides)
     except ConfigError as error:
-        assert error.findings
-        for finding in error.findings:
+        assert error.diagnostics
+        for finding in error.diagnostics:
             assert finding.code and finding.file and finding.message
             # Whatever stands in the file, the report can be printed, and steers no terminal.
             text = str(finding).encode().decode()

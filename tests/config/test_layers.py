@@ -76,12 +76,12 @@ def test_a_later_setting_wins_and_values_are_yaml(files: Folder) -> None:
     ],
 )
 def test_a_wrong_setting_is_named_as_one(files: Folder, setting: str, code: str, field: str) -> None:
-    finding = files.finding(JOB, CLUSTER, setting)
+    finding = files.diagnostic(JOB, CLUSTER, setting)
     assert (finding.code, finding.file, finding.line, finding.field) == (code, "--set", None, field)
 
 
 def test_a_wrong_default_of_the_profile_is_placed_there(files: Folder) -> None:
-    finding = files.finding(JOB, CLUSTER + "job_defaults:\n  serve:\n    nods: 2\n")
+    finding = files.diagnostic(JOB, CLUSTER + "job_defaults:\n  serve:\n    nods: 2\n")
     assert (finding.code, files.place(finding)) == ("unknown-key", "cluster:4 job_defaults.serve.nods")
 
 
@@ -111,12 +111,12 @@ def test_a_setting_replaces_the_kind_of_model(files: Folder) -> None:
 
 
 def test_both_kinds_in_one_file_are_a_conflict(files: Folder) -> None:
-    finding = files.finding(JOB + "model:\n  path: /a\n  synthetic: tiny-llama\n")
+    finding = files.diagnostic(JOB + "model:\n  path: /a\n  synthetic: tiny-llama\n")
     assert (finding.code, files.place(finding)) == ("conflict", "job:2 model")
 
 
 def test_no_model_at_all_is_missing_but_for_a_finished_engine(files: Folder) -> None:
-    finding = files.finding(JOB + "model: {synthetic: null}\n")
+    finding = files.diagnostic(JOB + "model: {synthetic: null}\n")
     assert (finding.code, files.place(finding)) == ("missing", "job:2 model")
     assert (
         files.load(JOB + "model: {synthetic: null}\nengine: {directory: /engines/a}\n").job.model.path is None
@@ -158,7 +158,7 @@ def test_an_unknown_profile_lists_those_there_are(files: Folder) -> None:
     files.load()
     with pytest.raises(ConfigError) as caught:
         load(files.job_file, "sandbx")
-    (finding,) = caught.value.findings
+    (finding,) = caught.value.diagnostics
     assert (finding.code, finding.file) == ("not-found", "--cluster")
     assert finding.choices == ("apptainer", "bare", "local", "pyxis", "sandbox")
     assert "did you mean 'sandbox'" in finding.message
@@ -169,7 +169,7 @@ def test_the_job_is_checked_although_the_profile_is_not_there(files: Folder) -> 
     files.job_file.write_text("nam: x\n")
     with pytest.raises(ConfigError) as caught:
         load(files.job_file, "/nowhere/cluster.yaml")
-    assert [finding.code for finding in caught.value.findings] == ["not-found", "missing", "unknown-key"]
+    assert [finding.code for finding in caught.value.diagnostics] == ["not-found", "missing", "unknown-key"]
 
 
 def test_a_shipped_job_is_called_by_name_unless_a_file_has_it(
@@ -203,6 +203,6 @@ def test_words_for_upstreams_programs_are_taken_as_they_were_typed() -> None:
 def test_in_a_file_and_for_another_type_the_type_still_counts(files: Folder) -> None:
     with pytest.raises(ConfigError) as caught:
         files.load(JOB.replace("name: ", "name: 1 #"), CLUSTER, "serve.nodes=2.5", "serve.mode=null")
-    found = {finding.field: finding.code for finding in caught.value.findings}
+    found = {finding.field: finding.code for finding in caught.value.diagnostics}
     assert found["name"] == found["serve.nodes"] == "wrong-type"
     assert "serve.mode" in found

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import JOB, Folder
-from trtllm_hpc.errors import ConfigError, Finding
+from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.validation.load import load
 
 BOMB = "a: &a [x, x, x]\n" + "".join(
@@ -42,12 +42,12 @@ BOMB = "a: &a [x, x, x]\n" + "".join(
     ],
 )  # fmt: skip
 def test_bad_yaml_has_a_code_and_a_line(files: Folder, text: str, code: str, line: int) -> None:
-    finding = files.finding(text)
+    finding = files.diagnostic(text)
     assert (finding.code, finding.file, finding.line) == (code, str(files.job_file), line)
 
 
 def test_tabs_are_named_as_such(files: Folder) -> None:
-    assert "spaces" in (files.finding("engine:\n\ttensor_parallel: 2\n").hint or "")
+    assert "spaces" in (files.diagnostic("engine:\n\ttensor_parallel: 2\n").hint or "")
 
 
 def test_yaml_1_2_leaves_words_and_times_alone(files: Folder) -> None:
@@ -63,10 +63,10 @@ def test_a_file_may_begin_with_a_byte_order_mark_and_have_windows_line_ends(file
     assert load(files.job_file, str(files.cluster_file)).job.serve.nodes == 1
 
 
-def _only_finding(job_file: Path, cluster: str = "local") -> Finding:
+def _only_finding(job_file: Path, cluster: str = "local") -> Diagnostic:
     with pytest.raises(ConfigError) as caught:
         load(job_file, cluster)
-    (finding,) = caught.value.findings
+    (finding,) = caught.value.diagnostics
     return finding
 
 

@@ -73,14 +73,14 @@ def trt(release: str, engine: str = "", model: str = MODEL, backend: str = "tens
     ],
 )  # fmt: skip
 def test_a_finding(files: Folder, job: str, code: str, place: str, words: str) -> None:
-    [finding] = [each for each in files.findings(job) if each.field == place.split()[1]]
+    [finding] = [each for each in files.diagnostics(job) if each.field == place.split()[1]]
     assert (finding.code, files.place(finding)) == (code, place)
     assert words in finding.message and finding.hint
 
 
 def test_everything_comes_at_once_and_each_key_once(files: Folder) -> None:
     engine = "  reduce_fusion: true\n  fused_mlp: true\n  opt_num_tokens: 64\n  plugins: {moe: auto}\n"
-    found = files.findings(trt("0.5.0", engine + "  inflight_batching: true\n"))
+    found = files.diagnostics(trt("0.5.0", engine + "  inflight_batching: true\n"))
     assert [finding.field.rpartition(".")[2] for finding in found] == [
         "opt_num_tokens", "fused_mlp", "reduce_fusion", "moe",
     ]  # fmt: skip
@@ -96,20 +96,20 @@ def test_everything_comes_at_once_and_each_key_once(files: Folder) -> None:
     ],
 )
 def test_a_release_that_nothing_tells(files: Folder, container: str, place: str) -> None:
-    finding = files.finding(JOB + MODEL + "engine: {backend: tensorrtllm}\n", CLUSTER + container)
+    finding = files.diagnostic(JOB + MODEL + "engine: {backend: tensorrtllm}\n", CLUSTER + container)
     assert (finding.code, files.place(finding)) == ("release", place)
 
 
 def test_an_image_of_another_release_than_the_job_s(files: Folder) -> None:
     image = "nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3"
     cluster = f"{CLUSTER}container: {{runtime: pyxis, image: '{image}'}}\n"
-    finding = files.finding(trt("0.11.0"), cluster)
+    finding = files.diagnostic(trt("0.11.0"), cluster)
     assert "0.16.0" in finding.message and "0.11.0" in finding.message
 
 
 def test_a_profile_that_states_another_release_than_the_job(files: Folder) -> None:
     cluster = CLUSTER + "container: {tensorrt_llm_version: 0.17.0}\n"
-    finding = files.finding(trt("0.16.0"), cluster)
+    finding = files.diagnostic(trt("0.16.0"), cluster)
     assert finding.field == "engine.tensorrt_llm_version"
     assert "0.16.0" in finding.message and "0.17.0" in finding.message
     files.load(trt("v0.17.0"), cluster)
@@ -123,7 +123,7 @@ def test_engines_that_were_built_for_it(files: Folder) -> None:
 
 def test_the_image_alone_tells_it(files: Folder) -> None:
     cluster = f"{CLUSTER}container: {{runtime: apptainer, image: tritonserver_24.07-trtllm-python-py3.sif}}\n"
-    finding = files.finding(JOB + MODEL + "engine: {backend: tensorrtllm, context_parallel: 2}\n", cluster)
+    finding = files.diagnostic(JOB + MODEL + "engine: {backend: tensorrtllm, context_parallel: 2}\n", cluster)
     assert "0.11.0" in finding.message
 
 
@@ -135,9 +135,9 @@ def test_config_json_tells_the_family(files: Folder) -> None:
     job = trt("0.16.0", model=f"model: {{path: {folder}}}\n")
     assert files.load(job).job.model.family is None
     config.write_text(json.dumps({"architectures": ["SomethingElse"]}))
-    assert "SomethingElse" in files.finding(job).message
+    assert "SomethingElse" in files.diagnostic(job).message
     config.write_text("[]")
-    assert "cannot be read" in files.finding(job).message
+    assert "cannot be read" in files.diagnostic(job).message
 
 
 def test_a_finished_engine_needs_nothing_of_that(files: Folder) -> None:
@@ -148,7 +148,7 @@ def test_a_finished_engine_needs_nothing_of_that(files: Folder) -> None:
 @pytest.mark.parametrize("release", ["0.17.0", "1.2.1"])
 def test_from_0_17_on_engines_can_reuse_the_cache_by_default(files: Folder, release: str) -> None:
     files.load(trt(release, "repository: {kv_cache_reuse: true, chunked_context: true}\n"))
-    files.findings(trt(release, "  paged_context_fmha: false\nrepository: {kv_cache_reuse: true}\n"))
+    files.diagnostics(trt(release, "  paged_context_fmha: false\nrepository: {kv_cache_reuse: true}\n"))
 
 
 @pytest.mark.parametrize(
@@ -163,16 +163,16 @@ def test_from_0_17_on_engines_can_reuse_the_cache_by_default(files: Folder, rele
     ],
 )
 def test_keys_that_a_backend_would_lose_without_a_word(files: Folder, line: str, field: str) -> None:
-    reference = files.finding(f"{JOB}engine:\n  {line}\n")
+    reference = files.diagnostic(f"{JOB}engine:\n  {line}\n")
     assert (reference.field, reference.line) == (field, 3) and "reference" in reference.message
-    llm_api = files.findings(trt("1.0.0", f"  {line}\n", backend="llmapi"))
+    llm_api = files.diagnostics(trt("1.0.0", f"  {line}\n", backend="llmapi"))
     assert (llm_api[0].field, llm_api[0].line) == (field, 6) and "LLM API" in llm_api[0].message
 
 
 def test_the_llm_api_takes_a_model_and_no_engine(files: Folder) -> None:
     engine = "  tensor_parallel: 2\n  max_batch_size: 8\n  max_num_tokens: 4096\n  dtype: bfloat16\n"
     files.load(trt("1.0.0", engine, backend="llmapi"))
-    finding = files.finding(trt("1.0.0", "  directory: /engines/one\n", backend="llmapi"))
+    finding = files.diagnostic(trt("1.0.0", "  directory: /engines/one\n", backend="llmapi"))
     assert finding.field == "engine.directory"
 
 
@@ -187,7 +187,7 @@ def test_a_job_of_the_reference_backend_reads_nothing_of_releases(
 
 
 def test_a_wrong_field_keeps_no_other_finding_back(files: Folder) -> None:
-    found = files.findings(trt("0.9.0", "  tensor_parallel: many\n  context_parallel: 2\n"))
+    found = files.diagnostics(trt("0.9.0", "  tensor_parallel: many\n  context_parallel: 2\n"))
     assert "engine.tensor_parallel" in {finding.field for finding in found}
 
 
@@ -202,11 +202,11 @@ def test_a_wrong_field_keeps_no_other_finding_back(files: Folder) -> None:
     ],
 )
 def test_the_next_step_is_told(files: Folder, job: str, hint: str) -> None:
-    assert hint in str(files.findings(job.replace("24.12", "'24.12'"))[0].hint)
+    assert hint in str(files.diagnostics(job.replace("24.12", "'24.12'"))[0].hint)
 
 
 def test_a_profile_without_a_container_says_so(files: Folder) -> None:
-    finding = files.finding(JOB + MODEL + "engine: {backend: tensorrtllm}\n")
+    finding = files.diagnostic(JOB + MODEL + "engine: {backend: tensorrtllm}\n")
     assert "the profile 'here' has no container" in finding.message
     assert finding.hint is not None
     assert "--set cluster.container.tensorrt_llm_version=VERSION" in finding.hint

@@ -39,14 +39,14 @@ LOCAL = CLUSTER + "scheduler: local\n"
     ],
 )  # fmt: skip
 def test_a_conflict_in_the_job_file(files: Folder, job: str, place: str) -> None:
-    finding = files.finding(JOB + job)
+    finding = files.diagnostic(JOB + job)
     assert (finding.code, files.place(finding)) == ("conflict", place)
     assert finding.hint
 
 
 def test_a_small_cache_is_told_with_both_numbers(files: Folder) -> None:
     engine = "engine: {max_seq_len: 500, tokens_per_block: 48, max_beam_width: 3}\n"
-    finding = files.finding(JOB + engine + "repository: {max_tokens_in_paged_kv_cache: 1583}\n")
+    finding = files.diagnostic(JOB + engine + "repository: {max_tokens_in_paged_kv_cache: 1583}\n")
     # Eleven blocks of 48 hold 500 tokens, and each of the three beams has its own.
     assert "1583 tokens" in finding.message and "500 and 3 beams" in finding.message
     assert "takes 1584" in finding.message and "1584 or more" in (finding.hint or "")
@@ -74,7 +74,7 @@ def test_a_small_cache_is_told_with_both_numbers(files: Folder) -> None:
     ],
 )  # fmt: skip
 def test_a_conflict_in_the_profile(files: Folder, cluster: str, code: str, place: str) -> None:
-    finding = files.finding(JOB, CLUSTER + cluster)
+    finding = files.diagnostic(JOB, CLUSTER + cluster)
     assert (finding.code, files.place(finding)) == (code, place)
 
 
@@ -97,14 +97,14 @@ def test_a_conflict_in_the_profile(files: Folder, cluster: str, code: str, place
     ],
 )
 def test_options_that_the_toolkit_manages(files: Folder, key: str, option: str, remedy: str) -> None:
-    finding = files.finding(JOB, f"{CLUSTER}{key}:\n  - --comment=fine\n  - {option}\n")
+    finding = files.diagnostic(JOB, f"{CLUSTER}{key}:\n  - --comment=fine\n  - {option}\n")
     assert (finding.code, files.place(finding)) == ("managed", f"cluster:4 {key}[1]")
     assert remedy in (finding.hint or "")
 
 
 @pytest.mark.parametrize("option", ["-p gpu", "--mail-type FAIL --time=5", "--", "---x=1", "-", "--=x"])
 def test_options_that_are_not_one_long_option(files: Folder, option: str) -> None:
-    finding = files.finding(JOB, f"{CLUSTER}sbatch_options: ['{option}']\n")
+    finding = files.diagnostic(JOB, f"{CLUSTER}sbatch_options: ['{option}']\n")
     assert (finding.code, files.place(finding)) == ("bad-value", "cluster:2 sbatch_options[0]")
 
 
@@ -114,7 +114,7 @@ def test_options_that_are_not_one_long_option(files: Folder, option: str) -> Non
      "--backend-config=python,shm-region-prefix-name=x"],
 )  # fmt: skip
 def test_server_options_that_the_toolkit_manages(files: Folder, option: str) -> None:
-    finding = files.finding(JOB, f"{CLUSTER}triton:\n  options: ['{option}']\n")
+    finding = files.diagnostic(JOB, f"{CLUSTER}triton:\n  options: ['{option}']\n")
     assert (finding.code, files.place(finding)) == ("managed", "cluster:3 triton.options[0]")
 
 
@@ -130,7 +130,7 @@ def test_options_that_are_nobody_elses_business_pass(files: Folder) -> None:
 
 
 def test_a_job_of_two_nodes_is_told_that_local_has_one(files: Folder) -> None:
-    finding = files.finding(JOB + "engine: {tensor_parallel: 2}\nserve: {nodes: 2}\n", LOCAL)
+    finding = files.diagnostic(JOB + "engine: {tensor_parallel: 2}\nserve: {nodes: 2}\n", LOCAL)
     assert (finding.code, files.place(finding)) == ("conflict", "job:3 serve.nodes")
     assert "one machine" in finding.message
     assert files.load(files.job_file.read_text(), LOCAL, "serve.nodes=1").job.serve.nodes == 1
@@ -138,19 +138,19 @@ def test_a_job_of_two_nodes_is_told_that_local_has_one(files: Folder) -> None:
 
 def test_the_nodes_of_the_profile_are_named_as_such(files: Folder) -> None:
     cluster = CLUSTER + "job_defaults:\n  serve:\n    nodes: 2\n"
-    finding = files.finding(JOB, cluster)
+    finding = files.diagnostic(JOB, cluster)
     assert (finding.code, files.place(finding)) == ("conflict", "cluster:4 job_defaults.serve.nodes")
     assert files.load(JOB, cluster, "serve.nodes=1").job.serve.nodes == 1
 
 
 def test_too_few_gpus_on_a_node_names_the_number_of_nodes_that_works(files: Folder) -> None:
     job, cluster = JOB + "engine: {tensor_parallel: 12}\nserve: {nodes: 1}\n", CLUSTER + "gpus_per_node: 4\n"
-    assert files.finding(job, cluster).hint == "set serve.nodes to 3"
+    assert files.diagnostic(job, cluster).hint == "set serve.nodes to 3"
     assert files.load(job, cluster, "serve.nodes=3").job.serve.nodes == 3
 
 
 def test_the_reference_to_one_machine_holds_for_gpus_too(files: Folder) -> None:
-    finding = files.finding(JOB + "engine: {tensor_parallel: 4}\n", LOCAL + "gpus_per_node: 2\n")
+    finding = files.diagnostic(JOB + "engine: {tensor_parallel: 4}\n", LOCAL + "gpus_per_node: 2\n")
     assert (finding.code, finding.field) == ("conflict", "engine")
 
 
@@ -160,7 +160,7 @@ def test_a_job_without_companion_has_no_waits_of_one(files: Folder) -> None:
 
 
 def test_a_prompt_that_no_command_line_can_carry(files: Folder) -> None:
-    finding = files.finding(JOB + "companion:\n  request:\n    prompt: " + "é" * 70_000 + "\n")
+    finding = files.diagnostic(JOB + "companion:\n  request:\n    prompt: " + "é" * 70_000 + "\n")
     assert (finding.code, files.place(finding)) == ("too-large", "job:4 companion.request.prompt")
 
 
@@ -178,7 +178,7 @@ def test_check_takes_values_that_were_built_without_files() -> None:
 
 def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder) -> None:
     """All findings at once: a wrong type in one section hides no conflict in another, and makes up none."""
-    found = files.findings(
+    found = files.diagnostics(
         "name: x\nengine: {tensor_parallel: two, max_input_len: 9, max_seq_len: 9}\n"
         "model: {synthetic: tiny-llama, path: /x}\nserve: {nodes: 3}\nnonsense: 1\n"
     )
@@ -194,5 +194,5 @@ def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder)
 
 
 def test_a_key_with_the_name_of_pydantics_mark_is_just_unknown(files: Folder) -> None:
-    finding = files.finding("name: x\n'[key]': 1\n")
+    finding = files.diagnostic("name: x\n'[key]': 1\n")
     assert (finding.code, finding.field, finding.line) == ("unknown-key", "'[key]'", 2)

@@ -13,7 +13,7 @@ from trtllm_hpc.bench.summary import Window
 from trtllm_hpc.bench.workload.draws import Stream, draws
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.errors import ConfigError, Finding
+from trtllm_hpc.errors import ConfigError, Diagnostic
 
 _DIGITS = 9
 """Times are rounded to nanoseconds: the last bits of a logarithm differ from machine to machine."""
@@ -116,7 +116,9 @@ def _as_recorded(settings: Benchmark, recorded: Sequence[float | None]) -> Sched
     if not times or len(times) < len(recorded):
         message = "arrivals as in a trace need a workload with times, and this one has none"
         hint = "take workload.kind trace, or arrival poisson"
-        raise ConfigError([Finding("no-times", message, "the workload", "arrival", value="trace", hint=hint)])
+        raise ConfigError(
+            [Diagnostic("no-times", message, "the workload", "arrival", value="trace", hint=hint)]
+        )
     due_s = [round(time - times[0], _DIGITS) for time in times]
     first = _warmup_of(due_s, settings)
     start_s = due_s[first]

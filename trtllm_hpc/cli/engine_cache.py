@@ -55,7 +55,7 @@ def cache_of(folder: Path | None, cluster: str | None) -> Cache:
 
 def _open(folder: Path, key: str) -> Path:
     """The folder, which need not be there; ConfigError where it is closed to this person."""
-    from trtllm_hpc.errors import ConfigError, Finding
+    from trtllm_hpc.errors import ConfigError, Diagnostic
 
     try:
         list(folder.iterdir())
@@ -64,7 +64,9 @@ def _open(folder: Path, key: str) -> Path:
     except OSError as error:
         hint = f"see what is in the way (namei -l {shlex.quote(str(folder))}), or name another with --engines"
         message = f"{folder}: {error.strerror}"
-        raise ConfigError([Finding("unreadable", message, "the cache of engines", key, hint=hint)]) from None
+        raise ConfigError(
+            [Diagnostic("unreadable", message, "the cache of engines", key, hint=hint)]
+        ) from None
     return folder
 
 

@@ -107,18 +107,18 @@ def _name_from(file: Path, otherwise: str) -> str:
 
 
 def _refuse_existing(file: Path, force: bool) -> None:
-    from trtllm_hpc.errors import ConfigError, Finding
+    from trtllm_hpc.errors import ConfigError, Diagnostic
 
     if not force and os.path.lexists(file):
         hint = f"name another file, or add --force to replace {file}"
         raise ConfigError(
-            [Finding("exists", "is already there; it was left as it is", str(file), "", hint=hint)]
+            [Diagnostic("exists", "is already there; it was left as it is", str(file), hint=hint)]
         )
 
 
 def _write(file: Path, template: str, **values: object) -> None:
     from trtllm_hpc.config.dump import scalar
-    from trtllm_hpc.errors import ConfigError, Finding
+    from trtllm_hpc.errors import ConfigError, Diagnostic
     from trtllm_hpc.paths import write_text
     from trtllm_hpc.render.environment import render_template
 
@@ -128,4 +128,4 @@ def _write(file: Path, template: str, **values: object) -> None:
         write_text(file, text, mode=0o644)
     except OSError as error:
         message = f"cannot be written: {error.strerror}"
-        raise ConfigError([Finding("unwritable", message, str(file), "")]) from None
+        raise ConfigError([Diagnostic("unwritable", message, str(file))]) from None

@@ -186,9 +186,9 @@ def _release(word: str) -> Release:
 def _wrong(
     code: str, field: str, message: str, choices: tuple[str, ...] = (), *, hint: str | None = None
 ) -> Exception:
-    from trtllm_hpc.errors import ConfigError, Finding
+    from trtllm_hpc.errors import ConfigError, Diagnostic
 
-    return ConfigError([Finding(code, message, "the command line", field, choices=choices, hint=hint)])
+    return ConfigError([Diagnostic(code, message, "the command line", field, choices=choices, hint=hint)])
 
 
 def _print_json(record: Any) -> None:

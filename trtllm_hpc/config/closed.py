@@ -11,7 +11,7 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.errors import ConfigError, Finding
+from trtllm_hpc.errors import ConfigError, Diagnostic
 
 Named = tuple[str, str]
 """A key, dotted, and the path that it names."""
@@ -42,7 +42,7 @@ def naming_keys(
 
 def refused(
     error: OSError, job: JobFile | None, cluster: ClusterProfile, further: Mapping[str, str] | None = None
-) -> Finding | None:
+) -> Diagnostic | None:
     """The finding about the key that named the path; ``None`` where none did."""
     if error.filename is None:
         return None
@@ -58,7 +58,7 @@ def refused(
     file, key, value = max(fitting, key=lambda item: len(item[2]))
     message = f"{path}: {error.strerror or error}"
     hint = f"see what is in the way (namei -l {shlex.quote(path)}), or set {key} to another path"
-    return Finding("unreadable", message, file, key, value=value, hint=hint)
+    return Diagnostic("unreadable", message, file, key, value=value, hint=hint)
 
 
 def _paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[Named]:

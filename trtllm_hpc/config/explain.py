@@ -14,7 +14,7 @@ from trtllm_hpc.config.findings import Path, nearest, shown
 from trtllm_hpc.config.partial import partial
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.types import PATTERNS, Section
-from trtllm_hpc.errors import Finding
+from trtllm_hpc.errors import Diagnostic
 
 Model = TypeVar("Model", bound=Section)
 
@@ -49,7 +49,7 @@ _SYNONYMS = {
 """Names from other tools that no spelling distance leads to ours."""
 
 
-def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Finding]]:
+def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnostic]]:
     """Build ``model`` from a tree, with everything that is wrong in it.
 
     With findings the model is a partial one, good only for rules that bear it
@@ -84,7 +84,7 @@ def _as_typed(node: Node, paths: Collection[Path]) -> Node:
     return node
 
 
-def _finding(model: type[Section], tree: Node, detail: dict[str, Any]) -> Finding:
+def _finding(model: type[Section], tree: Node, detail: dict[str, Any]) -> Diagnostic:
     kind, context = detail["type"], detail.get("ctx", {})
     path: Path = detail["loc"]
     if path[-1:] == ("[key]",) and kind != "extra_forbidden":
@@ -95,24 +95,26 @@ def _finding(model: type[Section], tree: Node, detail: dict[str, Any]) -> Findin
         return _unknown_key(model, tree, path)
     if kind == "missing":
         remedy = f"add the line '{path[-1]}: ...'"
-        return tree.finding("missing", path, "is missing and has no default", hint=remedy)
+        return tree.diagnostic("missing", path, "is missing and has no default", hint=remedy)
     if kind in _EXPECTED:
         message = f"must be {_EXPECTED[kind]}, not {_described(value)}"
-        return tree.finding("wrong-type", path, message, value=value, hint=_retyped(kind, value))
+        return tree.diagnostic("wrong-type", path, message, value=value, hint=_retyped(kind, value))
     if kind == "literal_error":
         choices = _choices(model, path)
         near = nearest(str(value), choices)
         hint = f"write {near}" if near else None
         message = f"{shown(value)} is not one of the choices"
-        return tree.finding("not-a-choice", path, message, value=value, choices=choices, hint=hint)
+        return tree.diagnostic("not-a-choice", path, message, value=value, choices=choices, hint=hint)
     if kind in _RANGE or kind == "finite_number":
         bound, words = _RANGE.get(kind, ("", "a finite number"))
         limit = f"{words} {context[bound]}" if bound else words
-        return tree.finding("out-of-range", path, f"must be {limit}, not {shown(value)}", value=value)
+        return tree.diagnostic("out-of-range", path, f"must be {limit}, not {shown(value)}", value=value)
     return _bad_text(tree, path, kind, context, detail["msg"], value)
 
 
-def _bad_text(tree: Node, path: Path, kind: str, context: dict[str, Any], words: str, value: Any) -> Finding:
+def _bad_text(
+    tree: Node, path: Path, kind: str, context: dict[str, Any], words: str, value: Any
+) -> Diagnostic:
     code = "bad-value"
     hint: str | None = None
     if kind == "string_too_long":
@@ -124,16 +126,16 @@ def _bad_text(tree: Node, path: Path, kind: str, context: dict[str, Any], words:
         message += f", not {shown(value)}"
     else:
         message = words.removeprefix("Value error, ")
-    return tree.finding(code, path, message, value=value, hint=hint)
+    return tree.diagnostic(code, path, message, value=value, hint=hint)
 
 
-def _unknown_key(model: type[Section], tree: Node, path: Path) -> Finding:
+def _unknown_key(model: type[Section], tree: Node, path: Path) -> Diagnostic:
     section, key = section_at(model, path[:-1]), str(path[-1])
     known = tuple(section.model_fields) if section is not None else ()
     guess = _guess(model, section, key)
     value = tree.nearest(path).plain()
     hint = f"did you mean '{guess}'?" if guess else "remove it, or take one of the keys of this section"
-    return tree.finding("unknown-key", path, "is not a known key", value=value, choices=known, hint=hint)
+    return tree.diagnostic("unknown-key", path, "is not a known key", value=value, choices=known, hint=hint)
 
 
 def _guess(model: type[Section], section: type[Section] | None, key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Finding and reading the two files: by path, or by the name of a shipped one."""
+"""Diagnostic and reading the two files: by path, or by the name of a shipped one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trtllm_hpc.config.findings import nearest
 from trtllm_hpc.config.tree import Node, Source, parse
-from trtllm_hpc.errors import Finding
+from trtllm_hpc.errors import Diagnostic
 
 MAX_BYTES = 1024 * 1024
 SHIPPED_PROFILES = "trtllm_hpc.slurm"
@@ -48,7 +48,7 @@ def _named(folder: Path) -> dict[str, Path]:
         return {}
 
 
-def find_profile(cluster: str) -> Path | Finding:
+def find_profile(cluster: str) -> Path | Diagnostic:
     """The profile of that path or name, or the finding that there is none."""
     if "/" in cluster or cluster.endswith((".yaml", ".yml")):
         return Path(cluster)
@@ -58,7 +58,7 @@ def find_profile(cluster: str) -> Path | Finding:
     here = next((f"./{cluster}{end}" for end in (".yaml", ".yml", "") if Path(cluster + end).is_file()), None)
     near = here or nearest(cluster, known)
     guess = f"; did you mean {near if here else repr(near)}?" if near else ""
-    return Finding(
+    return Diagnostic(
         "not-found",
         f"no cluster profile is called {cluster!r}{guess}",
         "--cluster",
@@ -78,7 +78,7 @@ def find_job(job_file: Path) -> Path:
     return job_file
 
 
-def read_tree(path: Path, what: str) -> tuple[Node | None, list[Finding]]:
+def read_tree(path: Path, what: str) -> tuple[Node | None, list[Diagnostic]]:
     """Read and parse one file; ``what`` it is, e.g. ``job file``, goes into the messages.
 
     Returns:
@@ -88,7 +88,7 @@ def read_tree(path: Path, what: str) -> tuple[Node | None, list[Finding]]:
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
     source = Source(str(path), folder=folder)
     text = _read(path, what)
-    if isinstance(text, Finding):
+    if isinstance(text, Diagnostic):
         return None, [text]
     root, findings = parse(text, source)
     if root is None:
@@ -97,29 +97,34 @@ def read_tree(path: Path, what: str) -> tuple[Node | None, list[Finding]]:
         return Node({}, source, 1), findings
     if not isinstance(root.value, dict):
         message = f"the {what} must be a mapping of keys to values"
-        return None, [*findings, Finding("wrong-type", message, str(path), "", root.line, value=root.plain())]
+        return None, [
+            *findings,
+            Diagnostic("wrong-type", message, str(path), "", root.line, value=root.plain()),
+        ]
     return Node(root.value, source, root.line), findings
 
 
-def _read(path: Path, what: str) -> str | Finding:
-    def finding(code: str, message: str, hint: str | None = None) -> Finding:
-        return Finding(code, message, str(path), "", hint=hint)
+def _read(path: Path, what: str) -> str | Diagnostic:
+    def diagnostic(code: str, message: str, hint: str | None = None) -> Diagnostic:
+        return Diagnostic(code, message, str(path), "", hint=hint)
 
     try:
         raw = _read_bytes(path)
     except FileNotFoundError:
-        return finding("not-found", f"there is no such {what}", _where_else(path, what))
+        return diagnostic("not-found", f"there is no such {what}", _where_else(path, what))
     except OSError as error:
-        return finding("unreadable", f"the {what} cannot be read: {error.strerror}")
+        return diagnostic("unreadable", f"the {what} cannot be read: {error.strerror}")
     except ValueError as error:
-        return finding("not-found", f"no file can have this name: {error}")
+        return diagnostic("not-found", f"no file can have this name: {error}")
     if len(raw) > MAX_BYTES:
-        return finding("too-large", f"the {what} is larger than {MAX_BYTES // 1024} KiB")
+        return diagnostic("too-large", f"the {what} is larger than {MAX_BYTES // 1024} KiB")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        return Finding("bad-yaml", f"the {what} is not UTF-8 text (byte {error.start})", str(path), "", line)
+        return Diagnostic(
+            "bad-yaml", f"the {what} is not UTF-8 text (byte {error.start})", str(path), "", line
+        )
 
 
 def _where_else(path: Path, what: str) -> str:

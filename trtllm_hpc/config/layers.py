@@ -12,7 +12,7 @@ from dataclasses import replace
 from trtllm_hpc.config.findings import dotted, shown
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.tree import Node, Source, parse
-from trtllm_hpc.errors import Finding
+from trtllm_hpc.errors import Diagnostic
 
 CLUSTER_PREFIX = "cluster"
 """``--set cluster.partition=gpu`` goes to the profile, everything else to the job file."""
@@ -98,7 +98,7 @@ def job_defaults(profile: Node) -> Node | None:
     return _prefixed(node, "job_defaults.")
 
 
-def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Finding]]:
+def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Diagnostic]]:
     """Read ``a.b=c`` settings, values in YAML; later ones win.
 
     A shell takes quotes away, so ``a.b=0.16`` may be meant as text: what was typed
@@ -109,13 +109,13 @@ def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Finding]]:
     """
     here = Source("--set", folder=os.getcwd(), from_shell=True)  # noqa: PTH109
     job, cluster = Node({}, here), Node({}, replace(here, prefix=f"{CLUSTER_PREFIX}."))
-    findings: list[Finding] = []
+    findings: list[Diagnostic] = []
     for setting in settings:
         name, equals, text = setting.partition("=")
         parts = name.split(".")
         if not equals or not all(part.strip() == part and part for part in parts):
             findings.append(
-                Finding("bad-setting", f"{shown(setting)} is not KEY=VALUE", "--set", "", value=setting,
+                Diagnostic("bad-setting", f"{shown(setting)} is not KEY=VALUE", "--set", "", value=setting,
                         hint="write it like --set engine.tensor_parallel=2 or --set cluster.partition=gpu")
             )  # fmt: skip
             continue

@@ -8,10 +8,10 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.types import Section
-from trtllm_hpc.errors import Finding
+from trtllm_hpc.errors import Diagnostic
 
 
-def swapped(job: Node | None, cluster: Node | None) -> list[Finding]:
+def swapped(job: Node | None, cluster: Node | None) -> list[Diagnostic]:
     """The finding that a file is of the other kind; one for both if they have changed places."""
     job_is_profile = job is not None and _is(ClusterProfile, JobFile, job)
     cluster_is_job = cluster is not None and _is(JobFile, ClusterProfile, cluster)
@@ -27,8 +27,8 @@ def swapped(job: Node | None, cluster: Node | None) -> list[Finding]:
     return []
 
 
-def _finding(tree: Node, message: str, hint: str) -> Finding:
-    return Finding("swapped", message, tree.source.file, "", hint=hint)
+def _finding(tree: Node, message: str, hint: str) -> Diagnostic:
+    return Diagnostic("swapped", message, tree.source.file, "", hint=hint)
 
 
 def _word(tree: Node) -> str:

@@ -31,7 +31,7 @@ from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scanner import Scanner
 
 from trtllm_hpc.config.findings import Path, dotted
-from trtllm_hpc.errors import Finding
+from trtllm_hpc.errors import Diagnostic
 
 MAX_DEPTH = 16
 MAX_VALUES = 20_000
@@ -105,10 +105,10 @@ class Node:
             node = child
         return node
 
-    def finding(self, code: str, path: Path, message: str, **more: Any) -> Finding:
+    def diagnostic(self, code: str, path: Path, message: str, **more: Any) -> Diagnostic:
         """A finding about the value at ``path`` below this node, with its place."""
         node = self.nearest(path)
-        return Finding(
+        return Diagnostic(
             code=code,
             message=message,
             file=node.source.file,
@@ -126,7 +126,7 @@ class _Unusable(Exception):
         self.code, self.message, self.line, self.hint = code, message, line, hint
 
 
-def parse(text: str, source: Source) -> tuple[Node | None, list[Finding]]:
+def parse(text: str, source: Source) -> tuple[Node | None, list[Diagnostic]]:
     """Parse one YAML document.
 
     Returns:
@@ -135,11 +135,11 @@ def parse(text: str, source: Source) -> tuple[Node | None, list[Finding]]:
     """
     reader = _Reader(text, source)
     try:
-        return reader.document(), reader.findings
+        return reader.document(), reader.diagnostics
     except _Unusable as error:
         field = source.prefix.rstrip(".")
-        finding = Finding(error.code, error.message, source.file, field, error.line, hint=error.hint)
-        return None, [*reader.findings, finding]
+        finding = Diagnostic(error.code, error.message, source.file, field, error.line, hint=error.hint)
+        return None, [*reader.diagnostics, finding]
 
 
 class _PlainScanner(Scanner):
@@ -189,7 +189,7 @@ class _Reader:
 
     def __init__(self, text: str, source: Source) -> None:
         self.source = source
-        self.findings: list[Finding] = []
+        self.diagnostics: list[Diagnostic] = []
         self._stream = _events(text)
         self._values = 0
 
@@ -255,8 +255,8 @@ class _Reader:
         return key
 
     def _duplicate(self, path: Path, first: int | None, line: int) -> None:
-        self.findings.append(
-            Finding(
+        self.diagnostics.append(
+            Diagnostic(
                 "duplicate-key",
                 f"stands twice, first in line {first}",
                 self.source.file,

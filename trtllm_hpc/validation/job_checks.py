@@ -149,7 +149,7 @@ def workload_file(context: Context) -> Outcome:
 
 def _misread(error: ConfigError) -> Outcome:
     """The first thing that is wrong with a file, in one line."""
-    first, *others = error.findings
+    first, *others = error.diagnostics
     where = first.file if first.line is None else f"{first.file}:{first.line}"
     more = f" (and {len(others)} more)" if others else ""
     return fail(

@@ -23,7 +23,7 @@ from trtllm_hpc.config.problems import Problem
 from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.config.swapped import swapped
 from trtllm_hpc.config.tree import Node
-from trtllm_hpc.errors import ConfigError, Finding
+from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.validation.rules import cluster_problems, problems
 
 
@@ -50,9 +50,9 @@ def load(
     """
     trees = _Trees.read(find_job(job_file), cluster, overrides)
     job, cluster_profile = trees.models()
-    if job is None or cluster_profile is None or trees.findings:
+    if job is None or cluster_profile is None or trees.diagnostics:
         typed = ["trtllm-hpc", command, str(job_file), "--cluster", cluster]
-        settings = [_to_be_typed(setting, trees.findings) for setting in overrides]
+        settings = [_to_be_typed(setting, trees.diagnostics) for setting in overrides]
         typed += [word for setting in settings for word in ("--set", setting)]
         shipped = str(job_file) if trees.job_file != job_file else None
         raise trees.error(shlex.join([*typed, *options]), shipped)
@@ -67,7 +67,7 @@ def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
     """
     _, settings, findings = read_settings(overrides)
     profile = find_profile(cluster)
-    if isinstance(profile, Finding):
+    if isinstance(profile, Diagnostic):
         raise ConfigError([*findings, profile])
     tree, found = read_tree(profile, "cluster profile")
     findings += found
@@ -78,7 +78,7 @@ def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
         findings += found
         if model is not None:
             findings += [
-                tree.finding(it.code, it.path, it.message, value=it.value, hint=it.hint)
+                tree.diagnostic(it.code, it.path, it.message, value=it.value, hint=it.hint)
                 for it in cluster_problems(model)
             ]
     if model is None or findings:
@@ -94,7 +94,7 @@ class _Trees:
     cluster_file: Path | None
     job: Node | None
     cluster: Node | None
-    findings: list[Finding]
+    diagnostics: list[Diagnostic]
 
     @classmethod
     def read(cls, job_file: Path, cluster: str, settings: Sequence[str]) -> _Trees:
@@ -103,7 +103,7 @@ class _Trees:
         findings += found
         profile = find_profile(cluster)
         cluster_tree = None
-        if isinstance(profile, Finding):
+        if isinstance(profile, Diagnostic):
             findings.append(profile)
         else:
             cluster_tree, found = read_tree(profile, "cluster profile")
@@ -116,7 +116,7 @@ class _Trees:
         defaults = job_defaults(cluster_tree) if cluster_tree is not None else None
         if job_tree is not None:
             job_tree = _layered(defaults, job_tree, job_settings)
-        path = None if isinstance(profile, Finding) else profile
+        path = None if isinstance(profile, Diagnostic) else profile
         return cls(job_file, path, job_tree, cluster_tree, findings)
 
     def models(self) -> tuple[JobFile | None, ClusterProfile | None]:
@@ -124,18 +124,18 @@ class _Trees:
         job = cluster = None
         if self.job is not None:
             job, found = validate(JobFile, self.job)
-            self.findings += found
+            self.diagnostics += found
         if self.cluster is not None:
             cluster, found = validate(ClusterProfile, self.cluster)
-            self.findings += found
+            self.diagnostics += found
         if job is not None and cluster is not None:
-            self.findings += [self._placed(problem) for problem in problems(job, cluster)]
+            self.diagnostics += [self._placed(problem) for problem in problems(job, cluster)]
         return job, cluster
 
-    def _placed(self, problem: Problem) -> Finding:
+    def _placed(self, problem: Problem) -> Diagnostic:
         tree = self.job if problem.file == "job" else self.cluster
         assert tree is not None
-        return tree.finding(
+        return tree.diagnostic(
             problem.code, problem.path, problem.message, value=problem.value, hint=problem.hint
         )
 
@@ -147,17 +147,17 @@ class _Trees:
         Args:
             shipped: the name of the job file, if it is one that comes with trtllm-hpc.
         """
-        if {"not-found", "swapped"} & {finding.code for finding in self.findings}:
-            return ConfigError(self.findings)
-        what = "it" if len(self.findings) == 1 else "them"
+        if {"not-found", "swapped"} & {finding.code for finding in self.diagnostics}:
+            return ConfigError(self.diagnostics)
+        what = "it" if len(self.diagnostics) == 1 else "them"
         hint = f"mend {what} and type: {command}"
-        if shipped is not None and str(self.job_file) in {finding.file for finding in self.findings}:
+        if shipped is not None and str(self.job_file) in {finding.file for finding in self.diagnostics}:
             copy = shlex.join(["cp", str(self.job_file), f"{shipped}.yaml"])
             hint = f"add --set KEY=VALUE for what is to differ to: {command}; or mend a copy: {copy}"
-        return ConfigError(self.findings, hint=hint)
+        return ConfigError(self.diagnostics, hint=hint)
 
 
-def _to_be_typed(setting: str, findings: Sequence[Finding]) -> str:
+def _to_be_typed(setting: str, findings: Sequence[Diagnostic]) -> str:
     """The setting, or its place on the command line where it is wrong itself."""
     key = setting.partition("=")[0]
     for finding in findings:

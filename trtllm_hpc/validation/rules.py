@@ -14,7 +14,7 @@ from trtllm_hpc.config.partial import UnknownValueError
 from trtllm_hpc.config.problems import Problem, Problems, in_job
 from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.config.types import Section
-from trtllm_hpc.errors import Finding
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.validation import (
     backend_rules,
     cluster_rules,
@@ -27,11 +27,11 @@ from trtllm_hpc.validation import (
 )
 
 
-def check(resolved: Resolved) -> list[Finding]:
+def check(resolved: Resolved) -> list[Diagnostic]:
     """Every rule on values that need not come from files; without lines."""
     files = {"job": resolved.job_file, "cluster": resolved.cluster_file}
     return [
-        Finding(it.code, it.message, files[it.file], dotted(it.path), value=it.value, hint=it.hint)
+        Diagnostic(it.code, it.message, files[it.file], dotted(it.path), value=it.value, hint=it.hint)
         for it in problems(resolved.job, resolved.cluster)
     ]
 

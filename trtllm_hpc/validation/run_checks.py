@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_hpc.config.closed import refused
-from trtllm_hpc.errors import ConfigError, Finding
+from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.runtime.checks.outcome import FAIL, UNKNOWN, WARN, Outcome, fail, ok
 from trtllm_hpc.validation import engine_checks as engine
 from trtllm_hpc.validation import file_system_checks as places
@@ -92,7 +92,7 @@ def refuse(rows: Sequence[Row], ignored: Collection[str]) -> None:
     if unknown:
         raise ConfigError(
             [
-                Finding(
+                Diagnostic(
                     "unknown-check",
                     f"no check is called {name!r}",
                     "--ignore",
@@ -105,7 +105,7 @@ def refuse(rows: Sequence[Row], ignored: Collection[str]) -> None:
     failed = [row for row in rows if row.outcome.state == FAIL and row.id not in ignored]
     if failed:
         findings = [
-            Finding(row.id, row.outcome.sentence, f"check {row.id}", "", hint=row.outcome.remedy)
+            Diagnostic(row.id, row.outcome.sentence, f"check {row.id}", "", hint=row.outcome.remedy)
             for row in failed
         ]
         names = " ".join(f"--ignore {row.id}" for row in failed)

@@ -182,7 +182,7 @@ def test_a_wrong_file_is_told_with_the_line(tmp_path: Path, text: str, line: int
     file.write_text(text)
     with pytest.raises(ConfigError) as refusal:
         build(1, kind="dataset", path=file)
-    (finding,) = refusal.value.findings
+    (finding,) = refusal.value.diagnostics
     assert words in finding.message
     assert (finding.file, finding.line) == (str(file), line)
 

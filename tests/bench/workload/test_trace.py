@@ -136,6 +136,6 @@ def test_a_wrong_trace_is_told_with_the_line(
     file = write(tmp_path, *entries)
     with pytest.raises(ConfigError) as refusal:
         build(5, kind="trace", path=file)
-    (finding,) = refusal.value.findings
+    (finding,) = refusal.value.diagnostics
     assert words in finding.message
     assert (finding.file, finding.line) == (str(file), line)

@@ -42,14 +42,14 @@ def test_they_are_the_last_words_of_their_program() -> None:
 def test_what_the_release_would_refuse(
     files: Folder, words: str, place: str, message: str, hint: str
 ) -> None:
-    findings = files.findings(f"{ENGINE}    build: {words}\n", CLUSTER)
+    findings = files.diagnostics(f"{ENGINE}    build: {words}\n", CLUSTER)
     [finding] = [each for each in findings if each.field == f"engine.options.{place}"]
     assert files.place(finding).startswith("job:7 ") and finding.code == "release"
     assert message in finding.message and hint in (finding.hint or "")
 
 
 def test_words_for_a_program_that_does_not_run(files: Folder) -> None:
-    finding = files.finding(f"{ENGINE}    quantize: [--seed, '1']\n", CLUSTER)
+    finding = files.diagnostic(f"{ENGINE}    quantize: [--seed, '1']\n", CLUSTER)
     assert finding.field == "engine.options.quantize"
     assert "convert_checkpoint.py, then trtllm-build" in finding.message
 

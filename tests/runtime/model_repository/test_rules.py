@@ -76,7 +76,7 @@ def job(version: str, repository: str, backend: str = "tensorrtllm") -> str:
 def test_what_the_release_does_not_have(
     files: Folder, version: str, repository: str, field: str, words: str
 ) -> None:
-    findings = files.findings(job(version, repository), CLUSTER)
+    findings = files.diagnostics(job(version, repository), CLUSTER)
     here = [finding for finding in findings if finding.field == f"repository.{field}"]
     assert len(here) == 1, "\n".join(map(str, findings))
     assert words in here[0].message
@@ -99,7 +99,7 @@ def test_what_the_release_has(files: Folder, version: str, repository: str) -> N
 
 def test_a_tokenizer_is_named(files: Folder) -> None:
     text = JOB + "engine: {backend: tensorrtllm, tensorrt_llm_version: 0.16.0, directory: /engines/x}\n"
-    found = {finding.field for finding in files.findings(text + "model: {synthetic: null}\n", CLUSTER)}
+    found = {finding.field for finding in files.diagnostics(text + "model: {synthetic: null}\n", CLUSTER)}
     assert "repository.tokenizer" in found
     named = text + "model: {synthetic: null}\nrepository: {tokenizer: /models/t}\n"
     assert files.load(named, CLUSTER).job.repository.tokenizer == "/models/t"
@@ -107,7 +107,7 @@ def test_a_tokenizer_is_named(files: Folder) -> None:
 
 def test_the_llm_api_has_one_model(files: Folder) -> None:
     text = job("1.0.0", "{parameters: {preprocessing: {x: 1}}}", backend="llmapi")
-    found = {finding.field for finding in files.findings(text, CLUSTER)}
+    found = {finding.field for finding in files.diagnostics(text, CLUSTER)}
     assert "repository.parameters.preprocessing" in found
 
 
@@ -121,7 +121,7 @@ def test_the_llm_api_has_one_model(files: Folder) -> None:
     ],
 )
 def test_no_key_is_lost_in_silence(files: Folder, backend: str, repository: str, field: str) -> None:
-    findings = files.findings(job("1.2.0", repository, backend=backend), CLUSTER)
+    findings = files.diagnostics(job("1.2.0", repository, backend=backend), CLUSTER)
     assert f"repository.{field}" in {finding.field for finding in findings}
 
 

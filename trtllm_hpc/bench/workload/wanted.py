@@ -10,7 +10,7 @@ from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 from trtllm_hpc.bench.workload.vocabulary import Vocabulary
 from trtllm_hpc.config.benchmark import Benchmark, Workload
-from trtllm_hpc.errors import ConfigError, Finding
+from trtllm_hpc.errors import ConfigError, Diagnostic
 
 _HERE = "the benchmark's settings"
 
@@ -66,12 +66,12 @@ def refused(
     key: str, message: str, *, code: str = "bad-workload", hint: str | None = None, value: Any = None
 ) -> ConfigError:
     """The error for settings of which no workload can be made."""
-    return ConfigError([Finding(code, message, _HERE, f"workload.{key}", value=value, hint=hint)])
+    return ConfigError([Diagnostic(code, message, _HERE, f"workload.{key}", value=value, hint=hint)])
 
 
 def misread(path: Path, line: int | None, message: str, *, hint: str | None = None) -> ConfigError:
     """The error for a workload's file: what is expected at a line of it."""
-    return ConfigError([Finding("bad-workload-file", message, str(path), "", line, hint=hint)])
+    return ConfigError([Diagnostic("bad-workload-file", message, str(path), "", line, hint=hint)])
 
 
 def some(number: int, what: str) -> str:
