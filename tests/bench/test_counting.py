@@ -60,9 +60,15 @@ def chunks(made: RequestRecord) -> tuple[tuple[int, ...], str | None]:
 
 def test_a_record_has_what_the_reply_and_the_request_say() -> None:
     replies = [reply(3, 1.0), reply(1, 5.0, "DEADLINE_EXCEEDED")]
-    replies[0].instance, replies[1].error = "node7", "too late"
+    replies[1].error = "too late"
     first, second = to_records(
-        replies, [answer("x"), Parsed()], [IDS, PROMPT], level=2, repeat=1, window=Window(5.0, 9.0)
+        replies,
+        [answer("x"), Parsed()],
+        [IDS, IDS, IDS, PROMPT],
+        level=2,
+        repeat=1,
+        window=Window(5.0, 9.0),
+        models=["node6", "node7"],
     )
     assert (first.index, first.level, first.repeat, first.phase) == (3, 2, 1, "warm-up")
     assert (first.scheduled_s, first.sent_s, first.ended_s, first.instance) == (1.0, 1.5, 10.0, "node7")

@@ -82,6 +82,6 @@ def test_a_closed_loop_is_measured_while_every_process_has_requests() -> None:
         Load(replies, IDLE, 0.0, full_until_s=6.0), Benchmark(requests=9, warmup_requests=1)
     )
     assert window == Window(1.0, 6.0)
-    asked = [Request(4, prompt="x")]
+    asked = [Request(4, prompt="x")] * 10
     records = to_records(replies, [Parsed()] * 10, asked, level=0, repeat=0, window=window)
     assert [record.phase for record in records] == ["warm-up", *["measured"] * 6, *["drain"] * 3]

@@ -68,7 +68,7 @@ class Passes:
         drive = self._open if isinstance(level, OpenLoop) else self._closed
         load, portion, window = drive(level, step)  # type: ignore[arg-type]
         window = _cut(window, load)
-        records = self._records(load.replies, portion, window, step)
+        records = self._records(load.replies, window, step)
         sample = Sample(records, window, level, self.slo)
         result = Pass(
             repeat=step.repeat,
@@ -91,7 +91,7 @@ class Passes:
         schedule = open_schedule(level, self.settings, repeat=step.repeat, requests=portion.requests)
         count = len(schedule.due_s)
         self._refuse_too_many(count, portion)
-        self.questions.put_back(portion, count)
+        self.questions.put_back(portion.first + count)
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
         load = _first_of_all(
             partial(
@@ -100,6 +100,7 @@ class Passes:
                 portion.payloads[:count],
                 schedule.due_s,
                 self.clock,
+                first_index=portion.first,
                 progress=self.progress,
                 processes=self.settings.processes,
             )
@@ -123,12 +124,13 @@ class Passes:
                 self.clock,
                 count=count,
                 until_s=until_s,
+                first_index=portion.first,
                 progress=self.progress,
                 processes=self.settings.processes,
             )
         )
         # Not the number of replies: of several processes one may be ahead of the others.
-        self.questions.put_back(portion, max([reply.index + 1 for reply in load.replies], default=0))
+        self.questions.put_back(max([reply.index + 1 for reply in load.replies], default=portion.first))
         return load, portion, closed_window(load, self.settings)
 
     def _of_portion(self, count: int, portion: Portion) -> int:
@@ -146,25 +148,17 @@ class Passes:
                 hint="send fewer (requests, warmup_requests), or all of the trace (arrival: trace)",
             )
 
-    def _records(
-        self, replies: list[Reply], portion: Portion, window: Window, step: Step
-    ) -> list[RequestRecord]:
-        records = to_records(
+    def _records(self, replies: list[Reply], window: Window, step: Step) -> list[RequestRecord]:
+        return to_records(
             replies,
             [parse(reply, self.target) for reply in replies],
-            portion.requests,
+            self.questions.asked,
             level=step.level,
             repeat=step.repeat,
             window=window,
             tokenizer=self.tokenizer,
+            models=self.settings.models,
         )
-        return [self._placed(record, portion.first + record.index) for record in records]
-
-    def _placed(self, record: RequestRecord, place: int) -> RequestRecord:
-        """The record with its place in the whole workload, and the model that was asked where several are."""
-        model = self.questions.target(place).model
-        instance = record.instance or (model if self.settings.models else None)
-        return replace(record, index=place, instance=instance)
 
 
 def _first_of_all(run: Callable[[], Load]) -> Load:

@@ -73,14 +73,11 @@ class Questions:
         requests = self._built.requests[first:last]
         self._asked_before, self._asked = self._asked, max(self._asked, first + len(requests))
         payloads = [
-            encode(request, self.target(place), str(place)) for place, request in enumerate(requests, first)
+            encode(request, self._targets[place % len(self._targets)], str(place))
+            for place, request in enumerate(requests, first)
         ]
         return Portion(first, requests, payloads)
 
-    def target(self, place: int) -> Target:
-        """Who is asked the request of that place in the workload."""
-        return self._targets[place % len(self._targets)]
-
-    def put_back(self, portion: Portion, asked: int) -> None:
-        """Of the portion that was taken last only the first ``asked`` were asked after all."""
-        self._asked = max(self._asked_before, portion.first + asked)
+    def put_back(self, end: int) -> None:
+        """Of the portion that was taken last only the requests before index ``end`` were asked after all."""
+        self._asked = max(self._asked_before, end)

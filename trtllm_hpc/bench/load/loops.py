@@ -36,6 +36,7 @@ class _Loop:
     def __init__(self, plan: Plan, progress: Counter | None) -> None:
         self.target = plan.target
         self.payloads = plan.payloads
+        self.indices = plan.indices
         self.clock = plan.clock
         self.start_s = plan.start_s
         self.progress = progress
@@ -83,11 +84,11 @@ class _Loop:
         """What an answer leads to; False if nothing comes after it."""
         raise NotImplementedError
 
-    def send(self, index: int, due_s: float) -> None:
-        reply = Reply(index, due_s, self.clock.now(), -1.0)
+    def send(self, place: int, due_s: float) -> None:
+        reply = Reply(self.indices[place], due_s, self.clock.now(), -1.0)
         self.replies.append(reply)
         self.open += 1
-        self.calls.send(reply, self.payloads[index])
+        self.calls.send(reply, self.payloads[place])
 
     def ended(self, reply: Reply) -> None:
         if self.over.is_set():

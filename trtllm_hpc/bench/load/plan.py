@@ -17,6 +17,8 @@ class OpenPlan:
 
     target: Target
     payloads: Sequence[bytes]
+    indices: range
+    """Index in the workload of each payload."""
     clock: Clock
     start_s: float | None
     due_s: Sequence[float]
@@ -28,6 +30,8 @@ class ClosedPlan:
 
     target: Target
     payloads: Sequence[bytes]
+    indices: range
+    """Index in the workload of each payload."""
     clock: Clock
     start_s: float | None
     concurrency: int

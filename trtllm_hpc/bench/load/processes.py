@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from trtllm_hpc.bench.load.plan import Counter, OpenPlan, Plan
-from trtllm_hpc.bench.load.replies import Load, Reply
+from trtllm_hpc.bench.load.replies import Load
 from trtllm_hpc.bench.summary import ClientUse
 from trtllm_hpc.errors import NotReady
 
@@ -53,12 +53,14 @@ def run_shared(plan: Plan, processes: int, progress: Counter | None) -> Load:
 
 
 def _part(plan: Plan, share: int, of: int) -> Plan:
-    payloads = plan.payloads[share::of] or plan.payloads
+    payloads, indices = plan.payloads[share::of], plan.indices[share::of]
     if isinstance(plan, OpenPlan):
-        return replace(plan, payloads=plan.payloads[share::of], due_s=plan.due_s[share::of])
+        return replace(plan, payloads=payloads, indices=indices, due_s=plan.due_s[share::of])
+    if not payloads:  # fewer requests than processes
+        payloads, indices = plan.payloads, plan.indices
     count = None if plan.count is None else len(range(share, plan.count, of))
     slots = len(range(share, plan.concurrency, of))
-    return replace(plan, payloads=payloads, count=count, concurrency=slots)
+    return replace(plan, payloads=payloads, indices=indices, count=count, concurrency=slots)
 
 
 def _collect(plan: Plan, pipes: list[Connection], progress: Counter | None) -> list[Load]:
@@ -106,14 +108,8 @@ def _tell(pipes: list[Connection], message: tuple[str, Any]) -> None:
 
 
 def _merged(plan: Plan, loads: list[Load]) -> Load:
-    """In the order of sending, with the places in the payloads of them all."""
-    replies: list[Reply] = []
-    for share, load in enumerate(loads):
-        for reply in load.replies:
-            if plan.payloads[share :: len(loads)]:
-                reply.index = share + reply.index * len(loads)
-            replies.append(reply)
-    replies.sort(key=lambda reply: reply.sent_s)
+    """One load of all replies, in the order of sending."""
+    replies = sorted((reply for load in loads for reply in load.replies), key=lambda reply: reply.sent_s)
     use = ClientUse(
         sum(load.client.cpu_s for load in loads),
         max(load.client.wall_s for load in loads),

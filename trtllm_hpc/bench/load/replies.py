@@ -23,7 +23,7 @@ class Reply:
     """One request's fate. Times are seconds of the measurement's clock."""
 
     index: int
-    """Place in the payloads."""
+    """Index in the workload."""
     due_s: float
     """When it was to be sent. In a closed loop: when the slot that it took became free."""
     sent_s: float
@@ -36,8 +36,6 @@ class Reply:
     """The server's own words."""
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
     """Each response with the time when it came, as bytes of the protocol; one unless streamed."""
-    instance: str | None = None
-    """The server that answered, where that is known."""
 
     @property
     def ok(self) -> bool:

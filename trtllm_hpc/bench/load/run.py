@@ -17,6 +17,7 @@ def run_open(
     due_s: Sequence[float],
     clock: Clock,
     *,
+    first_index: int = 0,
     start_s: float | None = None,
     progress: Counter | None = None,
     processes: int = 1,
@@ -26,6 +27,7 @@ def run_open(
     A request that is late is sent at once, and its reply says so; none is dropped.
 
     Args:
+        first_index: index in the workload of the first payload; replies carry their own.
         due_s: seconds after ``start_s``, rising.
         start_s: on ``clock``; ``None`` is as soon as there is a connection.
         processes: that share the requests, every so-manieth each.
@@ -35,7 +37,8 @@ def run_open(
     """
     if len(payloads) != len(due_s):
         raise ValueError(f"{len(payloads)} payloads for {len(due_s)} times")
-    plan = OpenPlan(target, payloads, clock, start_s, due_s)
+    indices = range(first_index, first_index + len(payloads))
+    plan = OpenPlan(target, payloads, indices, clock, start_s, due_s)
     return _shared(plan, processes, progress) if processes > 1 else run_plan(plan, progress)
 
 
@@ -47,6 +50,7 @@ def run_closed(
     *,
     count: int | None = None,
     until_s: float | None = None,
+    first_index: int = 0,
     start_s: float | None = None,
     progress: Counter | None = None,
     processes: int = 1,
@@ -57,6 +61,7 @@ def run_closed(
 
     Args:
         count: requests in all; ``None`` needs ``until_s``.
+        first_index: index in the workload of the first payload; replies carry their own.
         until_s: nothing is sent from then on, in seconds after the start.
         start_s: on ``clock``; ``None`` is as soon as there is a connection.
         processes: that share the outstanding requests; no more than there are of these.
@@ -66,7 +71,8 @@ def run_closed(
     """
     if count is None and until_s is None:
         raise ValueError("a closed loop needs an end: count or until_s")
-    plan = ClosedPlan(target, payloads, clock, start_s, concurrency, count, until_s)
+    indices = range(first_index, first_index + len(payloads))
+    plan = ClosedPlan(target, payloads, indices, clock, start_s, concurrency, count, until_s)
     processes = min(processes, concurrency)
     return _shared(plan, processes, progress) if processes > 1 else run_plan(plan, progress)
 

@@ -57,6 +57,7 @@ def to_records(
     repeat: int,
     window: Window,
     tokenizer: Tokenizer | None = None,
+    models: Sequence[str] = (),
 ) -> list[RequestRecord]:
     """The records of one pass, in the order of the replies.
 
@@ -64,20 +65,27 @@ def to_records(
 
     Args:
         parsed: of each reply, see :func:`trtllm_hpc.bench.load.replies.parse`.
-        requests: the workload; a reply's ``index`` is a place in it, modulo its length.
+        requests: the workload, which the replies' ``index`` refers to.
         window: the measured part; what was due before it is warm-up, and after it drain.
         tokenizer: counts answers of which the model does not tell the length.
+        models: that take turns, recorded as the instance of each request; none if there is only one.
     """
-    asked = [requests[reply.index % len(requests)] for reply in replies]
+    asked = [requests[reply.index] for reply in replies]
     texts = recounted(parsed, asked, tokenizer)
     return [
-        _record(reply, request, answer, _counted(request, answer, text), (level, repeat), window)
+        _record(reply, request, answer, _counted(request, answer, text), (level, repeat), window, models)
         for reply, request, answer, text in zip(replies, asked, parsed, texts, strict=True)
     ]
 
 
 def _record(
-    reply: Reply, request: Request, answer: Parsed, count: _Count, place: tuple[int, int], window: Window
+    reply: Reply,
+    request: Request,
+    answer: Parsed,
+    count: _Count,
+    place: tuple[int, int],
+    window: Window,
+    models: Sequence[str],
 ) -> RequestRecord:
     level, repeat = place
     return RequestRecord(
@@ -98,7 +106,7 @@ def _record(
         input_by=request.input_by,
         output_tokens=count.tokens if reply.ok else None,
         output_by=count.by if reply.ok else None,
-        instance=reply.instance,
+        instance=models[reply.index % len(models)] if models else None,
     )
 
 
