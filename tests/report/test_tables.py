@@ -7,7 +7,9 @@ from rich.table import Table
 
 from trtllm_hpc.report.log_table import fitted, print_logs, size_words
 from trtllm_hpc.report.status import status_table
-from trtllm_hpc.report.tables import as_text
+from trtllm_hpc.report.tables import as_text, fit, plain_table, print_table, wrap
+from trtllm_hpc.report.versions import OPTIONAL_COLUMNS, releases_table
+from trtllm_hpc.tensorrt_llm.releases import releases
 
 ROWS: list[dict[str, Any]] = [
     {"step": "build", "rank": None, "host": None, "state": "ended 0", "size_bytes": 6, "first_error": None},
@@ -50,6 +52,46 @@ def test_the_status_fits_a_terminal_of_60_columns() -> None:
     assert all(len(line) <= 60 for line in lines)
     words = " ".join(lines).split()
     assert {"companion", "1234567", "OUT_OF_MEMORY", "memory", "asked"} <= set(words)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_releases_fit_a_terminal_without_a_broken_word(width: int) -> None:
+    text = as_text(releases_table(releases()), width, OPTIONAL_COLUMNS)
+    assert all(len(line) <= width for line in text.splitlines())
+    whole = set(as_text(releases_table(releases()), 1000).split())
+    assert {word.strip("─") for word in text.split()} <= {word.strip("─") for word in whole}
+
+
+def test_columns_without_room_are_left_out_the_last_named_first() -> None:
+    table = plain_table("name", "model", "backend")
+    table.add_row("engine-0123456789", "synthetic", "reference")
+    assert fit(table, 80, ("model", "backend"))[1] == []
+    assert fit(table, 35, ("model", "backend"))[1] == ["backend"]
+    fitted, left_out = fit(table, 20, ("model", "backend"))
+    assert left_out == ["model", "backend"] and [column.header for column in fitted.columns] == ["name"]
+
+
+def test_columns_left_out_are_named_below_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trtllm_hpc.report.tables.terminal_width", lambda: 24)
+    table = plain_table("name", "state")
+    table.add_row("engine-0123456789", "half-built")
+    print_table(table, ("state",))
+    printed = capsys.readouterr().out
+    assert "half-built" not in printed and "(no room for: state;" in printed
+    assert all(len(line) <= 24 for line in printed.splitlines())
+
+
+def test_messages_are_wrapped_at_words_as_far_indented_as_their_line() -> None:
+    message = "error: the folder /a/very/long-path/that-is-never-split cannot be read\n  next: ask its owner"
+    assert wrap(message, 30).splitlines() == [
+        "error: the folder",
+        "  /a/very/long-path/that-is-never-split",
+        "  cannot be read",
+        "  next: ask its owner",
+    ]
+    assert wrap(message, None) == message
 
 
 def test_text_has_no_colours_and_no_trailing_spaces() -> None:

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from io import StringIO
 from typing import Any
 
 import click
@@ -104,10 +105,12 @@ def main(args: Sequence[str] | None = None) -> Any:
         click.echo("Interrupted.", err=True)
         sys.exit(ExitCode.INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        text = StringIO()
+        error.show(text)
+        _print_error(text.getvalue().rstrip("\n"))
         sys.exit(error.exit_code)
     except TrtllmHpcError as error:
-        click.echo(f"error: {error}", err=True)
+        _print_error(f"error: {error}")
         sys.exit(error.exit_code)
     except _ReaderLeft:
         _drop_output()
@@ -115,9 +118,16 @@ def main(args: Sequence[str] | None = None) -> Any:
     except OSError as error:
         # What the file system refuses (a full disk, a folder that is closed to this person) is
         # no fault of the program: a traceback would only hide the one line that helps.
-        click.echo(f"error: {_refused(error)}", err=True)
+        _print_error(f"error: {_refused(error)}")
         sys.exit(ExitCode.INTERNAL)
     sys.exit(code if isinstance(code, int) else ExitCode.OK)
+
+
+def _print_error(text: str) -> None:
+    """Print an error; on a terminal it is wrapped at words."""
+    from trtllm_hpc.report.tables import terminal_width, wrap
+
+    click.echo(wrap(text, terminal_width(sys.stderr)), err=True)
 
 
 def _refused(error: OSError) -> str:

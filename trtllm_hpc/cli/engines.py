@@ -52,7 +52,7 @@ def _no_engines(cache: Cache) -> str:
 @json_option
 def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> None:
     """List every output in the cache, that used last coming first."""
-    from trtllm_hpc.report.engines import engines_table, in_bytes
+    from trtllm_hpc.report.engines import OPTIONAL_COLUMNS, engines_table, in_bytes
     from trtllm_hpc.report.tables import print_table
     from trtllm_hpc.runtime.engine_cache.survey import survey
 
@@ -64,7 +64,7 @@ def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> Non
     if not items:
         click.echo(_no_engines(cache))
         return
-    print_table(engines_table(items))
+    print_table(engines_table(items), OPTIONAL_COLUMNS)
     click.echo(f"{len(items)} in {cache.folder}, {in_bytes(sum(item.size for item in items))}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -96,6 +97,8 @@ def wait_option(command: Command) -> Command:
 
 
 def print_warnings(lines: Iterable[str]) -> None:
-    """Say something where it does not mix with the output."""
+    """Print lines on standard error, where they do not mix with the output; wrapped on a terminal."""
+    from trtllm_hpc.report.tables import terminal_width, wrap
+
     for line in lines:
-        click.echo(line, err=True)
+        click.echo(wrap(line, terminal_width(sys.stderr)), err=True)

@@ -41,7 +41,7 @@ def command(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json behind {context.invoked_subcommand!r}.")
         return
-    from trtllm_hpc.report.versions import releases_record, releases_table
+    from trtllm_hpc.report.versions import OPTIONAL_COLUMNS, releases_record, releases_table
     from trtllm_hpc.tensorrt_llm import releases as versions
 
     if as_json:
@@ -49,7 +49,7 @@ def command(context: click.Context, as_json: bool) -> None:
         return
     from trtllm_hpc.report.tables import print_table
 
-    print_table(releases_table(versions.releases()))
+    print_table(releases_table(versions.releases()), OPTIONAL_COLUMNS)
 
 
 @command.command()

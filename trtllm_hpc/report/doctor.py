@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
+
+from trtllm_hpc.report.tables import plain_table
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
 _GIB = 2**30
@@ -19,12 +20,7 @@ def checks_table(rows: Sequence[dict[str, Any]], *, narrow: bool) -> Table:
     Args:
         narrow: for a terminal: the remedy stands below the sentence.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("check", no_wrap=True)
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("what was found", overflow="fold")
-    if not narrow:
-        table.add_column("next", overflow="fold")
+    table = plain_table("check", "outcome", "what was found", *(() if narrow else ("next",)))
     for row in rows:
         state, remedy = row["outcome"], row["remedy"] or ""
         found = Text(row["sentence"], style="dim" if state == "unknown" else "")
@@ -39,10 +35,7 @@ def checks_table(rows: Sequence[dict[str, Any]], *, narrow: bool) -> Table:
 
 def rules_table(rows: Sequence[dict[str, Any]]) -> Table:
     """The rules of job files and profiles, which a job that loads has kept."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("rule", no_wrap=True)
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("what it says", overflow="fold")
+    table = plain_table("rule", "outcome", "what it says")
     for row in rows:
         table.add_row(row["id"], Text(row["outcome"], style=_STYLES[row["outcome"]]), Text(row["sentence"]))
     return table
@@ -52,10 +45,7 @@ def memory_table(plan: dict[str, Any]) -> Table:
     """The memory planner's figures for one rank, from ``MemoryPlan.as_json()``."""
     room, limits = plan["room"], plan["limits"]
     buffers = room["buffers"]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("memory of one rank", no_wrap=True)
-    table.add_column("GiB", justify="right", no_wrap=True)
-    table.add_column("how", overflow="fold")
+    table = plain_table("memory of one rank", "GiB", "how", right=("GiB",), one_line=("memory of one rank",))
     layout = room["parallel"]
     split = f"tp {layout['tensor']}, pp {layout['pipeline']}"
     table.add_row("weights", _gib(room["weights"]), f"{_number(plan['parameters'])} parameters, {split}")

@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
     from trtllm_hpc.runtime.engine_cache.survey import Item
 
+OPTIONAL_COLUMNS = ("model", "last used", "layout", "version", "built", "backend")
+"""Columns that a narrow terminal may do without; the last goes first."""
+
 _STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken": "red"}
 
 
 def engines_table(items: Sequence[Item]) -> Table:
     """One row for each entry."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("name", no_wrap=True)
-    for column in ("model", "backend", "version", "layout"):
-        table.add_column(column, overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    for column in ("built", "last used"):
-        table.add_column(column)
-    table.add_column("state", overflow="fold")
+    from trtllm_hpc.report.tables import plain_table
+
+    table = plain_table(
+        *("name", "model", "backend", "version", "layout", "size", "built", "last used", "state"),
+        right=("size",),
+        one_line=("name", "size"),
+    )
     for item in items:
         about = [Text(item.about.get(name) or "-") for name in ("model", "backend", "version", "layout")]
         size = in_bytes(item.size) if item.manifest else "-"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trtllm_hpc.logs.errors import first_error_line
 from trtllm_hpc.logs.files import LogFile
 from trtllm_hpc.logs.text import neutralised
-from trtllm_hpc.report.tables import NARROW, as_text, print_table, terminal_width
+from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,18 +66,10 @@ def log_table(
         host_width: longer names of hosts are cut to this.
         error_width: longer errors are cut to this; 0 leaves them out.
     """
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("step", no_wrap=True)
-    table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("host", no_wrap=True)
-    table.add_column("state", min_width=12)
-    table.add_column("size", justify="right", no_wrap=True)
-    if error_width != 0:
-        table.add_column("first error", no_wrap=True)
+    headers = ("step", "rank", "host", "state", "size", *(() if error_width == 0 else ("first error",)))
+    table = plain_table(*headers, right=("rank", "size"), one_line=("size", "first error"))
     for row in rows:
         cells = (row["step"], row["rank"], row["host"], row["state"], size_words(row["size_bytes"]))
         step, rank, host, state, size = ("-" if cell is None else str(cell) for cell in cells)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from trtllm_hpc.report.tables import print_table
-from trtllm_hpc.report.versions import plain_table
+from trtllm_hpc.report.tables import plain_table, print_table
 from trtllm_hpc.tensorrt_llm.releases import Command, Option, OptionHistory
 from trtllm_hpc.tensorrt_llm.releases.defaults import parsed
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from trtllm_hpc.report.tables import NARROW, print_table
+from trtllm_hpc.report.tables import NARROW, plain_table, print_table, terminal_width
 from trtllm_hpc.tensorrt_llm.releases import Release, commands_of
 from trtllm_hpc.tensorrt_llm.releases.load import BY_FAMILY, families_with
 
@@ -19,16 +19,8 @@ if TYPE_CHECKING:
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
 _NONE = "-"
 
-
-def plain_table(*headers: str) -> Table:
-    """A table without a frame, as the other commands have it."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for header in headers:
-        table.add_column(header, overflow="fold")
-    return table
+OPTIONAL_COLUMNS = ("builds with", "CUDA", "TensorRT", "Python")
+"""Columns of :func:`releases_table` that a narrow terminal may do without; the last goes first."""
 
 
 def releases_table(releases: Sequence[Release]) -> Table:
@@ -111,7 +103,13 @@ def print_release(release: Release) -> None:
     for name in BY_FAMILY:
         families = families_with(release.version, name)
         if families:
-            print(fill(f"{name} is there for: {', '.join(families)}", NARROW, initial_indent="\n"))
+            print(
+                fill(
+                    f"{name} is there for: {', '.join(families)}",
+                    min(terminal_width() or NARROW, NARROW),
+                    initial_indent="\n",
+                )
+            )
 
 
 def checked_record(checked: Checked) -> dict[str, Any]:
