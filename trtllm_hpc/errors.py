@@ -59,7 +59,7 @@ class Diagnostic:
     """
 
     code: str
-    """Short and stable, e.g. ``unknown-key``; a check's diagnostic has the check's id."""
+    """Short and stable, e.g. ``unknown-key``; for what a check has found, the check's id."""
     message: str
     file: str = ""
     """Where the value came from: a path, ``--set`` or ``built-in defaults``; empty without a place."""
@@ -87,6 +87,26 @@ class Diagnostic:
         if not isinstance(self.value, (str, int, float, bool, type(None))):
             record["value"] = repr(self.value)
         return record
+
+
+def ok(message: str) -> Diagnostic:
+    """A check's result: all is well. The runner of checks puts in the code."""
+    return Diagnostic("", message, state=OK)
+
+
+def warn(message: str, hint: str) -> Diagnostic:
+    """A check's result: this works, but not as the user may expect."""
+    return Diagnostic("", message, hint=hint, state=WARN)
+
+
+def fail(message: str, hint: str) -> Diagnostic:
+    """A check's result: this cannot work."""
+    return Diagnostic("", message, hint=hint)
+
+
+def unknown(message: str, hint: str | None = None) -> Diagnostic:
+    """A check's result: this cannot be judged here."""
+    return Diagnostic("", message, hint=hint, state=UNKNOWN)
 
 
 class TrtllmHpcError(Exception):

@@ -11,12 +11,13 @@ from tests.render.cases import plan_of
 from tests.scheduler.test_slurm_facts import NEW_LIST, PARTITIONS
 from tests.tensorrt_llm.memory_models import LLAMA_3_8B
 from tests.validation.engines import new_engine
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import write_json
 from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.precheck import context_of
-from trtllm_hpc.validation.run_checks import Row, run_checks
+from trtllm_hpc.validation.run_checks import run_checks
 
-Checked = Callable[..., dict[str, Row]]
+Checked = Callable[..., dict[str, Diagnostic]]
 
 
 @pytest.fixture
@@ -65,8 +66,8 @@ def context(tmp_path: Path, model: Path) -> Callable[..., Context]:
 def checked(context: Callable[..., Context]) -> Checked:
     """What the checks find, by their ids; Slurm is not asked unless ``asks`` says so."""
 
-    def check(*, asks: tuple[str, ...] = ("",), **parts: Any) -> dict[str, Row]:
-        return {row.id: row for row in run_checks(context(**parts), asks)}
+    def check(*, asks: tuple[str, ...] = ("",), **parts: Any) -> dict[str, Diagnostic]:
+        return {row.code: row for row in run_checks(context(**parts), asks)}
 
     return check
 

@@ -11,44 +11,45 @@ import pytest
 
 from tests.validation.conftest import Checked
 from tests.validation.engines import new_engine
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import write_json
 from trtllm_hpc.validation.context import CONTROLLER, SRUN, Context
-from trtllm_hpc.validation.run_checks import CHECKS, Row, rule_rows, run_checks
+from trtllm_hpc.validation.run_checks import CHECKS, rule_rows, run_checks
 
 ASKING = ("", SRUN, CONTROLLER)
 
 
-def state(rows: dict[str, Row], name: str) -> str:
-    return rows[name].outcome.state
+def state(rows: dict[str, Diagnostic], name: str) -> str:
+    return rows[name].state
 
 
-def says(rows: dict[str, Row], name: str, *words: str) -> None:
+def says(rows: dict[str, Diagnostic], name: str, *words: str) -> None:
     """That it fails, with these words, and says what to do."""
-    outcome = rows[name].outcome
+    outcome = rows[name]
     assert outcome.state == "fail", outcome
     for word in words:
-        assert word in outcome.sentence
-    assert outcome.remedy
-    assert not outcome.sentence.endswith(".") and "\n" not in outcome.sentence
+        assert word in outcome.message
+    assert outcome.hint
+    assert not outcome.message.endswith(".") and "\n" not in outcome.message
 
 
 def test_a_good_job_fails_nowhere(checked: Checked) -> None:
     rows = checked()
-    assert [row for row in rows.values() if row.outcome.state == "fail"] == []
+    assert [row for row in rows.values() if row.state == "fail"] == []
     assert {"world-size", "model-files", "tokenizer", "prompt-length", "memory"} <= set(rows)
-    assert state(rows, "memory") == "ok" and "requests of 2048" in rows["memory"].outcome.sentence
+    assert state(rows, "memory") == "ok" and "requests of 2048" in rows["memory"].message
 
 
 def test_ids_are_unique_and_short() -> None:
-    ids = [check.id for check in CHECKS] + [row.id for row in rule_rows()]
+    ids = [check.id for check in CHECKS] + [row.code for row in rule_rows()]
     assert len(ids) == len(set(ids))
     assert all(name.replace("-", "").isalnum() and len(name) <= 32 for name in ids)
 
 
 def test_every_rule_has_a_sentence_for_its_row() -> None:
     for row in rule_rows():
-        sentence = row.outcome.sentence
-        assert row.outcome.state == "ok" and 10 < len(sentence) < 110 and "``" not in sentence, row
+        sentence = row.message
+        assert row.state == "ok" and 10 < len(sentence) < 110 and "``" not in sentence, row
 
 
 # Slurm -------------------------------------------------------------------------------------------
@@ -58,7 +59,7 @@ def test_slurm_that_offers_everything(checked: Checked, slurm: Callable[..., Non
     slurm()
     rows = checked(asks=ASKING, cluster={"partition": "gpu"})
     assert [state(rows, name) for name in ("slurm-commands", "mpi-plugin", "partition")] == ["ok"] * 3
-    assert "4 nodes of 8 GPUs" in rows["partition"].outcome.sentence
+    assert "4 nodes of 8 GPUs" in rows["partition"].message
 
 
 def test_a_machine_without_slurm(checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +84,10 @@ def test_mpi_plugins(
     checked: Checked, slurm: Callable[..., None], offers: str, mpi: str, found: str, words: str
 ) -> None:
     slurm(plugins=offers)
-    outcome = checked(asks=("", SRUN), cluster={"mpi": mpi})["mpi-plugin"].outcome
-    assert outcome.state == found and words in outcome.sentence
+    outcome = checked(asks=("", SRUN), cluster={"mpi": mpi})["mpi-plugin"]
+    assert outcome.state == found and words in outcome.message
     if "pmix_v4" in offers:
-        assert outcome.remedy == "set mpi to pmix_v4 in the profile"
+        assert outcome.hint == "set mpi to pmix_v4 in the profile"
 
 
 def test_a_configuration_of_slurm_that_is_not_there(checked: Checked, slurm: Callable[..., None]) -> None:
@@ -146,8 +147,8 @@ def test_images(checked: Checked, tmp_path: Path) -> None:
     image.write_bytes(b"hsqs")
     assert state(checked(cluster={"container": container}), "container-image") == "ok"
     registry = {**PYXIS, "image": "nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3"}
-    outcome = checked(cluster={"container": registry})["container-image"].outcome
-    assert outcome.state == "warn" and "pulled from a registry by every node" in outcome.sentence
+    outcome = checked(cluster={"container": registry})["container-image"]
+    assert outcome.state == "warn" and "pulled from a registry by every node" in outcome.message
     relative = {**PYXIS, "image": "24.12-trtllm.sqsh"}
     says(checked(cluster={"container": relative}), "container-image", "no absolute path")
 
@@ -183,8 +184,8 @@ def test_links_that_lead_out_of_what_is_mounted(
 
 def test_a_mount_whose_source_is_not_there(checked: Checked, model: Path) -> None:
     missing = {**PYXIS, "mounts": [f"{model}/nowhere:/data:ro"]}
-    outcome = checked(cluster={"container": missing})["mount-sources"].outcome
-    assert outcome.state == "warn" and "nowhere is not there" in outcome.sentence
+    outcome = checked(cluster={"container": missing})["mount-sources"]
+    assert outcome.state == "warn" and "nowhere is not there" in outcome.message
     there = {**PYXIS, "mounts": [f"{model}:/data:ro"]}
     assert state(checked(cluster={"container": there}), "mount-sources") == "ok"
 
@@ -271,7 +272,7 @@ def test_memory_of_nodes_is_for_the_job_to_tell(checked: Checked, monkeypatch: p
 
 def test_ranks_and_nodes_are_told(checked: Checked) -> None:
     rows = checked(engine={"tensor_parallel": 8, "pipeline_parallel": 2})
-    assert rows["world-size"].outcome.sentence == "16 ranks (tp 8 x pp 2) on 2 nodes of 8"
+    assert rows["world-size"].message == "16 ranks (tp 8 x pp 2) on 2 nodes of 8"
 
 
 @pytest.mark.parametrize(
@@ -302,8 +303,8 @@ def test_what_cannot_be_split(
     from tests.tensorrt_llm.memory_models import LLAMA_3_8B
 
     write_json(model / "config.json", {**LLAMA_3_8B, **config})
-    outcome = checked(engine=engine)["model-divides"].outcome
-    assert outcome.state == found and words in outcome.sentence
+    outcome = checked(engine=engine)["model-divides"]
+    assert outcome.state == found and words in outcome.message
 
 
 def test_a_model_that_is_not_whole(checked: Checked, model: Path) -> None:
@@ -339,12 +340,10 @@ def test_a_path_that_the_system_refuses_fails_by_its_key(checked: Checked, key: 
     path = f"/{'x' * 300}"
     section, _, name = key.partition(".")
     rows = checked(**{section: {name: path}})
-    assert [
-        row.id for row in rows.values() if path in row.outcome.sentence and row.outcome.state == "fail"
-    ] == [check]
-    outcome = rows[check].outcome
-    assert outcome.state == "fail" and outcome.sentence.startswith(f"{key}: {path}")
-    assert outcome.remedy is not None and f"or set {key} to another path" in outcome.remedy
+    assert [row.code for row in rows.values() if path in row.message and row.state == "fail"] == [check]
+    outcome = rows[check]
+    assert outcome.state == "fail" and outcome.message.startswith(f"{key}: {path}")
+    assert outcome.hint is not None and f"or set {key} to another path" in outcome.hint
 
 
 def test_a_tokenizer_is_needed(checked: Checked, model: Path, engine: Path) -> None:
@@ -367,21 +366,21 @@ def test_limits_that_only_a_streamed_answer_has(checked: Checked) -> None:
     asks: dict[str, Any] = {"slo": "ttft<500ms,itl.p99<50ms,latency<1s"}
     found = checked(companion={"benchmark": asks})
     says(found, "slo", "ttft, itl", "repository.decoupled is false")
-    assert "repository.decoupled to true" in (found["slo"].outcome.remedy or "")
+    assert "repository.decoupled to true" in (found["slo"].hint or "")
     streams = {"decoupled": True}
     assert state(checked(companion={"benchmark": asks}, repository=streams), "slo") == "ok"
     asks["streaming"] = False
     found = checked(companion={"benchmark": asks}, repository=streams)
     says(found, "slo", "companion.benchmark.streaming is false")
-    assert "companion.benchmark.streaming to true" in (found["slo"].outcome.remedy or "")
+    assert "companion.benchmark.streaming to true" in (found["slo"].hint or "")
     assert state(checked(companion={"benchmark": {**asks, "slo": "latency<1s"}}), "slo") == "ok"
 
 
 def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:
     file = tmp_path / "questions.json"
     asks = {"benchmark": {"workload": {"kind": "dataset", "path": str(file)}}}
-    outcome = checked(companion=asks)["workload-file"].outcome
-    assert outcome.state == "warn" and "is not on this machine" in outcome.sentence and outcome.remedy
+    outcome = checked(companion=asks)["workload-file"]
+    assert outcome.state == "warn" and "is not on this machine" in outcome.message and outcome.hint
     file.write_text('[{"prompt": "why?"}]')
     assert state(checked(companion=asks), "workload-file") == "ok"
     assert "workload-file" not in checked()
@@ -408,9 +407,9 @@ def test_a_workload_that_cannot_be_read_is_told_before_there_is_a_server(
     file = tmp_path / "file"
     file.write_text(text)
     asks = {"benchmark": {"workload": {"kind": kind, "path": str(file)}}}
-    outcome = checked(companion=asks)["workload-file"].outcome
-    assert (outcome.state, outcome.sentence.startswith(str(file))) == ("fail", True)
-    assert words in outcome.sentence and outcome.remedy
+    outcome = checked(companion=asks)["workload-file"]
+    assert (outcome.state, outcome.message.startswith(str(file))) == ("fail", True)
+    assert words in outcome.message and outcome.hint
 
 
 def test_a_prompt_that_is_longer_than_any_prompt_may_be(checked: Checked, engine: Path) -> None:
@@ -424,8 +423,8 @@ def test_a_prompt_that_is_longer_than_any_prompt_may_be(checked: Checked, engine
 
 def test_prompts_longer_than_a_step(checked: Checked) -> None:
     engine = {"max_input_len": 2000, "max_num_tokens": 1000, "paged_context_fmha": True}
-    outcome = checked(engine=engine)["prompt-steps"].outcome
-    assert outcome.state == "warn" and "prompts of more than 1000 tokens" in outcome.sentence
+    outcome = checked(engine=engine)["prompt-steps"]
+    assert outcome.state == "warn" and "prompts of more than 1000 tokens" in outcome.message
     assert state(checked(engine=engine, repository={"chunked_context": True}), "prompt-steps") == "ok"
     assert state(checked(engine={**engine, "max_num_tokens": 2000}), "prompt-steps") == "ok"
     assert "prompt-steps" not in checked()
@@ -437,7 +436,7 @@ def test_a_model_that_does_not_fit(checked: Checked, model: Path) -> None:
     write_json(model / "config.json", LLAMA_3_70B)
     rows = checked()
     says(rows, "memory", "do not fit into 79.65 GiB a rank")
-    remedy = rows["memory"].outcome.remedy
+    remedy = rows["memory"].hint
     assert remedy is not None and remedy.startswith("set engine.tensor_parallel 2; or")
     assert state(checked(engine={"tensor_parallel": 2}), "memory") == "ok"
 
@@ -445,7 +444,7 @@ def test_a_model_that_does_not_fit(checked: Checked, model: Path) -> None:
 # A finished engine --------------------------------------------------------------------------------
 
 
-def with_engine(checked: Checked, engine: Path, **engine_keys: Any) -> dict[str, Row]:
+def with_engine(checked: Checked, engine: Path, **engine_keys: Any) -> dict[str, Diagnostic]:
     return checked(engine={"directory": str(engine), "tensor_parallel": 4, **engine_keys})
 
 
@@ -477,9 +476,9 @@ def test_an_engine_for_other_nodes(context: Callable[..., Context], tmp_path: Pa
     engine = new_engine(tmp_path / "eight", tensor=8, gpus_per_node=8)
     fits = context(engine={"directory": str(engine), "tensor_parallel": 8})
     four = context(cluster={"gpus_per_node": 4}, engine={"directory": str(engine), "tensor_parallel": 8})
-    found = {row.id: row for row in run_checks(four, ("",))}
+    found = {row.code: row for row in run_checks(four, ("",))}
     says(found, "engine-gpus-per-node", "is built for nodes of 8 GPUs, but 4 of the ranks run on each node")
-    assert {row.id: row for row in run_checks(fits, ("",))}["engine-gpus-per-node"].outcome.state == "ok"
+    assert {row.code: row for row in run_checks(fits, ("",))}["engine-gpus-per-node"].state == "ok"
 
 
 @pytest.mark.parametrize(

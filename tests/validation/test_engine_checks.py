@@ -89,8 +89,8 @@ def test_world_of_the_engine(tmp_path: Path) -> None:
     engine = read_engine(new_engine(tmp_path / "e", tensor=2, pipeline=2))
     assert engine_world(engine, 4).state == "ok"
     wrong = engine_world(engine, 2)
-    assert wrong.state == "fail" and "is built for 4 rank(s), but the plan says 2" in wrong.sentence
-    assert wrong.remedy is not None and "(2 and 2)" in wrong.remedy
+    assert wrong.state == "fail" and "is built for 4 rank(s), but the plan says 2" in wrong.message
+    assert wrong.hint is not None and "(2 and 2)" in wrong.hint
 
 
 @pytest.mark.parametrize("maker", [new_engine, old_engine])
@@ -100,10 +100,10 @@ def test_every_rank_s_file_must_be_there_and_not_empty(tmp_path: Path, maker: An
     assert engine_files(engine).state == "ok"
     (folder / engine.files[2]).write_bytes(b"")
     empty = engine_files(engine)
-    assert empty.state == "fail" and f"{engine.files[2]} is empty" in empty.sentence
+    assert empty.state == "fail" and f"{engine.files[2]} is empty" in empty.message
     (folder / engine.files[2]).unlink()
     missing = engine_files(engine)
-    assert missing.state == "fail" and f"{engine.files[2]} is missing" in missing.sentence
+    assert missing.state == "fail" and f"{engine.files[2]} is missing" in missing.message
 
 
 GPUS = [
@@ -134,8 +134,8 @@ def test_gpus_per_node_in_the_engine_against_the_nodes(
     found = engine_gpus_per_node(engine, world, per_node, visible)
     assert found.state == state
     if state == "fail":
-        assert f"is built for nodes of {built or 8} GPUs" in found.sentence
-        assert found.remedy is not None and "build it again with gpus_per_node" in found.remedy
+        assert f"is built for nodes of {built or 8} GPUs" in found.message
+        assert found.hint is not None and "build it again with gpus_per_node" in found.hint
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_engine_and_container_are_named_where_they_differ(
     planned = planned_version(engine_of, container)
     assert (found.state, planned.state) == (state, state)
     if state != "ok":
-        assert engine_of in found.sentence and container in found.sentence
-        assert engine_of in planned.sentence and container in planned.sentence
+        assert engine_of in found.message and container in found.message
+        assert engine_of in planned.message and container in planned.message
 
 
 def test_versions_that_nobody_tells(tmp_path: Path) -> None:
@@ -184,13 +184,13 @@ def test_reuse_and_chunked_context_need_paged_context_attention(
 ) -> None:
     engine = read_engine(new_engine(tmp_path / "e", build=build, plugins=plugins))
     found = paged_context(engine, "repository.kv_cache_reuse")
-    assert found.state == state and "repository.kv_cache_reuse" in found.sentence
+    assert found.state == state and "repository.kv_cache_reuse" in found.message
 
 
 def test_shared_memory() -> None:
     assert shared_memory("n1", 4.0, 8).state == "ok"
     short = shared_memory("n1", 1.0, 8)
-    assert (short.state, short.sentence) == (
+    assert (short.state, short.message) == (
         "fail",
         "/dev/shm on n1 has 1.00 GiB free, but 8 rank(s) need 2.00 GiB",
     )
@@ -199,7 +199,7 @@ def test_shared_memory() -> None:
 @pytest.mark.parametrize(("limit", "state"), [(None, "ok"), (65536, "ok"), (65535, "warn"), (64, "warn")])
 def test_locked_memory(limit: int | None, state: str) -> None:
     found = locked_memory("n1", limit)
-    assert found.state == state and "n1" in found.sentence
+    assert found.state == state and "n1" in found.message
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_locked_memory(limit: int | None, state: str) -> None:
 def test_a_tokenizer_is_one_of_many_files(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     empty = tokenizer_files(tmp_path)
-    assert empty.state == "fail" and "there is no tokenizer in" in empty.sentence
+    assert empty.state == "fail" and "there is no tokenizer in" in empty.message
     (tmp_path / name).write_bytes(b"words")
     assert tokenizer_files(tmp_path).state == "ok"
 
@@ -216,9 +216,9 @@ def test_a_tokenizer_is_one_of_many_files(tmp_path: Path, name: str) -> None:
 def test_a_pointer_of_git_lfs_is_no_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     found = tokenizer_files(tmp_path)
-    assert found.state == "fail" and found.remedy == "run git lfs pull there"
+    assert found.state == "fail" and found.hint == "run git lfs pull there"
 
 
 def test_a_folder_that_is_not_there_has_no_tokenizer(tmp_path: Path) -> None:
     found = tokenizer_files(tmp_path / "none")
-    assert found.state == "fail" and "cannot be read: No such file or directory" in found.sentence
+    assert found.state == "fail" and "cannot be read: No such file or directory" in found.message

@@ -9,11 +9,10 @@ import click
 
 from trtllm_hpc.cli.options import json_option, runs_option
 from trtllm_hpc.cli.rendering import cluster_option, complete_job, set_option
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import Diagnostic, ExitCode
 
 if TYPE_CHECKING:
     from trtllm_hpc.validation.context import Context
-    from trtllm_hpc.validation.run_checks import Row
 
 
 @click.command("doctor")
@@ -92,17 +91,18 @@ def _job_context(job_file: Path, cluster: str, settings: tuple[str, ...], runs: 
         return context_of(found.with_engine(find_engine(found.plan)))
 
 
-def _record(context: Context, rows: list[Row], rules: list[Row]) -> dict[str, Any]:
+def _record(context: Context, rows: list[Diagnostic], rules: list[Diagnostic]) -> dict[str, Any]:
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
     from trtllm_hpc.validation.memory_check import memory_of
+    from trtllm_hpc.validation.run_checks import row_of
 
     plan = memory_of(context) if context.has_job else None
     memory = plan.as_json() if isinstance(plan, MemoryPlan) else None
     notes = list(context.plan.notes) if context.has_job else []
     return {
-        "checks": [row.as_json() for row in rows],
+        "checks": [row_of(row) for row in rows],
         "memory": memory,
-        "rules": [row.as_json() for row in rules],
+        "rules": [row_of(row) for row in rules],
         "notes": notes,
     }
 
@@ -126,8 +126,8 @@ def _print_tables(record: dict[str, Any], with_rules: bool) -> None:
         click.echo(f"note: {note}")
 
 
-def _summary(rows: list[Row]) -> str:
-    counts = {state: sum(row.outcome.state == state for row in rows) for state in ("fail", "warn", "unknown")}
+def _summary(rows: list[Diagnostic]) -> str:
+    counts = {state: sum(row.state == state for row in rows) for state in ("fail", "warn", "unknown")}
     words = {
         "fail": "{} failed",
         "warn": "{} to think about",

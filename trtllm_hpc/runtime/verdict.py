@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trtllm_hpc.errors import FAIL, WARN, Diagnostic, fail
 from trtllm_hpc.runtime.checks.engine import (
     engine_files,
     engine_gpus_per_node,
@@ -17,7 +18,6 @@ from trtllm_hpc.runtime.checks.engine import (
 )
 from trtllm_hpc.runtime.checks.engine_config import NotAnEngine, read_engines
 from trtllm_hpc.runtime.checks.node import locked_memory, shared_memory
-from trtllm_hpc.runtime.checks.outcome import FAIL, WARN, Outcome, fail
 from trtllm_hpc.runtime.checks.tokenizer import tokenizer_files
 
 
@@ -81,11 +81,11 @@ def doubts(gathered: list[Found], expected: Expected) -> list[str]:
     return [_told(outcome) for outcome in outcomes(gathered, expected) if outcome.state == WARN]
 
 
-def _told(outcome: Outcome) -> str:
-    return outcome.sentence if outcome.remedy is None else f"{outcome.sentence}; {outcome.remedy}"
+def _told(outcome: Diagnostic) -> str:
+    return outcome.message if outcome.hint is None else f"{outcome.message}; {outcome.hint}"
 
 
-def outcomes(ranks: list[Found], expected: Expected) -> Iterator[Outcome]:
+def outcomes(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
     """Every check that files and numbers can answer, each host once."""
     hosts = {found.host: found for found in reversed(ranks)}
     for host, found in sorted(hosts.items()):
@@ -101,7 +101,7 @@ def outcomes(ranks: list[Found], expected: Expected) -> Iterator[Outcome]:
         yield tokenizer_files(expected.tokenizer)
 
 
-def _engine(folder: Path, expected: Expected, installed: str | None, gpus: int) -> Iterator[Outcome]:
+def _engine(folder: Path, expected: Expected, installed: str | None, gpus: int) -> Iterator[Diagnostic]:
     try:
         engines = read_engines(folder)
     except NotAnEngine as error:

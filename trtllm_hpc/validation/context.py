@@ -11,9 +11,9 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.checks.engine_config import EngineConfig, NotAnEngine, read_engines
-from trtllm_hpc.runtime.checks.outcome import Outcome
 from trtllm_hpc.scheduler.slurm_facts import Partition, ask_mpi_plugins, ask_partitions, has_pyxis
 from trtllm_hpc.tensorrt_llm.memory.families import synthetic_config
 from trtllm_hpc.tensorrt_llm.model_config import read_model_config
@@ -127,6 +127,6 @@ class Check:
     """What holds when it is well, in a few words."""
     when: Callable[[Context], bool]
     """Whether it applies."""
-    function: Callable[[Context], Outcome]
+    function: Callable[[Context], Diagnostic]
     asks: str = ""
     """Empty: files and numbers only; or ``srun``; or ``controller``."""

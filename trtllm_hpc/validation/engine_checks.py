@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from trtllm_hpc.errors import FAIL, Diagnostic, fail, ok, unknown
 from trtllm_hpc.runtime.checks.engine import (
     engine_files,
     engine_gpus_per_node,
@@ -14,10 +15,9 @@ from trtllm_hpc.runtime.checks.engine import (
     paged_context,
 )
 from trtllm_hpc.runtime.checks.engine_config import EngineConfig, NotAnEngine
-from trtllm_hpc.runtime.checks.outcome import FAIL, Outcome, fail, ok, unknown
 from trtllm_hpc.validation.context import Check, Context
 
-Judge = Callable[[Context, EngineConfig], Outcome]
+Judge = Callable[[Context, EngineConfig], Diagnostic]
 
 
 def _has_engine(context: Context) -> bool:
@@ -37,10 +37,10 @@ def _asked_by(context: Context) -> bool:
     return _has_engine(context) and context.job.companion.enabled
 
 
-def _each(judge: Judge) -> Callable[[Context], Outcome]:
+def _each(judge: Judge) -> Callable[[Context], Diagnostic]:
     """The worst outcome of all engines in the folder (an encoder-decoder has two)."""
 
-    def judged(context: Context) -> Outcome:
+    def judged(context: Context) -> Diagnostic:
         engines = context.engines_read
         if engines is None:
             return unknown(f"the engine in {context.engine_folder} cannot be seen on this machine")
@@ -57,45 +57,45 @@ def _is_missing(folder: Path) -> bool:
     return not folder.exists() and os.access(folder.parent, os.R_OK | os.X_OK)
 
 
-def is_there(context: Context) -> Outcome:
+def is_there(context: Context) -> Diagnostic:
     """A folder that is not beside its neighbours here is not there on the nodes either."""
     named = str(context.engine_folder)
     folder = context.here(named)
     if _is_missing(folder):
-        sentence = f"there is no {folder}, though {folder.parent} can be read here"
-        return fail(sentence, "set engine.directory to the folder of a finished engine")
+        message = f"there is no {folder}, though {folder.parent} can be read here"
+        return fail(message, "set engine.directory to the folder of a finished engine")
     if not folder.exists():
         return unknown(f"{named} cannot be seen on this machine")
     return ok(f"{named} is there")
 
 
-def world(context: Context, engine: EngineConfig) -> Outcome:
+def world(context: Context, engine: EngineConfig) -> Diagnostic:
     """tp * pp * cp of both."""
     return engine_world(engine, context.job.engine.world_size)
 
 
-def files(context: Context, engine: EngineConfig) -> Outcome:
+def files(context: Context, engine: EngineConfig) -> Diagnostic:
     """A file for each rank."""
     return engine_files(engine)
 
 
-def version(context: Context, engine: EngineConfig) -> Outcome:
+def version(context: Context, engine: EngineConfig) -> Diagnostic:
     """The release that built it and the release that serves it."""
     return engine_version(engine, context.plan.release)
 
 
-def gpus_per_node(context: Context, engine: EngineConfig) -> Outcome:
+def gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic:
     """What the engine takes for a node, and what the cluster gives."""
     layout = context.plan.layout
     return engine_gpus_per_node(engine, layout.world_size, layout.ranks_per_node, layout.gpus_per_node)
 
 
-def paged(context: Context, engine: EngineConfig) -> Outcome:
+def paged(context: Context, engine: EngineConfig) -> Diagnostic:
     """KV cache reuse and chunked context."""
     return paged_context(engine, context.plan.needs_paged_context or "")
 
 
-def lengths(context: Context, engine: EngineConfig) -> Outcome:
+def lengths(context: Context, engine: EngineConfig) -> Diagnostic:
     """The companion's answers fit beside a prompt."""
     companion = context.job.companion
     asked = {"companion.request.max_tokens": companion.request.max_tokens}
@@ -106,12 +106,12 @@ def lengths(context: Context, engine: EngineConfig) -> Outcome:
         return unknown("the engine does not say how long requests may be")
     key, tokens = max(asked.items(), key=lambda item: item[1])
     if tokens >= longest:
-        sentence = f"{key} {tokens} and a prompt do not fit into the engine's {longest} tokens"
-        return fail(sentence, f"lower it below {longest}, or build the engine for longer requests")
+        message = f"{key} {tokens} and a prompt do not fit into the engine's {longest} tokens"
+        return fail(message, f"lower it below {longest}, or build the engine for longer requests")
     return ok(f"the engine takes {longest} tokens, the companion asks for {tokens}")
 
 
-def limits(context: Context, engine: EngineConfig) -> Outcome:
+def limits(context: Context, engine: EngineConfig) -> Diagnostic:
     """What the job file promises is not more than the engine was built for."""
     wanted = context.job.engine
     pairs = {
@@ -130,7 +130,7 @@ def limits(context: Context, engine: EngineConfig) -> Outcome:
     return ok("the job file's limits are within the engine's")
 
 
-def logits(context: Context, engine: EngineConfig) -> Outcome:
+def logits(context: Context, engine: EngineConfig) -> Diagnostic:
     """Logits that requests may ask for were gathered when the engine was built."""
     asked = context.job.companion.request if context.job.companion.enabled else None
     for name in ("context_logits", "generation_logits"):
@@ -138,11 +138,11 @@ def logits(context: Context, engine: EngineConfig) -> Outcome:
         if getattr(engine, key):
             continue
         if getattr(context.job.engine, key):
-            sentence = f"the job file has engine.{key}, but the engine was built without"
-            return fail(sentence, f"build it again with --{key}, or set the key to false")
+            message = f"the job file has engine.{key}, but the engine was built without"
+            return fail(message, f"build it again with --{key}, or set the key to false")
         if asked is not None and getattr(asked, name):
-            sentence = f"the companion asks for {name}, but the engine was built without --{key}"
-            return fail(sentence, f"build it again with --{key}, or set companion.request.{name} to false")
+            message = f"the companion asks for {name}, but the engine was built without --{key}"
+            return fail(message, f"build it again with --{key}, or set companion.request.{name} to false")
     return ok("the engine gathers the logits that the job file promises")
 
 

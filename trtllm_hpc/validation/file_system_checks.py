@@ -9,9 +9,9 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
+from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.plan.mounts import is_below, named_folders, target_of
 from trtllm_hpc.runtime.checks.node import shared_memory
-from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
 from trtllm_hpc.runtime.sweep import shm_free_gib
 from trtllm_hpc.validation.context import Check, Context
 
@@ -35,17 +35,17 @@ def _without_container(context: Context) -> bool:
     return context.cluster.container.runtime == "none"
 
 
-def runs_folder(context: Context) -> Outcome:
+def runs_folder(context: Context) -> Diagnostic:
     """Each run is a folder in it."""
     return _writable(context.runs, "runs_folder in the profile, or --runs")
 
 
-def engines_folder(context: Context) -> Outcome:
+def engines_folder(context: Context) -> Diagnostic:
     """Engines that are built are kept in it."""
     return _writable(context.engines, "engines_folder in the profile, or $TRTLLM_HPC_ENGINES")
 
 
-def _writable(folder: Path, key: str) -> Outcome:
+def _writable(folder: Path, key: str) -> Diagnostic:
     parent = folder
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent
@@ -57,7 +57,7 @@ def _writable(folder: Path, key: str) -> Outcome:
     return ok(f"{folder} can be written to{made}")
 
 
-def container_image(context: Context) -> Outcome:
+def container_image(context: Context) -> Diagnostic:
     """A file is there; a name in a registry is pulled when the job starts."""
     image = context.cluster.container.image or ""
     path = Path(image.removeprefix("file://"))
@@ -80,7 +80,7 @@ def container_image(context: Context) -> Outcome:
     return ok(f"the image {path} is there")
 
 
-def python(context: Context) -> Outcome:
+def python(context: Context) -> Diagnostic:
     """The Python of the batch scripts runs on the nodes; those see what this machine sees, or not."""
     path = context.cluster.python
     if path is None:
@@ -92,7 +92,7 @@ def python(context: Context) -> Outcome:
     return ok(f"{path} is there")
 
 
-def mpi4py(context: Context) -> Outcome:
+def mpi4py(context: Context) -> Diagnostic:
     """The preflight joins the ranks by MPI; outside a container with this Python."""
     if context.cluster.python is not None:
         return unknown("whether the nodes' Python has mpi4py shows in the preflight")
@@ -101,7 +101,7 @@ def mpi4py(context: Context) -> Outcome:
     return ok("this Python has mpi4py")
 
 
-def server(context: Context) -> Outcome:
+def server(context: Context) -> Diagnostic:
     """``tritonserver`` without a container."""
     name = context.cluster.triton.server
     if name == "pytriton":
@@ -109,22 +109,22 @@ def server(context: Context) -> Outcome:
             return fail("this Python has no pytriton", "pip install 'trtllm-hpc[reference]'")
         return ok("tritonserver comes with nvidia-pytriton")
     if shutil.which(name) is None:
-        sentence = f"there is no {name} on this machine"
-        remedy = "set triton.server in the profile, or container.runtime"
-        return fail(sentence, remedy) if _local(context) else unknown(sentence, remedy)
+        message = f"there is no {name} on this machine"
+        hint = "set triton.server in the profile, or container.runtime"
+        return fail(message, hint) if _local(context) else unknown(message, hint)
     return ok(f"{shutil.which(name)} is there")
 
 
-def examples(context: Context) -> Outcome:
+def examples(context: Context) -> Diagnostic:
     """Outside of NVIDIA's images the programs that convert a model lie where somebody has put them."""
     for program in _programs(context):
         if Path(program).is_file():
             continue
-        sentence = f"there is no {program} on this machine"
-        remedy = (
+        message = f"there is no {program} on this machine"
+        hint = (
             "clone TensorRT-LLM's release, and set container.examples in the profile to its folder examples"
         )
-        return fail(sentence, remedy) if _local(context) else warn(sentence, remedy)
+        return fail(message, hint) if _local(context) else warn(message, hint)
     return ok("upstream's programs that convert the model are there")
 
 
@@ -138,7 +138,7 @@ def _runs_examples(context: Context) -> bool:
     return context.has_job and _without_container(context) and bool(_programs(context))
 
 
-def shared(context: Context) -> Outcome:
+def shared(context: Context) -> Diagnostic:
     """Where this machine is the node; else the preflight looks on each node."""
     if not _local(context):
         return unknown("how much of /dev/shm is free on each node shows in the job's first seconds")
@@ -146,14 +146,14 @@ def shared(context: Context) -> Outcome:
     return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
 
 
-def locked(context: Context) -> Outcome:
+def locked(context: Context) -> Diagnostic:
     """Only a network card needs it; the limit that counts is slurmd's, which the preflight reads."""
     if _local(context) or (context.has_job and context.plan.layout.nodes == 1):
         return ok("on one node no network card wants memory locked")
     return unknown("how much memory may be locked on each node shows in the job's first seconds")
 
 
-def mounts(context: Context) -> Outcome:
+def mounts(context: Context) -> Diagnostic:
     """A container sees only what is mounted into it."""
     targets = [target_of(mount) for mount in context.plan.mounts]
     for key, path in named_folders(context.job):
@@ -190,7 +190,7 @@ def _leading_out(path: str, here: Path, targets: Sequence[str]) -> Iterator[tupl
                 yield str(inside), target
 
 
-def mount_sources(context: Context) -> Outcome:
+def mount_sources(context: Context) -> Diagnostic:
     """A container does not start with a mount whose source is not there."""
     for mount in context.cluster.container.mounts:
         source = Path(mount.partition(":")[0])
@@ -202,7 +202,7 @@ def mount_sources(context: Context) -> Outcome:
     return ok("the sources of the profile's mounts are there")
 
 
-def upstream_files(context: Context) -> Outcome:
+def upstream_files(context: Context) -> Diagnostic:
     """Until 0.16 the images carry neither upstream's programs nor its model templates."""
     release, plan = context.release, context.plan
     if release is None:

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
+from trtllm_hpc.errors import ConfigError, Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.runtime.checks.tokenizer import is_lfs_pointer, tokenizer_files
 from trtllm_hpc.validation.context import Check, Context
 
@@ -37,7 +36,7 @@ def _is_split(context: Context) -> bool:
     return context.has_job and context.job.engine.world_size > 1
 
 
-def world(context: Context) -> Outcome:
+def world(context: Context) -> Diagnostic:
     """The ranks of the engine are the tasks of the step."""
     layout, engine = context.plan.layout, context.job.engine
     where = f"{layout.nodes} node{'s' * (layout.nodes > 1)} of {layout.ranks_per_node}"
@@ -51,7 +50,7 @@ def world(context: Context) -> Outcome:
     return ok(f"{ranks}{f' ({sizes})' if sizes else ''} on {where}")
 
 
-def divides(context: Context) -> Outcome:
+def divides(context: Context) -> Diagnostic:
     """Heads, layers and experts are shared evenly, as the runtime's models assume."""
     config, engine = context.model_config, context.job.engine
     if config is None:
@@ -72,12 +71,12 @@ def divides(context: Context) -> Outcome:
             f"{stack.kv_heads} KV heads cannot be split over {tensor} ranks", _tensor_hint(stack.kv_heads)
         )
     if stack.layers % pipeline:
-        sentence = f"{stack.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
-        return warn(f"{sentence}: older releases refuse that", f"set it to a divisor of {stack.layers}")
+        message = f"{stack.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
+        return warn(f"{message}: older releases refuse that", f"set it to a divisor of {stack.layers}")
     experts, expert = next((it.count for it in stack.matrices if it.expert), 0), parallel_of(engine).expert
     if experts and experts % expert:
-        sentence = f"{experts} experts do not divide by engine.moe_expert_parallel {expert}"
-        return fail(sentence, f"set it to a divisor of {experts}")
+        message = f"{experts} experts do not divide by engine.moe_expert_parallel {expert}"
+        return fail(message, f"set it to a divisor of {experts}")
     return ok(f"{heads} heads and {stack.layers} layers divide by the ranks")
 
 
@@ -94,8 +93,8 @@ def _has_slo(context: Context) -> bool:
     return benchmark is not None and benchmark.slo is not None
 
 
-def slo(context: Context) -> Outcome:
-    """The benchmark would end with this sentence, when the server is ready and paid for."""
+def slo(context: Context) -> Diagnostic:
+    """The benchmark would otherwise fail with this message only after the server is up."""
     from trtllm_hpc.bench.judgement.slo import BadSlo, parse_slo
 
     benchmark = context.job.companion.benchmark
@@ -103,7 +102,7 @@ def slo(context: Context) -> Outcome:
     try:
         limits = parse_slo(benchmark.slo)
     except BadSlo as error:
-        # A sentence of a check is one line, and no full stop ends it.
+        # The message of a check is one line without a full stop.
         return fail(" ".join(error.message.split()).rstrip("."), "mend companion.benchmark.slo")
     unstreamed = _unstreamed(context)
     if limits.streamed and unstreamed is not None:
@@ -128,7 +127,7 @@ def _has_workload_file(context: Context) -> bool:
     return benchmark is not None and benchmark.workload.path is not None
 
 
-def workload_file(context: Context) -> Outcome:
+def workload_file(context: Context) -> Diagnostic:
     """The companion reads it on its node, which may see other folders than this machine."""
     from trtllm_hpc.bench.workload.readable import check_file
 
@@ -147,7 +146,7 @@ def workload_file(context: Context) -> Outcome:
     return ok(f"the benchmark's workload is {file}")
 
 
-def _misread(error: ConfigError) -> Outcome:
+def _misread(error: ConfigError) -> Diagnostic:
     """The first thing that is wrong with a file, in one line."""
     first, *others = error.diagnostics
     where = first.file if first.line is None else f"{first.file}:{first.line}"
@@ -157,7 +156,7 @@ def _misread(error: ConfigError) -> Outcome:
     )
 
 
-def prompt(context: Context) -> Outcome:
+def prompt(context: Context) -> Diagnostic:
     """A word is a token at least; the tokenizer is not asked."""
     words = len(context.job.companion.request.prompt.split())
     engines = context.engines_read
@@ -166,14 +165,12 @@ def prompt(context: Context) -> Outcome:
     if longest is None:
         return unknown("the release decides how long a prompt may be")
     if words > longest:
-        sentence = (
-            f"the companion's prompt has {words} words, but an engine's prompt {longest} tokens at most"
-        )
-        return fail(sentence, "shorten companion.request.prompt, or raise engine.max_input_len")
+        message = f"the companion's prompt has {words} words, but an engine's prompt {longest} tokens at most"
+        return fail(message, "shorten companion.request.prompt, or raise engine.max_input_len")
     return ok(f"the companion's prompt has {words} words, and may have {longest} tokens")
 
 
-def steps(context: Context) -> Outcome:
+def steps(context: Context) -> Diagnostic:
     """Unless it is chunked, the runtime computes a prompt in one step.
 
     Its log: "maxInputLen ... = min(maxSequenceLen - 1, maxNumTokens) since context FMHA and
@@ -198,7 +195,7 @@ def _has_steps(context: Context) -> bool:
     return engine.max_input_len is not None and engine.max_num_tokens is not None
 
 
-def model_files(context: Context) -> Outcome:
+def model_files(context: Context) -> Diagnostic:
     """The model's folder has a configuration, and all the weights that its index names."""
     folder = context.model_folder
     if folder is None:
@@ -235,7 +232,7 @@ def _weights(folder: Path) -> list[str]:
     return sorted(file.name for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
 
 
-def tokenizer(context: Context) -> Outcome:
+def tokenizer(context: Context) -> Diagnostic:
     """Pre- and postprocessing read it from a folder; a compute node may not reach the Hub."""
     path = context.plan.tokenizer
     if path is None:

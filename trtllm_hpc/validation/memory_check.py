@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.runtime.checks.outcome import Outcome, unknown
+from trtllm_hpc.errors import Diagnostic, unknown
 from trtllm_hpc.tensorrt_llm.memory.families import UnknownModel
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, plan_memory
 from trtllm_hpc.validation.context import Check, Context
@@ -19,14 +19,14 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
         return error
 
 
-def memory(context: Context) -> Outcome:
+def memory(context: Context) -> Diagnostic:
     """Weights, buffers and the KV cache of the longest requests fit into a rank's memory."""
     plan = memory_of(context)
     if plan is None:
         return unknown("the model's config.json cannot be read here, so nothing is known of its memory")
     if isinstance(plan, UnknownModel):
         return unknown(str(plan))
-    return Outcome(plan.verdict, plan.sentence, plan.remedy)
+    return Diagnostic("memory", plan.sentence, hint=plan.remedy, state=plan.verdict)
 
 
 def _has_model(context: Context) -> bool:

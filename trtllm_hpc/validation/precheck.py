@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from trtllm_hpc.errors import FAIL, WARN, Diagnostic
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.runtime.checks.outcome import FAIL, WARN
 from trtllm_hpc.validation.context import SRUN, Context
-from trtllm_hpc.validation.run_checks import Row, refuse, run_checks
+from trtllm_hpc.validation.run_checks import refuse, run_checks
 
 
 def context_of(plan: Plan) -> Context:
@@ -24,21 +24,21 @@ def before_submission(plan: Plan, ignored: Collection[str]) -> list[str]:
     Raises:
         ConfigError: see :func:`trtllm_hpc.validation.run_checks.refuse`.
     """
-    rows = run_checks(context_of(plan), asks=("", SRUN))
-    refuse(rows, ignored)
-    return _told(rows)
+    found = run_checks(context_of(plan), asks=("", SRUN))
+    refuse(found, ignored)
+    return _warnings(found)
 
 
 def before_rendering(plan: Plan) -> list[str]:
     """What a person should know of a run that is only written; needs no Slurm."""
-    return _told(run_checks(context_of(plan), asks=("",)))
+    return _warnings(run_checks(context_of(plan), asks=("",)))
 
 
-def _told(rows: list[Row]) -> list[str]:
+def _warnings(found: list[Diagnostic]) -> list[str]:
     lines = []
-    for row in rows:
-        if row.outcome.state in (WARN, FAIL):
-            fails = " (submit refuses this)" if row.outcome.state == FAIL else ""
-            lines.append(f"warning: {row.id}: {row.outcome.sentence}{fails}")
-            lines += [f"  next: {row.outcome.remedy}"] if row.outcome.remedy else []
+    for it in found:
+        if it.state in (WARN, FAIL):
+            fails = " (submit refuses this)" if it.state == FAIL else ""
+            lines.append(f"warning: {it.code}: {it.message}{fails}")
+            lines += [f"  next: {it.hint}"] if it.hint else []
     return lines

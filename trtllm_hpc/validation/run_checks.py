@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from trtllm_hpc.config.closed import refused
-from trtllm_hpc.errors import ConfigError, Diagnostic
-from trtllm_hpc.runtime.checks.outcome import FAIL, UNKNOWN, WARN, Outcome, fail, ok
+from trtllm_hpc.errors import FAIL, OK, UNKNOWN, WARN, ConfigError, Diagnostic, State, fail, ok
 from trtllm_hpc.validation import engine_checks as engine
 from trtllm_hpc.validation import file_system_checks as places
 from trtllm_hpc.validation import job_checks as job
@@ -28,37 +27,20 @@ CHECKS: tuple[Check, ...] = (
 """All of them, in the order of the table."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """What one check found."""
-
-    id: str
-    title: str
-    outcome: Outcome
-
-    def as_json(self) -> dict[str, Any]:
-        """One row as plain JSON types."""
-        found = self.outcome
-        return {
-            "id": self.id,
-            "title": self.title,
-            "outcome": found.state,
-            "sentence": found.sentence,
-            "remedy": found.remedy,
-        }
+_TITLES = {check.id: check.title for check in CHECKS}
 
 
-def run_checks(context: Context, asks: Collection[str] = ("", SRUN, CONTROLLER)) -> list[Row]:
-    """Every check that applies and asks for nothing else than ``asks``."""
+def run_checks(context: Context, asks: Collection[str] = ("", SRUN, CONTROLLER)) -> list[Diagnostic]:
+    """Run every check that applies and needs nothing but ``asks``; a check's id is its diagnostic's code."""
     return [
-        Row(check.id, check.title, _judged(check, context))
+        replace(_run(check, context), code=check.id)
         for check in CHECKS
         if check.asks in asks and check.when(context)
     ]
 
 
-def _judged(check: Check, context: Context) -> Outcome:
-    """What a check finds; a path that is closed to this person fails, with the key that names it."""
+def _run(check: Check, context: Context) -> Diagnostic:
+    """Run one check; a path that the user may not read is a failure that names its key."""
     try:
         return check.function(context)
     except OSError as error:
@@ -70,49 +52,53 @@ def _judged(check: Check, context: Context) -> Outcome:
         return fail(f"{found.field}: {found.message}", found.hint or "")
 
 
-def rule_rows() -> list[Row]:
-    """The rules of job files and profiles, all of which a job that loads has kept."""
-    return [Row(rule.__name__.replace("_", "-"), "kept", ok(_sentence(rule))) for rule in rules()]
+def rule_rows() -> list[Diagnostic]:
+    """The rules of job files and profiles, by name; a job file that loads keeps them all."""
+    return [replace(ok(_first_sentence(rule)), code=rule.__name__.replace("_", "-")) for rule in rules()]
 
 
-def _sentence(rule: Callable[..., Any]) -> str:
+def _first_sentence(rule: Callable[..., Any]) -> str:
     """First sentence of a docstring, as a cell of a table."""
     text = " ".join((inspect.getdoc(rule) or "").split())
     return text.split(". ")[0].replace("``", "").rstrip(".")
 
 
-def refuse(rows: Sequence[Row], ignored: Collection[str]) -> None:
-    """Stop before the queue, unless everything that fails is to be ignored.
+def row_of(found: Diagnostic) -> dict[str, Any]:
+    """What a check has found, or a rule that is kept, as ``doctor`` prints it."""
+    return {
+        "id": found.code,
+        "title": _TITLES.get(found.code, "kept"),
+        "outcome": found.state,
+        "sentence": found.message,
+        "remedy": found.hint,
+    }
+
+
+def refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
+    """Raise what fails, unless its check is to be ignored.
 
     Raises:
-        ConfigError: with a finding for each check that fails, or for a name that no check has.
+        ConfigError: with every check that fails, or every name in ``ignored`` that no check has.
     """
-    known = {check.id for check in CHECKS}
-    unknown = [name for name in ignored if name not in known]
+    unknown = [name for name in ignored if name not in _TITLES]
     if unknown:
+        choices = tuple(sorted(_TITLES))
         raise ConfigError(
             [
-                Diagnostic(
-                    "unknown-check",
-                    f"no check is called {name!r}",
-                    "--ignore",
-                    "",
-                    choices=tuple(sorted(known)),
-                )
+                Diagnostic("unknown-check", f"no check is called {name!r}", "--ignore", choices=choices)
                 for name in unknown
             ]
         )
-    failed = [row for row in rows if row.outcome.state == FAIL and row.id not in ignored]
+    failed = [it for it in found if it.state == FAIL and it.code not in ignored]
     if failed:
-        findings = [
-            Diagnostic(row.id, row.outcome.sentence, f"check {row.id}", "", hint=row.outcome.remedy)
-            for row in failed
-        ]
-        names = " ".join(f"--ignore {row.id}" for row in failed)
-        raise ConfigError(findings, hint=f"mend it, or go on all the same with {names}")
+        names = " ".join(f"--ignore {it.code}" for it in failed)
+        raise ConfigError(
+            [replace(it, file=f"check {it.code}") for it in failed],
+            hint=f"mend it, or go on all the same with {names}",
+        )
 
 
-def worst(rows: Sequence[Row]) -> str:
-    """The state of the whole table."""
-    states = {row.outcome.state for row in rows}
-    return next((state for state in (FAIL, WARN, UNKNOWN) if state in states), "ok")
+def worst(found: Sequence[Diagnostic]) -> State:
+    """The worst state of all."""
+    states = {it.state for it in found}
+    return next((state for state in (FAIL, WARN, UNKNOWN) if state in states), OK)

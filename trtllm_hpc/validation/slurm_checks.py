@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
+from trtllm_hpc.errors import Diagnostic, SubmissionError, fail, ok, unknown, warn
 from trtllm_hpc.validation.context import CONTROLLER, SRUN, Check, Context
 
 _COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
@@ -32,7 +31,7 @@ def _in_apptainer(context: Context) -> bool:
     return context.cluster.container.runtime == "apptainer"
 
 
-def commands(context: Context) -> Outcome:
+def commands(context: Context) -> Diagnostic:
     """``sacct`` is not among them: clusters without accounting work."""
     missing = [name for name in _COMMANDS if shutil.which(name) is None]
     if missing:
@@ -43,7 +42,7 @@ def commands(context: Context) -> Outcome:
     return ok("Slurm's commands are on this machine")
 
 
-def configuration(context: Context) -> Outcome:
+def configuration(context: Context) -> Diagnostic:
     """Slurm's commands are pointed at the profile's cluster."""
     file = context.cluster.slurm_conf or ""
     if not os.access(file, os.R_OK):
@@ -54,7 +53,7 @@ def configuration(context: Context) -> Outcome:
     return ok(f"{file} can be read")
 
 
-def mpi_plugin(context: Context) -> Outcome:
+def mpi_plugin(context: Context) -> Diagnostic:
     """The ranks of a server find each other through PMIx."""
     wanted = context.cluster.mpi
     try:
@@ -72,7 +71,7 @@ def mpi_plugin(context: Context) -> Outcome:
     return ok(f"this Slurm offers the MPI plugin {wanted}")
 
 
-def partition(context: Context) -> Outcome:
+def partition(context: Context) -> Diagnostic:
     """The partition exists, and has as many GPUs in a node as the profile says."""
     name = context.cluster.partition
     try:
@@ -84,24 +83,24 @@ def partition(context: Context) -> Outcome:
         return fail(f"there is no partition {name!r}; you may see {names}", "set partition in the profile")
     most, wanted = max(item.gpus_per_node for item in found), context.cluster.gpus_per_node
     if context.cluster.gpu_request != "none" and most < wanted:
-        sentence = f"a node of the partition {name!r} has {most} GPUs, but the profile says {wanted}"
-        return fail(sentence, f"set gpus_per_node to {most} in the profile, or choose another partition")
+        message = f"a node of the partition {name!r} has {most} GPUs, but the profile says {wanted}"
+        return fail(message, f"set gpus_per_node to {most} in the profile, or choose another partition")
     return ok(f"the partition {name!r} has {sum(item.nodes for item in found)} nodes of {most} GPUs")
 
 
-def pyxis(context: Context) -> Outcome:
+def pyxis(context: Context) -> Diagnostic:
     """``srun`` takes container images only with NVIDIA's plugin."""
     try:
         there = context.has_pyxis
     except SubmissionError as error:
         return unknown(f"cannot ask srun for its options: {_words(error)}", "srun --help")
     if not there:
-        sentence = "this srun knows no --container-image: Slurm has no pyxis plugin"
-        return fail(sentence, "set container.runtime to apptainer, or ask your site for pyxis")
+        message = "this srun knows no --container-image: Slurm has no pyxis plugin"
+        return fail(message, "set container.runtime to apptainer, or ask your site for pyxis")
     return ok("this srun takes container images (pyxis)")
 
 
-def apptainer(context: Context) -> Outcome:
+def apptainer(context: Context) -> Diagnostic:
     """Apptainer is called on the compute nodes; login nodes often have it too."""
     if shutil.which("apptainer") is None:
         setup = "; the profile's setup may load it" if context.cluster.setup else ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import re
 
+from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.runtime.checks.engine_config import EngineConfig
-from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok, unknown, warn
 
 _AGAIN = "build it again"
 
 
-def engine_world(engine: EngineConfig, world_size: int) -> Outcome:
+def engine_world(engine: EngineConfig, world_size: int) -> Diagnostic:
     """An engine has a part for each rank, no more and no fewer (upstream: ``mpiSize == tp * pp``)."""
     where = f"the engine in {engine.folder}"
     if engine.world_size != world_size:
@@ -23,13 +23,13 @@ def engine_world(engine: EngineConfig, world_size: int) -> Outcome:
     return ok(f"{where} is built for {world_size} rank{'s' * (world_size != 1)}")
 
 
-def engine_files(engine: EngineConfig) -> Outcome:
+def engine_files(engine: EngineConfig) -> Diagnostic:
     """Each rank loads a file of its own: all of them are there, and none is empty."""
     for name in engine.files:
         file = engine.folder / name
         if not file.is_file():
-            sentence = f"the engine in {engine.folder} is not whole: {name} is missing"
-            return fail(sentence, _AGAIN)
+            message = f"the engine in {engine.folder} is not whole: {name} is missing"
+            return fail(message, _AGAIN)
         if file.stat().st_size == 0 and not engine.is_reference:
             return fail(f"the engine in {engine.folder} is not whole: {name} is empty", _AGAIN)
     return ok(f"all {len(engine.files)} files of the engine are there")
@@ -37,7 +37,7 @@ def engine_files(engine: EngineConfig) -> Outcome:
 
 def engine_gpus_per_node(
     engine: EngineConfig, world_size: int, ranks_per_node: int, visible_gpus: int
-) -> Outcome:
+) -> Diagnostic:
     """The runtime takes node and device of a rank from the ``gpus_per_node`` that stands in the engine.
 
     ``worldConfig.h``: device = rank % gpus_per_node, node = rank / gpus_per_node; ``worldConfig.cpp``
@@ -50,20 +50,20 @@ def engine_gpus_per_node(
     told = f"the engine in {engine.folder} is built for nodes of {built} GPUs"
     if engine.gpus_per_node is None:
         told += " (it names no number, and the runtime takes 8)"
-    remedy = f"build it again with gpus_per_node {ranks_per_node} in the profile"
+    hint = f"build it again with gpus_per_node {ranks_per_node} in the profile"
     if nodes == 1 and world_size > built:
-        return fail(f"{told}: rank {built} would share a GPU with rank 0", remedy)
+        return fail(f"{told}: rank {built} would share a GPU with rank 0", hint)
     if nodes > 1 and built != ranks_per_node:
         there = f"{ranks_per_node} of the ranks run on each node"
-        sentence = f"{told}, but {there}: they would take the wrong GPUs"
-        return fail(sentence, remedy)
+        message = f"{told}, but {there}: they would take the wrong GPUs"
+        return fail(message, hint)
     if 1 < visible_gpus < min(built, world_size):
-        sentence = f"{told}, but a rank sees {visible_gpus}"
-        return fail(sentence, f"build it again with gpus_per_node {visible_gpus} in the profile")
+        message = f"{told}, but a rank sees {visible_gpus}"
+        return fail(message, f"build it again with gpus_per_node {visible_gpus} in the profile")
     return ok(f"{told}, which fits {nodes} node{'s' * (nodes > 1)} of {ranks_per_node} ranks")
 
 
-def engine_version(engine: EngineConfig, release: str | None) -> Outcome:
+def engine_version(engine: EngineConfig, release: str | None) -> Diagnostic:
     """An engine runs on the release that built it only (tensorrtllm_backend, issues 190, 194, 235)."""
     if engine.is_reference:
         return ok("the reference backend's engine")
@@ -76,23 +76,23 @@ def engine_version(engine: EngineConfig, release: str | None) -> Outcome:
     state = _compared(engine.version, release)
     if state == "same":
         return ok(f"engine and container are of TensorRT-LLM {release}")
-    sentence = (
+    message = (
         f"the engine in {engine.folder} is of TensorRT-LLM {engine.version}, but the container has {release}"
     )
-    remedy = f"{_AGAIN} with {release}, or serve with a container of {engine.version}"
-    return warn(sentence, remedy) if state == "near" else fail(sentence, remedy)
+    hint = f"{_AGAIN} with {release}, or serve with a container of {engine.version}"
+    return warn(message, hint) if state == "near" else fail(message, hint)
 
 
-def planned_version(planned: str, found: str | None) -> Outcome:
+def planned_version(planned: str, found: str | None) -> Diagnostic:
     """What the container has is what the command lines were written for."""
     if found is None:
         return unknown(f"no TensorRT-LLM package in this Python; the plan is for {planned}")
     state = _compared(planned, found)
     if state == "same":
         return ok(f"the container has TensorRT-LLM {found}, as planned")
-    sentence = f"the container has TensorRT-LLM {found}, but the plan is for {planned}"
-    remedy = f"set container.tensorrt_llm_version in the profile to {found}, or take an image of {planned}"
-    return warn(sentence, remedy) if state == "near" else fail(sentence, remedy)
+    message = f"the container has TensorRT-LLM {found}, but the plan is for {planned}"
+    hint = f"set container.tensorrt_llm_version in the profile to {found}, or take an image of {planned}"
+    return warn(message, hint) if state == "near" else fail(message, hint)
 
 
 def installed_version() -> str | None:
@@ -116,7 +116,7 @@ def _compared(one: str, other: str) -> str:
     return "same" if rest[0] == rest[1] else "near"
 
 
-def paged_context(engine: EngineConfig, wanted_by: str) -> Outcome:
+def paged_context(engine: EngineConfig, wanted_by: str) -> Diagnostic:
     """KV cache reuse and chunked context need attention over a paged cache for prompts too."""
     if engine.paged_context_fmha and engine.paged_kv_cache is not False:
         return ok(f"the engine has paged context attention, as {wanted_by} needs")

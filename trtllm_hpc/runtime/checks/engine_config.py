@@ -18,7 +18,7 @@ DEFAULT_GPUS_PER_NODE = 8
 
 
 class NotAnEngine(ValueError):
-    """The folder holds no engine; the message is one sentence."""
+    """The folder holds no engine; its message is one sentence."""
 
 
 @dataclass(frozen=True)

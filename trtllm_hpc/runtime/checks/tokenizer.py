@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtllm_hpc.runtime.checks.outcome import Outcome, fail, ok
+from trtllm_hpc.errors import Diagnostic, fail, ok
 
 NAMES = (
     "tokenizer.json",
@@ -17,17 +17,17 @@ NAMES = (
 """Files that hold a vocabulary, of any of transformers' tokenizers; ``*.tiktoken`` besides."""
 
 
-def tokenizer_files(folder: Path) -> Outcome:
+def tokenizer_files(folder: Path) -> Diagnostic:
     """``AutoTokenizer`` finds a vocabulary in the folder, without asking the Hub."""
-    remedy = f"copy the model's tokenizer files ({NAMES[0]} or {NAMES[1]}...) into {folder}"
+    hint = f"copy the model's tokenizer files ({NAMES[0]} or {NAMES[1]}...) into {folder}"
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
-        return fail(f"the tokenizer's folder {folder} cannot be read: {error.strerror}", remedy)
+        return fail(f"the tokenizer's folder {folder} cannot be read: {error.strerror}", hint)
     found = [name for name in names if name in NAMES or name.endswith(".tiktoken")]
     if not found:
-        sentence = f"there is no tokenizer in {folder}, and compute nodes may not reach the Hub"
-        return fail(sentence, remedy)
+        message = f"there is no tokenizer in {folder}, and compute nodes may not reach the Hub"
+        return fail(message, hint)
     for name in found:
         try:
             is_pointer = is_lfs_pointer(folder / name)

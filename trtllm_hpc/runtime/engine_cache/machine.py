@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import metadata
 
+from trtllm_hpc.errors import FAIL, WARN
 from trtllm_hpc.runtime.checks.engine import planned_version
-from trtllm_hpc.runtime.checks.outcome import FAIL, WARN
 from trtllm_hpc.runtime.engine_cache.recipe import Recipe
 from trtllm_hpc.runtime.gpus import ask_gpus
 
@@ -56,7 +56,7 @@ def check_version(recipe: Recipe, versions: dict[str, str]) -> None:
             f"or name the image of {planned}",
         )
     if outcome.state == WARN:
-        print(f"warning: {outcome.sentence}", flush=True)
+        print(f"warning: {outcome.message}", flush=True)
 
 
 def compute_capability(recipe: Recipe) -> str | None:
