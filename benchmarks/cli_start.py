@@ -1,4 +1,4 @@
-"""How fast the command line starts, beside the least that it could cost.
+"""How fast the command line starts, compared with the least it could cost.
 
 ``python benchmarks/cli_start.py [--rounds 15]`` runs, in turn and in one run,
 ``python -c "import click"`` (the limit: our own help can cost no less),

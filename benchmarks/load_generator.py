@@ -1,16 +1,16 @@
-"""The load generator of ``trtllm-hpc bench`` beside NVIDIA's perf_analyzer and upstream's script.
+"""The load generator of ``trtllm-hpc bench`` compared with NVIDIA's perf_analyzer and upstream's script.
 
 ``python -m benchmarks.load_generator [--rounds 5] [--seconds 4] [--json FILE]``
 
 One real tritonserver serves two models: one that answers at once, and one
-that streams 50 tokens a second, each with the server's own time stamp. In
-turn, round after round, each contender loads it:
+that streams 50 tokens per second, each with the server's time stamp. In each
+round, the contenders load it in turn:
 
 - ``ours``: ``trtllm_hpc.bench.load``;
 - ``perf_analyzer``: C++, from the wheel of tritonclient 2.41.1, which is downloaded once;
 - ``upstream``: ``async_infer`` of tritonclient with sleeps between requests, as
   ``benchmark_core_model.py`` does it. It has no closed loop: it sends as fast as it can;
-- ``grpcio``: gRPC's library for Python, which ours would be made of if it were fast enough.
+- ``grpcio``: gRPC's Python library, which ours would use if it were fast enough.
 
 Every contender, not the server, has the real-time priority that ``trtllm-hpc
 bench`` takes where it may: children inherit it. On two cores that it shares with
@@ -100,7 +100,7 @@ def _contenders(scenario: str) -> list[str]:
 
 
 def _contend(name: str, scenario: str, server: Server, seconds: float) -> Figures:
-    """In a process of its own, as perf_analyzer is."""
+    """Measure in a separate process, as perf_analyzer is."""
     values = (name, scenario, _LEVELS[scenario], seconds, server.endpoint.grpc_port)
     command = [sys.executable, "-m", "benchmarks.load.contend", *map(str, values)]
     done = subprocess.run(command, capture_output=True, text=True)

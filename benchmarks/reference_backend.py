@@ -1,27 +1,27 @@
-"""The reference backend through Triton, beside the same library without a server.
+"""The reference backend behind Triton, compared with transformers without a server.
 
 ``python -m benchmarks.reference_backend [--model llama-170m] [--concurrency 1,8,32] …``
 
 In one run, on the same model, prompts and number of new tokens (greedy, no
 end token), it measures the output tokens a second of
 
-- ``triton``: the real Triton server, over a gRPC stream from a client of its own;
-- ``engine``: our engine alone in a process;
+- ``triton``: the real Triton server, over a gRPC stream from a separate client;
+- ``engine``: our engine in one process, without Triton;
 - ``continuous batching``: that of transformers, in a process; on GPUs also with CUDA graphs;
-- ``generate``: transformers' plain generation of batches that begin and end
-  together; on GPUs also with a static cache, which transformers compiles.
+- ``generate``: transformers' plain generation on static batches;
+  on GPUs also with a static cache, which transformers compiles.
 
-Each is a process of its own that keeps still while another is measured; they
-take turns, in another order each round, so that drift meets all of them. The
-first three have a closed loop: a new request follows each answer. With
+Each runs in its own process, which is idle while another is measured. They take
+turns in a different order each round, so that drift affects all of them. The
+first three run a closed loop: a new request follows each answer. With
 ``--features`` triton and engine are measured a second time, with sampling,
 penalties, bad and stop words, minimum length, seed and log-probs in every
 request.
 
-Bounds at concurrency 32: on CPUs triton within 0.9 of the fastest in one
-process, and everywhere with all features within 0.9 of the library's fastest,
-which lacks them. The static batch is no bar. The exit code is 1 when a bound is broken, 2 when a
-contender failed.
+Bounds at concurrency 32: on CPUs triton within 0.9 of the fastest contender in one
+process; everywhere, with all features, within 0.9 of the fastest way of the library,
+which lacks them. The static batch is not compared. The exit code is 1 when a bound
+is broken, 2 when a contender failed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> Results:
 
 
 def _prepare(setup: Setup) -> tuple[Setup, Facts]:
-    """In a process of its own, so that its libraries leave the memory again."""
+    """Prepare in a child process, so that the memory of its libraries is freed."""
     with child(Task("prepare", "prepare"), setup) as preparing:
         prepared: tuple[Setup, Facts] = preparing.receive()
     return prepared

@@ -1,6 +1,6 @@
-"""A real tritonserver with models in Python, started straight as a process: nvidia-pytriton carries one.
+"""A real tritonserver (from the nvidia-pytriton wheel) with Python models, started as a child process.
 
-Tests use it, too.
+The tests use it too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def running_triton(folder: Path, models: Sequence[str], *, options: Sequence[str
 
     Args:
         folder: for the log and the backends.
-        models: what the endpoint is to say that it serves.
+        models: names of the models that the endpoint lists.
         options: more of tritonserver's own.
 
     Raises:
@@ -78,7 +78,7 @@ def _command(folder: Path, ports: Sequence[int], options: Sequence[str]) -> list
 
 
 def wheel_folder() -> Path:
-    """Where nvidia-pytriton is installed.
+    """The folder where nvidia-pytriton is installed.
 
     Raises:
         ServerFailed: it is not.
@@ -90,7 +90,7 @@ def wheel_folder() -> Path:
 
 
 def link_backends(folder: Path) -> Path:
-    """The Python backend and this Python's stub, as links: a copied stub does not find its libraries."""
+    """Link the Python backend and this Python's stub: a copied stub does not find its libraries."""
     (folder / "python").mkdir(parents=True)
     wheel = wheel_folder() / "tritonserver"
     release = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -104,7 +104,7 @@ def link_backends(folder: Path) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has just now."""
+    """Ports that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

@@ -1,1 +1,1 @@
-"""What ``benchmarks/load_generator.py`` is made of."""
+"""The parts of ``benchmarks/load_generator.py``."""

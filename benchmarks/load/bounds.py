@@ -1,4 +1,4 @@
-"""What must hold, and whether it does."""
+"""The bounds that the load generator must keep, and whether it keeps them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a contender has shown in one scenario."""
+"""The figures of one contender in one scenario."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CLOSED, OPEN, STREAMS = "closed loop", "open loop", "streams"
 
 @dataclass(frozen=True)
 class Figures:
-    """One round's; ``None`` where it does not apply."""
+    """The figures of one round; ``None`` where a figure does not apply."""
 
     rate_per_s: float | None = None
     """Requests answered, in the open loop sent, in each second."""
@@ -29,7 +29,7 @@ class Figures:
     """Inter-token time as the client saw it, against the server's own stamps."""
 
     def as_dict(self) -> dict[str, float]:
-        """Those that apply."""
+        """The figures that apply, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

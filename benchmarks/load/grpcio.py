@@ -1,4 +1,4 @@
-"""gRPC's own library for Python, asynchronous: the load generator would be simpler on it."""
+"""grpcio's asyncio client: the load generator would be simpler if it used it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SERVICE = "/inference.GRPCInferenceService/"
 
 
 def closed(port: int, level: int, seconds: float) -> Figures:
-    """So many coroutines, each one request after the other, serialised beforehand."""
+    """Run ``level`` coroutines, each sending one pre-serialised request after the other."""
     return asyncio.run(_closed(port, level, seconds))
 
 
@@ -49,7 +49,7 @@ async def _closed(port: int, level: int, seconds: float) -> Figures:
 
 
 def streams(port: int, level: int, seconds: float) -> Figures:
-    """A call for each stream."""
+    """Open one call for each stream."""
     return asyncio.run(_streams(port, level, seconds))
 
 

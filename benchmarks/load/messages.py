@@ -1,4 +1,4 @@
-"""The two requests of the benchmark, and the stamps in an answer."""
+"""The benchmark's two requests, and the time stamps in an answer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def tokens(count: int) -> bytes:
 
 
 def gap_error_p99_ms(streams: Iterable[Sequence[tuple[float, bytes]]]) -> float:
-    """By how much the client's inter-token times differ from the server's, over all streams.
+    """The p99 difference between the client's and the server's inter-token times, over all streams, in ms.
 
     Args:
-        streams: of each the responses with the times when they came, in seconds.
+        streams: for each stream its responses with their arrival times in seconds.
     """
     errors = []
     for chunks in streams:

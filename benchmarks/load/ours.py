@@ -1,4 +1,4 @@
-"""The package's load generator."""
+"""The load generator of this package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _target(port: int, model: str, *, streaming: bool = False) -> Target:
 
 
 def closed(port: int, level: int, seconds: float) -> Figures:
-    """So many at once."""
+    """A closed loop with ``level`` requests outstanding."""
     target = _target(port, INSTANT)
     run_closed(target, [messages.instant()], level, Clock(), until_s=_WARMUP_S)
     load = _checked(run_closed(target, [messages.instant()], level, Clock(), until_s=seconds))
@@ -33,7 +33,7 @@ def closed(port: int, level: int, seconds: float) -> Figures:
 
 
 def open_(port: int, level: int, seconds: float) -> Figures:
-    """So many a second, evenly."""
+    """An open loop: ``level`` requests per second at equal intervals."""
     due_s = [number / level for number in range(int((seconds + _WARMUP_S) * level))]
     load = _checked(run_open(_target(port, INSTANT), [messages.instant()] * len(due_s), due_s, Clock()))
     replies = [reply for reply in load.replies if reply.due_s - load.start_s >= _WARMUP_S]
@@ -50,7 +50,7 @@ def open_(port: int, level: int, seconds: float) -> Figures:
 
 
 def streams(port: int, level: int, seconds: float) -> Figures:
-    """So many streams side by side; they begin evenly over the time between two tokens."""
+    """``level`` concurrent streams; their starts are spread evenly over one inter-token time."""
     payload = messages.tokens(int(seconds * messages.TOKENS_PER_S))
     due_s = [number / level / messages.TOKENS_PER_S for number in range(level)]
     load = _checked(run_open(_target(port, TOKENS, streaming=True), [payload] * level, due_s, Clock()))

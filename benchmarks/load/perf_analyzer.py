@@ -1,4 +1,4 @@
-"""NVIDIA's perf_analyzer, from the wheel of tritonclient that still carries it."""
+"""NVIDIA's perf_analyzer, from the last tritonclient wheel that includes it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PerfAnalyzer:
         self._check()
 
     def measure(self, scenario: str, server: Server, level: int, seconds: float, folder: Path) -> Figures:
-        """Load ``server`` in ``scenario`` for about so long."""
+        """Load ``server`` in ``scenario`` for about ``seconds``."""
         table = folder / "perf_analyzer.csv"
         table.unlink(missing_ok=True)
         before = server.answered()
@@ -70,7 +70,7 @@ class PerfAnalyzer:
             raise BenchmarkFailed(f"perf_analyzer does not start: {said.stderr.strip()}")
 
     def _run(self, *arguments: str) -> float:
-        """Run it; returns its CPU seconds, start and end included."""
+        """Run it; returns its CPU seconds, including start and exit."""
         process = subprocess.Popen(
             [self._program, *arguments],
             env=self._env,
@@ -108,7 +108,7 @@ def _download(folder: Path, program: Path) -> None:
 
 
 def _link_cuda_runtime(folder: Path) -> None:
-    """perf_analyzer is linked to the CUDA runtime, which it needs on no CPU; nvidia-pytriton carries one."""
+    """Link the CUDA runtime that nvidia-pytriton carries: perf_analyzer is linked against it even on CPUs."""
     found = sorted(wheel_folder().parent.glob("nvidia_pytriton.libs/libcudart-*.so.*"))
     if not found:
         raise BenchmarkFailed("nvidia-pytriton carries no libcudart: install the pinned version")

@@ -27,17 +27,17 @@ output [ { name: "STAMP" data_type: TYPE_INT64 dims: [ 1 ] } ]
 
 
 class BenchmarkFailed(Exception):
-    """A contender could not do its part."""
+    """A contender could not be measured."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where it answers."""
+    """A running tritonserver and its ports."""
 
     endpoint: Endpoint
 
     def answered(self) -> int:
-        """Requests that it has answered so far, by its own count."""
+        """The number of requests answered so far, by the server's own count."""
         with urllib.request.urlopen(self.endpoint.metrics, timeout=10) as page:
             lines = page.read().decode().splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith("nv_inference_count{"))

@@ -1,4 +1,4 @@
-"""Upstream's way of loading (``benchmark_core_model.py``, v0.16.0), written anew.
+"""The loading method of upstream's ``benchmark_core_model.py`` (v0.16.0), reimplemented.
 
 Each request is built when it is its turn, sent with tritonclient's
 ``async_infer``, and then the sender sleeps for the gap. Latency counts from
@@ -21,12 +21,12 @@ _Answer = tuple[float, Any]
 
 
 def flood(port: int, level: int, seconds: float) -> Figures:
-    """As fast as it can; upstream has no closed loop over gRPC, so ``level`` says nothing."""
+    """Send as fast as possible; upstream has no closed loop over gRPC, so ``level`` is ignored."""
     return _run(port, 0.0, seconds)
 
 
 def open_(port: int, level: int, seconds: float) -> Figures:
-    """So many a second, if building and sending took no time."""
+    """``level`` requests per second, if building and sending a request took no time."""
     return _run(port, 1 / level, seconds)
 
 

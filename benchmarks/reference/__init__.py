@@ -1,1 +1,1 @@
-"""The reference backend beside the same library without a server: contenders, measurement, tables."""
+"""The reference backend compared with transformers without a server: contenders, measurement, tables."""

@@ -1,4 +1,4 @@
-"""Contenders as child processes: each keeps still while another is measured."""
+"""Contenders as child processes: each is idle while another is measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Task:
-    """What a child process does: a module's ``contend``, or ``prepare`` once."""
+    """What a child process runs: a module's ``contend``, or ``prepare`` once."""
 
     name: str
     module: str
@@ -62,18 +62,18 @@ class Child:
         return outcome
 
     def memory(self) -> Memory:
-        """Peaks up to now; the client of a server is not counted."""
+        """Peak memory so far; a server's client is not counted."""
         self._ours.send("device memory")
         device = self.receive(RUN_LIMIT_S)
         pids = process_tree(self._pid)
         return Memory(sum(peak_memory(pid) for pid in (pids[1:] if device is None else pids)), device)
 
     def cpu_seconds(self) -> float:
-        """CPU time of all its processes that still run."""
+        """CPU time of all its running processes, in seconds."""
         return sum(cpu_seconds(pid) for pid in process_tree(self._pid))
 
     def end(self) -> None:
-        """Let it end by itself, which it does when the pipe closes."""
+        """Close the pipe, at which the child exits, and wait for it."""
         self._ours.close()
         self._process.join(END_LIMIT_S)
         if self._process.is_alive():
@@ -86,10 +86,10 @@ class Child:
         return self._process.pid
 
     def receive(self, limit_s: float = START_LIMIT_S) -> Any:
-        """What it says next.
+        """The child's next message.
 
         Raises:
-            BenchmarkFailed: it says nothing in time, or that it failed, or it has ended.
+            BenchmarkFailed: no message in time, a message of failure, or the child has exited.
         """
         try:
             if not self._ours.poll(limit_s):
@@ -145,7 +145,7 @@ def _answer_runs(connection: Connection, setup: Setup, measure: Measure) -> None
 
 
 def _device_memory() -> int | None:
-    """Peak of tensors on the GPU in bytes; ``None`` in a process that has no torch, which is a client."""
+    """Peak of tensors on the GPU in bytes; ``None`` in a client, which does not import torch."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None

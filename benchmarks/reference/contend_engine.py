@@ -32,7 +32,7 @@ Answers = queue.SimpleQueue[tuple[int, "Answer | Exception"]]
 
 @dataclass
 class _Heard:
-    """Puts the answer to one request into the queue of all."""
+    """Puts the answer to one request into the shared queue."""
 
     index: int
     answers: Answers
@@ -49,7 +49,7 @@ class _Heard:
 
 @dataclass
 class _Ending:
-    """Stands for the server's end: a failed engine fails the measurement instead."""
+    """In place of the server's shutdown: a failed engine fails the measurement."""
 
     answers: Answers
 

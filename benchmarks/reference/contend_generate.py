@@ -1,6 +1,6 @@
-"""transformers' plain ``generate`` on batches that all begin and end together.
+"""transformers' plain ``generate`` on static batches.
 
-Mode ``static`` has a cache of fixed size, with which transformers compiles
+Mode ``static`` uses a cache of fixed size, with which transformers compiles
 the decode step on GPUs.
 """
 
@@ -33,7 +33,7 @@ def contend(setup: Setup, mode: str) -> Iterator[Measure]:
 
 
 def _forget_compiled() -> None:
-    """A new batch size would otherwise be compiled for any size, which is slower."""
+    """Reset the compiler: otherwise a new batch size is compiled with dynamic shapes, which is slower."""
     import torch
 
     torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""What the two ways of transformers itself share."""
+"""Shared by the two contenders that use transformers alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.reference.workload import Setup
 
 
 def load_model(setup: Setup, attention: str) -> Any:
-    """The model as transformers loads it, with as many threads as the engine would take."""
+    """Load the model with transformers, with the number of threads the engine would use."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging

@@ -1,4 +1,4 @@
-"""The lines of the table: which contenders there are, and what each is compared with."""
+"""The lines of the table: the contenders, and what each is compared with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Line:
 
     @property
     def is_bar(self) -> bool:
-        """Runs in one process, with what the requests through Triton ask for or less."""
+        """Whether it runs in one process, with at most the features that the requests through Triton use."""
         return self.is_library or self.task.name == ENGINE
 
 

@@ -1,4 +1,4 @@
-"""Lets the contenders take turns."""
+"""Measure the contenders in turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPARED = {False: "generate", True: ENGINE + FEATURES}
 
 
 class Measurement:
-    """All contenders of one run; one that fails is left out from then on, and the reason kept."""
+    """All contenders of one run. One that fails is left out from then on; its reason is kept."""
 
     def __init__(self, results: Results, requests_per_slot: int, say: Callable[[str], None]) -> None:
         self._results = results
@@ -43,7 +43,7 @@ class Measurement:
             self._children[task].wait_ready()
 
     def warm_up(self, concurrency: int) -> None:
-        """A round that does not count: the first compiles, records and allocates what the others use."""
+        """A round that is not counted: it compiles, records graphs and allocates memory."""
         self._say(f"concurrency {concurrency}: warming up")
         self._answers = {}
         for line in self._lines():
@@ -54,7 +54,7 @@ class Measurement:
                 self._answers[line.name] = outcome.answers
 
     def measure(self, concurrency: int, round_: int) -> None:
-        """One round: each line once, beginning with another one each round."""
+        """One round: each line once, starting with a different one each round."""
         lines = self._lines()
         first = round_ % len(lines) if lines else 0
         for line in (*lines[first:], *lines[:first]):
@@ -68,7 +68,7 @@ class Measurement:
                 )
 
     def ask_memory(self) -> None:
-        """Note the peaks of those that are still there."""
+        """Record the peak memory of the contenders that are left."""
         for task, contender in list(self._children.items()):
             with self._leaving_out(task):
                 self._results.memory[task.name] = contender.memory()
@@ -115,5 +115,5 @@ class Measurement:
 
 
 def _cpu(contender: Child, others: list[Child]) -> tuple[float, float, float]:
-    """CPU seconds up to now of one contender, of the others, and of the whole machine."""
+    """CPU seconds so far of one contender, of the others, and of the whole machine."""
     return contender.cpu_seconds(), sum(other.cpu_seconds() for other in others), machine_cpu_seconds()

@@ -1,4 +1,4 @@
-"""Makes the model and the engines, and finds the bound that memory sets."""
+"""Make the model and the engines, and find the bound set by memory bandwidth."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Facts:
 
     @property
     def bound(self) -> float:
-        """Tokens a second at concurrency 1, were nothing but the reading of the weights to take time."""
+        """Tokens per second at concurrency 1 if only reading the weights took time."""
         return self.bandwidth / self.weight_bytes
 
 
@@ -90,7 +90,7 @@ def _build(setup: Setup, ranks: int) -> None:
 
 
 def _weights(file: Path) -> tuple[int, int]:
-    """Parameters in a file of weights, and the bytes read for one token.
+    """The number of parameters in a weight file, and the bytes read for one token.
 
     Of input embeddings a token needs one row, unless the output layer shares them.
     The header's layout: https://huggingface.co/docs/safetensors, section Format.
@@ -113,7 +113,7 @@ def _weights(file: Path) -> tuple[int, int]:
 
 
 def _bandwidth(device: str) -> float:
-    """The fastest of some copies, each of more than any cache holds."""
+    """Memory bandwidth: the fastest of several copies, each larger than any cache."""
     import torch
 
     source = torch.ones(_COPY_BYTES[device], dtype=torch.uint8, device=device)

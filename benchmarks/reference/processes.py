@@ -1,4 +1,4 @@
-"""What the kernel says of processes and of the machine (proc(5))."""
+"""CPU time and memory of processes and of the machine, from proc(5)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def machine_cpu_seconds() -> float:
-    """CPU time of everything on this machine, also what other guests of the same host took from it."""
+    """CPU time of everything on this machine, including time stolen by other guests of the host."""
     first = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, first.split()[1:9])
     return (user + nice + system + irq + softirq + steal) / _TICKS
 
 
 def process_tree(pid: int) -> list[int]:
-    """A process and its descendants, itself first."""
+    """A process and its descendants, the process first."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -30,12 +30,12 @@ def process_tree(pid: int) -> list[int]:
 
 
 def _stat_fields(stat: Path) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; the name before it may hold blanks."""
+    """Fields of /proc/PID/stat from the state on; the name before it may contain blanks."""
     return stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process; nothing for one that has ended."""
+    """User and system time of a process in seconds; 0 for one that has ended."""
     try:
         fields = _stat_fields(Path(f"/proc/{pid}/stat"))
     except OSError:
@@ -44,7 +44,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def peak_memory(pid: int) -> int:
-    """The most bytes that a process ever had resident: VmHWM of proc(5)."""
+    """Peak resident memory of a process in bytes: VmHWM of proc(5)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:

@@ -36,13 +36,13 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Output tokens a second."""
+        """Output tokens per second."""
         return self.tokens / self.seconds
 
 
 @dataclass
 class Results:
-    """All that one run of the benchmark found."""
+    """The results of one run of the benchmark."""
 
     facts: Facts
     lines: list[Line]
@@ -54,18 +54,18 @@ class Results:
     """Why a line has no or not all figures."""
 
     def rates(self, line: str, concurrency: int) -> list[float]:
-        """Of all rounds, slowest first."""
+        """Rates of all rounds, slowest first."""
         return sorted(
             sample.rate for sample in self.samples if (sample.line, sample.concurrency) == (line, concurrency)
         )
 
     def median(self, line: str, concurrency: int) -> float | None:
-        """Output tokens a second in the middle round."""
+        """Median output tokens per second over the rounds."""
         rates = self.rates(line, concurrency)
         return statistics.median(rates) if rates else None
 
     def best(self, concurrency: int, *, library_only: bool) -> tuple[str, float] | None:
-        """The fastest way in one process without the extra features."""
+        """The fastest contender in one process without the extra features."""
         found = [
             (line.name, median)
             for line in self.lines
@@ -75,12 +75,12 @@ class Results:
         return max(found, key=lambda item: item[1]) if found else None
 
     def ratio(self, line: str, other: str, concurrency: int) -> float | None:
-        """Of two medians."""
+        """The ratio of two medians."""
         above, below = self.median(line, concurrency), self.median(other, concurrency)
         return above / below if above is not None and below is not None else None
 
     def record(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Everything, for a file."""
+        """All results as plain JSON types."""
         return {
             "settings": dict(settings),
             "facts": {**asdict(self.facts), "bound": self.facts.bound},
@@ -95,7 +95,7 @@ class Results:
         }
 
     def verdicts(self) -> list[Verdict]:
-        """On CPUs Triton against the fastest; with all features against the library, which lacks them."""
+        """On CPUs, Triton against the fastest contender; with all features, against transformers alone."""
         found = []
         for name, library_only in ((TRITON, False), (TRITON + FEATURES, True)):
             if name not in {line.name for line in self.lines}:
@@ -111,7 +111,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a line keeps up with the best that it is compared with, at concurrency 32."""
+    """Whether a line keeps up with the best one it is compared with, at concurrency 32."""
 
     line: str
     best: str
@@ -130,7 +130,7 @@ class Verdict:
 
 
 def ratio_rows(results: Results) -> dict[str, list[float | None]]:
-    """Ratios of medians by their names, one for each concurrency."""
+    """Ratios of medians by name, one for each concurrency."""
     names = [line.name for line in results.lines]
     rows: dict[str, list[float | None]] = {}
     for suffix in ("", FEATURES):

@@ -16,7 +16,7 @@ NOT_JUDGED = f"that takes triton and one in-process contender at concurrency {JU
 
 
 def report(results: Results) -> str:
-    """All tables, what must be known to trust them, and the verdict."""
+    """All tables, the conditions under which they were measured, and the verdict."""
     head = ["", *(str(count) for count in results.concurrencies)]
     speeds = [
         [line.name, *(_speed(results.rates(line.name, count)) for count in results.concurrencies)]
@@ -105,7 +105,7 @@ def _shares(samples: Sequence[Sample]) -> list[str]:
 
 
 def plot(results: Results, file: Path) -> None:
-    """Output tokens a second over concurrency, one curve a line."""
+    """Plot output tokens per second over concurrency, one curve for each line."""
     import matplotlib
 
     matplotlib.use("Agg")

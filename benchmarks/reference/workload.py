@@ -1,4 +1,4 @@
-"""What every contender has to do: the same model, prompts and number of new tokens."""
+"""The workload of every contender: the same model, prompts and number of new tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = list[int]
 
 @dataclass(frozen=True)
 class Setup:
-    """What one run of the benchmark compares, as its child processes see it."""
+    """The setup of one run of the benchmark, as its child processes see it."""
 
     folder: Path
     """Scratch folder of the whole run."""
@@ -51,7 +51,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement: ``requests`` in all, ``concurrency`` of them outstanding at any time."""
+    """One measurement: ``requests`` in total, ``concurrency`` of them outstanding at any time."""
 
     concurrency: int
     requests: int
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one measurement gave."""
+    """The outcome of one measurement."""
 
     seconds: float
     """From before the first request to after the last answer."""
@@ -78,11 +78,11 @@ Measure = Callable[[Run], Outcome]
 
 
 class BenchmarkFailed(Exception):
-    """A contender could not do its work."""
+    """A contender could not be measured."""
 
 
 def prompt(setup: Setup, index: int) -> list[int]:
-    """Token ids of the prompt with this number; special tokens, which come first, are left out."""
+    """Token ids of prompt number ``number``; special tokens, which have the lowest ids, are not used."""
     draw = random.Random(index)
     return [draw.randrange(3, setup.vocab_size) for _ in range(setup.prompt_tokens)]
 
@@ -99,7 +99,7 @@ def inputs(setup: Setup, index: int, features: bool) -> dict[str, np.ndarray[Any
 
 
 def _features(setup: Setup, index: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Everything that a request can ask for besides beams, logits and adapters.
+    """Every request option except beams, logits and adapters.
 
     The end token is forbidden by ``min_length`` and the stop word is too long
     to come up by chance: a contender checks for both and still makes all tokens.
@@ -126,7 +126,7 @@ def _features(setup: Setup, index: int) -> dict[str, np.ndarray[Any, Any]]:
 def closed_loop(
     run: Run, send: Callable[[int], None], receive: Callable[[], tuple[int, Any]]
 ) -> tuple[float, float, list[Any]]:
-    """Send a new request for each answer; returns seconds, the sender's CPU seconds, and the answers."""
+    """Send a new request for each answer. Returns seconds, the sender's CPU seconds, and the answers."""
     found: dict[int, Any] = {}
     cpu, started = time.process_time(), time.perf_counter()
     for index in range(run.concurrency):
@@ -143,10 +143,10 @@ def closed_loop(
 
 
 def check(outcome: Outcome, setup: Setup) -> Outcome:
-    """Every contender must have made every token.
+    """Check that the contender generated every token.
 
     Raises:
-        BenchmarkFailed: it made fewer or more.
+        BenchmarkFailed: it generated fewer or more.
     """
     lengths = {len(answer) for answer in outcome.answers}
     if lengths != {setup.new_tokens}:

@@ -1,6 +1,6 @@
-"""A decoupled model that answers so many tokens, one each 20 ms, each with the time of its sending.
+"""A decoupled model that streams one token every 20 ms, each with the time it was sent.
 
-Runs in Triton's Python stub. The time is of the monotonic clock, which all
+Runs in Triton's Python stub. Times are from the monotonic clock, which all
 processes of a machine share.
 """
 
