@@ -6,12 +6,13 @@ import shutil
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from trtllm_hpc.sandbox.files import rendered
-from trtllm_hpc.sandbox.layout import Folder, Layout, Shape, interface_name
+from trtllm_hpc.sandbox.layout import JOB_IDS, POOLS, Folder, Layout, Shape, interface_name
 
 LAYOUT = Layout("try-1", Shape(nodes=2, gpus_per_node=4), "10.97.3")
 
@@ -20,6 +21,7 @@ def values(**others: object) -> dict[str, object]:
     return {
         "folder": Folder(Path("/run/trtllm-hpc/try-1")),
         "cluster": LAYOUT.cluster,
+        "first_job_id": LAYOUT.first_job_id,
         "head": LAYOUT.head,
         "nodes": LAYOUT.nodes,
         "gpus_per_node": 4,
@@ -120,6 +122,14 @@ def parent_of(pid: int) -> int:
 @pytest.mark.parametrize("name", ["a", "default", "elevenchars", "a-name-of-thirty-two-characters-"[:31]])
 def test_interface_names_fit_the_kernel(name: str) -> None:
     assert len(interface_name(name)) <= 15
+
+
+def test_sandboxes_on_different_subnets_never_use_the_same_job_id() -> None:
+    layouts = [Layout("try-1", Shape(1, 0), f"{pool}.{number}") for pool in POOLS for number in range(256)]
+    first = [layout.first_job_id for layout in layouts]
+    assert first[0] == 1
+    assert all(after - before == JOB_IDS for before, after in pairwise(first))
+    assert first[-1] + JOB_IDS < 67_043_328  # MaxJobId in slurm.conf(5)
 
 
 def test_long_names_with_one_beginning_have_different_interfaces() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.sandbox import Machine, Sandbox
+from trtllm_hpc.sandbox.layout import JOB_IDS
 
 ROOT = Path(__file__).parent.parent.parent
 USER = pwd.getpwnam("nobody")
@@ -106,11 +108,15 @@ class Person:
         return self.slurm("squeue", "--noheader", "--format=%i", "--me").split()
 
     def leftovers(self) -> list[str]:
-        """Processes and shared memory that jobs left on any node."""
-        found = []
+        """Processes, shared memory and scratch folders that this sandbox's jobs left."""
+        layout = self.sandbox.layout
+        assert layout is not None
+        ours = range(layout.first_job_id, layout.first_job_id + JOB_IDS)
+        scratch = [re.match(r"trt(\d+)_", file.name) for file in Path("/tmp").iterdir()]
+        found = [f"/tmp: {match.string}" for match in scratch if match and int(match[1]) in ours]
         for node in self.sandbox.nodes:
             found += [f"{node.name}: {process.arguments}" for process in user_processes(node)]
-            names = node.run(["ls", "/dev/shm", "/tmp"]).split()
+            names = node.run(["ls", "/dev/shm"]).split()
             found += [f"{node.name}: {name}" for name in names if name.startswith("trt")]
         return found
 
@@ -161,8 +167,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def home() -> Iterator[Path]:
-    """A folder of the ordinary user on the file system that the nodes share (/tmp is each node's own)."""
-    top = Path(tempfile.mkdtemp(prefix="trtllm-hpc-test-", dir="/var/tmp"))
+    """A folder of the ordinary user below /tmp, where clones are made to try things."""
+    top = Path(tempfile.mkdtemp(prefix="trtllm-hpc-test-", dir="/tmp"))
     top.chmod(0o755)
     folder = top / 'it\'s a "home" é'
     folder.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,8 +96,8 @@ def other() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
-    """A folder that the nodes see too, which /tmp is not, and that is the ordinary user's."""
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    """The ordinary user's folder below /tmp, which the nodes see too."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
     shutil.chown(folder, ORDINARY_USER)
     yield folder
     shutil.rmtree(folder)
@@ -162,6 +164,27 @@ def test_an_ordinary_user_submits_and_owns_the_output(sandbox: Sandbox, shared_f
     assert output.owner() == ORDINARY_USER
 
 
+def test_mpi_jobs_side_by_side_run_in_one_folder_below_tmp(sandbox: Sandbox, shared_folder: Path) -> None:
+    """All nodes see /tmp; what MPI itself keeps there by default must not meet."""
+    program = shared_folder / "sum.py"
+    program.write_text("from mpi4py import MPI\nworld = MPI.COMM_WORLD\nprint(world.allreduce(world.rank))\n")
+    ranks = f"srun --nodes=2 --ntasks-per-node=2 --mpi=pmix {shlex.quote(sys.executable)} sum.py"
+    submit = ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=2", "--output=%j.out"]
+    jobs = [
+        slurm(sandbox, *submit, f"--wrap={ranks}", user=ORDINARY_USER, folder=shared_folder).strip()
+        for _ in range(3)
+    ]
+    first_job_id = sandbox.layout.first_job_id if sandbox.layout else 0
+    assert all(int(job) >= first_job_id for job in jobs)
+
+    def completed(job: str) -> bool:
+        return "JobState=COMPLETED" in slurm(sandbox, "scontrol", "show", "job", job)
+
+    for job in jobs:
+        assert eventually(partial(completed, job))
+        assert (shared_folder / f"{job}.out").read_text().split() == ["6"] * 4
+
+
 def test_a_released_dependency_starts_at_once(sandbox: Sandbox) -> None:
     first = slurm(sandbox, "sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 1").strip()
     second = slurm(
@@ -178,11 +201,11 @@ def test_a_released_dependency_starts_at_once(sandbox: Sandbox) -> None:
     assert moment(second, "StartTime") - moment(first, "EndTime") <= 2
 
 
-def test_nodes_have_tmp_shm_and_names_of_their_own(sandbox: Sandbox) -> None:
+def test_nodes_have_shm_and_names_of_their_own(sandbox: Sandbox) -> None:
     first, second = sandbox.nodes
-    first.run(["touch", "/tmp/mine", "/dev/shm/mine"])
-    assert second.run(["find", "/tmp", "/dev/shm", "-name", "mine"]) == ""
-    assert not Path("/tmp/mine").exists()
+    first.run(["touch", "/dev/shm/mine"])
+    assert second.run(["find", "/dev/shm", "-name", "mine"]) == ""
+    assert not Path("/dev/shm/mine").exists()
     assert first.run(["getent", "hosts", second.name]).split() == [second.address, second.name]
     assert first.run(["df", "--output=size", "--block-size=1G", "/dev/shm"]).split()[-1] == "4"
 

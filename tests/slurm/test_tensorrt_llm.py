@@ -165,11 +165,11 @@ def test_a_word_that_upstream_refuses_ends_the_build_in_its_own_words(site: Site
 
 
 def test_the_repository_is_made_in_the_job_where_only_the_nodes_have_the_templates(site: Site) -> None:
-    """As in a container: /tmp is each node's own."""
+    """As in a container: /dev/shm is each node's own."""
     templates = site.container.folder / "all_models"
     for node in site.person.sandbox.nodes:
-        node.run(["cp", "-r", str(templates), "/tmp/all_models"])
-    answer, run = site.submit(site.job("in-job"), "--set", "cluster.container.all_models=/tmp/all_models")
+        node.run(["cp", "-r", str(templates), "/dev/shm/all_models"])
+    answer, run = site.submit(site.job("in-job"), "--set", "cluster.container.all_models=/dev/shm/all_models")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "repository: ensemble" in run.rank_log("repository", 0).read_text()
     assert answers(run) == [f"hello|{run.engine}|{site.model}"] * 2

@@ -96,6 +96,7 @@ def _values(folder: Folder, layout: Layout) -> dict[str, object]:
     return {
         "folder": folder,
         "cluster": layout.cluster,
+        "first_job_id": layout.first_job_id,
         "head": layout.head,
         "nodes": layout.nodes,
         "gpus_per_node": layout.shape.gpus_per_node,
@@ -104,8 +105,7 @@ def _values(folder: Folder, layout: Layout) -> dict[str, object]:
         "shm_size": SHM_SIZE,
         "machine_hosts": _machine_hosts(),
         "version": slurm_version(),
-        # The interpreter itself, not a virtual environment that may lie in
-        # the machine's /tmp, which nodes do not see.
+        # The interpreter itself: a virtual environment may be removed while the sandbox is up.
         "python": os.path.realpath(sys.executable),
         "slurmstepd": shutil.which("slurmstepd", path=processes.search_path()),
     }

@@ -12,6 +12,13 @@ from trtllm_hpc.errors import SandboxError
 ROOT = Path("/run/trtllm-hpc")
 """Where sandboxes keep their state; ``/run`` is empty after a boot, as sandboxes are."""
 
+POOLS = ("10.97", "10.213", "172.29", "198.18")
+"""The /16 networks that subnets are taken from: private ranges that few sites use, then
+RFC 2544's, for machines where a VPN routes all private addresses."""
+
+JOB_IDS = 50_000
+"""How many job ids each subnet has to itself; those of the last one end below Slurm's MaxJobId."""
+
 MAX_NODES = 32
 MAX_GPUS = 16
 
@@ -86,6 +93,15 @@ class Layout:
     def machine_address(self) -> str:
         """The machine's own address on the bridge."""
         return f"{self.subnet}.254"
+
+    @property
+    def first_job_id(self) -> int:
+        """Slurm's FirstJobId, different in every sandbox that is up.
+
+        All nodes see the machine's ``/tmp``, where ranks name their folders by job id.
+        """
+        pool, number = self.subnet.rsplit(".", 1)
+        return 1 + JOB_IDS * (256 * POOLS.index(pool) + int(number))
 
     @property
     def cluster(self) -> str:

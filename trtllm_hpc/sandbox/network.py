@@ -15,12 +15,8 @@ from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.layout import Layout, interface_name
+from trtllm_hpc.sandbox.layout import POOLS, Layout, interface_name
 from trtllm_hpc.sandbox.machines import Machine
-
-POOLS = ("10.97.0.0/16", "10.213.0.0/16", "172.29.0.0/16", "198.18.0.0/16")
-"""Where subnets are taken from: private ranges little used, then RFC 2544's, for
-machines where a VPN routes all private addresses."""
 
 
 def free_subnet(claimed: Iterable[str]) -> str:
@@ -34,10 +30,12 @@ def free_subnet(claimed: Iterable[str]) -> str:
     """
     taken = [*_routed_networks(), *(ipaddress.ip_network(f"{subnet}.0/24") for subnet in claimed)]
     for pool in POOLS:
-        for candidate in ipaddress.ip_network(pool).subnets(new_prefix=24):
+        for number in range(256):
+            candidate = ipaddress.ip_network(f"{pool}.{number}.0/24")
             if not any(candidate.overlaps(network) for network in taken):
-                return str(candidate.network_address).rsplit(".", 1)[0]
-    raise SandboxError(f"Routes of this machine cover all of {', '.join(POOLS)}.", hint="ip route")
+                return f"{pool}.{number}"
+    pools = ", ".join(f"{pool}.0.0/16" for pool in POOLS)
+    raise SandboxError(f"Routes of this machine cover all of {pools}.", hint="ip route")
 
 
 def _routed_networks() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
