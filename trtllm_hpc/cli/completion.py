@@ -77,3 +77,37 @@ def engines(cache_of: Callable[[Path | None, str | None], Iterable[str]]) -> Com
             return ()
 
     return complete_with(names)
+
+
+def job_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the names of the shipped job files, and files."""
+    from trtllm_hpc.config.files import jobs
+
+    return _names_and_files(jobs(), incomplete)
+
+
+def cluster_profiles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the names of the cluster profiles, and files."""
+    from trtllm_hpc.config.files import profiles
+
+    return _names_and_files(profiles(), incomplete)
+
+
+def _names_and_files(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    """Return the names, and the folders and YAML files, that begin with ``incomplete``."""
+    from click.shell_completion import CompletionItem
+
+    begun = incomplete.rpartition("/")[2]
+    prefix = incomplete[: len(incomplete) - len(begun)]
+    found = [name for name in names if name.startswith(incomplete)]
+    try:
+        entries = sorted(Path(prefix or ".").iterdir())
+    except (OSError, ValueError):
+        entries = []  # no such folder, or not ours to read: no files to offer
+    for entry in entries:
+        if entry.name.startswith(begun) and (begun or not entry.name.startswith(".")):
+            if entry.suffix in (".yaml", ".yml"):
+                found.append(prefix + entry.name)
+            elif entry.is_dir():
+                found.append(f"{prefix}{entry.name}/")
+    return [CompletionItem(word) for word in found]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.options import json_option, runs_option
-from trtllm_hpc.cli.rendering import cluster_option, complete_job, set_option
+from trtllm_hpc.cli.completion import job_files
+from trtllm_hpc.cli.options import cluster_option, json_option, runs_option, set_option
 from trtllm_hpc.errors import Diagnostic, ExitCode
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     metavar="[JOB]",
     required=False,
-    shell_complete=complete_job,
+    shell_complete=job_files,
 )
 @cluster_option
 @set_option
@@ -52,11 +52,12 @@ def command(
     Exit code 3 if anything fails.
     """
     from trtllm_hpc.config.closed import naming_keys
+    from trtllm_hpc.runs.create import check_context
     from trtllm_hpc.validation.run_checks import rule_rows, run_checks, worst
 
     if with_rules and job_file is None:
         raise click.UsageError("--rules lists the rules that a JOB has kept: name one.")
-    context = _context(job_file, cluster, settings, runs)
+    context = check_context(job_file, cluster, settings, runs)
     with naming_keys(context.job if context.has_job else None, context.cluster):
         rows = run_checks(context)
         record = _record(context, rows, rule_rows() if context.has_job else [])
@@ -68,27 +69,6 @@ def command(
         _print_tables(record, with_rules)
         click.echo(f"\n{_summary(rows)}")
     return ExitCode.CONFIG if worst(rows) == "fail" else ExitCode.OK
-
-
-def _context(job_file: Path | None, cluster: str, settings: tuple[str, ...], runs: Path | None) -> Context:
-    from trtllm_hpc.cli.rendering import runs_folder
-    from trtllm_hpc.paths import engines_folder
-    from trtllm_hpc.validation.context import Context
-    from trtllm_hpc.validation.load import load_cluster
-
-    if job_file is not None:
-        return _job_context(job_file, cluster, settings, runs)
-    profile = load_cluster(cluster, settings)
-    folder = (runs or runs_folder(profile)).absolute()
-    return Context(profile, folder, engines_folder(profile.engines_folder, folder))
-
-
-def _job_context(job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None) -> Context:
-    from trtllm_hpc.cli.rendering import find_engine, planned
-    from trtllm_hpc.validation.precheck import context_of
-
-    with planned(job_file, cluster, settings, runs, "doctor") as found:
-        return context_of(found.with_engine(find_engine(found.plan)))
 
 
 def _record(context: Context, rows: list[Diagnostic], rules: list[Diagnostic]) -> dict[str, Any]:

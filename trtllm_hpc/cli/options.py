@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from trtllm_hpc.cli.completion import cluster_profiles, job_files
 from trtllm_hpc.paths import RunPaths, default_runs_folder
 from trtllm_hpc.runs.find import find_run, list_runs
 
@@ -96,9 +97,40 @@ def wait_option(command: Command) -> Command:
     )(command)
 
 
-def print_warnings(lines: Iterable[str]) -> None:
-    """Print lines on standard error, where they do not mix with the output; wrapped on a terminal."""
+def print_warning(text: str) -> None:
+    """Print on standard error, so that warnings do not mix with the output; wrapped on a terminal."""
     from trtllm_hpc.report.tables import terminal_width, wrap
 
-    for line in lines:
-        click.echo(wrap(line, terminal_width(sys.stderr)), err=True)
+    click.echo(wrap(text, terminal_width(sys.stderr)), err=True)
+
+
+def job_options(command: Command) -> Command:
+    """``JOB``, ``--cluster``, ``--set`` and ``--runs``."""
+    return click.argument(
+        "job_file", type=click.Path(path_type=Path), metavar="JOB", shell_complete=job_files
+    )(cluster_option(set_option(runs_option(command))))
+
+
+def set_option(command: Command) -> Command:
+    """``--set A.B=C``; passed on as ``settings: tuple[str, ...]``."""
+    return click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="A.B=C",
+        help="Override one key, e.g. --set serve.nodes=2 or --set cluster.partition=gpu.  [repeatable]",
+    )(command)
+
+
+def cluster_option(command: Command) -> Command:
+    """``--cluster PROFILE``; passed on as ``cluster: str``."""
+    return click.option(
+        "--cluster",
+        default="sandbox",
+        show_default=True,
+        metavar="PROFILE",
+        shell_complete=cluster_profiles,
+        envvar="TRTLLM_HPC_CLUSTER",
+        show_envvar=True,
+        help="Cluster profile: a file, or a name such as sandbox, local, pyxis.",
+    )(command)

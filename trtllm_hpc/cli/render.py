@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtllm_hpc.cli.engine_words import engine_json, engine_lines
-from trtllm_hpc.cli.options import json_option, print_warnings
-from trtllm_hpc.cli.rendering import job_options, make_run
+from trtllm_hpc.cli.options import job_options, json_option, print_warning
 
 if TYPE_CHECKING:
     from trtllm_hpc.plan.model import Plan
@@ -32,10 +31,11 @@ def command(
       trtllm-hpc render job.yaml --cluster pyxis
       trtllm-hpc render job.yaml --set serve.nodes=2 --runs /scratch/$USER/runs
     """
+    from trtllm_hpc.runs.create import create_run
     from trtllm_hpc.validation.precheck import before_rendering
 
-    plan, paths, engine = make_run(
-        job_file, cluster, settings, runs, check=lambda plan: print_warnings(before_rendering(plan))
+    plan, paths, engine = create_run(
+        job_file, cluster, settings, runs, check=before_rendering, warn=print_warning, command="render"
     )
     scripts = [paths.sbatch(stage.name) for stage in plan.stages]
     if as_json:

@@ -10,14 +10,11 @@ import click
 
 from trtllm_hpc.cli.completion import checks, complete_with
 from trtllm_hpc.cli.engine_words import engine_json, engine_lines
-from trtllm_hpc.cli.options import json_option, print_warnings
-from trtllm_hpc.cli.rendering import job_options, make_run
-from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.cli.options import job_options, json_option, print_warning
 from trtllm_hpc.paths import call_name
 
 if TYPE_CHECKING:
     from trtllm_hpc.paths import RunPaths
-    from trtllm_hpc.plan.model import Plan
     from trtllm_hpc.runs.status import RunStatus
     from trtllm_hpc.runtime.engine_cache.lookup import Hit, Miss, Unknown
 
@@ -63,24 +60,17 @@ def command(
     7 start, 8 not ready in time, 9 request, 10 measurement, 11 cancelled,
     12 a job was lost.
     """
-    from trtllm_hpc.runs.submit import require_scheduler, submit_chain
-    from trtllm_hpc.validation.precheck import before_submission
+    from trtllm_hpc.runs.submit import create_for_submission, submit_chain
 
-    def check(plan: Plan) -> None:
-        require_scheduler(plan)
-        print_warnings(before_submission(plan, ignore))
-
-    plan, paths, engine = make_run(job_file, cluster, settings, runs, check=check)
-    say = (lambda text: None) if as_json else click.echo
-    say(f"run {paths.run_id}\n  folder {paths.folder}")
+    plan, paths, engine = create_for_submission(
+        job_file, cluster, settings, runs, ignored_checks=ignore, warn=print_warning
+    )
+    echo = (lambda text: None) if as_json else click.echo
+    echo(f"run {paths.run_id}\n  folder {paths.folder}")
     for line in engine_lines(engine):
-        say(f"  {line}")
+        echo(f"  {line}")
     unit = "process" if plan.cluster.scheduler == "local" else "job"
-    try:
-        submit_chain(plan, paths, progress=lambda stage, job: say(f"  {stage}: {unit} {job}"))
-    except SubmissionError as error:
-        error.message += f"\nThe rendered scripts are in {paths.scripts}."
-        raise
+    submit_chain(plan, paths, progress=lambda stage, job: echo(f"  {stage}: {unit} {job}"))
     if not wait:
         _print_next(paths, engine, as_json)
         return 0

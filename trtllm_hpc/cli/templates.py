@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trtllm_hpc.cli.completion import complete_with, templates
-from trtllm_hpc.cli.options import json_option, print_warnings
-from trtllm_hpc.cli.rendering import cluster_option, job_options, planned, set_option
+from trtllm_hpc.cli.options import cluster_option, job_options, json_option, print_warning, set_option
 
 if TYPE_CHECKING:
     from trtllm_hpc.config.cluster import ClusterProfile
@@ -80,7 +79,8 @@ def fetch(
         click.echo(f"taking the templates out of {image} ...", err=True)
         archive, origin = take_templates(profile, here=here, wait_s=wait_minutes * 60, called=cluster)
         kept = keep_archive(profile, archive, origin)
-    print_warnings(_of_another_release(profile, kept))
+    for line in _of_another_release(profile, kept):
+        print_warning(line)
     if as_json:
         click.echo(json.dumps(_row(kept), indent=2))
         return
@@ -148,7 +148,9 @@ def show(
     Nothing is submitted. They are what `submit` would write, filled, edited
     and checked against Triton's own schema.
     """
-    with planned(job_file, cluster, settings, runs, "templates show") as found:
+    from trtllm_hpc.runs.create import plan_run
+
+    with plan_run(job_file, cluster, settings, runs, command="templates show") as found:
         texts = _finished(found.plan, cluster)
     if model is not None and model not in texts:
         raise click.BadParameter(f"{model!r} is none of {', '.join(texts)}.", param_hint="MODEL")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from trtllm_hpc.scheduler.local import cancel_local, detached, local_executor
 from trtllm_hpc.scheduler.script import StageScript
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan, Stage
+from trtllm_hpc.runs.create import CreatedRun, Warn, create_run
+from trtllm_hpc.validation.precheck import before_submission
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
 
@@ -23,6 +26,35 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, str], None]
 """Called with (stage, job id) after each submission."""
+
+
+def create_for_submission(
+    job_file: Path,
+    cluster: str,
+    settings: Sequence[str] = (),
+    runs: Path | None = None,
+    *,
+    ignored_checks: Collection[str] = (),
+    warn: Warn,
+) -> CreatedRun:
+    """Check a job as ``doctor`` does and write its run folder, ready for :func:`submit_chain`.
+
+    Args:
+        ignored_checks: ids of the checks whose failure does not stop the submission.
+
+    The other arguments are those of :func:`trtllm_hpc.runs.create.create_run`.
+
+    Raises:
+        ConfigError: the job file or the profile is wrong, or a check fails.
+        RenderError: a path cannot be written into a script.
+        SubmissionError: this machine cannot submit to that cluster.
+    """
+
+    def check(plan: Plan) -> list[str]:
+        require_scheduler(plan)
+        return before_submission(plan, ignored_checks)
+
+    return create_run(job_file, cluster, settings, runs, check=check, warn=warn, command="submit")
 
 
 def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage, job_id: None) -> Journal:
@@ -50,12 +82,14 @@ def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage,
                 progress(stage.name, job.job_id)
             journal.complete = True
             journal.write(paths)
-    except BaseException:  # KeyboardInterrupt above all: whatever ends this, nothing may be left behind
+    except BaseException as error:  # KeyboardInterrupt above all: whatever ends this, nothing may be left behind
         if not jobs:
             # Nothing else tells that this run is over: there is no job to look at.
             with suppress(OSError):
                 add_event(paths, plan.stages[0].name, "submission_interrupted")
         _undo(journal, jobs, paths)
+        if isinstance(error, SubmissionError):
+            error.message += f"\nThe rendered scripts are in {paths.scripts}."
         raise
     return journal
 
