@@ -103,12 +103,13 @@ def unfit_for(job: JobFile, settings: Benchmark) -> list[str]:
     from trtllm_hpc.validation.job_rules import answers_fit, prompts_fit
 
     companion = job.companion.model_copy(update={"enabled": True, "benchmark": settings})
+    prefix = "companion.benchmark."
     asking = job.model_copy(update={"companion": companion})
     problems = [problem for rule in (answers_fit, prompts_fit) for problem in rule(asking)]
     return [
-        f"{OPTION_OF['.'.join(map(str, problem.path[2:]))]}: {problem.message}; {problem.hint}."
+        f"{OPTION_OF[problem.field.removeprefix(prefix)]}: {problem.message}; {problem.hint}."
         for problem in problems
-        if problem.path[:2] == ("companion", "benchmark")
+        if problem.field.startswith(prefix)
     ]
 
 

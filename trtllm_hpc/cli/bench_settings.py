@@ -55,7 +55,8 @@ def settings_of(base: Benchmark, given: Mapping[str, Any]) -> Benchmark:
     if problems:
         raise click.UsageError(
             "\n".join(
-                f"{_option(it.field)}: {_in_options(it.message)}; {_in_options(it.hint)}." for it in problems
+                f"{_option(it.field)}: {_in_options(it.message)}; {_in_options(it.hint or '')}."
+                for it in problems
             )
         )
     return settings

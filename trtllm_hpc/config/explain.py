@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from trtllm_hpc.config.findings import Path, nearest, shown
+from trtllm_hpc.config.diagnostics import Path, nearest, shown
 from trtllm_hpc.config.partial import partial
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.types import PATTERNS, Section

@@ -8,7 +8,7 @@ import stat
 from importlib import resources
 from pathlib import Path
 
-from trtllm_hpc.config.findings import nearest
+from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.config.tree import Node, Source, parse
 from trtllm_hpc.errors import Diagnostic
 

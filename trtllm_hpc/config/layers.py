@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trtllm_hpc.config.findings import dotted, shown
+from trtllm_hpc.config.diagnostics import dotted, shown
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.tree import Node, Source, parse
 from trtllm_hpc.errors import Diagnostic

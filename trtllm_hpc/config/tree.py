@@ -30,7 +30,7 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scanner import Scanner
 
-from trtllm_hpc.config.findings import Path, dotted
+from trtllm_hpc.config.diagnostics import Path, dotted
 from trtllm_hpc.errors import Diagnostic
 
 MAX_DEPTH = 16
@@ -104,6 +104,25 @@ class Node:
                 break
             node = child
         return node
+
+    def placed(self, found: Diagnostic) -> Diagnostic:
+        """The diagnostic with the file and the line where the value of its field stands."""
+        node = self._at_field(found.field)
+        return replace(found, file=node.source.file, field=node.source.prefix + found.field, line=node.line)
+
+    def _at_field(self, field: str, path: Path = ()) -> Node:
+        """The value that a dotted field names, or the innermost section that should hold it.
+
+        Args:
+            path: where this node is below the one that ``field`` begins at.
+        """
+        parts = range(len(self.value)) if isinstance(self.value, list) else self.value
+        for part in parts if isinstance(parts, (dict, range)) else ():
+            inner = (*path, part)
+            section, child = dotted(inner), self.child(part)
+            if child is not None and (field == section or field.startswith((f"{section}.", f"{section}["))):
+                return child._at_field(field, inner)
+        return self
 
     def diagnostic(self, code: str, path: Path, message: str, **more: Any) -> Diagnostic:
         """A finding about the value at ``path`` below this node, with its place."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import DEFAULTS, Engine
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.problems import Problems, in_job
 from trtllm_hpc.config.types import Section
 
 EVERYWHERE = ("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens")
@@ -38,13 +38,13 @@ LLM_API = (
 """Arguments of ``LLM()`` that the job file has keys for; others go into ``repository.parameters``."""
 
 
-def reference_keys(job: JobFile, cluster: ClusterProfile) -> Problems:
+def reference_keys(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The reference backend is not built by TensorRT-LLM's programs."""
     if job.engine.backend == "reference":
         yield from _unknown(job.engine, REFERENCE, "the reference backend has no such thing")
 
 
-def llm_api_keys(job: JobFile, cluster: ClusterProfile) -> Problems:
+def llm_api_keys(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The LLM API builds no engine."""
     if job.engine.backend != "llmapi":
         return
@@ -55,7 +55,7 @@ def llm_api_keys(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("conflict", "engine.directory", message, hint, job.engine.directory)
 
 
-def _unknown(engine: Engine, known: tuple[str, ...], why: str) -> Problems:
+def _unknown(engine: Engine, known: tuple[str, ...], why: str) -> Diagnostics:
     defaults = DEFAULTS[engine.backend]
     for name, field in Engine.model_fields.items():
         value = getattr(engine, name)

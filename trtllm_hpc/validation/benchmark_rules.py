@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark, Workload
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.errors import Diagnostic
 
 _FILES = ("dataset", "histogram", "trace")
 _KINDS_OF = {
@@ -25,27 +24,13 @@ _KINDS_OF = {
 """The kinds of workload that read each key; any other key is read by all."""
 
 
-@dataclass(frozen=True)
-class SettingsProblem:
-    """A conflict between settings; ``field`` is dotted and relative to the benchmark's section."""
-
-    code: str
-    field: str
-    message: str
-    hint: str
-    value: Any = None
-
-
-Problems = Iterator[SettingsProblem]
-
-
-def settings_problems(settings: Benchmark) -> list[SettingsProblem]:
-    """Every conflict between the settings."""
+def settings_problems(settings: Benchmark) -> list[Diagnostic]:
+    """Every conflict between the settings; fields are relative to the benchmark's section."""
     rules = (_workload, _models, _levels, _twice, _length, _too_short, _warmup, _search)
     return [problem for rule in rules for problem in rule(settings)]
 
 
-def _workload(settings: Benchmark) -> Problems:
+def _workload(settings: Benchmark) -> Diagnostics:
     workload = settings.workload
     for key, kinds in _KINDS_OF.items():
         if key not in Workload.model_fields or workload.kind in kinds:
@@ -56,66 +41,64 @@ def _workload(settings: Benchmark) -> Problems:
                 f"belongs to workloads of kind {' or '.join(kinds)}, and this one is of kind {workload.kind}"
             )
             hint = f"leave it out, or set workload.kind to {kinds[0]}"
-            yield SettingsProblem("conflict", f"workload.{key}", message, hint, value)
+            yield in_job("conflict", f"workload.{key}", message, hint, value)
     if workload.kind in _FILES and workload.path is None:
         message = f"a workload of kind {workload.kind} is read from a file, and none is named"
-        yield SettingsProblem("missing", "workload.path", message, "set workload.path")
+        yield in_job("missing", "workload.path", message, "set workload.path")
     if settings.arrival == "trace" and workload.kind != "trace":
         message = "only a workload of kind trace has times of its own"
         hint = "set workload.kind to trace, or arrival to constant, poisson or gamma"
-        yield SettingsProblem("conflict", "arrival", message, hint, settings.arrival)
+        yield in_job("conflict", "arrival", message, hint, settings.arrival)
 
 
-def _models(settings: Benchmark) -> Problems:
+def _models(settings: Benchmark) -> Diagnostics:
     if settings.models and settings.model is not None:
         message = "models leaves model without a use"
-        yield SettingsProblem("conflict", "models", message, "set one of the two", settings.models)
+        yield in_job("conflict", "models", message, "set one of the two", settings.models)
     if settings.models and settings.protocol == "http":
         message = "models take turns over gRPC only"
-        yield SettingsProblem("conflict", "protocol", message, "set it to grpc", settings.protocol)
+        yield in_job("conflict", "protocol", message, "set it to grpc", settings.protocol)
 
 
-def _levels(settings: Benchmark) -> Problems:
+def _levels(settings: Benchmark) -> Diagnostics:
     if settings.concurrency is not None and settings.concurrencies:
-        yield SettingsProblem(
+        yield in_job(
             "conflict", "concurrencies", "the sweep leaves concurrency without a use", "set one of the two"
         )
     for field in ("rates_per_second", "ramp_to_per_second"):
         if settings.closed_loop and getattr(settings, field):
             message = "a rate is an open loop's, a concurrency a closed one's"
-            yield SettingsProblem("conflict", field, message, "leave it out, or the concurrency")
+            yield in_job("conflict", field, message, "leave it out, or the concurrency")
     if settings.rates_per_second and settings.ramp_to_per_second is not None:
         message = "a ramp moves one rate, and the sweep has several"
-        yield SettingsProblem("conflict", "ramp_to_per_second", message, "set one of the two")
+        yield in_job("conflict", "ramp_to_per_second", message, "set one of the two")
     if settings.arrival == "trace" and not settings.closed_loop:
         for field in ("rates_per_second", "ramp_to_per_second"):
             if getattr(settings, field):
                 message = "a trace brings its own times"
-                yield SettingsProblem("conflict", field, message, "leave it out, or set arrival to poisson")
+                yield in_job("conflict", field, message, "leave it out, or set arrival to poisson")
 
 
-def _twice(settings: Benchmark) -> Problems:
+def _twice(settings: Benchmark) -> Diagnostics:
     for field in ("models", "rates_per_second", "concurrencies"):
         values = getattr(settings, field)
         again = [value for place, value in enumerate(values) if value in values[:place]]
         if again:
             message = f"{again[0]} is there twice"
             hint = "name each once; repeats measures again" if field != "models" else "name each once"
-            yield SettingsProblem("conflict", field, message, hint, values)
+            yield in_job("conflict", field, message, hint, values)
 
 
-def _length(settings: Benchmark) -> Problems:
+def _length(settings: Benchmark) -> Diagnostics:
     if settings.requests is not None and settings.duration_seconds is not None:
         message = "the window ends after a number of requests or of seconds, not both"
-        yield SettingsProblem(
-            "conflict", "duration_seconds", message, "set requests or duration_seconds to null"
-        )
+        yield in_job("conflict", "duration_seconds", message, "set requests or duration_seconds to null")
     if settings.requests is None and settings.duration_seconds is None and settings.arrival != "trace":
         message = "nothing says how long the measured window is"
-        yield SettingsProblem("missing", "requests", message, "set requests or duration_seconds")
+        yield in_job("missing", "requests", message, "set requests or duration_seconds")
 
 
-def _too_short(settings: Benchmark) -> Problems:
+def _too_short(settings: Benchmark) -> Diagnostics:
     """What can be known to be refused once it is measured; a search's first rate stands for the rest."""
     field = "requests" if settings.duration_seconds is None else "duration_seconds"
     if None not in (settings.requests, settings.duration_seconds):
@@ -125,11 +108,11 @@ def _too_short(settings: Benchmark) -> Problems:
         message = (
             f"that is {count} requests of a level, and figures need {settings.min_requests} (min_requests)"
         )
-        yield SettingsProblem("conflict", field, message, "ask for more, or set min_requests to fewer")
+        yield in_job("conflict", field, message, "ask for more, or set min_requests to fewer")
     if window_s is not None and window_s < settings.min_window_seconds:
         message = f"that is a window of {window_s:.3g} s, and figures need {settings.min_window_seconds:g} s "
         hint = "ask for more, or set min_window_seconds to less"
-        yield SettingsProblem("conflict", field, f"{message}(min_window_seconds)", hint)
+        yield in_job("conflict", field, f"{message}(min_window_seconds)", hint)
 
 
 def _least_requests(settings: Benchmark) -> int | None:
@@ -161,25 +144,25 @@ def _rates(settings: Benchmark) -> list[float]:
     return [(rate + _last_rate(settings, rate)) / 2 for rate in rates]
 
 
-def _warmup(settings: Benchmark) -> Problems:
+def _warmup(settings: Benchmark) -> Diagnostics:
     if settings.warmup_requests is not None and settings.warmup_seconds is not None:
         message = "the warm-up ends after a number of requests or of seconds, not both"
-        yield SettingsProblem("conflict", "warmup_seconds", message, "set one of the two to null")
+        yield in_job("conflict", "warmup_seconds", message, "set one of the two to null")
 
 
-def _search(settings: Benchmark) -> Problems:
+def _search(settings: Benchmark) -> Diagnostics:
     if not settings.find_max:
         return
     if settings.slo is None:
         message = "the search needs limits that are to hold"
-        yield SettingsProblem("missing", "slo", message, "set slo, e.g. to ttft.p99<500ms,tpot.p99<50ms")
+        yield in_job("missing", "slo", message, "set slo, e.g. to ttft.p99<500ms,tpot.p99<50ms")
     for field in ("rates_per_second", "ramp_to_per_second", "concurrency", "concurrencies"):
         if getattr(settings, field):
             message = "the search chooses the rates itself, beginning at rate_per_second"
-            yield SettingsProblem("conflict", field, message, "leave it out, or set find_max to false")
+            yield in_job("conflict", field, message, "leave it out, or set find_max to false")
     if settings.arrival == "trace":
         message = "a trace brings its own times, and the search chooses the rate"
-        yield SettingsProblem("conflict", "arrival", message, "set arrival to poisson", settings.arrival)
+        yield in_job("conflict", "arrival", message, "set arrival to poisson", settings.arrival)
 
 
 def scheduled_seconds(settings: Benchmark) -> float:

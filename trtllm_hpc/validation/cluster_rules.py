@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.findings import Path, shown
-from trtllm_hpc.config.problems import Problem, Problems, in_cluster
+from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
 from trtllm_hpc.validation.job_rules import LONGEST_WORD
 from trtllm_hpc.validation.managed import SBATCH, SECRETS, SRUN, TRITON, VARIABLES, managed_by
 
@@ -25,7 +24,7 @@ _SLURM_ONLY = (
 )
 
 
-def container_has_image(cluster: ClusterProfile) -> Problems:
+def container_has_image(cluster: ClusterProfile) -> Diagnostics:
     """A runtime needs an image, and an image needs a runtime."""
     container = cluster.container
     if container.runtime != "none":
@@ -41,17 +40,17 @@ def container_has_image(cluster: ClusterProfile) -> Problems:
             yield in_cluster("conflict", f"container.{key}", message, hint, value)
 
 
-def mounts_are_whole(cluster: ClusterProfile) -> Problems:
+def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
     """A mount is source:target[:flags], or one folder, by absolute paths."""
     for number, mount in enumerate(cluster.container.mounts):
         parts = mount.split(":")
         if len(parts) > 3 or not all(part.startswith("/") for part in parts[:2]):
             message = f"{shown(mount)} is no mount: source:target[:flags], both by absolute paths"
             hint = "write e.g. /scratch/models:/models:ro"
-            yield Problem("cluster", "bad-value", ("container", "mounts", number), message, hint, mount)
+            yield in_cluster("bad-value", f"container.mounts[{number}]", message, hint, mount)
 
 
-def gpu_is_known(cluster: ClusterProfile) -> Problems:
+def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
     """A kind of GPU is named as the table of GPUs names it."""
     if cluster.gpu is None:
         return
@@ -63,7 +62,7 @@ def gpu_is_known(cluster: ClusterProfile) -> Problems:
         yield in_cluster("bad-value", "gpu", message, hint, cluster.gpu)
 
 
-def local_has_no_slurm(cluster: ClusterProfile) -> Problems:
+def local_has_no_slurm(cluster: ClusterProfile) -> Diagnostics:
     """What only Slurm understands must not be lost without a word."""
     if cluster.scheduler != "local":
         return
@@ -80,46 +79,46 @@ def local_has_no_slurm(cluster: ClusterProfile) -> Problems:
         yield in_cluster("conflict", "container.runtime", message, "set it to none or apptainer", "pyxis")
 
 
-def slurm_options(cluster: ClusterProfile) -> Problems:
+def slurm_options(cluster: ClusterProfile) -> Diagnostics:
     """Further options must be whole, and not those that the toolkit sets."""
-    yield from _long_options(("sbatch_options",), cluster.sbatch_options, SBATCH)
-    yield from _long_options(("srun_options",), cluster.srun_options, SRUN)
+    yield from _long_options("sbatch_options", cluster.sbatch_options, SBATCH)
+    yield from _long_options("srun_options", cluster.srun_options, SRUN)
     if cluster.container.runtime == "pyxis":
-        yield from _long_options(("container", "options"), cluster.container.options, SRUN)
+        yield from _long_options("container.options", cluster.container.options, SRUN)
 
 
-def _long_options(section: Path, options: Sequence[str], table: Mapping[str, str]) -> Problems:
+def _long_options(section: str, options: Sequence[str], table: Mapping[str, str]) -> Diagnostics:
     for index, option in enumerate(options):
-        path = (*section, index)
+        field = f"{section}[{index}]"
         if re.fullmatch(r"--[A-Za-z][A-Za-z0-9-]*(=.*)?", option):
-            yield from _unmanaged(path, option, table)
+            yield from _unmanaged(field, option, table)
         else:
             message = f"{shown(option)} is not of the form --name or --name=value"
             hint = "write one option in each item, by its long name and with '=' before a value"
-            yield Problem("cluster", "bad-value", path, message, hint, option)
+            yield in_cluster("bad-value", field, message, hint, option)
 
 
-def _unmanaged(path: Path, option: str, table: Mapping[str, str]) -> Problems:
+def _unmanaged(field: str, option: str, table: Mapping[str, str]) -> Diagnostics:
     managed = managed_by(option, table)
     if managed is not None:
         name, hint = managed
         message = f"{shown(option)} sets {name}, which the toolkit sets itself"
-        yield Problem("cluster", "managed", path, message, hint, option)
+        yield in_cluster("managed", field, message, hint, option)
 
 
-def triton_options(cluster: ClusterProfile) -> Problems:
+def triton_options(cluster: ClusterProfile) -> Diagnostics:
     """``tritonserver``'s ports, repository and shared memory are the toolkit's."""
     for index, option in enumerate(cluster.triton.options):
-        path: Path = ("triton", "options", index)
+        field = f"triton.options[{index}]"
         if option.startswith("--"):
-            yield from _unmanaged(path, option, TRITON)
+            yield from _unmanaged(field, option, TRITON)
         if "shm-region-prefix-name" in option:
             message = "sets shm-region-prefix-name, which the toolkit sets itself"
             hint = "leave it out: the prefix carries job id and rank, so that jobs can share a node"
-            yield Problem("cluster", "managed", path, message, hint, option)
+            yield in_cluster("managed", field, message, hint, option)
 
 
-def environment(cluster: ClusterProfile) -> Problems:
+def environment(cluster: ClusterProfile) -> Diagnostics:
     """Variables that ranks get from elsewhere, secrets, and what no process can be given."""
     for name, value in cluster.environment.items():
         field = f"environment.{name}"
@@ -136,7 +135,7 @@ def environment(cluster: ClusterProfile) -> Problems:
             yield in_cluster("too-large", field, "is longer than a variable can be", hint)
 
 
-RULES: Sequence[Callable[[ClusterProfile], Problems]] = (
+RULES: Sequence[Callable[[ClusterProfile], Diagnostics]] = (
     container_has_image,
     mounts_are_whole,
     gpu_is_known,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.problems import Problems, in_job
 from trtllm_hpc.validation.job_rules import asked_tokens
 from trtllm_hpc.validation.release_rules import Facts, builds, facts, route_of
 
@@ -22,7 +22,7 @@ NO_VOLTA_SINCE = "0.16.0"
 """Release notes of 0.15 and 0.16: Volta is no longer supported."""
 
 
-def gpu_computes_type(job: JobFile, cluster: ClusterProfile) -> Problems:
+def gpu_computes_type(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The profile's GPUs compute in the types that the job names."""
     known = facts(job, cluster)
     if known is None or cluster.compute_capability is None:
@@ -57,7 +57,7 @@ def _types(job: JobFile) -> Iterator[tuple[str, str]]:
         yield "engine.dtype", job.engine.dtype
 
 
-def inflight_needs_paged_cache(job: JobFile, cluster: ClusterProfile) -> Problems:
+def inflight_needs_paged_cache(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Requests join and leave a batch only over a paged KV cache and packed prompts."""
     if not builds(job) or job.repository.batching_strategy == "V1":
         return
@@ -78,7 +78,7 @@ def inflight_needs_paged_cache(job: JobFile, cluster: ClusterProfile) -> Problem
         yield in_job("conflict", "repository.batching_strategy", message, hint)
 
 
-def decoding_matches(job: JobFile, cluster: ClusterProfile) -> Problems:
+def decoding_matches(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """A server that drafts tokens, or streams weights, needs an engine built for it."""
     known = facts(job, cluster)
     if known is None or not builds(job):
@@ -99,7 +99,7 @@ def decoding_matches(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("conflict", "repository.gpu_weights_percent", message, hint, share)
 
 
-def prompts_over_paged_cache(job: JobFile, cluster: ClusterProfile) -> Problems:
+def prompts_over_paged_cache(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """KV cache reuse and chunked context need prompts computed over the paged cache."""
     found = route_of(job, cluster)
     if found is None or _is_paged(job, found[1].program("build")):
@@ -125,7 +125,7 @@ def _is_paged(job: JobFile, build: object) -> bool:
     return option is not None and option.default in ("enable", True)
 
 
-def encoder_decoder_matches(job: JobFile, cluster: ClusterProfile) -> Problems:
+def encoder_decoder_matches(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Two engines are for models with an encoder and a decoder, and for those only."""
     known = facts(job, cluster)
     if known is None or known.family is None or not builds(job):
@@ -137,7 +137,7 @@ def encoder_decoder_matches(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield from _encoder_decoder(job, known)
 
 
-def _encoder_decoder(job: JobFile, known: Facts) -> Problems:
+def _encoder_decoder(job: JobFile, known: Facts) -> Diagnostics:
     assert known.family is not None
     if job.engine.backend == "python":
         message = "Triton's Python backend loads decoders only, and the model has an encoder too"
@@ -150,7 +150,7 @@ def _encoder_decoder(job: JobFile, known: Facts) -> Problems:
         yield in_job("conflict", "engine.context_fmha", message, "leave it out", True)
 
 
-def answers_fit_default(job: JobFile, cluster: ClusterProfile) -> Problems:
+def answers_fit_default(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The companion asks for no longer answers than the release builds for when nothing is said."""
     found = route_of(job, cluster)
     if found is None or job.engine.max_seq_len is not None or not job.companion.enabled:
@@ -166,7 +166,7 @@ def answers_fit_default(job: JobFile, cluster: ClusterProfile) -> Problems:
             yield in_job("conflict", key, message, "set engine.max_seq_len", tokens)
 
 
-RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
+RULES: Sequence[Callable[[JobFile, ClusterProfile], Diagnostics]] = (
     gpu_computes_type,
     inflight_needs_paged_cache,
     decoding_matches,

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.problems import Problems, in_job
 from trtllm_hpc.validation.benchmark_rules import scheduled_seconds, settings_problems
 
 LONGEST_WORD = 120_000
 """Bytes that one argument or variable may hold; Linux refuses 128 KiB (``MAX_ARG_STRLEN``), name included."""
 
 
-def name_is_free(job: JobFile) -> Problems:
+def name_is_free(job: JobFile) -> Diagnostics:
     """Commands take the job's name for its newest run, and ``latest`` for the newest of all."""
     if job.name == "latest":
         message = "'latest' stands for the newest run of all"
         yield in_job("bad-value", "name", message, "choose another name", job.name)
 
 
-def one_model(job: JobFile) -> Problems:
+def one_model(job: JobFile) -> Diagnostics:
     """A model is a folder or synthetic, not both; a finished engine needs neither."""
     model = job.model
     if model.path is not None and model.synthetic is not None:
@@ -31,7 +32,7 @@ def one_model(job: JobFile) -> Problems:
         yield in_job("missing", "model", "names no model", hint)
 
 
-def prompt_leaves_room(job: JobFile) -> Problems:
+def prompt_leaves_room(job: JobFile) -> Diagnostics:
     """``max_seq_len`` counts prompt and answer together, unless the prompt is an encoder's."""
     if job.engine.encoder_decoder:
         return
@@ -43,7 +44,7 @@ def prompt_leaves_room(job: JobFile) -> Problems:
         )
 
 
-def steps_hold_a_batch(job: JobFile) -> Problems:
+def steps_hold_a_batch(job: JobFile) -> Diagnostics:
     """A step computes at least one token for every running request."""
     tokens, batch = job.engine.max_num_tokens, job.engine.max_batch_size
     if tokens is not None and batch is not None and tokens < batch:
@@ -52,7 +53,7 @@ def steps_hold_a_batch(job: JobFile) -> Problems:
         yield in_job("conflict", "engine.max_num_tokens", message, hint, tokens)
 
 
-def cache_holds_a_request(job: JobFile) -> Problems:
+def cache_holds_a_request(job: JobFile) -> Diagnostics:
     """Without room for the longest request, that request could never run."""
     budget, longest = job.repository.max_tokens_in_paged_kv_cache, job.engine.longest_request
     if budget is not None and longest is not None and budget < longest:
@@ -65,7 +66,7 @@ def cache_holds_a_request(job: JobFile) -> Problems:
         yield in_job("conflict", "repository.max_tokens_in_paged_kv_cache", message, hint, budget)
 
 
-def answers_fit(job: JobFile) -> Problems:
+def answers_fit(job: JobFile) -> Diagnostics:
     """The companion may not ask for more tokens than the engine can hold beside a prompt."""
     if not job.companion.enabled:
         return
@@ -90,7 +91,7 @@ def asked_tokens(job: JobFile) -> dict[str, int]:
     return asked
 
 
-def prompts_fit(job: JobFile) -> Problems:
+def prompts_fit(job: JobFile) -> Diagnostics:
     """The benchmark may not make prompts that the engine refuses."""
     benchmark, longest = job.companion.benchmark, job.engine.max_input_len
     if benchmark is None or longest is None or not job.companion.enabled:
@@ -108,7 +109,7 @@ def prompts_fit(job: JobFile) -> Problems:
         )
 
 
-def logits_are_gathered(job: JobFile) -> Problems:
+def logits_are_gathered(job: JobFile) -> Diagnostics:
     """A request may ask only for logits that the engine was built to gather."""
     if not job.companion.enabled:
         return
@@ -123,7 +124,7 @@ def logits_are_gathered(job: JobFile) -> Problems:
             yield in_job("conflict", field, message, f"set engine.{gather} to true", True)
 
 
-def reference_backend(job: JobFile) -> Problems:
+def reference_backend(job: JobFile) -> Diagnostics:
     """The reference backend knows tensor parallelism only."""
     if job.engine.backend != "reference":
         return
@@ -134,7 +135,7 @@ def reference_backend(job: JobFile) -> Problems:
             yield in_job("conflict", f"engine.{key}", message, f"set engine.{key} to 1", value)
 
 
-def server_wait_ends(job: JobFile) -> Problems:
+def server_wait_ends(job: JobFile) -> Diagnostics:
     """The bound on the server's start lies within its job's time limit."""
     ready, limit = job.serve.ready_timeout_seconds, job.serve.time_limit_minutes * 60
     if ready >= limit:
@@ -143,7 +144,7 @@ def server_wait_ends(job: JobFile) -> Problems:
         yield in_job("conflict", "serve.ready_timeout_seconds", message, hint, ready)
 
 
-def companion_wait_ends(job: JobFile) -> Problems:
+def companion_wait_ends(job: JobFile) -> Diagnostics:
     """Server start < companion's wait < companion's time limit, so that the first to give up knows why."""
     if not job.companion.enabled:
         return
@@ -160,15 +161,14 @@ def companion_wait_ends(job: JobFile) -> Problems:
         yield in_job("conflict", field, message, hint, endpoint)
 
 
-def benchmark_settings(job: JobFile) -> Problems:
+def benchmark_settings(job: JobFile) -> Diagnostics:
     """The benchmark's settings go together."""
     if job.companion.benchmark is not None:
         for problem in settings_problems(job.companion.benchmark):
-            field = f"companion.benchmark.{problem.field}"
-            yield in_job(problem.code, field, problem.message, problem.hint, problem.value)
+            yield replace(problem, field=f"companion.benchmark.{problem.field}")
 
 
-def benchmark_ends(job: JobFile) -> Problems:
+def benchmark_ends(job: JobFile) -> Diagnostics:
     """The benchmark's schedule alone must not outlast the jobs that it runs between."""
     benchmark = job.companion.benchmark
     if benchmark is None or not job.companion.enabled:
@@ -188,7 +188,7 @@ def benchmark_ends(job: JobFile) -> Problems:
             yield in_job("conflict", f"companion.benchmark.{key}", message, hint, getattr(benchmark, key))
 
 
-def prompt_fits_a_word(job: JobFile) -> Problems:
+def prompt_fits_a_word(job: JobFile) -> Diagnostics:
     """The prompt travels as one word of a command line."""
     size = len(job.companion.request.prompt.encode())
     if size > LONGEST_WORD:
@@ -196,7 +196,7 @@ def prompt_fits_a_word(job: JobFile) -> Problems:
         yield in_job("too-large", "companion.request.prompt", message, f"keep it below {LONGEST_WORD} bytes")
 
 
-RULES: Sequence[Callable[[JobFile], Problems]] = (
+RULES: Sequence[Callable[[JobFile], Diagnostics]] = (
     name_is_free,
     one_model,
     prompt_leaves_room,

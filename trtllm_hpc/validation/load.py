@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.diagnostics import JOB_FILE
 from trtllm_hpc.config.explain import validate
 from trtllm_hpc.config.files import find_job, find_profile, read_tree
 from trtllm_hpc.config.job import JobFile
@@ -19,7 +20,6 @@ from trtllm_hpc.config.layers import (
     with_absolute_paths,
     with_built_in_model,
 )
-from trtllm_hpc.config.problems import Problem
 from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.config.swapped import swapped
 from trtllm_hpc.config.tree import Node
@@ -77,10 +77,7 @@ def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
         model, found = validate(ClusterProfile, tree)
         findings += found
         if model is not None:
-            findings += [
-                tree.diagnostic(it.code, it.path, it.message, value=it.value, hint=it.hint)
-                for it in cluster_problems(model)
-            ]
+            findings += [tree.placed(it) for it in cluster_problems(model)]
     if model is None or findings:
         raise ConfigError(findings)
     return model
@@ -132,12 +129,10 @@ class _Trees:
             self.diagnostics += [self._placed(problem) for problem in problems(job, cluster)]
         return job, cluster
 
-    def _placed(self, problem: Problem) -> Diagnostic:
-        tree = self.job if problem.file == "job" else self.cluster
+    def _placed(self, problem: Diagnostic) -> Diagnostic:
+        tree = self.job if problem.file == JOB_FILE else self.cluster
         assert tree is not None
-        return tree.diagnostic(
-            problem.code, problem.path, problem.message, value=problem.value, hint=problem.hint
-        )
+        return tree.placed(problem)
 
     def error(self, command: str, shipped: str | None) -> ConfigError:
         """Everything found, and the command to type once it is mended.

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.problems import Problems, in_job
 from trtllm_hpc.validation.release_rules import builds, route_of
 
 
-def lora_names_modules(job: JobFile, cluster: ClusterProfile) -> Problems:
+def lora_names_modules(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """An engine that takes adapters must know of which modules, and of which rank."""
     if not builds(job):
         return
@@ -24,7 +24,7 @@ def lora_names_modules(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("conflict", "engine.lora", "is set, but engine.max_lora_rank is 0: built without", hint)
 
 
-def adapters_can_be_converted(job: JobFile, cluster: ClusterProfile) -> Problems:
+def adapters_can_be_converted(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The release has a program for adapters, and each goes into a folder of its own name."""
     found = route_of(job, cluster)
     adapters = job.engine.lora.adapters
@@ -48,7 +48,7 @@ def adapters_can_be_converted(job: JobFile, cluster: ClusterProfile) -> Problems
     yield from lora_problems(job, command)
 
 
-def speculative_is_whole(job: JobFile, cluster: ClusterProfile) -> Problems:
+def speculative_is_whole(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Each way to draft tokens has what it needs."""
     wanted = job.engine.speculative
     if wanted is None or not builds(job):
@@ -73,7 +73,7 @@ def speculative_is_whole(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("conflict", "engine.paged_context_fmha", message, hint, False)
 
 
-def quantization_is_whole(job: JobFile, cluster: ClusterProfile) -> Problems:
+def quantization_is_whole(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The keys of a quantization go with its method."""
     wanted = job.engine.quantization
     field = "engine.quantization"
@@ -101,7 +101,7 @@ _ONLY_WITH: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def build_py_has_scales(job: JobFile, cluster: ClusterProfile) -> Problems:
+def build_py_has_scales(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """LLaMA's build.py reads int8 scales that another program has computed."""
     found = route_of(job, cluster)
     wanted = job.engine.quantization
@@ -122,7 +122,7 @@ def build_py_has_scales(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("missing", "engine.quantization.checkpoint", message, hint)
 
 
-RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
+RULES: Sequence[Callable[[JobFile, ClusterProfile], Diagnostics]] = (
     lora_names_modules,
     adapters_can_be_converted,
     speculative_is_whole,

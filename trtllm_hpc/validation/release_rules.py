@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.problems import Problem, Problems, in_cluster, in_job
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.model_config import read_model_config
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def builds(job: JobFile) -> bool:
     return job.engine.is_tensorrt_llm and job.engine.has_engine and job.engine.directory is None
 
 
-def release_is_known(job: JobFile, cluster: ClusterProfile) -> Problems:
+def release_is_known(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The image's name or a key must tell which TensorRT-LLM computes."""
     if not job.engine.is_tensorrt_llm:
         return
@@ -89,7 +90,7 @@ def release_is_known(job: JobFile, cluster: ClusterProfile) -> Problems:
             yield in_job("release", "engine.tensorrt_llm_version", error.message, error.hint, stated)
 
 
-def backend_is_there(job: JobFile, cluster: ClusterProfile) -> Problems:
+def backend_is_there(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The release's container has the backend that the job names."""
     known = facts(job, cluster)
     if known is None or job.engine.backend in known.release.backends:
@@ -99,7 +100,7 @@ def backend_is_there(job: JobFile, cluster: ClusterProfile) -> Problems:
     yield in_job("release", "engine.backend", message, hint, job.engine.backend)
 
 
-def model_has_weights(job: JobFile, cluster: ClusterProfile) -> Problems:
+def model_has_weights(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Synthetic models are made by the reference backend only."""
     loads = builds(job) or job.engine.backend == "llmapi"
     if loads and job.model.path is None:
@@ -108,7 +109,7 @@ def model_has_weights(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("missing", "model.path", message, hint, job.model.path)
 
 
-def family_is_known(job: JobFile, cluster: ClusterProfile) -> Problems:
+def family_is_known(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The model's config.json or model.family tells whose programs convert it."""
     known = facts(job, cluster)
     if known is None or known.family is not None or not builds(job) or job.model.path is None:
@@ -130,7 +131,7 @@ def family_is_known(job: JobFile, cluster: ClusterProfile) -> Problems:
     yield in_job("missing", "model.family", message, hint)
 
 
-def route_exists(job: JobFile, cluster: ClusterProfile) -> Problems:
+def route_exists(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The release has programs that build an engine of such a model."""
     known = facts(job, cluster)
     if known is None or known.family is None or not builds(job):
@@ -143,7 +144,7 @@ def route_exists(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("release", error.key, error.message, error.hint)
 
 
-def examples_are_known(job: JobFile, cluster: ClusterProfile) -> Problems:
+def examples_are_known(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Where upstream's conversion programs lie must be known."""
     found = route_of(job, cluster)
     if found is None or cluster.container.examples or found[0].release.paths.examples:
@@ -154,7 +155,7 @@ def examples_are_known(job: JobFile, cluster: ClusterProfile) -> Problems:
     yield in_cluster("missing", "container.examples", message, hint)
 
 
-def keys_have_words(job: JobFile, cluster: ClusterProfile) -> Problems:
+def keys_have_words(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Every key of the engine can be said to the release's programs."""
     found = route_of(job, cluster)
     if found is None:
@@ -168,16 +169,16 @@ def keys_have_words(job: JobFile, cluster: ClusterProfile) -> Problems:
     yield from _once(problems)
 
 
-def _once(problems: Sequence[Problem]) -> Iterator[Problem]:
+def _once(problems: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
     """One problem a key: the words of one key fail for one reason."""
     seen = set()
     for problem in problems:
-        if problem.path not in seen:
-            seen.add(problem.path)
+        if problem.field not in seen:
+            seen.add(problem.field)
             yield problem
 
 
-def raw_options_are_taken(job: JobFile, cluster: ClusterProfile) -> Problems:
+def raw_options_are_taken(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Further options exist in the release, and are not those that a key sets."""
     found = route_of(job, cluster)
     if found is not None:
@@ -186,7 +187,7 @@ def raw_options_are_taken(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield from raw_problems(job, found[1])
 
 
-def experts_divide(job: JobFile, cluster: ClusterProfile) -> Problems:
+def experts_divide(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The ranks that split experts and those that hold different ones are the tensor parallel ranks."""
     engine = job.engine
     split, spread = engine.moe_tensor_parallel, engine.moe_expert_parallel
@@ -204,7 +205,7 @@ def experts_divide(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("conflict", f"engine.{key}", message, hint, product)
 
 
-RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
+RULES: Sequence[Callable[[JobFile, ClusterProfile], Diagnostics]] = (
     release_is_known,
     backend_is_there,
     model_has_weights,

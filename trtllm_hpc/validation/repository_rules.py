@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.problems import Problem, Problems, in_job
 from trtllm_hpc.config.repository import Repository
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.release_of_job import release_of
 from trtllm_hpc.tensorrt_llm.releases import Release, UnknownRelease
 from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, known_placeholders
@@ -52,7 +53,7 @@ def _release(job: JobFile, cluster: ClusterProfile) -> Release | None:
         return None
 
 
-def repository_keys_exist(job: JobFile, cluster: ClusterProfile) -> Problems:
+def repository_keys_exist(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """A key of ``repository`` is a placeholder, or a parameter, of the release's templates."""
     release = _release(job, cluster)
     if release is None:
@@ -72,7 +73,7 @@ def repository_keys_exist(job: JobFile, cluster: ClusterProfile) -> Problems:
             yield in_job("bad-value", f"repository.{key}", message, "choose another value", value)
 
 
-def backend_has_the_key(job: JobFile, cluster: ClusterProfile) -> Problems:
+def backend_has_the_key(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """A key that the backend's repository has no place for would be lost in silence."""
     backend = job.engine.backend
     if backend not in _KEYS_OF:
@@ -91,7 +92,7 @@ def backend_has_the_key(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("conflict", f"repository.{key}", message, hint, value)
 
 
-def one_window_before_lists(job: JobFile, cluster: ClusterProfile) -> Problems:
+def one_window_before_lists(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """A window for each layer came with 0.13; before, a list is read as its first number."""
     release, windows = _release(job, cluster), job.repository.max_attention_window_size
     if release is None or windows is None or len(windows) < 2:
@@ -102,7 +103,7 @@ def one_window_before_lists(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("conflict", field, message, "leave one number in the list", windows)
 
 
-def repository_has_tokenizer(job: JobFile, cluster: ClusterProfile) -> Problems:
+def repository_has_tokenizer(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Pre- and postprocessing do not load without a tokenizer."""
     if _release(job, cluster) is None:
         return
@@ -111,7 +112,7 @@ def repository_has_tokenizer(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("missing", "repository.tokenizer", message, "name the tokenizer's folder")
 
 
-def repository_parameters_exist(job: JobFile, cluster: ClusterProfile) -> Problems:
+def repository_parameters_exist(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Each entry of ``repository.parameters`` is a placeholder of the release that no other key fills."""
     if job.engine.backend == "llmapi":
         yield from _only_model(job.repository.parameters)
@@ -123,7 +124,7 @@ def repository_parameters_exist(job: JobFile, cluster: ClusterProfile) -> Proble
         copies |= {"context": "tensorrt_llm", "generation": "tensorrt_llm"}
     for name, values in job.repository.parameters.items():
         model = name if name in GROUPS else copies.get(name)
-        field = f"repository.parameters.{name}"
+        field = dotted(("repository", "parameters", name))
         if model is None:
             known = ", ".join([*GROUPS, *copies])
             message = f"{name!r} is no model of the repository"
@@ -132,20 +133,21 @@ def repository_parameters_exist(job: JobFile, cluster: ClusterProfile) -> Proble
         yield from _parameters(release, name, model, values)
 
 
-def _only_model(parameters: Mapping[str, object]) -> Iterator[Problem]:
+def _only_model(parameters: Mapping[str, object]) -> Iterator[Diagnostic]:
     for name in parameters:
         if name != "tensorrt_llm":
             message = f"{name!r} is no model of the LLM API's repository"
-            yield in_job("bad-value", f"repository.parameters.{name}", message, "write tensorrt_llm")
+            field = dotted(("repository", "parameters", name))
+            yield in_job("bad-value", field, message, "write tensorrt_llm")
 
 
 def _parameters(
     release: Release, name: str, model: str, values: Mapping[str, bool | int | float | str | None]
-) -> Iterator[Problem]:
+) -> Iterator[Diagnostic]:
     here = settable(release, model)
     ever = known_placeholders(release.version, GROUPS[model], model)
     for key, value in values.items():
-        field = f"repository.parameters.{name}.{key}"
+        field = dotted(("repository", "parameters", name, key))
         if (model, key) in PLANNED:
             message = f"is what {PLANNED[model, key]} fills in"
             yield in_job("conflict", field, message, f"set {PLANNED[model, key]} instead", value)
@@ -162,7 +164,7 @@ def _parameters(
 
 def _fits(
     release: Release, field: str, placeholder: Placeholder, value: bool | int | float | str | None
-) -> Iterator[Problem]:
+) -> Iterator[Diagnostic]:
     if value is None:
         if placeholder.required:
             message = f"{placeholder.name} needs a value"
@@ -188,7 +190,7 @@ def _at_least(release: Release, version: str) -> bool:
     return Version(Version(release.version).base_version) >= Version(version)
 
 
-RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
+RULES: Sequence[Callable[[JobFile, ClusterProfile], Diagnostics]] = (
     repository_keys_exist,
     backend_has_the_key,
     one_window_before_lists,

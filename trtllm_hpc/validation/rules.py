@@ -6,12 +6,12 @@ One small generator for each rule. What a rule looks at is valid when it is judg
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.findings import dotted
+from trtllm_hpc.config.diagnostics import JOB_FILE, PROFILE, Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.partial import UnknownValueError
-from trtllm_hpc.config.problems import Problem, Problems, in_job
 from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.errors import Diagnostic
@@ -29,14 +29,11 @@ from trtllm_hpc.validation import (
 
 def check(resolved: Resolved) -> list[Diagnostic]:
     """Every rule on values that need not come from files; without lines."""
-    files = {"job": resolved.job_file, "cluster": resolved.cluster_file}
-    return [
-        Diagnostic(it.code, it.message, files[it.file], dotted(it.path), value=it.value, hint=it.hint)
-        for it in problems(resolved.job, resolved.cluster)
-    ]
+    files = {JOB_FILE: resolved.job_file, PROFILE: resolved.cluster_file}
+    return [replace(it, file=files[it.file]) for it in problems(resolved.job, resolved.cluster)]
 
 
-def problems(job: JobFile, cluster: ClusterProfile) -> list[Problem]:
+def problems(job: JobFile, cluster: ClusterProfile) -> list[Diagnostic]:
     """Everything that keeps this job file and this profile from going together."""
     found = [problem for rule in job_rules.RULES for problem in _judged(rule, job)]
     found += cluster_problems(cluster)
@@ -44,12 +41,12 @@ def problems(job: JobFile, cluster: ClusterProfile) -> list[Problem]:
     return found
 
 
-def rules() -> tuple[Callable[..., Problems], ...]:
+def rules() -> tuple[Callable[..., Diagnostics], ...]:
     """Every rule, in the order in which they are judged; each has a sentence as its docstring."""
     return (*job_rules.RULES, *cluster_rules.RULES, *_together())
 
 
-def _together() -> tuple[Callable[[JobFile, ClusterProfile], Problems], ...]:
+def _together() -> tuple[Callable[[JobFile, ClusterProfile], Diagnostics], ...]:
     return (
         *(ranks_spread, gpus_suffice, build_gpus),
         *serve_rules.RULES,
@@ -61,12 +58,12 @@ def _together() -> tuple[Callable[[JobFile, ClusterProfile], Problems], ...]:
     )
 
 
-def cluster_problems(cluster: ClusterProfile) -> list[Problem]:
+def cluster_problems(cluster: ClusterProfile) -> list[Diagnostic]:
     """Everything that is wrong with this profile, whatever the job."""
     return [problem for rule in cluster_rules.RULES for problem in _judged(rule, cluster)]
 
 
-def _judged(rule: Callable[..., Problems], *models: Section) -> list[Problem]:
+def _judged(rule: Callable[..., Diagnostics], *models: Section) -> list[Diagnostic]:
     """What a rule finds; nothing if it asks for a field that is wrong itself."""
     try:
         return list(rule(*models))
@@ -74,7 +71,7 @@ def _judged(rule: Callable[..., Problems], *models: Section) -> list[Problem]:
         return []
 
 
-def ranks_spread(job: JobFile, cluster: ClusterProfile) -> Problems:
+def ranks_spread(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Every node runs the same number of ranks, and the local scheduler has one node."""
     world, nodes = job.engine.world_size, job.serve.nodes
     if nodes is None or job.serve.mode != "leader":
@@ -90,7 +87,7 @@ def ranks_spread(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("conflict", "serve.nodes", message, hint, nodes)
 
 
-def gpus_suffice(job: JobFile, cluster: ClusterProfile) -> Problems:
+def gpus_suffice(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """One GPU a rank, where the cluster has GPUs."""
     world, gpus = job.engine.world_size, cluster.gpus_per_node
     nodes = 1 if cluster.scheduler == "local" else job.serve.nodes
@@ -106,7 +103,7 @@ def gpus_suffice(job: JobFile, cluster: ClusterProfile) -> Problems:
     yield in_job("conflict", "serve.nodes", message, f"set serve.nodes to {fewest}", nodes)
 
 
-def build_gpus(job: JobFile, cluster: ClusterProfile) -> Problems:
+def build_gpus(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """The build runs on one node."""
     wanted, there = job.build.gpus, cluster.gpus_per_node
     if wanted is not None and wanted > there:

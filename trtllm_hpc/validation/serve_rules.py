@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from packaging.version import Version
 
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.problems import Problems, in_job
 from trtllm_hpc.tensorrt_llm.release_of_job import release_of
 from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
 
@@ -20,7 +20,7 @@ _FIRST_RELEASE = {
 }
 
 
-def mode_has_its_models(job: JobFile, cluster: ClusterProfile) -> Problems:
+def mode_has_its_models(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Each mode of serving has a section of its own, and the others' are left out."""
     mode = job.serve.mode
     if mode == "orchestrator" and not job.repository.models:
@@ -41,7 +41,7 @@ def mode_has_its_models(job: JobFile, cluster: ClusterProfile) -> Problems:
         )
 
 
-def mode_fits_backend(job: JobFile, cluster: ClusterProfile) -> Problems:
+def mode_fits_backend(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Only TensorRT-LLM's C++ backend orchestrates, from a certain release on, and on one node."""
     mode = job.serve.mode
     if mode == "leader":
@@ -64,7 +64,7 @@ def mode_fits_backend(job: JobFile, cluster: ClusterProfile) -> Problems:
         yield in_job("conflict", "serve.mode", message, f"take {first} or later, or leader mode", mode)
 
 
-def copies_have_gpus(job: JobFile, cluster: ClusterProfile) -> Problems:
+def copies_have_gpus(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Each copy of the engine needs a GPU a rank, of its own and there."""
     taken: dict[int, str] = {}
     world, there = job.engine.world_size, cluster.gpus_per_node
@@ -82,28 +82,28 @@ def copies_have_gpus(job: JobFile, cluster: ClusterProfile) -> Problems:
             taken.setdefault(gpu, field)
 
 
-def copies_have_names(job: JobFile, cluster: ClusterProfile) -> Problems:
+def copies_have_names(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     """Two models of a repository cannot share a name."""
     names = [copy.name for copy in job.repository.models]
     for number, name in enumerate(names):
         if name in names[:number]:
-            field = f"repository.models.{number}.name"
+            field = f"repository.models[{number}].name"
             yield in_job("conflict", field, f"{name!r} is there already", "give each copy another name", name)
 
 
 def _copies(job: JobFile) -> Iterator[tuple[str, list[int], bool]]:
     """Field, GPUs, and whether the copy has an engine of its own."""
     for number, copy in enumerate(job.repository.models):
-        yield f"repository.models.{number}.gpu_device_ids", copy.gpu_device_ids, copy.engine is not None
+        yield f"repository.models[{number}].gpu_device_ids", copy.gpu_device_ids, copy.engine is not None
     phases = job.serve.disaggregated
     if phases is None:
         return
     for name, phase in (("context", phases.context), ("generation", phases.generation)):
         for number, gpus in enumerate(phase.instances):
-            yield f"serve.disaggregated.{name}.instances.{number}", gpus, phase.engine is not None
+            yield f"serve.disaggregated.{name}.instances[{number}]", gpus, phase.engine is not None
 
 
-RULES: Sequence[Callable[[JobFile, ClusterProfile], Problems]] = (
+RULES: Sequence[Callable[[JobFile, ClusterProfile], Diagnostics]] = (
     mode_has_its_models,
     mode_fits_backend,
     copies_have_gpus,

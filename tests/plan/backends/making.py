@@ -7,7 +7,7 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.problems import Problem
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.backends.tensorrt_llm import make_notes, make_steps
 from trtllm_hpc.plan.layout import make_layout
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Word
@@ -35,7 +35,7 @@ def cluster(**keys: Any) -> ClusterProfile:
     return ClusterProfile.model_validate({**CLUSTER, **keys})
 
 
-def found(made: JobFile, where: ClusterProfile | None = None) -> list[Problem]:
+def found(made: JobFile, where: ClusterProfile | None = None) -> list[Diagnostic]:
     """What is wrong with it."""
     return problems(made, where or cluster())
 

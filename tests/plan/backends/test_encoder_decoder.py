@@ -97,14 +97,16 @@ def test_every_option_exists_or_the_release_is_refused(release: Any) -> None:
 
 @pytest.mark.parametrize("release", ["0.7.1", "0.9.0"])
 def test_older_releases_are_refused_with_the_first_that_can(release: str) -> None:
-    problems = [each for each in found(job(release, "t5")) if each.path[-1] == "encoder_decoder"]
+    problems = [
+        each for each in found(job(release, "t5")) if each.field.rpartition(".")[2] == "encoder_decoder"
+    ]
     assert problems and release in problems[0].message
 
 
 def test_0_10_builds_two_engines_and_serves_none() -> None:
     """Its templates and its backend know no ``encoder_model_path`` (model_instance_state.cc of v0.10.0)."""
     [problem] = found(job("0.10.0", "t5", engine=T5))
-    assert problem.path == ("engine", "encoder_decoder")
+    assert problem.field == "engine.encoder_decoder"
     assert "0.10.0" in problem.message and "encoder_engine_dir since 0.11.0" in problem.message
     assert found(job("0.11.0", "t5", engine=T5)) == []
 
@@ -112,7 +114,7 @@ def test_0_10_builds_two_engines_and_serves_none() -> None:
 def test_triton_s_python_backend_loads_decoders_only() -> None:
     """``ModelType.DECODER_ONLY`` stands in the model.py of every release."""
     [problem] = found(job("0.16.0", "t5", engine={**T5, "backend": "python"}))
-    assert problem.path == ("engine", "backend") and "encoder" in problem.message
+    assert problem.field == "engine.backend" and "encoder" in problem.message
 
 
 def test_an_answer_need_not_be_longer_than_the_prompt() -> None:
@@ -138,7 +140,7 @@ def test_the_server_is_told_of_both_engines(tmp_path: Path, stated: bool) -> Non
 
 def test_what_does_not_go_with_it() -> None:
     keys = {
-        ".".join(map(str, each.path)): each.message
+        each.field: each.message
         for each in found(
             job(
                 "0.16.0",
@@ -150,4 +152,4 @@ def test_what_does_not_go_with_it() -> None:
     }
     assert set(keys) == {"engine.context_fmha", "repository.chunked_context"}
     [problem] = found(job("0.16.0", "llama", engine={"encoder_decoder": True}))
-    assert problem.path == ("engine", "encoder_decoder") and "llama" in problem.message
+    assert problem.field == "engine.encoder_decoder" and "llama" in problem.message

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from tests.plan.backends.making import cluster, job, line, options, planned
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.problems import Problem
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place
 from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoRoute, find_route
 from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases
@@ -213,7 +213,7 @@ def test_every_family_has_a_way_or_a_release_that_has_one(family: Family) -> Non
     assert ways
 
 
-def _refused(made: JobFile) -> list[Problem]:
+def _refused(made: JobFile) -> list[Diagnostic]:
     """What the rules of releases say; those of other things would only take time."""
     rules = (*release_rules.RULES, *engine_rules.RULES, *method_rules.RULES)
     return [problem for rule in rules for problem in rule(made, SITE)]

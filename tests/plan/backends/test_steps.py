@@ -90,7 +90,7 @@ def test_prompt_and_answer_together_or_the_answer_alone(
 
 def test_a_prompt_of_the_release_s_own_length_must_leave_room_for_an_answer() -> None:
     [problem] = found(job("0.10.0", engine={"max_seq_len": 1024}))
-    assert problem.path == ("engine", "max_seq_len")
+    assert problem.field == "engine.max_seq_len"
     assert "1024 tokens" in problem.message and "0.10.0" in problem.message
 
 
@@ -203,7 +203,7 @@ def test_a_world_of_build_py_is_all_its_ranks() -> None:
 def test_gpt_s_build_py_knows_one_parallelism_only() -> None:
     assert found(job("0.7.1", "gpt", engine={"tensor_parallel": 4})) == []
     [problem] = found(job("0.7.1", "gpt", engine={"tensor_parallel": 2, "pipeline_parallel": 2}))
-    assert problem.path == ("engine", "pipeline_parallel") and "0.9.0" in problem.message
+    assert problem.field == "engine.pipeline_parallel" and "0.9.0" in problem.message
     assert (
         Place("prepare", "/4-gpu") in steps(job("0.7.1", "gpt", engine={"tensor_parallel": 4}))[1].commands[0]
     )
@@ -241,7 +241,9 @@ def test_families_with_options_of_their_own_names() -> None:
 
 
 def test_a_program_s_required_option_is_asked_for() -> None:
-    [problem] = [each for each in found(job("0.7.1", "chatglm")) if each.path[-1] == "build_py"]
-    assert "--model_name" in problem.message and "chatglm2_6b" in problem.hint
+    [problem] = [
+        each for each in found(job("0.7.1", "chatglm")) if each.field.rpartition(".")[2] == "build_py"
+    ]
+    assert "--model_name" in problem.message and "chatglm2_6b" in (problem.hint or "")
     raw = {"build_py": ["--model_name", "chatglm2_6b"]}
     assert found(job("0.7.1", "chatglm", engine={"options": raw})) == []

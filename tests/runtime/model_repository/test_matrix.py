@@ -83,7 +83,7 @@ def test_a_key_arrives_or_is_refused(tmp_path: Path, version: str) -> None:
     for key, (value, *_) in VALUES.items():
         found = list(repository_keys_exist(make_job(version, repository={key: value}), HERE))
         for problem in found:
-            assert problem.path == ("repository", key)
+            assert problem.field == f"repository.{key}"
             assert version in problem.message, problem.message
         if not found:
             accepted[key] = value

@@ -13,7 +13,7 @@ from trtllm_hpc.bench.metrics import BY_KEY, Metric, PerRequest, distribution
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.statistics import STATISTICS, value_of
 from trtllm_hpc.bench.summary import Figure
-from trtllm_hpc.config.findings import nearest
+from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.errors import ExitCode, TrtllmHpcError
 
 DEFAULT_STATISTIC = "p99"

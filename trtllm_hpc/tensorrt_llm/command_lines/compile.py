@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trtllm_hpc.config.diagnostics import in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.problems import Problem, in_job
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.command_lines import encoder_decoder, lora, quantization, speculative
 from trtllm_hpc.tensorrt_llm.command_lines import option_table as table
 from trtllm_hpc.tensorrt_llm.command_lines.argv import words
@@ -33,7 +34,7 @@ class Spelling:
     """Options that say what is wanted by not being there."""
     defaults: dict[Role, dict[str, OptionWords]] = field(default_factory=dict)
     """Defaults that are not those of every release, written out."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Diagnostic] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def words(self, role: Role) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from trtllm_hpc.config.findings import nearest, shown
+from trtllm_hpc.config.diagnostics import in_job, nearest, shown
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.problems import Problem
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.command_lines.managed_options import managing_key
 from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
 from trtllm_hpc.tensorrt_llm.command_lines.refusals import lifetime
@@ -32,7 +32,7 @@ def raw_words(job: JobFile, role: Role) -> tuple[str, ...]:
     return tuple(getattr(job.engine.options, role)) if role in RAW_ROLES else ()
 
 
-def raw_problems(job: JobFile, route: Route) -> Iterator[Problem]:
+def raw_problems(job: JobFile, route: Route) -> Iterator[Diagnostic]:
     """What the release's programs would refuse, or what a key of the job file says already."""
     for role in RAW_ROLES:
         given = raw_words(job, role)
@@ -45,15 +45,15 @@ def raw_problems(job: JobFile, route: Route) -> Iterator[Problem]:
         yield from _problems(given, role, program.command, route.family.examples)
 
 
-def lora_problems(job: JobFile, command: Command) -> Iterator[Problem]:
+def lora_problems(job: JobFile, command: Command) -> Iterator[Diagnostic]:
     """The same for ``hf_lora_convert.py``, which is beside the way from model to engine."""
     yield from _problems(tuple(job.engine.options.lora), "lora", command, "")
 
 
-def _problems(given: tuple[str, ...], role: str, command: Command, family: str) -> Iterator[Problem]:
+def _problems(given: tuple[str, ...], role: str, command: Command, family: str) -> Iterator[Diagnostic]:
     for found in _checked(given, role, command, family):
-        path = ("engine", "options", role, found.index)
-        yield Problem("job", "release", path, found.message, found.hint, given[found.index])
+        field = f"engine.options.{role}[{found.index}]"
+        yield in_job("release", field, found.message, found.hint, given[found.index])
 
 
 def raw_notes(job: JobFile, route: Route) -> Iterator[str]:
@@ -65,13 +65,13 @@ def raw_notes(job: JobFile, route: Route) -> Iterator[str]:
                 yield f"engine.options.{program.role}: {word} does nothing. {option.ignored}"
 
 
-def _unused(role: Role, route: Route) -> Problem:
+def _unused(role: Role, route: Route) -> Diagnostic:
     programs = ", then ".join(program.command.name for program in route.programs)
     message = (
         f"are for a program that has no part in this: TensorRT-LLM {route.release.version} runs {programs}"
     )
     hint = "remove them, or write them under the program that they are for"
-    return Problem("job", "release", ("engine", "options", role), message, hint)
+    return in_job("release", f"engine.options.{role}", message, hint)
 
 
 def _checked(given: Sequence[str], role: str, command: Command, family: str) -> Iterator[_Word]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from trtllm_hpc.config.findings import nearest, shown
+from trtllm_hpc.config.diagnostics import nearest, shown
 from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role, Wish
 from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Route
 from trtllm_hpc.tensorrt_llm.releases import Command, Option, releases

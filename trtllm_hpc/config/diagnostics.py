@@ -1,17 +1,35 @@
-"""How paths and values are written in a finding."""
+"""Diagnostics about keys of the two files: how they are made, and how keys and values are written in them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
+
+from trtllm_hpc.errors import Diagnostic
 
 Path = tuple[str | int, ...]
 """Keys and list indices from the root of a file down to a value."""
 
+Diagnostics = Iterator[Diagnostic]
+"""What a rule yields."""
+
+JOB_FILE, PROFILE = "job file", "cluster profile"
+"""Stands for the file of a diagnostic until its place is looked up (``Node.placed``)."""
+
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST = 80
+
+
+def in_job(code: str, field: str, message: str, hint: str, value: Any = None) -> Diagnostic:
+    """A diagnostic about a key of the job file; ``field`` as :func:`dotted` writes it."""
+    return Diagnostic(code, message, JOB_FILE, field, value=value, hint=hint)
+
+
+def in_cluster(code: str, field: str, message: str, hint: str, value: Any = None) -> Diagnostic:
+    """A diagnostic about a key of the cluster profile."""
+    return Diagnostic(code, message, PROFILE, field, value=value, hint=hint)
 
 
 def dotted(path: Path) -> str:
