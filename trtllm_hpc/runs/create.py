@@ -1,0 +1,158 @@
+"""Job file to plan, and plan to run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from trtllm_hpc.config.closed import naming_keys
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.resolved import Resolved
+from trtllm_hpc.paths import RunPaths, default_runs_folder, engines_folder
+from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.plan.resolve import Surroundings, make_plan
+from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
+from trtllm_hpc.render.scripts import recipe_of
+from trtllm_hpc.render.templates_cache import find_templates
+from trtllm_hpc.runtime.engine_cache.lookup import Hit, Miss, Unknown, lookup
+from trtllm_hpc.runtime.engine_cache.uses import register
+from trtllm_hpc.tensorrt_llm.model_config import read_model_config
+from trtllm_hpc.validation.context import Context
+from trtllm_hpc.validation.load import load, load_cluster
+from trtllm_hpc.validation.precheck import context_of
+
+Warn = Callable[[str], None]
+"""Receives each warning about a job, one line or more, before anything is written."""
+
+
+class PlannedRun(NamedTuple):
+    """The plan of a job file, made before the engine cache was searched."""
+
+    plan: Plan
+    paths: RunPaths
+    """Of the folder that the run would get."""
+    surroundings: Surroundings
+
+    def with_engine(self, engine: Hit | Miss | Unknown | None) -> Plan:
+        """Return the plan, without its build stage if the engine was found."""
+        if not isinstance(engine, Hit):
+            return self.plan
+        surroundings = replace(self.surroundings, engine_found=str(engine.entry.output))
+        return make_plan(self.plan.job, self.plan.cluster, self.paths, self.plan.python, surroundings)
+
+
+class CreatedRun(NamedTuple):
+    """A run whose folder is written."""
+
+    plan: Plan
+    paths: RunPaths
+    engine: Hit | Miss | Unknown | None
+    """Result of the search in the engine cache; ``None`` if the run needs no engine from it."""
+
+
+@contextmanager
+def plan_run(
+    job_file: Path, cluster: str, settings: Sequence[str] = (), runs: Path | None = None, *, command: str
+) -> Iterator[PlannedRun]:
+    """Load and plan a job.
+
+    While the context is open, an ``OSError`` about a path that a key named
+    becomes a ``ConfigError`` about that key.
+
+    Args:
+        settings: overrides as for ``--set``.
+        runs: folder of the runs; by default the profile's, else the user's.
+        command: the ``trtllm-hpc`` command that errors tell the user to repeat.
+
+    Raises:
+        ConfigError: the job file or the profile is wrong.
+        RenderError: a path cannot be written into a script.
+    """
+    options = () if runs is None else ("--runs", str(runs))
+    resolved = load(job_file, cluster, tuple(settings), command=command, options=options)
+    with naming_keys(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
+        paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
+        surroundings = _surroundings(resolved, paths.folder.parent)
+        plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), surroundings)
+        yield PlannedRun(plan, paths, surroundings)
+
+
+def create_run(
+    job_file: Path,
+    cluster: str,
+    settings: Sequence[str] = (),
+    runs: Path | None = None,
+    *,
+    check: Callable[[Plan], Iterable[str]],
+    warn: Warn,
+    command: str,
+) -> CreatedRun:
+    """Load and plan a job and write its run folder; nothing is written if anything is wrong.
+
+    Args:
+        check: returns warnings about the plan, or raises; called before the folder is made.
+        warn: receives those warnings and the plan's notes.
+
+    Others, and the errors raised, are those of :func:`plan_run`.
+    """
+    with plan_run(job_file, cluster, settings, runs, command=command) as planned:
+        for warning in (*check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):
+            warn(warning)
+        engine = _claim_engine(planned)
+        plan = planned.with_engine(engine)
+        return CreatedRun(plan, write_run(plan, _side_outputs(engine)), engine)
+
+
+def check_context(
+    job_file: Path | None, cluster: str, settings: Sequence[str] = (), runs: Path | None = None
+) -> Context:
+    """Return what the checks of ``doctor`` look at; without a job file those of the machine and the cluster.
+
+    Raises:
+        ConfigError, RenderError: as :func:`plan_run`.
+    """
+    if job_file is not None:
+        with plan_run(job_file, cluster, settings, runs, command="doctor") as planned:
+            return context_of(planned.with_engine(find_engine(planned.plan)))
+    profile = load_cluster(cluster, tuple(settings))
+    folder = (runs or runs_folder(profile)).absolute()
+    return Context(profile, folder, engines_folder(profile.engines_folder, folder))
+
+
+def runs_folder(cluster: ClusterProfile) -> Path:
+    """Return the folder of the runs where the command line does not name one."""
+    return Path(cluster.runs_folder) if cluster.runs_folder else default_runs_folder()
+
+
+def find_engine(plan: Plan) -> Hit | Miss | Unknown | None:
+    """Look for the plan's engine in the cache; ``None`` if the plan needs none from it."""
+    return lookup(recipe_of(plan)) if plan.build_steps else None
+
+
+def _surroundings(resolved: Resolved, runs: Path) -> Surroundings:
+    """Return what this machine knows of a job, before the engine cache is searched."""
+    templates = find_templates(resolved.cluster) if resolved.job.engine.is_tensorrt_llm else None
+    return Surroundings(
+        engines_folder=str(engines_folder(resolved.cluster.engines_folder, runs)),
+        templates=None if templates is None else str(templates),
+        model_config=read_model_config(resolved.job.model.path),
+    )
+
+
+def _claim_engine(planned: PlannedRun) -> Hit | Miss | Unknown | None:
+    """Look for the engine and register this run as its user, so that ``engines prune`` keeps it."""
+    engine = find_engine(planned.plan)
+    if not isinstance(engine, Hit):
+        return engine
+    if not all([register(entry, planned.paths.folder) for entry in engine.entries]):
+        return Unknown("another process is removing it right now")
+    return engine
+
+
+def _side_outputs(engine: Hit | Miss | Unknown | None) -> dict[str, Path]:
+    """Return the other outputs that the cache has for the run, by the build step that made them."""
+    others = engine.others if isinstance(engine, Hit) else {}
+    return {step: entry.output for step, entry in others.items()}
