@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.runs.fake_slurm import FakeSlurm
 from tests.render.cases import plan_of
-from trtllm_hpc.scheduler.journal import Journal
+from tests.runs.fake_slurm import FakeSlurm
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.run_folder import write_run
+from trtllm_hpc.scheduler.journal import Journal
 
 CLUSTER: dict[str, Any] = {"name": "here", "partition": "batch"}
 

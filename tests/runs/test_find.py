@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths, call_name, default_runs_folder, write_json
 from trtllm_hpc.runs.find import find_run, list_runs
-from trtllm_hpc.paths import call_name, default_runs_folder
 
 
 def make(folder: Path, name: str, age_s: int) -> RunPaths:

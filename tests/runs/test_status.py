@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from tests.logs.runs import add_rank
 from tests.runs.fake_slurm import FakeSlurm
 from tests.runs.made import run_with, submitted, written
-from tests.logs.runs import add_rank
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.runs.cancel import cancel_run
-from trtllm_hpc.scheduler.slurm import Slurm as Commands
-from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runtime.records import Endpoint, add_event
+from trtllm_hpc.scheduler.slurm import Slurm as Commands
 
 OK = ExitCode.OK
 Slurm = str | tuple[str, str]

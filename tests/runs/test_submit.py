@@ -18,11 +18,11 @@ from tests.runs.fake_slurm import FakeSlurm
 from tests.runs.made import written
 from tests.runtime.conftest import eventually
 from trtllm_hpc.errors import ExitCode, SubmissionError
-from trtllm_hpc.runs.submit import require_scheduler, submit_chain
-from trtllm_hpc.scheduler.journal import Journal, read_journal
-from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runs.submit import require_scheduler, submit_chain
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
+from trtllm_hpc.scheduler.journal import Journal, read_journal
 
 
 def digests(paths: RunPaths) -> dict[str, str]:

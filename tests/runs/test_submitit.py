@@ -12,10 +12,10 @@ from submitit.core.plugins import get_executors
 from tests.runs.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from tests.runs.made import written
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.scheduler import executor as module
 from trtllm_hpc.scheduler.executor import RenderedJob, RenderedScriptExecutor
 from trtllm_hpc.scheduler.script import StageScript
-from trtllm_hpc.paths import RunPaths
 
 
 @pytest.fixture(autouse=True)

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.logs.runs import add_rank
 from tests.runs.clock import Clock
 from tests.runs.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from tests.runs.made import run_with, written
-from tests.logs.runs import add_rank
 from trtllm_hpc.bench.progress import Snapshot, Step, write_progress
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs import watch
-from trtllm_hpc.scheduler.journal import Journal
 from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.runs.watch import Progress, follow
-from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.runtime.stop import request_stop
+from trtllm_hpc.scheduler.journal import Journal
 
 
 @pytest.fixture

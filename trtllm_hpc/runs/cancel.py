@@ -6,12 +6,12 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.status import RunStatus, planned, run_status
+from trtllm_hpc.runtime.stop import request_stop
 from trtllm_hpc.scheduler.journal import read_journal
 from trtllm_hpc.scheduler.local import cancel_local
 from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.runs.status import RunStatus, planned, run_status
-from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.stop import request_stop
 
 _SETTLE_TIMEOUT_S = 60.0
 _POLL_S = 0.5

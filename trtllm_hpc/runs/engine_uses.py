@@ -6,8 +6,8 @@ import time
 from functools import lru_cache
 
 from trtllm_hpc.errors import TrtllmHpcError
-from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runtime.engine_cache.uses import Use
 
 _BEING_MADE_S = 3_600.0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import RUNS_VARIABLE, RunPaths, call_name, default_runs_folder, read_json
+from trtllm_hpc.paths import RunPaths, call_name, read_json
+
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a rendered run that may be read."""

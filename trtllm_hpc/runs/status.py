@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.scheduler.journal import Journal, read_journal
-from trtllm_hpc.scheduler.processes import is_same_process
-from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
 from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, Event, read_events
 from trtllm_hpc.runtime.stage import GATE_TIMEOUT_S
+from trtllm_hpc.scheduler.journal import Journal, read_journal
+from trtllm_hpc.scheduler.processes import is_same_process
+from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, STATES, JobState, explain_reason
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}

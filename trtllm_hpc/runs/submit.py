@@ -11,15 +11,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.scheduler.journal import Journal
-from trtllm_hpc.scheduler.local import cancel_local, detached, local_executor
-from trtllm_hpc.scheduler.script import StageScript
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan, Stage
 from trtllm_hpc.runs.create import CreatedRun, Warn, create_run
-from trtllm_hpc.validation.precheck import before_submission
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
+from trtllm_hpc.scheduler.journal import Journal
+from trtllm_hpc.scheduler.local import cancel_local, detached, local_executor
+from trtllm_hpc.scheduler.script import StageScript
+from trtllm_hpc.validation.precheck import before_submission
 
 if TYPE_CHECKING:
     from submitit.core.core import Executor, Job
@@ -82,7 +82,9 @@ def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage,
                 progress(stage.name, job.job_id)
             journal.complete = True
             journal.write(paths)
-    except BaseException as error:  # KeyboardInterrupt above all: whatever ends this, nothing may be left behind
+    except (
+        BaseException
+    ) as error:  # KeyboardInterrupt above all: whatever ends this, nothing may be left behind
         if not jobs:
             # Nothing else tells that this run is over: there is no job to look at.
             with suppress(OSError):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runs.status import RunStatus, run_status
+from trtllm_hpc.runtime.records import RankRecord, StopRequest, read_events
 from trtllm_hpc.scheduler.journal import read_journal
 from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.runs.status import RunStatus, run_status
-from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.records import RankRecord, StopRequest, read_events
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
