@@ -49,7 +49,7 @@ from benchmarks.load.perf_analyzer import PerfAnalyzer
 from benchmarks.load.server import BenchmarkFailed, Server, running_server
 from benchmarks.load.show import report
 from benchmarks.triton import ServerFailed
-from trtllm_hpc.bench.load.priority import preferred
+from trtllm_hpc.bench.load import real_time_priority
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtllm-hpc" / "perf_analyzer"
 _LEVELS = {CLOSED: 32, OPEN: 1000, STREAMS: 64}
@@ -85,7 +85,7 @@ def _measure(arguments: argparse.Namespace, analyzer: PerfAnalyzer, folder: Path
                     _say(f"round {round_ + 1} of {arguments.rounds}, {scenario}: {name}")
                     time.sleep(_PAUSE_S)
                     level = _LEVELS[scenario]
-                    with nullcontext() if arguments.ordinary else preferred():
+                    with nullcontext() if arguments.ordinary else real_time_priority():
                         if name == ANCHOR:
                             figures = analyzer.measure(scenario, server, level, arguments.seconds, folder)
                         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.load import messages
 from benchmarks.load.figures import Figures, percentile
 from benchmarks.load.server import INSTANT, TOKENS
-from trtllm_hpc.bench.load import Clock, Load, Target, run_closed, run_open
+from trtllm_hpc.bench.load import Clock, LoadResult, Target, run_closed, run_open
 from trtllm_hpc.runtime.records import Endpoint
 
 _WARMUP_S = 0.5
@@ -61,7 +61,7 @@ def streams(port: int, level: int, seconds: float) -> Figures:
     )
 
 
-def _checked(load: Load) -> Load:
+def _checked(load: LoadResult) -> LoadResult:
     failed = [reply for reply in load.replies if not reply.ok]
     if failed or load.interrupted:
         raise RuntimeError(f"{len(failed)} requests failed: {failed[:1]}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.bench.load.replies import Chunk, Parsed, Reply
+from trtllm_hpc.bench.load import Chunk, ParsedReply, Reply
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.summary import Window
 from trtllm_hpc.bench.tokens.counting import to_records
@@ -21,21 +21,23 @@ def reply(index: int = 0, due_s: float = 1.0, status: str = "ok") -> Reply:
     return Reply(index, due_s, due_s + 0.5, due_s + 9.0, status=status)
 
 
-def answer(*texts: str | None, streamed: bool = False, lengths: Sequence[int | None] = ()) -> Parsed:
+def answer(*texts: str | None, streamed: bool = False, lengths: Sequence[int | None] = ()) -> ParsedReply:
     """Of a text model, a response each second."""
     told = [*lengths, *[None] * len(texts)]
-    return Parsed(
+    return ParsedReply(
         tuple(Chunk(2.0 + at, text=text, sequence_length=told[at]) for at, text in enumerate(texts)),
         streamed,
     )
 
 
-def ids(*responses: tuple[int, ...], streamed: bool = False) -> Parsed:
+def ids(*responses: tuple[int, ...], streamed: bool = False) -> ParsedReply:
     """Of the core model."""
-    return Parsed(tuple(Chunk(2.0 + at, token_ids=each) for at, each in enumerate(responses)), streamed)
+    return ParsedReply(tuple(Chunk(2.0 + at, token_ids=each) for at, each in enumerate(responses)), streamed)
 
 
-def record(parsed: Parsed, request: Request = PROMPT, tokenizer: Any = None, **more: Any) -> RequestRecord:
+def record(
+    parsed: ParsedReply, request: Request = PROMPT, tokenizer: Any = None, **more: Any
+) -> RequestRecord:
     status = more.pop("status", "ok")
     (made,) = to_records(
         [reply(status=status)],
@@ -63,7 +65,7 @@ def test_a_record_has_what_the_reply_and_the_request_say() -> None:
     replies[1].error = "too late"
     first, second = to_records(
         replies,
-        [answer("x"), Parsed()],
+        [answer("x"), ParsedReply()],
         [IDS, IDS, IDS, PROMPT],
         level=2,
         repeat=1,
@@ -168,7 +170,7 @@ def test_no_more_tokens_are_counted_than_were_asked_for() -> None:
 
 def test_an_empty_answer_has_no_tokens() -> None:
     assert output(record(answer(""), tokenizer=WordTokenizer())) == (0, "tokenizer")
-    assert record(Parsed((), True)).output_tokens == 0
+    assert record(ParsedReply((), True)).output_tokens == 0
 
 
 def test_what_nobody_counts_is_what_was_asked_for_and_says_so() -> None:
@@ -183,7 +185,7 @@ def test_a_stream_that_broke_off_keeps_what_came_without_a_total() -> None:
 
 def test_many_answers_are_each_given_their_own_count() -> None:
     requests = [Request(10, f"ask {at}", input_tokens=3, input_by="tokenizer") for at in range(1200)]
-    parsed = [answer("so " * (at % 5)) if at % 7 else Parsed() for at in range(1200)]
+    parsed = [answer("so " * (at % 5)) if at % 7 else ParsedReply() for at in range(1200)]
     made = to_records(
         [reply(at) for at in range(1200)],
         parsed,

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from tests.reference import servers
-from trtllm_hpc.bench.load import Clock, CoreModel, Target, encode, parse, run_open
+from trtllm_hpc.bench.load import Clock, CoreModel, Target, encode_request, parse_reply, run_open
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.summary import Window
 from trtllm_hpc.bench.tokens.counting import to_records
@@ -58,9 +58,9 @@ def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
         tokenizer=tokens.tokenizer,
         vocabulary=tokens.vocabulary,
     ).requests
-    payloads = [encode(request, target, str(at)) for at, request in enumerate(workload)]
+    payloads = [encode_request(request, target, str(at)) for at, request in enumerate(workload)]
     load = run_open(target, payloads, [0.0, 0.01, 0.02, 0.03], Clock())
-    parsed = [parse(reply, target) for reply in load.replies]
+    parsed = [parse_reply(reply, target) for reply in load.replies]
     return to_records(
         load.replies,
         parsed,

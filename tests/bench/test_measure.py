@@ -10,7 +10,7 @@ import pytest
 
 from trtllm_hpc.bench.arrivals import open_schedule
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop, levels_of
-from trtllm_hpc.bench.load.replies import Load, Parsed, Reply
+from trtllm_hpc.bench.load import LoadResult, ParsedReply, Reply
 from trtllm_hpc.bench.measure import expected_requests
 from trtllm_hpc.bench.passes import WHOLE_TRACE, closed_length, closed_window, timed_length
 from trtllm_hpc.bench.summary import Window
@@ -79,9 +79,9 @@ def test_a_closed_loop_of_some_seconds_asks_all_that_was_given_before_any_again(
 def test_a_closed_loop_is_measured_while_every_process_has_requests() -> None:
     replies = [Reply(place, float(place), float(place), place + 1.0) for place in range(10)]
     window = closed_window(
-        Load(replies, IDLE, 0.0, full_until_s=6.0), Benchmark(requests=9, warmup_requests=1)
+        LoadResult(replies, IDLE, 0.0, saturated_until_s=6.0), Benchmark(requests=9, warmup_requests=1)
     )
     assert window == Window(1.0, 6.0)
     asked = [Request(4, prompt="x")] * 10
-    records = to_records(replies, [Parsed()] * 10, asked, level=0, repeat=0, window=window)
+    records = to_records(replies, [ParsedReply()] * 10, asked, level=0, repeat=0, window=window)
     assert [record.phase for record in records] == ["warm-up", *["measured"] * 6, *["drain"] * 3]

@@ -6,7 +6,16 @@ from typing import Literal
 
 import pytest
 
-from trtllm_hpc.bench.load import Clock, Load, Parsed, Target, encode, parse, run_closed, run_open
+from trtllm_hpc.bench.load import (
+    Clock,
+    LoadResult,
+    ParsedReply,
+    Target,
+    encode_request,
+    parse_reply,
+    run_closed,
+    run_open,
+)
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
@@ -31,11 +40,11 @@ def target(world: World, model: str, protocol: Protocol, streaming: bool | None 
     return found
 
 
-def ask(asked: Target, *requests: Request) -> tuple[Load, list[Parsed]]:
-    payloads = [encode(request, asked, str(number + 1)) for number, request in enumerate(requests)]
+def ask(asked: Target, *requests: Request) -> tuple[LoadResult, list[ParsedReply]]:
+    payloads = [encode_request(request, asked, str(number + 1)) for number, request in enumerate(requests)]
     load = run_open(asked, payloads, [0.0] * len(payloads), Clock())
     assert [(reply.status, reply.error) for reply in load.replies] == [("ok", None)] * len(payloads)
-    return load, [parse(reply, asked) for reply in load.replies]
+    return load, [parse_reply(reply, asked) for reply in load.replies]
 
 
 def request(asked: Target, tokenizer: TextTokenizer) -> Request:
@@ -98,9 +107,9 @@ def test_every_protocol_and_both_ways_give_the_same_tokens(alone: World, tokeniz
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_closed_loop_of_streams(alone: World, protocol: Protocol) -> None:
     asked = target(alone, "ensemble", protocol)
-    payloads = [encode(Request(4, f"{PROMPT} {word}"), asked) for word in ("mat", "hat", "bat")]
+    payloads = [encode_request(Request(4, f"{PROMPT} {word}"), asked) for word in ("mat", "hat", "bat")]
     load = run_closed(asked, payloads, 4, Clock(), count=12)
-    parsed = [parse(reply, asked) for reply in load.replies]
+    parsed = [parse_reply(reply, asked) for reply in load.replies]
     assert [len(one.chunks) for one in parsed] == [4] * 12
     texts: dict[int, set[str | None]] = {}
     for reply, one in zip(load.replies, parsed, strict=True):

@@ -18,8 +18,7 @@ from trtllm_hpc.bench.judgement.gone import ENDED_EARLY
 from trtllm_hpc.bench.judgement.slo import parse_slo
 from trtllm_hpc.bench.judgement.verdicts import verdict_of
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load.clock import Clock
-from trtllm_hpc.bench.load.target import Target
+from trtllm_hpc.bench.load import Clock, Target
 from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length, timed_length
 from trtllm_hpc.bench.progress import Progress
 from trtllm_hpc.bench.progress_shown import reported, terminal_bar

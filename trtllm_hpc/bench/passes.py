@@ -11,11 +11,16 @@ from trtllm_hpc.bench.arrivals import open_schedule, requests_of
 from trtllm_hpc.bench.judgement.gate import judge
 from trtllm_hpc.bench.judgement.slo import Slo
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
-from trtllm_hpc.bench.load.clock import Clock
-from trtllm_hpc.bench.load.priority import preferred
-from trtllm_hpc.bench.load.replies import Load, Reply, parse
-from trtllm_hpc.bench.load.run import run_closed, run_open
-from trtllm_hpc.bench.load.target import Target
+from trtllm_hpc.bench.load import (
+    Clock,
+    LoadResult,
+    Reply,
+    Target,
+    parse_reply,
+    real_time_priority,
+    run_closed,
+    run_open,
+)
 from trtllm_hpc.bench.metrics import Sample, figures
 from trtllm_hpc.bench.progress import Progress, Step
 from trtllm_hpc.bench.questions import Portion, Questions
@@ -84,9 +89,9 @@ class Passes:
                 judge(sample, load.client, self.settings, interrupted=load.interrupted), records, portion
             ),
         )
-        return Ran(result, records, load.interrupted, load.gone)
+        return Ran(result, records, load.interrupted, load.disconnected)
 
-    def _open(self, level: OpenLoop, step: Step) -> tuple[Load, Portion, Window]:
+    def _open(self, level: OpenLoop, step: Step) -> tuple[LoadResult, Portion, Window]:
         portion = self.questions.take(open_length(level, self.settings))
         schedule = open_schedule(level, self.settings, repeat=step.repeat, requests=portion.requests)
         count = len(schedule.due_s)
@@ -107,7 +112,7 @@ class Passes:
         )
         return load, portion, _shifted(schedule.window, load.start_s)
 
-    def _closed(self, level: ClosedLoop, step: Step) -> tuple[Load, Portion, Window]:
+    def _closed(self, level: ClosedLoop, step: Step) -> tuple[LoadResult, Portion, Window]:
         count, until_s = closed_length(level, self.settings)
         if count is None:
             portion = self.questions.take(timed_length(level, until_s or 0.0, self.questions.given))
@@ -151,7 +156,7 @@ class Passes:
     def _records(self, replies: list[Reply], window: Window, step: Step) -> list[RequestRecord]:
         return to_records(
             replies,
-            [parse(reply, self.target) for reply in replies],
+            [parse_reply(reply, self.target) for reply in replies],
             self.questions.asked,
             level=step.level,
             repeat=step.repeat,
@@ -161,9 +166,9 @@ class Passes:
         )
 
 
-def _first_of_all(run: Callable[[], Load]) -> Load:
+def _first_of_all(run: Callable[[], LoadResult]) -> LoadResult:
     """Run a load before ordinary processes, where that is allowed; what leads up to it takes its turn."""
-    with preferred() as real_time:
+    with real_time_priority() as real_time:
         load = run()
     return replace(load, client=replace(load.client, real_time=real_time))
 
@@ -218,7 +223,7 @@ def _with_again(verdict: Verdict, records: Sequence[RequestRecord], portion: Por
     return replace(verdict, warnings=[*verdict.warnings, note])
 
 
-def closed_window(load: Load, settings: Benchmark) -> Window:
+def closed_window(load: LoadResult, settings: Benchmark) -> Window:
     """From the end of the warm-up to the last send: after that the slots run empty.
 
     Of several processes the first whose slots run empty ends it.
@@ -228,7 +233,7 @@ def closed_window(load: Load, settings: Benchmark) -> Window:
     if warmup and load.replies:
         ends = sorted(reply.ended_s for reply in load.replies)
         start_s = ends[min(warmup, len(ends)) - 1]
-    end_s = load.full_until_s
+    end_s = load.saturated_until_s
     if end_s is None:
         end_s = max([reply.due_s for reply in load.replies], default=start_s)
     if settings.duration_seconds is not None:
@@ -240,9 +245,9 @@ def _shifted(window: Window, by_s: float) -> Window:
     return Window(window.start_s + by_s, window.end_s + by_s)
 
 
-def _cut(window: Window, load: Load) -> Window:
+def _cut(window: Window, load: LoadResult) -> Window:
     """What is left of the window where the load ended early."""
-    if not (load.interrupted or load.gone):
+    if not (load.interrupted or load.disconnected):
         return window
     end_s = max([reply.ended_s for reply in load.replies], default=window.start_s)
     return Window(window.start_s, max(window.start_s, min(window.end_s, end_s)))

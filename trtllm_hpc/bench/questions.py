@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trtllm_hpc.bench.load import encode
-from trtllm_hpc.bench.load.target import Target
+from trtllm_hpc.bench.load import Target, encode_request
 from trtllm_hpc.bench.workload.build import Built
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
@@ -73,7 +72,7 @@ class Questions:
         requests = self._built.requests[first:last]
         self._asked_before, self._asked = self._asked, max(self._asked, first + len(requests))
         payloads = [
-            encode(request, self._targets[place % len(self._targets)], str(place))
+            encode_request(request, self._targets[place % len(self._targets)], str(place))
             for place, request in enumerate(requests, first)
         ]
         return Portion(first, requests, payloads)

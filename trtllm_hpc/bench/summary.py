@@ -93,7 +93,7 @@ class ClientUse:
     sent or over the whole pass, whichever is more: who waits for a last slow answer has little to do."""
     processes: int = 1
     real_time: bool = False
-    """Whether it went before ordinary processes, see :mod:`trtllm_hpc.bench.load.priority`."""
+    """Whether it went before ordinary processes, see :mod:`trtllm_hpc.bench.load.process`."""
 
 
 @dataclass(frozen=True)

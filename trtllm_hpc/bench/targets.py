@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trtllm_hpc.bench.judgement.slo import Slo, parse_slo
-from trtllm_hpc.bench.load.target import CoreModel, Target
+from trtllm_hpc.bench.load import CoreModel, Target
 from trtllm_hpc.client.describe import ServedModel, describe
 from trtllm_hpc.client.tensors import TextModel
 from trtllm_hpc.config.benchmark import Benchmark

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.bench.load.grpc_server import endpoint, grpc_server
-from trtllm_hpc.bench.load import Clock, Load, Target, absence, run_closed, run_open
-from trtllm_hpc.bench.load.grpc_protocol import call_headers
+from trtllm_hpc.bench.load import Clock, LoadResult, Target, loops, run_closed, run_open
+from trtllm_hpc.bench.load.grpc_client import call_headers
 from trtllm_hpc.errors import NotReady
 
 
-def at_once(target: Target, *payloads: bytes) -> Load:
+def at_once(target: Target, *payloads: bytes) -> LoadResult:
     return run_open(target, payloads, [0.0] * len(payloads), Clock())
 
 
@@ -151,7 +151,7 @@ def test_a_server_that_goes_and_comes_again_costs_the_requests_meanwhile() -> No
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_server_that_stays_away_ends_the_load(monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
-    monkeypatch.setattr(absence, "GIVE_UP_S", 0.5)
+    monkeypatch.setattr(loops, "GIVE_UP_S", 0.5)
     answered = threading.Event()
 
     class Counted:
@@ -159,7 +159,7 @@ def test_a_server_that_stays_away_ends_the_load(monkeypatch: pytest.MonkeyPatch,
             if ok:
                 answered.set()
 
-    def load(target: Target) -> Load:
+    def load(target: Target) -> LoadResult:
         if closed:
             return run_closed(target, [b"sleep 0.01"], 4, Clock(), until_s=60, progress=Counted())
         due_s = [number / 100 for number in range(6000)]
@@ -170,8 +170,8 @@ def test_a_server_that_stays_away_ends_the_load(monkeypatch: pytest.MonkeyPatch,
             running = executor.submit(load, Target(ready, "m", timeout_s=5))
             assert answered.wait(10)
         ended = running.result()
-    assert ended.gone and not ended.interrupted and any(reply.ok for reply in ended.replies)
-    last = ended.replies[-absence.LEAST_REQUESTS :]
+    assert ended.disconnected and not ended.interrupted and any(reply.ok for reply in ended.replies)
+    last = ended.replies[-loops.MIN_UNCONNECTED :]
     assert all((reply.error or "").startswith("no connection to ") for reply in last)
     assert last[-1].ended_s < 30
 

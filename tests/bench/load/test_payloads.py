@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from tests.bench.load.grpc_server import endpoint
-from trtllm_hpc.bench.load import Chunk, CoreModel, Parsed, Reply, Target, encode, parse
+from trtllm_hpc.bench.load import Chunk, CoreModel, ParsedReply, Reply, Target, encode_request, parse_reply
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.tensors import TextModel
 
@@ -34,7 +34,7 @@ def int32(value: int) -> bytes:
 
 
 def test_a_text_request_has_upstreams_four_inputs() -> None:
-    payload = encode(Request(9, "é"), GRPC, "17")
+    payload = encode_request(Request(9, "é"), GRPC, "17")
     message = service_pb2.ModelInferRequest.FromString(payload)
     assert (message.model_name, message.id) == ("ensemble", "17")
     assert inputs(payload) == {
@@ -46,12 +46,12 @@ def test_a_text_request_has_upstreams_four_inputs() -> None:
 
 
 def test_a_core_request_has_ids_and_their_number() -> None:
-    assert inputs(encode(IDS, Target(endpoint(1), "tensorrt_llm", CoreModel()))) == {
+    assert inputs(encode_request(IDS, Target(endpoint(1), "tensorrt_llm", CoreModel()))) == {
         "input_ids": ("INT32", [1, 3], int32(5) + int32(6) + int32(7)),
         "input_lengths": ("INT32", [1, 1], int32(3)),
         "request_output_len": ("INT32", [1, 1], int32(7)),
     }
-    unbatched = inputs(encode(IDS, Target(endpoint(1), "tensorrt_llm", CoreModel(batched=False))))
+    unbatched = inputs(encode_request(IDS, Target(endpoint(1), "tensorrt_llm", CoreModel(batched=False))))
     assert {name: shape for name, (_, shape, _) in unbatched.items()} == {
         "input_ids": [3],
         "input_lengths": [1],
@@ -61,7 +61,7 @@ def test_a_core_request_has_ids_and_their_number() -> None:
 
 def test_the_llm_apis_model_is_asked_in_its_words() -> None:
     target = Target(endpoint(1), "tensorrt_llm", TextModel(takes_sampling_params=True, batched=False))
-    assert set(inputs(encode(Request(9, "x"), target))) == {"text_input", "sampling_param_max_tokens"}
+    assert set(inputs(encode_request(Request(9, "x"), target))) == {"text_input", "sampling_param_max_tokens"}
 
 
 @pytest.mark.parametrize(
@@ -71,21 +71,21 @@ def test_tokens_one_by_one_are_asked_of_decoupled_models_only(
     streaming: bool, decoupled: bool, asked: bool
 ) -> None:
     target = Target(endpoint(1), "m", streaming=streaming, decoupled=decoupled, stream_input="stream")
-    assert inputs(encode(Request(9, "x"), target)).get("stream") == (
+    assert inputs(encode_request(Request(9, "x"), target)).get("stream") == (
         ("BOOL", [1, 1], b"\1") if asked else None
     )
 
 
 def test_an_exact_length_is_asked_for_as_the_least() -> None:
     target = Target(endpoint(1), "m", min_length_input="min_length")
-    assert inputs(encode(Request(9, "x"), target))["min_length"] == ("INT32", [1, 1], int32(9))
+    assert inputs(encode_request(Request(9, "x"), target))["min_length"] == ("INT32", [1, 1], int32(9))
 
 
 def test_generate_gets_plain_json_without_an_id() -> None:
     expected = {"text_input": "“é”", "max_tokens": 9, "bad_words": "", "stop_words": ""}
-    assert json.loads(encode(Request(9, "“é”"), HTTP, "3")) == expected
+    assert json.loads(encode_request(Request(9, "“é”"), HTTP, "3")) == expected
     core = Target(endpoint(1), "tensorrt_llm", CoreModel(), "http")
-    assert json.loads(encode(IDS, core)) == {
+    assert json.loads(encode_request(IDS, core)) == {
         "input_ids": [5, 6, 7],
         "input_lengths": 3,
         "request_output_len": 7,
@@ -93,16 +93,16 @@ def test_generate_gets_plain_json_without_an_id() -> None:
 
 
 def test_the_same_request_is_the_same_bytes() -> None:
-    assert encode(IDS, Target(endpoint(1), "m", CoreModel())) == encode(
+    assert encode_request(IDS, Target(endpoint(1), "m", CoreModel())) == encode_request(
         Request(7, token_ids=(5, 6, 7)), Target(endpoint(1), "m", CoreModel())
     )
 
 
 def test_ids_and_texts_are_not_mixed_up() -> None:
     with pytest.raises(ValueError, match="takes texts"):
-        encode(IDS, GRPC)
+        encode_request(IDS, GRPC)
     with pytest.raises(ValueError, match="token ids"):
-        encode(Request(7, "x"), Target(endpoint(1), "m", CoreModel()))
+        encode_request(Request(7, "x"), Target(endpoint(1), "m", CoreModel()))
 
 
 def response(**outputs: Any) -> Any:
@@ -125,14 +125,14 @@ def reply(*chunks: Any) -> Reply:
 
 
 def test_an_answer_is_read_with_what_the_model_counts() -> None:
-    found = parse(reply(response(text_output=["hi"], sequence_length=[[4]])), GRPC)
-    assert found == Parsed((Chunk(1.0, "hi", None, 4),), streamed=False)
+    found = parse_reply(reply(response(text_output=["hi"], sequence_length=[[4]])), GRPC)
+    assert found == ParsedReply((Chunk(1.0, "hi", None, 4),), streamed=False)
     assert (found.text, found.token_ids, found.sequence_length) == ("hi", None, 4)
 
 
 def test_the_first_of_several_beams_counts_without_its_padding() -> None:
     beams = response(output_ids=[[[1, 2, -1], [3, 4, 5]]], sequence_length=[[2, 3]])
-    found = parse(reply(beams), Target(endpoint(1), "m", CoreModel()))
+    found = parse_reply(reply(beams), Target(endpoint(1), "m", CoreModel()))
     assert (found.token_ids, found.sequence_length) == ((1, 2), 2)
 
 
@@ -141,25 +141,25 @@ def test_a_stream_is_read_without_the_empty_end() -> None:
         return service_pb2.ModelStreamInferResponse(infer_response=response(**outputs))
 
     target = Target(endpoint(1), "m", CoreModel(), streaming=True, decoupled=True)
-    found = parse(reply(streamed(output_ids=[[[8]]]), streamed(output_ids=[[[9]]]), streamed()), target)
+    found = parse_reply(reply(streamed(output_ids=[[[8]]]), streamed(output_ids=[[[9]]]), streamed()), target)
     assert [(chunk.time_s, chunk.token_ids) for chunk in found.chunks] == [(1.0, (8,)), (2.0, (9,))]
     assert found.token_ids == (8, 9) and found.sequence_length is None and found.streamed
 
 
 def test_json_answers_are_read_alike() -> None:
     core = Target(endpoint(1), "m", CoreModel(), "http", streaming=True)
-    found = parse(reply(b'{"output_ids":[4,5],"sequence_length":2}', b'{"output_ids":6}'), core)
+    found = parse_reply(reply(b'{"output_ids":[4,5],"sequence_length":2}', b'{"output_ids":6}'), core)
     assert [chunk.token_ids for chunk in found.chunks] == [(4, 5), (6,)]
-    assert parse(reply(b'{"text_output":"hi","sequence_length":3}'), HTTP) == Parsed(
+    assert parse_reply(reply(b'{"text_output":"hi","sequence_length":3}'), HTTP) == ParsedReply(
         (Chunk(1.0, "hi", None, 3),)
     )
 
 
 def test_no_answer_is_nothing() -> None:
-    assert parse(Reply(0, 0.0, 0.0, 1.0, "UNAVAILABLE", "gone"), GRPC) == Parsed()
+    assert parse_reply(Reply(0, 0.0, 0.0, 1.0, "UNAVAILABLE", "gone"), GRPC) == ParsedReply()
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"", b"[1]", b"{", b"null"])
 @pytest.mark.parametrize("target", [GRPC, HTTP, Target(endpoint(1), "m", streaming=True)])
 def test_what_is_no_answer_brings_no_output(target: Target, raw: bytes) -> None:
-    assert parse(reply(raw), target).chunks == ()
+    assert parse_reply(reply(raw), target).chunks == ()

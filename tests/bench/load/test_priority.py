@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.bench.load.priority import preferred
+from trtllm_hpc.bench.load import real_time_priority
 
 
 def policies() -> set[int]:
@@ -22,7 +22,7 @@ def test_every_thread_of_root_goes_first_and_only_meanwhile() -> None:
     other.start()
     try:
         before = policies()
-        with preferred() as first:
+        with real_time_priority() as first:
             assert first and policies() == {os.SCHED_RR}
         assert policies() == before == {os.SCHED_OTHER}
     finally:
@@ -42,7 +42,7 @@ def test_threads_that_end_meanwhile_do_no_harm() -> None:
     churning.start()
     try:
         for _ in range(200):
-            with preferred() as first:
+            with real_time_priority() as first:
                 assert first
     finally:
         over.set()
@@ -55,5 +55,5 @@ def test_who_may_not_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setscheduler", refused)
-    with preferred() as first:
+    with real_time_priority() as first:
         assert not first and policies() == {os.SCHED_OTHER}

@@ -47,8 +47,8 @@ def test_a_closed_loop_shares_its_slots_and_its_count() -> None:
     assert all(reply.chunks[0][1] == payloads[reply.index] for reply in load.replies)
     assert set(Counter(reply.index for reply in load.replies)) == {0, 1, 2}
     assert max(_outstanding(load.replies)) <= 5
-    assert load.full_until_s is not None, "the second, which never sleeps, was the first to end"
-    assert load.start_s < load.full_until_s < max(reply.due_s for reply in load.replies)
+    assert load.saturated_until_s is not None, "the second, which never sleeps, was the first to end"
+    assert load.start_s < load.saturated_until_s < max(reply.due_s for reply in load.replies)
 
 
 def _outstanding(replies: list[Any]) -> list[int]:

@@ -13,7 +13,17 @@ from typing import Literal
 import pytest
 
 from tests.client.echo_server import echo_server
-from trtllm_hpc.bench.load import Clock, CoreModel, Load, Parsed, Target, encode, parse, run_closed, run_open
+from trtllm_hpc.bench.load import (
+    Clock,
+    CoreModel,
+    LoadResult,
+    ParsedReply,
+    Target,
+    encode_request,
+    parse_reply,
+    run_closed,
+    run_open,
+)
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.tensors import TextModel
 from trtllm_hpc.errors import NotReady
@@ -31,13 +41,13 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         yield ready
 
 
-def ask(target: Target, *requests: Request) -> tuple[Load, list[Parsed]]:
-    payloads = [encode(request, target, str(number)) for number, request in enumerate(requests)]
+def ask(target: Target, *requests: Request) -> tuple[LoadResult, list[ParsedReply]]:
+    payloads = [encode_request(request, target, str(number)) for number, request in enumerate(requests)]
     load = run_open(target, payloads, [0.0] * len(requests), Clock())
-    return load, [parse(reply, target) for reply in load.replies]
+    return load, [parse_reply(reply, target) for reply in load.replies]
 
 
-def ask_one(target: Target, request: Request) -> Parsed:
+def ask_one(target: Target, request: Request) -> ParsedReply:
     load, (parsed,) = ask(target, request)
     assert load.replies[0].status == "ok", load.replies[0]
     return parsed
@@ -140,9 +150,9 @@ def test_a_request_that_takes_too_long_is_given_up(endpoint: Endpoint, protocol:
 @BOTH
 def test_a_closed_loop_over_either_protocol(endpoint: Endpoint, protocol: Protocol) -> None:
     target = Target(endpoint, "ensemble", protocol=protocol)
-    payloads = [encode(Request(3, word), target) for word in ("one", "two", "three")]
+    payloads = [encode_request(Request(3, word), target) for word in ("one", "two", "three")]
     load = run_closed(target, payloads, 4, Clock(), count=50)
-    assert [parse(reply, target).text for reply in load.replies] == (["ONE", "TWO", "THREE"] * 17)[:50]
+    assert [parse_reply(reply, target).text for reply in load.replies] == (["ONE", "TWO", "THREE"] * 17)[:50]
 
 
 @BOTH
@@ -166,7 +176,7 @@ def test_a_stalled_server_shows_at_full_size_in_the_latency_from_schedule(
     """One request stalls the only instance for 2 s; 39 more fall due meanwhile, 50 ms apart."""
     target = Target(endpoint, "ensemble", protocol=protocol)
     prompts = ["fast", "sleep 2: slow", *["fast"] * 48]
-    payloads = [encode(Request(4, prompt), target) for prompt in prompts]
+    payloads = [encode_request(Request(4, prompt), target) for prompt in prompts]
     load = run_open(target, payloads, [number / 20 for number in range(50)], Clock())
     assert all(reply.ok for reply in load.replies) and len(load.replies) == 50
     waits_s = [reply.ended_s - reply.due_s for reply in load.replies]
@@ -182,12 +192,12 @@ def test_a_stalled_server_shows_at_full_size_in_the_latency_from_schedule(
 
 _INTERRUPTED = """
 import sys
-from trtllm_hpc.bench.load import Clock, Target, encode, run_open
+from trtllm_hpc.bench.load import Clock, Target, encode_request, run_open
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.runtime.records import Endpoint
 target = Target(Endpoint("1", "h", "127.0.0.1", int(sys.argv[1]), int(sys.argv[2]), 1, [], 0.0), "ensemble",
                 protocol=sys.argv[3])
-payloads = [encode(Request(4, text), target) for text in ["one", "two", "sleep 2: x", "never"]]
+payloads = [encode_request(Request(4, text), target) for text in ["one", "two", "sleep 2: x", "never"]]
 class Progress:
     def count(self, ok, latency_s):
         print("answer", flush=True)

@@ -1,26 +1,124 @@
-"""The two kinds of load as they run in one process."""
+"""Open-loop and closed-loop load as it runs in one process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from trtllm_hpc.bench.load.absence import Absence
-from trtllm_hpc.bench.load.clock import Clock
-from trtllm_hpc.bench.load.conditions import Use, interruptible, quiet
-from trtllm_hpc.bench.load.pace import Pace
-from trtllm_hpc.bench.load.plan import Calls, ClosedPlan, Control, Counter, OpenPlan, Plan
-from trtllm_hpc.bench.load.replies import Load, Reply
-from trtllm_hpc.bench.load.target import Target
+from trtllm_hpc.bench.load.messages import Reply, Target
+from trtllm_hpc.bench.load.process import UsageMeter, gc_paused, on_sigint
+from trtllm_hpc.bench.load.timing import Clock, KernelTimer
+from trtllm_hpc.bench.records import NO_CONNECTION, OK
+from trtllm_hpc.bench.summary import ClientUse
 
-LEAD_S = 0.05
+_LEAD_S = 0.05
 """From the connection to the first request, where no start is given."""
-_AT_ONCE = 64
-"""Late requests sent in a row before answers are let in."""
+_BURST = 64
+"""Late requests sent in a row before the event loop handles answers again."""
+GIVE_UP_S = 30.0
+"""The load ends after this time without a server. One that restarts sooner, as behind a proxy, fails the
+requests meanwhile; one that takes longer has spoilt the measurement anyway."""
+MIN_UNCONNECTED = 10
+"""The load ends only after this many requests in a row without a connection."""
 
 
-def run_plan(plan: Plan, progress: Counter | None = None, control: Control | None = None) -> Load:
+@dataclass(frozen=True)
+class OpenPlan:
+    """Each payload is sent at its time."""
+
+    target: Target
+    payloads: Sequence[bytes]
+    indices: range
+    """Index in the workload of each payload."""
+    clock: Clock
+    start_s: float | None
+    due_s: Sequence[float]
+
+
+@dataclass(frozen=True)
+class ClosedPlan:
+    """A fixed number of requests is outstanding."""
+
+    target: Target
+    payloads: Sequence[bytes]
+    indices: range
+    """Index in the workload of each payload."""
+    clock: Clock
+    start_s: float | None
+    concurrency: int
+    count: int | None
+    until_s: float | None
+
+
+Plan = OpenPlan | ClosedPlan
+
+Control = Callable[[Callable[[], object]], float]
+"""Called once connected, with a function that ends the load from any thread; returns the start time."""
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """The replies of one pass."""
+
+    replies: list[Reply]
+    """In the order of sending, without those that were outstanding when the load was ended early."""
+    client: ClientUse
+    start_s: float
+    """When the schedule began, which ``due_s`` of an open loop counts from."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it early."""
+    saturated_until_s: float | None = None
+    """Closed loop of several processes: when the first of them sent its last request; else ``None``."""
+    disconnected: bool = False
+    """Whether it was ended early because the server was gone; see :class:`DisconnectWatch`."""
+
+
+class ProgressCounter(Protocol):
+    """Counts answers as they come; must be quick."""
+
+    def count(self, ok: bool, latency_s: float) -> None:
+        """Count one more ended request, with its latency from schedule."""
+
+
+class Client(Protocol):
+    """Sends requests of one protocol to one server."""
+
+    async def connect(self) -> None:
+        """Connect, or raise NotReady."""
+
+    def send(self, reply: Reply, payload: bytes) -> None:
+        """Start a request; ``reply`` takes what comes back."""
+
+    def flush(self) -> None:
+        """Send what is queued."""
+
+    async def close(self) -> None:
+        """Close all connections at once."""
+
+
+class DisconnectWatch:
+    """Notices when no connection to the server has been possible for :data:`GIVE_UP_S`."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._requests = 0
+
+    def gives_up(self, reply: Reply) -> bool:
+        """Take note of an ended request, and return whether the load should end."""
+        if reply.status == OK or not (reply.error or "").startswith(NO_CONNECTION):
+            self._since_s = None
+            return False
+        if self._since_s is None:
+            self._since_s, self._requests = reply.ended_s, 0
+        self._requests += 1
+        return self._requests >= MIN_UNCONNECTED and reply.ended_s - self._since_s >= GIVE_UP_S
+
+
+def run_in_process(
+    plan: Plan, progress: ProgressCounter | None = None, control: Control | None = None
+) -> LoadResult:
     """Run a load in this process.
 
     Raises:
@@ -31,9 +129,9 @@ def run_plan(plan: Plan, progress: Counter | None = None, control: Control | Non
 
 
 class _Loop:
-    """What both kinds of load have in common: sending, counting answers, ending."""
+    """What both kinds of load share: sending, counting answers, ending."""
 
-    def __init__(self, plan: Plan, progress: Counter | None) -> None:
+    def __init__(self, plan: Plan, progress: ProgressCounter | None) -> None:
         self.target = plan.target
         self.payloads = plan.payloads
         self.indices = plan.indices
@@ -41,74 +139,78 @@ class _Loop:
         self.start_s = plan.start_s
         self.progress = progress
         self.replies: list[Reply] = []
-        self.open = 0
+        self.outstanding = 0
         """Requests without an answer yet."""
         self.sent = 0
         self.interrupted = False
-        self.absence = Absence()
-        self.gone = False
+        self.disconnect_watch = DisconnectWatch()
+        self.disconnected = False
         self.error: BaseException | None = None
         self.over = asyncio.Event()
 
-    async def run(self, control: Control | None) -> Load:
+    async def run(self, control: Control | None) -> LoadResult:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._broken)
-        self.calls = _calls(self.target, self.clock, self.ended)
+        loop.set_exception_handler(self._on_exception)
+        self.client = _client(self.target, self.clock, self.on_end)
         try:
-            await self.calls.connect()
+            await self.client.connect()
             if control is not None:
                 self.start_s = control(lambda: loop.call_soon_threadsafe(self._interrupt))
-            with quiet(), interruptible(self._interrupt), Pace(self.tick) as pace:
-                self.use = Use()
+            with gc_paused(), on_sigint(self._interrupt), KernelTimer(self.on_timer) as timer:
+                self.usage = UsageMeter()
                 if self.start_s is None:
-                    self.start_s = self.clock.now() + LEAD_S
-                self.pace = pace
+                    self.start_s = self.clock.now() + _LEAD_S
+                self.timer = timer
                 self.begin()
                 await self.over.wait()
-                self.use.end()
+                self.usage.end()
         finally:
             self.over.set()
-            await self.calls.close()
+            await self.client.close()
         if self.error is not None:
             raise self.error
         replies = [reply for reply in self.replies if reply.ended_s >= 0]
-        return Load(replies, self.use.total(), self.start_s, self.interrupted, gone=self.gone)
+        return LoadResult(
+            replies, self.usage.total(), self.start_s, self.interrupted, disconnected=self.disconnected
+        )
 
     def begin(self) -> None:
         raise NotImplementedError
 
-    def tick(self) -> None:
+    def on_timer(self) -> None:
         raise NotImplementedError
 
-    def next(self, reply: Reply) -> bool:
-        """What an answer leads to; False if nothing comes after it."""
+    def after(self, reply: Reply) -> bool:
+        """React to an ended request; returns False if no more are to be sent."""
         raise NotImplementedError
 
-    def send(self, place: int, due_s: float) -> None:
-        reply = Reply(self.indices[place], due_s, self.clock.now(), -1.0)
+    def send(self, position: int, due_s: float) -> None:
+        """Send the payload at this position."""
+        reply = Reply(self.indices[position], due_s, self.clock.now(), -1.0)
         self.replies.append(reply)
-        self.open += 1
-        self.calls.send(reply, self.payloads[place])
+        self.outstanding += 1
+        self.client.send(reply, self.payloads[position])
 
-    def ended(self, reply: Reply) -> None:
+    def on_end(self, reply: Reply) -> None:
+        """Called by the client when a request has ended."""
         if self.over.is_set():
             reply.ended_s = -1.0
             return
-        self.open -= 1
+        self.outstanding -= 1
         if self.progress is not None:
             self.progress.count(reply.ok, reply.ended_s - reply.due_s)
-        if self.absence.lasts(reply):
-            self.gone = True
+        if self.disconnect_watch.gives_up(reply):
+            self.disconnected = True
             self.over.set()
-        elif not self.next(reply) and not self.open:
+        elif not self.after(reply) and not self.outstanding:
             self.over.set()
 
     def _interrupt(self) -> None:
         self.interrupted = True
         self.over.set()
 
-    def _broken(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An error in a callback, which would otherwise be logged while the load waits for ever."""
+    def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End the load at an error in a callback; asyncio would log it and the load would wait for ever."""
         error = context.get("exception")
         if isinstance(error, BaseException) and not self.over.is_set():
             self.error = error
@@ -116,36 +218,36 @@ class _Loop:
 
 
 class _OpenLoop(_Loop):
-    def __init__(self, plan: OpenPlan, progress: Counter | None) -> None:
+    def __init__(self, plan: OpenPlan, progress: ProgressCounter | None) -> None:
         super().__init__(plan, progress)
         self.due_s = plan.due_s
 
     def begin(self) -> None:
-        self.tick()
+        self.on_timer()
 
-    def tick(self) -> None:
+    def on_timer(self) -> None:
         assert self.start_s is not None
-        last = min(self.sent + _AT_ONCE, len(self.due_s))
+        last = min(self.sent + _BURST, len(self.due_s))
         while self.sent < last:
             due_s = self.start_s + self.due_s[self.sent]
             if due_s > self.clock.now():
                 break
             self.sent += 1
             self.send(self.sent - 1, due_s)
-            self.calls.flush()
+            self.client.flush()
         if self.sent < len(self.due_s):
-            self.pace.wake(self.clock.zero + self.start_s + self.due_s[self.sent])
+            self.timer.set(self.clock.zero + self.start_s + self.due_s[self.sent])
             return
-        self.use.all_sent()
-        if not self.open:
+        self.usage.all_sent()
+        if not self.outstanding:
             self.over.set()
 
-    def next(self, reply: Reply) -> bool:
+    def after(self, reply: Reply) -> bool:
         return self.sent < len(self.due_s)
 
 
 class _ClosedLoop(_Loop):
-    def __init__(self, plan: ClosedPlan, progress: Counter | None) -> None:
+    def __init__(self, plan: ClosedPlan, progress: ProgressCounter | None) -> None:
         super().__init__(plan, progress)
         self.concurrency = plan.concurrency
         self.left = plan.count if plan.count is not None else 2**62
@@ -153,35 +255,35 @@ class _ClosedLoop(_Loop):
 
     def begin(self) -> None:
         assert self.start_s is not None
-        self.pace.wake(self.clock.zero + self.start_s)
+        self.timer.set(self.clock.zero + self.start_s)
 
-    def tick(self) -> None:
+    def on_timer(self) -> None:
         assert self.start_s is not None
         self.end_s = float("inf") if self.until_s is None else self.start_s + self.until_s
         for _ in range(min(self.concurrency, self.left)):
-            self._send(self.start_s)
-        self.calls.flush()
-        if not self.open:
+            self._send_next(self.start_s)
+        self.client.flush()
+        if not self.outstanding:
             self.over.set()
 
-    def next(self, reply: Reply) -> bool:
+    def after(self, reply: Reply) -> bool:
         if self.left and self.clock.now() < self.end_s:
-            self._send(reply.ended_s)
+            self._send_next(reply.ended_s)
             return True
-        self.use.all_sent()
+        self.usage.all_sent()
         return False
 
-    def _send(self, due_s: float) -> None:
+    def _send_next(self, due_s: float) -> None:
         self.left -= 1
         self.sent += 1
         self.send((self.sent - 1) % len(self.payloads), due_s)
 
 
-def _calls(target: Target, clock: Clock, ended: Callable[[Reply], None]) -> Calls:
+def _client(target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> Client:
     if target.protocol == "http":
-        from trtllm_hpc.bench.load.http_calls import HttpCalls
+        from trtllm_hpc.bench.load.http_client import HttpClient
 
-        return HttpCalls(target, clock, ended)
-    from trtllm_hpc.bench.load.grpc_calls import GrpcCalls
+        return HttpClient(target, clock, on_end)
+    from trtllm_hpc.bench.load.grpc_client import GrpcClient
 
-    return GrpcCalls(target, clock, ended)
+    return GrpcClient(target, clock, on_end)

@@ -1,14 +1,34 @@
-"""Load on a server: at times fixed beforehand, or so many requests at once."""
+"""Run a load: open-loop or closed-loop, in this process or shared by several."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
-from trtllm_hpc.bench.load.clock import Clock
-from trtllm_hpc.bench.load.loops import run_plan
-from trtllm_hpc.bench.load.plan import ClosedPlan, Counter, OpenPlan, Plan
-from trtllm_hpc.bench.load.replies import Load
-from trtllm_hpc.bench.load.target import Target
+from trtllm_hpc.bench.load.loops import (
+    ClosedPlan,
+    LoadResult,
+    OpenPlan,
+    Plan,
+    ProgressCounter,
+    run_in_process,
+)
+from trtllm_hpc.bench.load.messages import Target
+from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.summary import ClientUse
+from trtllm_hpc.errors import NotReady
+
+_LEAD_S = 0.2
+"""From the last connection to the first request: by then every process knows the start."""
+_REPORT_INTERVAL_S = 0.2
+_READY, _COUNTED, _DONE, _NOT_READY = "ready", "counted", "done", "not ready"
+_START, _STOP = "start", "stop"
 
 
 def run_open(
@@ -19,18 +39,18 @@ def run_open(
     *,
     first_index: int = 0,
     start_s: float | None = None,
-    progress: Counter | None = None,
+    progress: ProgressCounter | None = None,
     processes: int = 1,
-) -> Load:
+) -> LoadResult:
     """Send each payload when it is due, whatever the server does, and wait for every answer.
 
-    A request that is late is sent at once, and its reply says so; none is dropped.
+    A late request is sent at once, and its reply shows the delay; none is dropped.
 
     Args:
-        first_index: index in the workload of the first payload; replies carry their own.
-        due_s: seconds after ``start_s``, rising.
-        start_s: on ``clock``; ``None`` is as soon as there is a connection.
-        processes: that share the requests, every so-manieth each.
+        due_s: seconds after ``start_s``, in ascending order.
+        first_index: index in the workload of the first payload.
+        start_s: on ``clock``; ``None`` starts as soon as there is a connection.
+        processes: each sends every n-th request.
 
     Raises:
         NotReady: no connection to the endpoint.
@@ -39,7 +59,7 @@ def run_open(
         raise ValueError(f"{len(payloads)} payloads for {len(due_s)} times")
     indices = range(first_index, first_index + len(payloads))
     plan = OpenPlan(target, payloads, indices, clock, start_s, due_s)
-    return _shared(plan, processes, progress) if processes > 1 else run_plan(plan, progress)
+    return _run(plan, processes, progress)
 
 
 def run_closed(
@@ -52,19 +72,19 @@ def run_closed(
     until_s: float | None = None,
     first_index: int = 0,
     start_s: float | None = None,
-    progress: Counter | None = None,
+    progress: ProgressCounter | None = None,
     processes: int = 1,
-) -> Load:
+) -> LoadResult:
     """Keep ``concurrency`` requests outstanding, and wait for every answer.
 
-    Payloads that run out come again from the first.
+    When the payloads run out, it starts again with the first.
 
     Args:
         count: requests in all; ``None`` needs ``until_s``.
-        first_index: index in the workload of the first payload; replies carry their own.
         until_s: nothing is sent from then on, in seconds after the start.
-        start_s: on ``clock``; ``None`` is as soon as there is a connection.
-        processes: that share the outstanding requests; no more than there are of these.
+        first_index: index in the workload of the first payload.
+        start_s: on ``clock``; ``None`` starts as soon as there is a connection.
+        processes: they share the outstanding requests; at most one process for each of these.
 
     Raises:
         NotReady: no connection to the endpoint.
@@ -73,11 +93,163 @@ def run_closed(
         raise ValueError("a closed loop needs an end: count or until_s")
     indices = range(first_index, first_index + len(payloads))
     plan = ClosedPlan(target, payloads, indices, clock, start_s, concurrency, count, until_s)
-    processes = min(processes, concurrency)
-    return _shared(plan, processes, progress) if processes > 1 else run_plan(plan, progress)
+    return _run(plan, min(processes, concurrency), progress)
 
 
-def _shared(plan: Plan, processes: int, progress: Counter | None) -> Load:
-    from trtllm_hpc.bench.load.processes import run_shared
+def _run(plan: Plan, processes: int, progress: ProgressCounter | None) -> LoadResult:
+    return _run_shared(plan, processes, progress) if processes > 1 else run_in_process(plan, progress)
 
-    return run_shared(plan, processes, progress)
+
+def _run_shared(plan: Plan, processes: int, progress: ProgressCounter | None) -> LoadResult:
+    """Run a load in new processes, which begin at the same moment, and merge their results."""
+    context = get_context("spawn")
+    workers: list[Any] = []
+    pipes: list[Connection] = []
+    try:
+        for share in range(processes):
+            pipe, workers_end = context.Pipe()
+            part = _share_of(plan, share, processes)
+            worker = context.Process(target=_work, args=(workers_end, part), daemon=True, name="load")
+            worker.start()
+            workers_end.close()
+            workers.append(worker)
+            pipes.append(pipe)
+        return _merge(plan, _collect(plan, pipes, progress))
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for worker in workers:
+            worker.kill()
+            worker.join()
+
+
+def _share_of(plan: Plan, share: int, processes: int) -> Plan:
+    """The part of one process: every n-th request."""
+    payloads, indices = plan.payloads[share::processes], plan.indices[share::processes]
+    if isinstance(plan, OpenPlan):
+        return replace(plan, payloads=payloads, indices=indices, due_s=plan.due_s[share::processes])
+    if not payloads:  # fewer requests than processes
+        payloads, indices = plan.payloads, plan.indices
+    count = None if plan.count is None else len(range(share, plan.count, processes))
+    slots = len(range(share, plan.concurrency, processes))
+    return replace(plan, payloads=payloads, indices=indices, count=count, concurrency=slots)
+
+
+def _collect(plan: Plan, pipes: list[Connection], progress: ProgressCounter | None) -> list[LoadResult]:
+    """Start the workers together, forward their counts, wait for their results; Ctrl-C ends them early."""
+    results: dict[Connection, LoadResult] = {}
+    ready: set[Connection] = set()
+    stopped = False
+    while len(results) < len(pipes):
+        try:
+            for pipe in wait([pipe for pipe in pipes if pipe not in results]):
+                assert isinstance(pipe, Connection)
+                kind, value = _receive(pipe)
+                if kind == _READY:
+                    ready.add(pipe)
+                    if len(ready) == len(pipes):
+                        start_s = plan.clock.now() + _LEAD_S if plan.start_s is None else plan.start_s
+                        _send_all(pipes, (_START, start_s))
+                elif kind == _COUNTED and progress is not None:
+                    for ok, latency_s in value:
+                        progress.count(ok, latency_s)
+                elif kind == _NOT_READY:
+                    raise NotReady(value)
+                elif kind == _DONE:
+                    results[pipe] = value
+        except KeyboardInterrupt:
+            if stopped or len(ready) < len(pipes):
+                raise
+            stopped = True
+            _send_all(pipes, (_STOP, None))
+    return [results[pipe] for pipe in pipes]
+
+
+def _receive(pipe: Connection) -> tuple[str, Any]:
+    try:
+        kind, value = pipe.recv()
+    except EOFError:
+        raise RuntimeError("a process of the load generator has died") from None
+    return kind, value
+
+
+def _send_all(pipes: list[Connection], message: tuple[str, Any]) -> None:
+    for pipe in pipes:
+        with suppress(OSError):
+            pipe.send(message)
+
+
+def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
+    """One result with all replies in the order of sending."""
+    use = ClientUse(
+        sum(result.client.cpu_s for result in results),
+        max(result.client.wall_s for result in results),
+        max(result.client.busiest_share for result in results),
+        len(results),
+    )
+    last_sends_s = [max((reply.due_s for reply in it.replies), default=it.start_s) for it in results]
+    return LoadResult(
+        sorted((reply for result in results for reply in result.replies), key=lambda reply: reply.sent_s),
+        use,
+        results[0].start_s,
+        interrupted=any(result.interrupted for result in results),
+        saturated_until_s=None if isinstance(plan, OpenPlan) else min(last_sends_s),
+        disconnected=any(result.disconnected for result in results),
+    )
+
+
+class _CountBuffer:
+    """What a worker has counted and not yet reported."""
+
+    def __init__(self) -> None:
+        self._counts: list[tuple[bool, float]] = []
+
+    def count(self, ok: bool, latency_s: float) -> None:
+        self._counts.append((ok, latency_s))
+
+    def take(self) -> list[tuple[bool, float]]:
+        taken, self._counts = self._counts, []
+        return taken
+
+
+def _work(pipe: Connection, plan: Plan) -> None:
+    """The main function of a worker. Ctrl-C and SIGTERM reach it only through its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    counts = _CountBuffer()
+    lock = threading.Lock()
+    ended = threading.Event()
+
+    def send(kind: str, value: Any) -> None:
+        with lock:
+            pipe.send((kind, value))
+
+    def report() -> None:
+        while not ended.wait(_REPORT_INTERVAL_S):
+            if new := counts.take():
+                send(_COUNTED, new)
+
+    def control(stop: Callable[[], object]) -> float:
+        send(_READY, None)
+        start_s: float = pipe.recv()[1]
+        threading.Thread(target=_wait_for_stop, args=(pipe, stop), daemon=True).start()
+        threading.Thread(target=report, daemon=True).start()
+        return start_s
+
+    try:
+        result = run_in_process(plan, counts, control)
+        ended.set()
+        send(_COUNTED, counts.take())
+        send(_DONE, result)
+    except NotReady as error:
+        send(_NOT_READY, error.message)
+    except (EOFError, BrokenPipeError):
+        pass  # The parent has died, so nobody needs the result.
+
+
+def _wait_for_stop(pipe: Connection, stop: Callable[[], object]) -> None:
+    """Stop at the parent's message, or when the parent dies."""
+    with suppress(EOFError, OSError):
+        pipe.recv()
+    with suppress(RuntimeError):  # the loop may be over
+        stop()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from trtllm_hpc.bench.load.replies import Chunk, Parsed, Reply
+from trtllm_hpc.bench.load import Chunk, ParsedReply, Reply
 from trtllm_hpc.bench.records import DRAIN, MEASURED, WARMUP, RequestRecord
 from trtllm_hpc.bench.summary import Window
 from trtllm_hpc.bench.tokens.retokenizing import Texts, in_one_piece, recounted, repeats_prompt
@@ -50,7 +50,7 @@ class _Count:
 
 def to_records(
     replies: Sequence[Reply],
-    parsed: Sequence[Parsed],
+    parsed: Sequence[ParsedReply],
     requests: Sequence[Request],
     *,
     level: int,
@@ -81,7 +81,7 @@ def to_records(
 def _record(
     reply: Reply,
     request: Request,
-    answer: Parsed,
+    answer: ParsedReply,
     count: _Count,
     place: tuple[int, int],
     window: Window,
@@ -116,7 +116,7 @@ def _phase(due_s: float, window: Window) -> str:
     return MEASURED if due_s <= window.end_s else DRAIN
 
 
-def _counted(request: Request, answer: Parsed, texts: Texts | None) -> _Count:
+def _counted(request: Request, answer: ParsedReply, texts: Texts | None) -> _Count:
     if answer.streamed and not in_one_piece(request, answer):
         return _of_stream(request, answer.chunks, texts)
     count = _of_whole(request, answer, texts)
@@ -125,7 +125,7 @@ def _counted(request: Request, answer: Parsed, texts: Texts | None) -> _Count:
     return count
 
 
-def _of_whole(request: Request, answer: Parsed, texts: Texts | None) -> _Count:
+def _of_whole(request: Request, answer: ParsedReply, texts: Texts | None) -> _Count:
     """An unstreamed answer's tokens."""
     chunks, told = answer.chunks, _told(request, answer)
     if told is not None:
@@ -135,7 +135,7 @@ def _of_whole(request: Request, answer: Parsed, texts: Texts | None) -> _Count:
     return _Count(request.max_tokens, BY_REQUEST) if texts is None else _Count(texts.total, texts.by)
 
 
-def _told(request: Request, answer: Parsed) -> int | None:
+def _told(request: Request, answer: ParsedReply) -> int | None:
     """Tokens of an unstreamed answer, without those of a prompt that it repeats."""
     ids = answer.token_ids
     if ids is not None:

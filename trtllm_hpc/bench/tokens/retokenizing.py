@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trtllm_hpc.bench.load.replies import Parsed
+from trtllm_hpc.bench.load import ParsedReply
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.bench.workload.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ class Texts:
 
 
 def recounted(
-    parsed: Sequence[Parsed], requests: Sequence[Request], tokenizer: Tokenizer | None
+    parsed: Sequence[ParsedReply], requests: Sequence[Request], tokenizer: Tokenizer | None
 ) -> list[Texts | None]:
     """The tokens of each answer's text; ``None`` where there is no need of it, or no text.
 
@@ -56,7 +56,7 @@ def recounted(
     return found
 
 
-def repeats_prompt(request: Request, answer: Parsed) -> bool:
+def repeats_prompt(request: Request, answer: ParsedReply) -> bool:
     """Whether the answer begins with the prompt, as upstream's models do unless told to exclude it."""
     ids = answer.token_ids
     if ids is not None and request.token_ids:
@@ -64,12 +64,12 @@ def repeats_prompt(request: Request, answer: Parsed) -> bool:
     return bool(request.prompt) and (answer.text or "").startswith(request.prompt or "")
 
 
-def in_one_piece(request: Request, answer: Parsed) -> bool:
+def in_one_piece(request: Request, answer: ParsedReply) -> bool:
     """Whether a stream brought the whole answer at once, as of a model that does not stream, or nothing."""
     return not answer.chunks or (len(answer.chunks) == 1 and repeats_prompt(request, answer))
 
 
-def _length_unknown(answer: Parsed) -> bool:
+def _length_unknown(answer: ParsedReply) -> bool:
     return answer.text is not None and any(chunk.sequence_length is None for chunk in answer.chunks)
 
 
@@ -87,13 +87,13 @@ def _of_whole(jobs: Sequence[tuple[str, Request]], tokenizer: Tokenizer) -> Iter
             yield Texts(min(max(tokens, 0), request.max_tokens), tokenizer.counted_by)
 
 
-def _of_streams(streams: Sequence[Parsed], tokenizer: Tokenizer) -> Iterator[Texts]:
+def _of_streams(streams: Sequence[ParsedReply], tokenizer: Tokenizer) -> Iterator[Texts]:
     for answer in streams:
         chunks = tuple(_lengths(new_texts(answer), tokenizer))
         yield Texts(sum(chunks), tokenizer.counted_by, chunks)
 
 
-def _several_a_response(streams: Sequence[Parsed], tokenizer: Tokenizer) -> bool:
+def _several_a_response(streams: Sequence[ParsedReply], tokenizer: Tokenizer) -> bool:
     """Whether the text of most responses, taken alone, is more than one token."""
     texts = [text for answer in streams for text in new_texts(answer) if _PART_OF_A_LETTER not in text]
     if not texts:
@@ -111,7 +111,7 @@ def _lengths(texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
     ]
 
 
-def new_texts(answer: Parsed) -> list[str]:
+def new_texts(answer: ParsedReply) -> list[str]:
     """The text that each response adds, also where each brings all so far (BLS, ``accumulate_tokens``)."""
     texts = [chunk.text or "" for chunk in answer.chunks]
     accumulates = (

@@ -1,4 +1,4 @@
-"""Triton's HTTP ``generate`` and ``generate_stream``: one request, one JSON answer or a stream of them."""
+"""Client of Triton's HTTP ``generate`` and ``generate_stream``: JSON answers, one or several a request."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from trtllm_hpc.bench.load.clock import Clock
-from trtllm_hpc.bench.load.replies import Reply
-from trtllm_hpc.bench.load.target import Target
+from trtllm_hpc.bench.load.messages import Reply, Target
+from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
 
 if TYPE_CHECKING:
@@ -18,33 +17,33 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S = 0.05
-"""Before a request fails that found no server, lest a closed loop runs wild."""
+"""Before a request that found no server fails: a closed loop would otherwise send as fast as it can."""
 _EVENT_END = b"\n\n"
-_EVENT = b"data: "
-_ERROR = b'{"error"'
-"""How Triton begins an answer that is an error; with ``generate`` its status may yet be 200."""
+_EVENT_PREFIX = b"data: "
+_ERROR_PREFIX = b'{"error"'
+"""How Triton's errors begin; with ``generate`` their HTTP status may be 200."""
 
 
-class HttpCalls:
-    """Sends requests to one server, each on a connection of its own that is used again afterwards.
+class HttpClient:
+    """Sends requests to one server, each on a connection of its own, which is reused afterwards.
 
     Args:
-        ended: called with each reply when it is whole or has failed.
+        on_end: called with each reply when it is complete or has failed.
     """
 
-    def __init__(self, target: Target, clock: Clock, ended: Callable[[Reply], None]) -> None:
+    def __init__(self, target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> None:
         self._target = target
         self._clock = clock
-        self._ended = ended
-        how = "generate_stream" if target.streaming else "generate"
-        self._url = f"http://{target.endpoint.http}/v2/models/{quote(target.model, safe='')}/{how}"
+        self._on_end = on_end
+        method = "generate_stream" if target.streaming else "generate"
+        self._url = f"http://{target.endpoint.http}/v2/models/{quote(target.model, safe='')}/{method}"
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> None:
-        """Ask whether the server is there.
+        """Check that the server answers.
 
         Raises:
-            NotReady: it is not.
+            NotReady: it does not.
         """
         import aiohttp
 
@@ -55,9 +54,9 @@ class HttpCalls:
             trust_env=False,
         )
         endpoint = self._target.endpoint
-        limit = aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)
         try:
-            async with self._session.get(f"http://{endpoint.http}/v2/health/live", timeout=limit):
+            async with self._session.get(f"http://{endpoint.http}/v2/health/live", timeout=timeout):
                 return
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise NotReady(
@@ -66,16 +65,16 @@ class HttpCalls:
             ) from None
 
     def send(self, reply: Reply, payload: bytes) -> None:
-        """Begin a request."""
-        task = asyncio.get_running_loop().create_task(self._ask(reply, payload))
+        """Start a request."""
+        task = asyncio.get_running_loop().create_task(self._request(reply, payload))
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._task_done)
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: requests are not queued here."""
 
     async def close(self) -> None:
-        """Hang up, whatever is in flight."""
+        """Cancel all requests in flight."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -83,13 +82,13 @@ class HttpCalls:
         if hasattr(self, "_session"):
             await self._session.close()
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            told = {"message": "a request broke", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(told)
+            context = {"message": "a request failed unexpectedly", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
-    async def _ask(self, reply: Reply, payload: bytes) -> None:
+    async def _request(self, reply: Reply, payload: bytes) -> None:
         import aiohttp
 
         reply.sent_s = self._clock.now()
@@ -97,43 +96,42 @@ class HttpCalls:
             async with self._session.post(self._url, data=payload) as response:
                 await self._receive(reply, response)
         except asyncio.TimeoutError:
-            words = f"no whole answer in {self._target.timeout_s:g} s"
-            reply.status, reply.error = "DEADLINE_EXCEEDED", words
+            message = f"no whole answer in {self._target.timeout_s:g} s"
+            reply.status, reply.error = "DEADLINE_EXCEEDED", message
         except (aiohttp.ClientError, OSError) as error:
             reply.status, reply.error = "UNAVAILABLE", str(error) or type(error).__name__
             await asyncio.sleep(_PAUSE_S)
         reply.ended_s = self._clock.now()
-        self._ended(reply)
+        self._on_end(reply)
 
     async def _receive(self, reply: Reply, response: aiohttp.ClientResponse) -> None:
         if response.status != 200:
-            reply.status, reply.error = f"HTTP {response.status}", _words(await response.read())
+            reply.status, reply.error = f"HTTP {response.status}", _error_message(await response.read())
         elif self._target.streaming:
             await self._receive_events(reply, response)
         else:
-            body = await response.read()
-            self._take(reply, body)
+            self._add_chunk(reply, await response.read())
 
     async def _receive_events(self, reply: Reply, response: aiohttp.ClientResponse) -> None:
-        """Server-sent events, each a line ``data: {...}`` and an empty one."""
+        """Receive server-sent events, each a line ``data: {...}`` and an empty one."""
         rest = b""
         async for piece in response.content.iter_any():
             *events, rest = (rest + piece).split(_EVENT_END)
             for event in events:
-                self._take(reply, event.removeprefix(_EVENT))
+                self._add_chunk(reply, event.removeprefix(_EVENT_PREFIX))
 
-    def _take(self, reply: Reply, answer: bytes) -> None:
-        if answer.startswith(_ERROR):
-            reply.status, reply.error = "HTTP 200", _words(answer)
+    def _add_chunk(self, reply: Reply, answer: bytes) -> None:
+        if answer.startswith(_ERROR_PREFIX):
+            reply.status, reply.error = "HTTP 200", _error_message(answer)
         else:
             reply.chunks.append((self._clock.now(), answer))
 
 
-def _words(body: bytes) -> str:
-    """What the server says went wrong: Triton's ``{"error": ...}``, else the body as it is."""
-    text = body.decode("utf-8", errors="replace").strip().removeprefix(_EVENT.decode())
+def _error_message(body: bytes) -> str:
+    """The message of Triton's ``{"error": ...}``, else the body as it is."""
+    text = body.decode("utf-8", errors="replace").strip().removeprefix(_EVENT_PREFIX.decode())
     try:
         answer: Any = json.loads(text)
         return str(answer["error"])
     except (ValueError, KeyError, TypeError):
-        return text[:65536] or "no words"
+        return text[:65536] or "no error message"

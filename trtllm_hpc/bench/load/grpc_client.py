@@ -1,0 +1,321 @@
+"""gRPC client of a Triton server, for thousands of calls a second.
+
+How gRPC uses HTTP/2 is described in
+https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from urllib.parse import unquote
+
+from trtllm_hpc.bench.load.http2 import CANCEL, REFUSED_STREAM, Connection, Headers
+from trtllm_hpc.bench.load.messages import Reply, Target
+from trtllm_hpc.bench.load.timing import Clock, RequestTimeouts
+from trtllm_hpc.bench.records import OK
+from trtllm_hpc.errors import NotReady
+
+_CONNECT_TIMEOUT_S = 10.0
+_MIN_RECONNECT_PAUSE_S, _MAX_RECONNECT_PAUSE_S = 0.05, 1.0
+_MIN_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S = 0.001, 0.1
+_SERVER_EXTRA_MS = 50
+"""The server is given this much more than the timeout: its clock counts in milliseconds, and must not end a
+request just before the client's does."""
+_ERROR_TAG = b"\x0a"
+"""First byte of a ``ModelStreamInferResponse`` with an ``error_message`` (its field 1, a string)."""
+_TIMED_OUT = "DEADLINE_EXCEEDED"
+_BARE_TIMEOUT_MESSAGES = ("", "deadline exceeded")
+"""Messages of a server that keeps the deadline; they do not name the timeout."""
+_SERVICE = "/inference.GRPCInferenceService/"
+_CODES = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""Status codes by number: gRPC's statuscodes.md."""
+_CODE_OF_HTTP = {
+    "400": "INTERNAL",
+    "401": "UNAUTHENTICATED",
+    "403": "PERMISSION_DENIED",
+    "404": "UNIMPLEMENTED",
+    "429": "UNAVAILABLE",
+    "502": "UNAVAILABLE",
+    "503": "UNAVAILABLE",
+    "504": "UNAVAILABLE",
+}
+"""What an HTTP status means where a proxy answered: gRPC's http-grpc-status-mapping.md."""
+_CODE_OF_RESET = {CANCEL: "CANCELLED"}
+"""The protocol's table "Errors"; all other codes mean INTERNAL."""
+
+
+def call_headers(target: Target) -> list[tuple[str, str]]:
+    """Return the headers of every call to a target."""
+    method = "ModelStreamInfer" if target.uses_stream_call else "ModelInfer"
+    headers = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", _SERVICE + method),
+        (":authority", target.endpoint.grpc),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        ("user-agent", "trtllm-hpc"),
+        ("grpc-timeout", _timeout_header(target.timeout_s)),
+    ]
+    # Makes Triton end a stream with the status of its error (2.44 on); older ones send the message alone.
+    return [*headers, ("triton_grpc_error", "true")] if target.uses_stream_call else headers
+
+
+def _timeout_header(timeout_s: float) -> str:
+    """The timeout for the server: a number of at most eight digits, and its unit."""
+    milliseconds = math.ceil(timeout_s * 1000) + _SERVER_EXTRA_MS
+    return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(timeout_s) + 1}S"
+
+
+def _status_of(trailers: Mapping[str, str], http_status: str) -> tuple[str, str | None]:
+    """Status and error message of a call that has ended."""
+    code = trailers.get("grpc-status")
+    if code == "0":
+        return OK, None
+    if code is None:
+        http_status = trailers.get(":status", http_status)
+        message = "the stream ended without a status" if http_status == "200" else f"HTTP {http_status}"
+        return _CODE_OF_HTTP.get(http_status, "UNKNOWN"), message
+    name = _CODES[int(code)] if code.isdecimal() and int(code) < len(_CODES) else "UNKNOWN"
+    return name, unquote(trailers.get("grpc-message", "")) or None
+
+
+class _Call:
+    """One call: handles the events of its stream and completes the reply."""
+
+    __slots__ = (
+        "body",
+        "buffer",
+        "client",
+        "connection",
+        "done",
+        "http_status",
+        "refusals",
+        "reply",
+        "stream_id",
+    )
+
+    def __init__(self, client: GrpcClient, reply: Reply, body: bytes) -> None:
+        self.client = client
+        self.reply = reply
+        self.body = body
+        self.buffer = b""
+        self.connection: Connection | None = None
+        self.stream_id = 0
+        self.http_status = "200"
+        self.done = False
+        self.refusals = 0
+
+    def headers(self, headers: Headers, now: float) -> None:
+        self.http_status = headers.get(":status", self.http_status)
+
+    def data(self, data: bytes, now: float) -> None:
+        """Split the body into messages: a byte for compression, the length in four bytes, the content."""
+        if self.http_status != "200":
+            return
+        buffer = self.buffer + data if self.buffer else data
+        while len(buffer) >= 5 and len(buffer) >= (end := 5 + int.from_bytes(buffer[1:5], "big")):
+            self.reply.chunks.append((now - self.client.zero, buffer[5:end]))
+            buffer = buffer[end:]
+        self.buffer = buffer
+
+    def end(self, trailers: Headers, now: float) -> None:
+        status, error = _status_of(trailers, self.http_status)
+        if status == _TIMED_OUT and (error or "").lower() in _BARE_TIMEOUT_MESSAGES:
+            error = self._timeout_message()
+        self.finish(status, error, now)
+
+    def reset(self, code: int, now: float) -> None:
+        if code == REFUSED_STREAM:
+            # The server certainly did not act on it (RFC 9113, 8.7). It may refuse because it has not yet
+            # cleaned up the stream that it has just ended; the call's own timeout ends the retries.
+            pause_s = min(_MIN_RETRY_PAUSE_S * 2**self.refusals, _MAX_RETRY_PAUSE_S)
+            self.refusals += 1
+            self.connection = None
+            asyncio.get_running_loop().call_later(pause_s, self.client.retry, self)
+        else:
+            status = _CODE_OF_RESET.get(code, "INTERNAL")
+            self.finish(status, f"the server reset the stream, HTTP/2 error {code}", now)
+
+    def lost(self, reason: str, *, unprocessed: bool) -> None:
+        if unprocessed:
+            self.client.assign(self)
+        else:
+            self.finish("UNAVAILABLE", reason, self.client.clock.now() + self.client.zero)
+
+    def expire(self) -> None:
+        """The timeout has passed."""
+        if self.connection is not None:
+            self.connection.cancel(self.stream_id)
+        now = self.client.clock.now() + self.client.zero
+        self.finish(_TIMED_OUT, self._timeout_message(), now)
+
+    def _timeout_message(self) -> str:
+        return f"no whole answer in {self.client.target.timeout_s:g} s"
+
+    def finish(self, status: str, error: str | None, now: float) -> None:
+        if self.done:
+            return
+        self.done = True
+        reply = self.reply
+        reply.ended_s = now - self.client.zero
+        reply.status, reply.error = status, error
+        if self.client.streams and reply.chunks and reply.chunks[-1][1][:1] == _ERROR_TAG:
+            message = _stream_error(reply.chunks.pop()[1])
+            reply.status, reply.error = "UNKNOWN" if status == OK else status, message
+        self.client.on_end(reply)
+
+
+class GrpcClient:
+    """Sends requests to one server, over as many connections as its limit of streams requires: usually one.
+
+    Args:
+        on_end: called with each reply when it is complete or has failed.
+    """
+
+    def __init__(self, target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> None:
+        self.target = target
+        self.clock = clock
+        self.zero = clock.zero
+        self.on_end = on_end
+        self.streams = target.uses_stream_call
+        self._headers = call_headers(target)
+        self._connections: list[Connection] = []
+        self._waiting: deque[_Call] = deque()
+        self._timeouts = RequestTimeouts(target.timeout_s)
+        self._connecting: asyncio.Task[None] | None = None
+        self._pause_s = 0.0
+        self._closed = False
+
+    async def connect(self) -> None:
+        """Open the first connection.
+
+        Raises:
+            NotReady: no connection to the endpoint.
+        """
+        try:
+            await self._open()
+        except (OSError, asyncio.TimeoutError) as error:
+            endpoint = self.target.endpoint
+            raise NotReady(
+                f"No gRPC connection to {endpoint.grpc} (host {endpoint.host}) "
+                f"within {_CONNECT_TIMEOUT_S:g} s: {error or 'it does not answer'}."
+            ) from None
+
+    def send(self, reply: Reply, payload: bytes) -> None:
+        """Queue a request; :meth:`flush` sends it."""
+        call = _Call(self, reply, b"\0" + len(payload).to_bytes(4, "big") + payload)
+        self._timeouts.start(call)
+        self.assign(call)
+
+    def flush(self) -> None:
+        """Send everything queued."""
+        for connection in self._connections:
+            connection.flush()
+
+    async def close(self) -> None:
+        """Close all connections, whatever is in flight."""
+        self._closed = True
+        self._timeouts.close()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        for connection in self._connections:
+            connection.close()
+        await asyncio.sleep(0)
+
+    def assign(self, call: _Call) -> None:
+        """Send a call on a connection with room, else let it wait for one."""
+        for connection in self._connections:
+            if connection.has_room:
+                call.connection = connection
+                call.stream_id = connection.open(call, call.body)
+                return
+        call.connection = None
+        self._waiting.append(call)
+        self._start_connecting()
+
+    def retry(self, call: _Call) -> None:
+        """Send a call again that the server has refused, unless it has timed out."""
+        if not call.done and not self._closed:
+            self.assign(call)
+            self.flush()
+
+    def _on_connection_change(self) -> None:
+        """A connection has room again, or is over."""
+        for connection in [one for one in self._connections if not one.usable and not one.busy]:
+            self._connections.remove(connection)
+            connection.close()
+        while self._waiting and any(connection.has_room for connection in self._connections):
+            call = self._waiting.popleft()
+            if not call.done:
+                self.assign(call)
+        self.flush()
+        if self._waiting:
+            self._start_connecting()
+
+    def _start_connecting(self) -> None:
+        if self._connecting is None and not self._closed:
+            self._connecting = asyncio.get_running_loop().create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        """Try to connect once, after a pause if the last attempt failed; waiting calls fail with it."""
+        await asyncio.sleep(self._pause_s)
+        try:
+            await self._open()
+            self._pause_s = 0.0
+        except (OSError, asyncio.TimeoutError) as error:
+            self._pause_s = min(max(_MIN_RECONNECT_PAUSE_S, 2 * self._pause_s), _MAX_RECONNECT_PAUSE_S)
+            waiting, self._waiting = self._waiting, deque()
+            for call in waiting:
+                reason = f"no connection to {self.target.endpoint.grpc}: {error or 'it does not answer'}"
+                call.lost(reason, unprocessed=False)
+        finally:
+            self._connecting = None
+        self._on_connection_change()
+
+    async def _open(self) -> None:
+        endpoint = self.target.endpoint
+        loop = asyncio.get_running_loop()
+
+        async def connect() -> Connection:
+            _, connection = await loop.create_connection(
+                lambda: Connection(self._headers, self._on_connection_change),
+                endpoint.address,
+                endpoint.grpc_port,
+            )
+            try:
+                await connection.ready
+            except BaseException:
+                # wait_for cancels at its timeout, which is no Exception: the socket must be closed then, too.
+                connection.close()
+                raise
+            return connection
+
+        self._connections.append(await asyncio.wait_for(connect(), _CONNECT_TIMEOUT_S))
+
+
+def _stream_error(message: bytes) -> str:
+    from tritonclient.grpc import service_pb2
+
+    return str(service_pb2.ModelStreamInferResponse.FromString(message).error_message)

@@ -1,0 +1,264 @@
+"""Requests as the bytes that are sent, and replies as the bytes that came back.
+
+Requests are serialised before the measurement and replies parsed after it, so
+that neither delays a send.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from trtllm_hpc.bench.records import OK
+from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.client.tensors import ENSEMBLE, LENGTH_OUTPUT, TEXT_OUTPUT, TextModel, text_inputs
+from trtllm_hpc.runtime.records import Endpoint
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_IDS_OUTPUT = "output_ids"
+_INTEGER_TYPES = {"INT32": "<i4", "INT64": "<i8", "UINT32": "<u4", "UINT64": "<u8"}
+
+
+@dataclass(frozen=True)
+class CoreModel:
+    """A model that takes token ids, upstream's ``tensorrt_llm``."""
+
+    batched: bool = True
+    """Whether its inputs have a batch dimension."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A served model and how requests are sent to it; see :func:`trtllm_hpc.bench.targets.targets_of`."""
+
+    endpoint: Endpoint
+    model: str
+    kind: TextModel | CoreModel = ENSEMBLE
+    protocol: Literal["grpc", "http"] = "grpc"
+    streaming: bool = False
+    """Whether answers are requested as a stream."""
+    timeout_s: float = 60.0
+    """For each request, from its send."""
+    decoupled: bool = False
+    """Whether the model may answer in several responses."""
+    stream_input: str | None = None
+    """Name of the input that makes a decoupled model stream its tokens."""
+    min_length_input: str | None = None
+    """Input that keeps answers from ending early, sent with the requested length; ``None`` sends none."""
+
+    @property
+    def token_ids(self) -> bool:
+        """Whether it takes token ids instead of a text."""
+        return isinstance(self.kind, CoreModel)
+
+    @property
+    def uses_stream_call(self) -> bool:
+        """Whether gRPC needs ``ModelStreamInfer``: Triton refuses ``ModelInfer`` to decoupled models."""
+        return self.protocol == "grpc" and (self.streaming or self.decoupled)
+
+
+def encode_request(request: Request, target: Target, request_id: str = "") -> bytes:
+    """Return a request in the target's protocol: a ``ModelInferRequest``, or the body of ``generate``.
+
+    Raises:
+        ValueError: a text for a model that takes token ids, or the other way round.
+    """
+    inputs = _inputs(request, target)
+    if target.protocol == "http":
+        return _generate_body(inputs)
+    return infer_request(target.model, inputs, request_id)
+
+
+def infer_request(model: str, inputs: dict[str, NDArray[Any]], request_id: str = "") -> bytes:
+    """Return a serialised ``ModelInferRequest`` of Triton's gRPC service."""
+    from tritonclient.grpc import service_pb2
+    from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    for name, array in inputs.items():
+        datatype = np_to_triton_dtype(array.dtype)
+        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        raw = serialize_byte_tensor(array).item() if datatype == "BYTES" else array.tobytes()
+        request.raw_input_contents.append(raw)
+    return bytes(request.SerializeToString())
+
+
+def _inputs(request: Request, target: Target) -> dict[str, NDArray[Any]]:
+    kind = target.kind
+    shape = (1, 1) if kind.batched else (1,)
+    if isinstance(kind, CoreModel):
+        inputs = _core_inputs(request, shape)
+    elif request.prompt is None:
+        raise ValueError(f"model {target.model!r} takes texts, not token ids")
+    else:
+        inputs = text_inputs(request.prompt, request.max_tokens, kind)
+    if target.min_length_input is not None:
+        inputs[target.min_length_input] = np.full(shape, request.max_tokens, dtype=np.int32)
+    if target.streaming and target.decoupled and target.stream_input is not None:
+        inputs[target.stream_input] = np.full(shape, True)
+    return inputs
+
+
+def _core_inputs(request: Request, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+    """Upstream's three required inputs. No end token is sent, so answers have the requested length."""
+    if request.token_ids is None:
+        raise ValueError("a core model takes token ids, not a text")
+    ids = np.array(request.token_ids, dtype=np.int32)
+    return {
+        "input_ids": ids.reshape((*shape[:-1], ids.size)),
+        "input_lengths": np.full(shape, ids.size, dtype=np.int32),
+        "request_output_len": np.full(shape, request.max_tokens, dtype=np.int32),
+    }
+
+
+def _generate_body(inputs: dict[str, NDArray[Any]]) -> bytes:
+    """The body for Triton's ``generate`` extension, which finds the shapes itself.
+
+    It has no id: Triton (seen at 2.51) takes one for a parameter of the model.
+    """
+    body: dict[str, Any] = {}
+    for name, array in inputs.items():
+        values = [
+            value.decode() if isinstance(value, bytes) else value for value in array.reshape(-1).tolist()
+        ]
+        body[name] = values if name == "input_ids" else values[0]
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", errors="replace")
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came back for one request. Times are seconds of the measurement's clock."""
+
+    index: int
+    """Index of the request in the workload."""
+    due_s: float
+    """When it was to be sent. In a closed loop: when the slot that it took became free."""
+    sent_s: float
+    """Right before the call was made."""
+    ended_s: float
+    """When the whole answer, or the error, had arrived."""
+    status: str = OK
+    """``ok``, or what failed: the gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
+    error: str | None = None
+    """The server's error message."""
+    chunks: list[tuple[float, bytes]] = field(default_factory=list)
+    """Each response with its time of arrival, as bytes of the protocol; one unless streamed."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether a whole answer came."""
+        return self.status == OK
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One response that has output."""
+
+    time_s: float
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    """New ids, first sequence."""
+    sequence_length: int | None = None
+    """As the model reports it, first sequence; ``None`` if it does not."""
+
+
+@dataclass(frozen=True)
+class ParsedReply:
+    """The answer to one request; empty if there was none."""
+
+    chunks: tuple[Chunk, ...] = ()
+    """Without the empty response that ends a stream."""
+    streamed: bool = False
+
+    @property
+    def text(self) -> str | None:
+        """The whole text; ``None`` from a model without one."""
+        texts = [chunk.text for chunk in self.chunks if chunk.text is not None]
+        return "".join(texts) if texts else None
+
+    @property
+    def token_ids(self) -> tuple[int, ...] | None:
+        """All ids in order, with the prompt's where the model repeats them; ``None`` from a text model."""
+        parts = [chunk.token_ids for chunk in self.chunks if chunk.token_ids is not None]
+        return tuple(token for part in parts for token in part) if parts else None
+
+    @property
+    def sequence_length(self) -> int | None:
+        """The last length that the model reported; ``None`` if it reported none."""
+        lengths = [chunk.sequence_length for chunk in self.chunks if chunk.sequence_length is not None]
+        return lengths[-1] if lengths else None
+
+
+def parse_reply(reply: Reply, target: Target) -> ParsedReply:
+    """Parse the responses to one request. Those without output, or in no known format, are left out."""
+    outputs_of = (
+        _generate_outputs
+        if target.protocol == "http"
+        else _stream_outputs
+        if target.uses_stream_call
+        else _infer_outputs
+    )
+    chunks = (_chunk(time_s, raw, outputs_of) for time_s, raw in reply.chunks)
+    return ParsedReply(tuple(chunk for chunk in chunks if chunk is not None), target.streaming)
+
+
+def _chunk(time_s: float, raw: bytes, outputs_of: Callable[[bytes], dict[str, Any]]) -> Chunk | None:
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        outputs = outputs_of(raw)
+    except (DecodeError, ValueError):
+        return None
+    text, ids, lengths = (outputs.get(name) for name in (TEXT_OUTPUT, _IDS_OUTPUT, LENGTH_OUTPUT))
+    if text is None and not ids:
+        return None
+    length = int(lengths[0]) if lengths else None
+    if ids is not None:
+        # Beams follow one another, all as long as the longest.
+        ids = tuple(ids[: len(ids) // max(1, len(lengths or ()))][:length])
+    return Chunk(time_s, text, ids, length)
+
+
+def _generate_outputs(raw: bytes) -> dict[str, Any]:
+    """Outputs of an answer of the ``generate`` extension: lists of numbers, one text."""
+    answer = json.loads(raw)
+    if not isinstance(answer, dict):
+        return {}
+    outputs = {
+        name: value if isinstance(value, list) else [value]
+        for name in (_IDS_OUTPUT, LENGTH_OUTPUT)
+        if (value := answer.get(name)) is not None
+    }
+    text = answer.get(TEXT_OUTPUT)
+    return {**outputs, TEXT_OUTPUT: text[0] if isinstance(text, list) and text else text}
+
+
+def _stream_outputs(raw: bytes) -> dict[str, Any]:
+    from tritonclient.grpc import service_pb2
+
+    return _tensors(service_pb2.ModelStreamInferResponse.FromString(raw).infer_response)
+
+
+def _infer_outputs(raw: bytes) -> dict[str, Any]:
+    from tritonclient.grpc import service_pb2
+
+    return _tensors(service_pb2.ModelInferResponse.FromString(raw))
+
+
+def _tensors(response: Any) -> dict[str, Any]:
+    """The text, ids and lengths of a ``ModelInferResponse``."""
+    outputs: dict[str, Any] = {}
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
+        if output.name == TEXT_OUTPUT and output.datatype == "BYTES" and len(raw) >= 4:
+            # Each string is preceded by its length.
+            end = 4 + int.from_bytes(raw[:4], "little")
+            outputs[TEXT_OUTPUT] = raw[4:end].decode("utf-8", errors="replace")
+        elif output.name in (_IDS_OUTPUT, LENGTH_OUTPUT) and output.datatype in _INTEGER_TYPES:
+            outputs[output.name] = np.frombuffer(raw, dtype=_INTEGER_TYPES[output.datatype]).tolist()
+    return outputs

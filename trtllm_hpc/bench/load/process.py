@@ -1,0 +1,128 @@
+"""The state of this process while the load runs: garbage collection, Ctrl-C, priority, CPU time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from trtllm_hpc.bench.summary import ClientUse
+
+_POLICY, _PRIORITY = os.SCHED_RR, 1
+"""The lowest real-time priority: before all ordinary processes, behind the system's own. A nice value is
+not enough: on two cores with busy neighbours a process of nice -10 woke up to 80 ms late, one of this policy
+never more than 1 ms (Linux 6.18). Root may set it, and users with the limit ``rtprio`` (limits.conf(5)). The
+system keeps 5 % of each core for everything else (sched(7), ``sched_rt_runtime_us``)."""
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause garbage collection: a collection would delay sends, and the load makes no reference cycles."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def on_sigint(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Call ``interrupt`` at the first Ctrl-C, instead of KeyboardInterrupt; a second one acts as usual.
+
+    Does nothing outside the main thread, or where SIGINT is ignored.
+    """
+    loop = asyncio.get_running_loop()
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous == signal.SIG_IGN:
+        yield
+        return
+
+    def handle() -> None:
+        interrupt()
+        restore()
+
+    def restore() -> None:
+        with suppress(RuntimeError):
+            loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, previous)
+
+    loop.add_signal_handler(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        restore()
+
+
+@contextmanager
+def real_time_priority() -> Iterator[bool]:
+    """Give every thread of this process real-time priority, if allowed; yields whether it was.
+
+    Every thread, because the one that sends waits for whichever holds the interpreter.
+    """
+    previous: dict[int, tuple[int, int]] = {}
+    try:
+        yield _raise_priority(previous)
+    finally:
+        for thread, (policy, priority) in previous.items():
+            with suppress(ProcessLookupError):
+                os.sched_setscheduler(thread, policy, os.sched_param(priority))
+
+
+def _raise_priority(previous: dict[int, tuple[int, int]]) -> bool:
+    """Raise every thread and note its policy and priority in ``previous``; False if that is not allowed."""
+    for folder in Path("/proc/self/task").iterdir():
+        thread = int(folder.name)
+        try:
+            policy, priority = os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
+            os.sched_setscheduler(thread, _POLICY, os.sched_param(_PRIORITY))
+        except ProcessLookupError:
+            continue  # it has ended since it was listed
+        except PermissionError:
+            return False
+        previous[thread] = (policy, priority)
+    return True
+
+
+_Times = tuple[float, float]
+"""CPU and wall time in seconds."""
+
+
+class UsageMeter:
+    """Measures CPU and wall time of this process from its creation on."""
+
+    def __init__(self) -> None:
+        self._began = self._ended = _times()
+        self._all_sent: _Times | None = None
+
+    def all_sent(self) -> None:
+        """Note that all requests are sent: from here on the process only waits for the slowest answers."""
+        self._all_sent = self._all_sent or _times()
+
+    def end(self) -> None:
+        """Stop measuring."""
+        self._ended = _times()
+
+    def total(self) -> ClientUse:
+        """Return the times from creation to end, and the higher share of a core: overall or while sending."""
+        (cpu_s, wall_s), sending = self._since_start(self._ended), self._since_start(self._all_sent)
+        shares = [cpu_s / wall_s for cpu_s, wall_s in ((cpu_s, wall_s), sending) if wall_s > 0]
+        return ClientUse(cpu_s, wall_s, max(shares, default=0.0))
+
+    def _since_start(self, moment: _Times | None) -> _Times:
+        cpu_s, wall_s = moment or self._began
+        return cpu_s - self._began[0], wall_s - self._began[1]
+
+
+def _times() -> _Times:
+    return time.process_time(), time.monotonic()
