@@ -32,7 +32,9 @@ def change(all_models: Path, model: str, old: str, new: str, group: str = GROUP)
 def problems(all_models: Path, recipe: RepositoryRecipe | None = None) -> list[tuple[str, str]]:
     with pytest.raises(RepositoryInvalid) as caught:
         render_models(recipe or make_recipe(VERSION), all_models)
-    return [(problem.model, problem.sentence) for problem in caught.value.problems]
+    return [
+        (problem.file.removesuffix("/config.pbtxt"), problem.message) for problem in caught.value.diagnostics
+    ]
 
 
 def edited(change_of: Callable[[ModelRecipe], ModelRecipe]) -> RepositoryRecipe:

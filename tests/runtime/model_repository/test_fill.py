@@ -96,15 +96,15 @@ def test_all_that_is_missing_is_said_at_once_with_lines() -> None:
     values: dict[str, Value | None] = {"decoupled": True, "kind": None, "path": "${path}"}
     message, problems = fill(TEMPLATE, values, "tensorrt_llm")
     assert message is None
-    assert [(problem.line, problem.sentence) for problem in problems] == [
+    assert [(problem.line, problem.message) for problem in problems] == [
         (3, "nothing says what ${batch} (max_batch_size) is."),
         (5, "${kind} (data_type) has no value, and Triton loads no model without."),
         (6, "the value '${path}' of ${path} reads like a placeholder itself."),
         (7, "the value '${path}' of ${path} reads like a placeholder itself."),
         (11, "nothing says what ${limit} (string_value) is."),
     ]
-    assert problems[0].remedy == "set repository.parameters.tensorrt_llm.batch"
-    assert problems[4].remedy == "set repository.parameters.tensorrt_llm.limit, or null"
+    assert problems[0].hint == "set repository.parameters.tensorrt_llm.batch"
+    assert problems[4].hint == "set repository.parameters.tensorrt_llm.limit, or null"
 
 
 def test_structure_takes_no_text_that_is_not_a_word() -> None:
@@ -117,7 +117,7 @@ def test_what_is_no_configuration_is_told_with_its_line() -> None:
     message, problems = fill('name: "x"\nmax_batchsize: 3\n', {}, "model")
     assert message is None
     assert [problem.line for problem in problems] == [2]
-    assert "max_batchsize" in problems[0].sentence
+    assert "max_batchsize" in problems[0].message
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_a_broken_placeholder_is_refused(broken: str) -> None:
     message, problems = fill(f"\n{broken}\n", VALUES, "model")
     assert message is None
     assert [problem.line for problem in problems] == [2]
-    assert "is no placeholder that can be filled" in problems[0].sentence
+    assert "is no placeholder that can be filled" in problems[0].message

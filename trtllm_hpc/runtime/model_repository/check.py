@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtllm_hpc.runtime.model_repository.problems import Problem
+from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.runtime.model_repository.problems import in_model
 from trtllm_hpc.runtime.model_repository.schema import schema
 
 MODEL_NAMES = (
@@ -24,7 +25,7 @@ Messages = Mapping[str, Any]
 Files = Mapping[str, frozenset[str]]
 
 
-def check(messages: Messages, files: Files) -> list[Problem]:
+def check(messages: Messages, files: Files) -> list[Diagnostic]:
     """Everything that does not fit together.
 
     Args:
@@ -43,25 +44,25 @@ def check(messages: Messages, files: Files) -> list[Problem]:
     ]
 
 
-def duplicates(names: list[str]) -> list[Problem]:
+def duplicates(names: list[str]) -> list[Diagnostic]:
     """Names that two models of a recipe share."""
     return [
-        Problem(name, f"is the name of {count} models.", "give each copy a name of its own")
+        in_model(name, f"is the name of {count} models.", "give each copy a name of its own")
         for name, count in Counter(names).items()
         if count > 1
     ]
 
 
-def _check_files(name: str, message: Any, files: frozenset[str]) -> Iterator[Problem]:
+def _check_files(name: str, message: Any, files: frozenset[str]) -> Iterator[Diagnostic]:
     if message.backend != "python":
         return
     file = message.default_model_filename or "model.py"
     if f"1/{file}" not in files:
-        remedy = "set engine.backend: tensorrtllm, or take a release whose template has the file"
-        yield Problem(name, f"has the backend python, and its template no 1/{file}.", remedy)
+        hint = "set engine.backend: tensorrtllm, or take a release whose template has the file"
+        yield in_model(name, f"has the backend python, and its template no 1/{file}.", hint)
 
 
-def _check_names(name: str, message: Any, messages: Messages) -> Iterator[Problem]:
+def _check_names(name: str, message: Any, messages: Messages) -> Iterator[Diagnostic]:
     for key in MODEL_NAMES:
         if key in message.parameters:
             other = message.parameters[key].string_value
@@ -69,7 +70,7 @@ def _check_names(name: str, message: Any, messages: Messages) -> Iterator[Proble
                 yield _unknown_model(name, f"its parameter {key}", other, messages)
 
 
-def _check_steps(name: str, message: Any, messages: Messages) -> Iterator[Problem]:
+def _check_steps(name: str, message: Any, messages: Messages) -> Iterator[Diagnostic]:
     for step in message.ensemble_scheduling.step:
         other = messages.get(step.model_name)
         if other is None:
@@ -81,40 +82,36 @@ def _check_steps(name: str, message: Any, messages: Messages) -> Iterator[Proble
         yield from _unknown_tensors(name, step, "output", set(step.output_map) - outputs)
         needed = {tensor.name for tensor in inputs.values() if not tensor.optional}
         for tensor in sorted(needed - set(step.input_map)):
-            sentence = (
-                f"its step {step.model_name} gives nothing for the input {tensor}, which that model needs."
-            )
-            yield Problem(name, sentence, _OTHER_TEMPLATE)
+            text = f"its step {step.model_name} gives nothing for the input {tensor}, which that model needs."
+            yield in_model(name, text, _OTHER_TEMPLATE)
         if other.max_batch_size < message.max_batch_size:
-            sentence = (
+            text = (
                 f"takes batches of {message.max_batch_size}, but its step {step.model_name} "
                 f"only of {other.max_batch_size}."
             )
-            yield Problem(name, sentence, "set repository.triton_max_batch_size for all of them")
+            yield in_model(name, text, "set repository.triton_max_batch_size for all of them")
 
 
-def _unknown_tensors(name: str, step: Any, direction: str, tensors: set[str]) -> Iterator[Problem]:
+def _unknown_tensors(name: str, step: Any, direction: str, tensors: set[str]) -> Iterator[Diagnostic]:
     for tensor in sorted(tensors):
-        sentence = (
-            f"its step {step.model_name} names an {direction} {tensor}, which that model does not have."
-        )
-        yield Problem(name, sentence, _OTHER_TEMPLATE)
+        text = f"its step {step.model_name} names an {direction} {tensor}, which that model does not have."
+        yield in_model(name, text, _OTHER_TEMPLATE)
 
 
-def _unknown_model(name: str, what: str, other: str, messages: Messages) -> Problem:
+def _unknown_model(name: str, what: str, other: str, messages: Messages) -> Diagnostic:
     known = ", ".join(sorted(set(messages) - {name})) or "no other"
-    sentence = f"{what} names the model {other!r}, and the repository has {known}."
-    return Problem(name, sentence, "name one of those, or add the model")
+    text = f"{what} names the model {other!r}, and the repository has {known}."
+    return in_model(name, text, "name one of those, or add the model")
 
 
-def _check_tensors(name: str, message: Any, messages: Messages) -> Iterator[Problem]:
+def _check_tensors(name: str, message: Any, messages: Messages) -> Iterator[Diagnostic]:
     """Tensors inside one ensemble: each has one producer, and one data type."""
     if not message.ensemble_scheduling.step:
         return
     types, producers = _produced(message, messages)
     for tensor, count in producers.items():
         if count > 1:
-            yield Problem(name, f"the tensor {tensor} has {count} producers.", _OTHER_TEMPLATE)
+            yield in_model(name, f"the tensor {tensor} has {count} producers.", _OTHER_TEMPLATE)
     for step in message.ensemble_scheduling.step:
         if step.model_name in messages:
             wanted = {tensor.name: tensor.data_type for tensor in messages[step.model_name].input}
@@ -139,13 +136,11 @@ def _produced(message: Any, messages: Messages) -> tuple[dict[str, int], Counter
 
 def _check_use(
     name: str, where: str, tensor: str, types: Mapping[str, int], wanted: int
-) -> Iterator[Problem]:
+) -> Iterator[Diagnostic]:
     if tensor not in types:
-        sentence = f"the {where} is the tensor {tensor}, which nothing produces."
-        yield Problem(name, sentence, _OTHER_TEMPLATE)
+        text = f"the {where} is the tensor {tensor}, which nothing produces."
+        yield in_model(name, text, _OTHER_TEMPLATE)
     elif types[tensor] and wanted and types[tensor] != wanted:
         words = schema().DataType.Name
-        sentence = f"the {where} is {words(wanted)}, but its tensor {tensor} is {words(types[tensor])}."
-        yield Problem(
-            name, sentence, "set the data types of both models alike, e.g. repository.logits_datatype"
-        )
+        text = f"the {where} is {words(wanted)}, but its tensor {tensor} is {words(types[tensor])}."
+        yield in_model(name, text, "set the data types of both models alike, e.g. repository.logits_datatype")

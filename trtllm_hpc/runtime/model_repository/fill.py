@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.model_repository.lexer import NAME, PLACEHOLDER, Found, find_placeholders
-from trtllm_hpc.runtime.model_repository.problems import Problem
+from trtllm_hpc.runtime.model_repository.problems import in_model
 from trtllm_hpc.runtime.model_repository.recipe import Value
 from trtllm_hpc.runtime.model_repository.schema import schema, text_format
 
@@ -25,7 +26,7 @@ def as_text(value: Value) -> str:
     return str(value)
 
 
-def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Problem]]:
+def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Diagnostic]]:
     """The filled ``ModelConfig``, or ``None`` with all that is wrong."""
     found = find_placeholders(text)
     problems = [problem for place in found for problem in _missing(place, values, model)]
@@ -37,7 +38,7 @@ def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Proble
     except text_format().ParseError as error:
         line = error.GetLine()
         return None, [
-            Problem(
+            in_model(
                 model,
                 f"is no model configuration of Triton: {error}.",
                 "compare the template with the image's own, or fetch it again",
@@ -48,32 +49,32 @@ def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Proble
     return message, []
 
 
-def _missing(place: Found, values: Values, model: str) -> Iterator[Problem]:
+def _missing(place: Found, values: Values, model: str) -> Iterator[Diagnostic]:
     if not NAME.match(place.name):
-        sentence = f"{place.name!r} ({place.field}) is no placeholder that can be filled."
-        yield Problem(model, sentence, "write it as ${name}", place.line)
+        message = f"{place.name!r} ({place.field}) is no placeholder that can be filled."
+        yield in_model(model, message, "write it as ${name}", place.line)
         return
-    remedy = f"set repository.parameters.{model}.{place.name}"
+    hint = f"set repository.parameters.{model}.{place.name}"
     if place.name not in values:
-        sentence = f"nothing says what ${{{place.name}}} ({place.field}) is."
-        yield Problem(model, sentence, remedy if place.structural else f"{remedy}, or null", place.line)
+        message = f"nothing says what ${{{place.name}}} ({place.field}) is."
+        yield in_model(model, message, hint if place.structural else f"{hint}, or null", place.line)
         return
     value = values[place.name]
     if value is None and (place.structural or place.field != "string_value"):
-        sentence = f"${{{place.name}}} ({place.field}) has no value, and Triton loads no model without."
-        yield Problem(model, sentence, remedy, place.line)
+        message = f"${{{place.name}}} ({place.field}) has no value, and Triton loads no model without."
+        yield in_model(model, message, hint, place.line)
     elif isinstance(value, str):
         yield from _unfit(place, value, model)
 
 
-def _unfit(place: Found, value: str, model: str) -> Iterator[Problem]:
+def _unfit(place: Found, value: str, model: str) -> Iterator[Diagnostic]:
     if place.structural and not NAME.match(value):
-        sentence = f"${{{place.name}}} ({place.field}) cannot be {value!r}: it is a number, a word or true."
-        yield Problem(model, sentence, f"set repository.parameters.{model}.{place.name}", place.line)
+        message = f"${{{place.name}}} ({place.field}) cannot be {value!r}: it is a number, a word or true."
+        yield in_model(model, message, f"set repository.parameters.{model}.{place.name}", place.line)
     elif value.startswith("${"):
         # Upstream's models take such a value for a placeholder that nobody filled, and use their default.
-        sentence = f"the value {value!r} of ${{{place.name}}} reads like a placeholder itself."
-        yield Problem(model, sentence, "write the value that it stands for", place.line)
+        message = f"the value {value!r} of ${{{place.name}}} reads like a placeholder itself."
+        yield in_model(model, message, "write the value that it stands for", place.line)
 
 
 def _fill_structure(text: str, found: tuple[Found, ...], values: Values) -> str:

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from trtllm_hpc.errors import RenderError
+from trtllm_hpc.errors import Diagnostic, RenderError
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One thing that Triton would refuse, or take for something else."""
+def in_model(model: str, message: str, hint: str, line: int | None = None) -> Diagnostic:
+    """A diagnostic about something that Triton would refuse, or misread.
 
-    model: str
-    sentence: str
-    remedy: str
-    line: int | None = None
-    """Line of upstream's ``config.pbtxt``."""
-
-    def __str__(self) -> str:
-        where = self.model if self.line is None else f"{self.model}, line {self.line} of its config.pbtxt"
-        return f"{where}: {self.sentence}\n    next: {self.remedy}"
+    Args:
+        line: of upstream's ``config.pbtxt``.
+    """
+    file = model if line is None else f"{model}/config.pbtxt"
+    return Diagnostic("repository", message, file, line=line, hint=hint)
 
 
 class RepositoryInvalid(RenderError):
     """The repository cannot be made from these templates and values."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(problems)
-        count = len(self.problems)
-        said = f"The model repository has {count} problem{'s' if count != 1 else ''}."
-        super().__init__("\n".join([said, *map(str, self.problems)]))
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        count = len(self.diagnostics)
+        heading = f"The model repository has {count} problem{'s' if count != 1 else ''}."
+        super().__init__("\n".join([heading, *map(str, self.diagnostics)]))

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.model_repository.check import check, duplicates
 from trtllm_hpc.runtime.model_repository.edit import edit
 from trtllm_hpc.runtime.model_repository.fill import fill
 from trtllm_hpc.runtime.model_repository.lexer import find_placeholders
-from trtllm_hpc.runtime.model_repository.problems import Problem, RepositoryInvalid
+from trtllm_hpc.runtime.model_repository.problems import RepositoryInvalid, in_model
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.schema import text_format
 from trtllm_hpc.runtime.model_repository.templates import (
@@ -48,8 +49,8 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, FinishedM
     """
     all_models = find_all_models(folder)
     if all_models is None:
-        sentence = f"{folder} has no model templates (no <group>/<model>/{CONFIG})."
-        raise RepositoryInvalid([Problem("all models", sentence, "set container.all_models in the profile")])
+        why = f"{folder} has no model templates (no <group>/<model>/{CONFIG})."
+        raise RepositoryInvalid([in_model("all models", why, "set container.all_models in the profile")])
     problems = duplicates([model.name for model in recipe.models])
     messages: dict[str, Any] = {}
     sources: dict[str, Path] = {}
@@ -79,27 +80,25 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, FinishedM
     }
 
 
-def _finish(model: ModelRecipe, source: Path) -> tuple[Any | None, list[Problem]]:
+def _finish(model: ModelRecipe, source: Path) -> tuple[Any | None, list[Diagnostic]]:
     try:
         text = (source / CONFIG).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        return None, [Problem(model.name, f"{source / CONFIG} cannot be read: {error}.", "fetch it again")]
+        return None, [in_model(model.name, f"{source / CONFIG} cannot be read: {error}.", "fetch it again")]
     message, problems = fill(text, model.values, model.name)
     there = {place.name for place in find_placeholders(text)}
     for name in sorted(set(model.asked) - there):
-        sentence = f"its template has no ${{{name}}}, which the job file sets."
-        problems.append(Problem(model.name, sentence, f"remove repository.parameters.{model.name}.{name}"))
+        why = f"its template has no ${{{name}}}, which the job file sets."
+        problems.append(in_model(model.name, why, f"remove repository.parameters.{model.name}.{name}"))
     if message is not None:
         edit(message, model)
     return message, problems
 
 
-def _no_template(model: ModelRecipe, all_models: Path) -> Problem:
+def _no_template(model: ModelRecipe, all_models: Path) -> Diagnostic:
     known = sorted(path.parent.relative_to(all_models).as_posix() for path in all_models.rglob(CONFIG))
-    sentence = f"{all_models} has no template {model.template}; it has {', '.join(known)}."
-    return Problem(
-        model.name, sentence, "take the image that the job file means, or set container.all_models"
-    )
+    why = f"{all_models} has no template {model.template}; it has {', '.join(known)}."
+    return in_model(model.name, why, "take the image that the job file means, or set container.all_models")
 
 
 def _header(model: ModelRecipe, release: str) -> str:
