@@ -14,7 +14,7 @@ from tests.upstream.programs import _parser
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place, Word
+from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.validation.load import load
 
@@ -38,14 +38,14 @@ def steps_of(tmp_path: Path, name: str) -> tuple[BuildStep, ...]:
     return planned(made, cluster)
 
 
-def command(steps: tuple[BuildStep, ...], program: str) -> tuple[Word, ...]:
+def command(steps: tuple[BuildStep, ...], program: str) -> tuple[Argument, ...]:
     """The one command of that program."""
     commands = [words for step in steps for words in step.commands]
     [wanted] = [words for words in commands if any(_is(word, program) for word in words[:2])]
     return wanted
 
 
-def _is(word: Word, program: str) -> bool:
+def _is(word: Argument, program: str) -> bool:
     return isinstance(word, str) and word.rpartition("/")[2] == program
 
 
@@ -56,7 +56,9 @@ def test_a_guide_s_command(tmp_path: Path, guide: Guide) -> None:
     seed = options(shlex.split(guide.words))
     for name in FOLDERS:
         if name in seed:
-            assert isinstance(words[words.index(name) + 1], Place), f"{name} is not the toolkit's choice"
+            assert isinstance(words[words.index(name) + 1], Placeholder), (
+                f"{name} is not the toolkit's choice"
+            )
             del seed[name], plan[name]
     for name in guide.left_out:
         del seed[name]
@@ -123,7 +125,7 @@ def test_gpt_s_checkpoint_is_prepared_for_build_py(tmp_path: Path) -> None:
     """'Prepare the model checkpoint following the instructions in the README file'."""
     prepare, build = steps_of(tmp_path, "ifb-gpt")
     assert options(prepare.commands[0])["--storage-type"] == ("float16",)
-    assert Place("prepare", "/1-gpu") in build.commands[0]
+    assert Placeholder("prepare", "/1-gpu") in build.commands[0]
 
 
 @pytest.mark.parametrize("release", ["0.5.0", "0.6.1", "0.7.1"])

@@ -60,7 +60,7 @@ def assert_clean(person: Person, count: int) -> None:
     assert [item["state"] for item in listed] == ["whole"] * count
     for item in listed:
         names = {path.name.split(".")[0] for path in Path(item["folder"]).parent.iterdir()}
-        assert names <= {"key", "lock", "output", "used", "uses"}, names
+        assert names <= {"key", "output", "used", "uses"}, names
 
 
 def test_two_builds_race_and_both_serve(person: Person) -> None:

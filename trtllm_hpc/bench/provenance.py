@@ -15,7 +15,7 @@ from trtllm_hpc import __version__
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.engine_cache.cache import Entry, Manifest
-from trtllm_hpc.runtime.engine_cache.seal import sha256_of
+from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 
 PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers")

@@ -1,28 +1,34 @@
-"""``trtllm-hpc engines``: the cache of built engines."""
+"""``trtllm-hpc engines``: list, show, verify and prune the cache of built engines."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trtllm_hpc.cli.engine_cache import cache_of, cache_options, complete_name
-from trtllm_hpc.cli.engines_prune import command as prune
+from trtllm_hpc.cli.completion import engines as complete_engines
 from trtllm_hpc.cli.options import json_option
 from trtllm_hpc.errors import BuildFailed, ExitCode
 
 if TYPE_CHECKING:
+    from trtllm_hpc.engine_cache.listing import Item
+    from trtllm_hpc.engine_cache.prune import Decision
     from trtllm_hpc.runtime.engine_cache.cache import Cache
-    from trtllm_hpc.runtime.engine_cache.survey import Item
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @click.group()
 def command() -> None:
-    """The cache of built engines: what is in it, whether it is whole, what may go.
+    """The cache of built engines: list, show, verify and prune it.
 
     An engine is found again by a key: a hash of the model's files, of every
     build option, of the versions and of the GPU. `render` and `submit` look
@@ -37,11 +43,94 @@ def command() -> None:
     """
 
 
-command.add_command(prune)
+# The cache ---------------------------------------------------------------------------
+
+
+def cache_options(command: Command) -> Command:
+    """Add ``--engines`` and ``--cluster``, the arguments ``folder`` and ``cluster`` of :func:`open_cache`."""
+    command = click.option(
+        "--engines",
+        "folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder of the cache, instead of the profile's or $TRTLLM_HPC_ENGINES.",
+    )(command)
+    return click.option(
+        "--cluster",
+        metavar="PROFILE",
+        envvar="TRTLLM_HPC_CLUSTER",
+        show_envvar=True,
+        help="Cluster profile that names the cache: a file, or a name.",
+    )(command)
+
+
+def open_cache(folder: Path | None, cluster: str | None) -> Cache:
+    """Return the cache that the options name; it need not exist.
+
+    Raises:
+        ConfigError: this user may not read it.
+    """
+    from trtllm_hpc.paths import default_runs_folder, engines_folder
+    from trtllm_hpc.runtime.engine_cache.cache import Cache
+    from trtllm_hpc.validation.load import load_cluster
+
+    if folder is not None:
+        return Cache(_readable(folder.absolute(), "--engines"))
+    named, runs = None, default_runs_folder()
+    if cluster is not None:
+        profile = load_cluster(cluster)
+        named, runs = profile.engines_folder, Path(profile.runs_folder or runs)
+    return Cache(_readable(engines_folder(named, runs), "engines_folder"))
+
+
+def _readable(folder: Path, key: str) -> Path:
+    from trtllm_hpc.errors import ConfigError, Diagnostic
+
+    try:
+        list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        hint = f"see what is in the way (namei -l {shlex.quote(str(folder))}), or name another with --engines"
+        message = f"{folder}: {error.strerror}"
+        diagnostic = Diagnostic("unreadable", message, "the cache of engines", key, hint=hint)
+        raise ConfigError([diagnostic]) from None
+    return folder
+
+
+def _names(folder: Path | None, cluster: str | None) -> list[str]:
+    return [entry.name for entry in open_cache(folder, cluster).entries()]
+
+
+complete_name = complete_engines(_names)
 
 
 def _no_engines(cache: Cache) -> str:
     return f"no engines in {cache.folder}" + ("" if cache.folder.is_dir() else ", which is not there")
+
+
+def _find(cache: Cache, items: list[Item], name: str) -> list[Item]:
+    """Return the entry with that name, or all whose name or key begins with it.
+
+    Raises:
+        BuildFailed: there is none.
+    """
+    from trtllm_hpc.engine_cache.prune import starts_with
+
+    exact = [item for item in items if item.entry.name == name]
+    found = exact or [item for item in items if starts_with(item.entry.name, name)]
+    if not found:
+        raise BuildFailed(f"No engine is called {name!r} in {cache.folder}.", hint="trtllm-hpc engines list")
+    return found
+
+
+def _find_one(cache: Cache, name: str) -> Item:
+    from trtllm_hpc.engine_cache.listing import list_entries
+
+    found = _find(cache, list_entries(cache), name)
+    if len(found) > 1:
+        message = f"{len(found)} engines are called {name!r} in {cache.folder}."
+        raise BuildFailed(message, hint="trtllm-hpc engines list")
+    return found[0]
 
 
 # list, show ---------------------------------------------------------------------------
@@ -51,13 +140,13 @@ def _no_engines(cache: Cache) -> str:
 @cache_options
 @json_option
 def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> None:
-    """List every output in the cache, that used last coming first."""
+    """List every output in the cache, the last used first."""
+    from trtllm_hpc.engine_cache.listing import list_entries
     from trtllm_hpc.report.engines import OPTIONAL_COLUMNS, engines_table, in_bytes
     from trtllm_hpc.report.tables import print_table
-    from trtllm_hpc.runtime.engine_cache.survey import survey
 
-    cache = cache_of(folder, cluster)
-    items = survey(cache)
+    cache = open_cache(folder, cluster)
+    items = list_entries(cache)
     if as_json:
         click.echo(json.dumps([_item_json(item) for item in items], indent=2, ensure_ascii=False))
         return
@@ -69,7 +158,7 @@ def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> Non
 
 
 def _item_json(item: Item) -> dict[str, Any]:
-    made = item.manifest
+    manifest = item.manifest
     return {
         "name": item.entry.name,
         "step": item.step,
@@ -77,8 +166,8 @@ def _item_json(item: Item) -> dict[str, Any]:
         "note": item.note,
         **{name: item.about.get(name) for name in ("model", "backend", "version", "layout")},
         "bytes": item.size,
-        "built_at": made.built_at if made else None,
-        "build_seconds": made.seconds if made else None,
+        "built_at": manifest.built_at if manifest else None,
+        "build_seconds": manifest.seconds if manifest else None,
         "last_used": item.last_used,
         "folder": str(item.entry.output),
     }
@@ -89,29 +178,25 @@ def _item_json(item: Item) -> dict[str, Any]:
 @cache_options
 @json_option
 def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> None:
-    """Show what the engine NAME is made of, how it was built and who uses it.
+    """Show what the key of the engine NAME depends on, how it was built and who uses it.
 
-    NAME is a name of `engines list`, or the beginning of one or of its key.
+    NAME is a name from `engines list`, or the beginning of one or of its key.
     """
-    from trtllm_hpc.runtime.engine_cache.survey import look
-    from trtllm_hpc.runtime.engine_cache.uses import uses_of
-
-    item = look(_chosen(cache_of(folder, cluster), name).entry)
-    uses = [use.run for use in uses_of(item.entry)]
+    item = _find_one(open_cache(folder, cluster), name)
+    uses = [use.run for use in item.entry.uses()]
     record = item.entry.key() or {}
-    made = item.manifest
     if as_json:
-        whole = {**_item_json(item), "key": record, "uses": uses}
-        whole["manifest"] = None if made is None else vars(made)
+        manifest = None if item.manifest is None else vars(item.manifest)
+        whole = {**_item_json(item), "key": record, "uses": uses, "manifest": manifest}
         click.echo(json.dumps(whole, indent=2, ensure_ascii=False))
         return
-    for line in _described(item, record, uses):
+    for line in _details(item, record, uses):
         click.echo(line)
 
 
-def _described(item: Item, record: dict[str, Any], uses: list[str]) -> list[str]:
+def _details(item: Item, record: dict[str, Any], uses: list[str]) -> list[str]:
+    from trtllm_hpc.engine_cache.lookup import parts_of
     from trtllm_hpc.report.engines import in_bytes, moment, span, state_of
-    from trtllm_hpc.runtime.engine_cache.differences import parts_of
 
     made = item.manifest
     lines = [f"{item.entry.name}: {state_of(item)}", f"  folder: {item.entry.output}"]
@@ -130,19 +215,6 @@ def _described(item: Item, record: dict[str, Any], uses: list[str]) -> list[str]
     return lines
 
 
-def _chosen(cache: Cache, name: str) -> Item:
-    from trtllm_hpc.runtime.engine_cache.prune import starts
-    from trtllm_hpc.runtime.engine_cache.survey import survey
-
-    items = survey(cache)
-    exact = [item for item in items if item.entry.name == name]
-    found = exact or [item for item in items if starts(item.entry.name, name)]
-    if len(found) == 1:
-        return found[0]
-    what = "No engine is" if not found else f"{len(found)} engines are"
-    raise BuildFailed(f"{what} called {name!r} in {cache.folder}.", hint="trtllm-hpc engines list")
-
-
 # verify -------------------------------------------------------------------------------
 
 
@@ -156,33 +228,33 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     \b
     Exit code: 6 if anything is broken.
     """
+    from trtllm_hpc.engine_cache.listing import list_entries
+    from trtllm_hpc.engine_cache.listing import verify as verify_entry
     from trtllm_hpc.report.engines import state_of
-    from trtllm_hpc.runtime.engine_cache.survey import survey
-    from trtllm_hpc.runtime.engine_cache.survey import verify as verify_entry
 
-    cache = cache_of(folder, cluster)
-    items = [_chosen(cache, name) for name in names] if names else survey(cache)
+    cache = open_cache(folder, cluster)
+    items = [_find_one(cache, name) for name in names] if names else list_entries(cache)
     faults = []
     for item in items:
-        found = verify_entry(item.entry, _reading(item))
+        found = verify_entry(item.entry, _progress(item))
         _clear_line()
         faults += found
-        if not as_json and item.manifest is not None and not found:
-            click.echo(f"{item.entry.name}: whole ({len(item.manifest.files)} files)")
-        elif not as_json and not found:
-            click.echo(f"{item.entry.name}: {state_of(item)}")
-    if not items and not as_json:
-        click.echo(_no_engines(cache))
+        if not as_json and not found:
+            whole = f"whole ({len(item.manifest.files)} files)" if item.manifest else state_of(item)
+            click.echo(f"{item.entry.name}: {whole}")
+    code = ExitCode.BUILD if faults else ExitCode.OK
     if as_json:
         click.echo(json.dumps({"entries": len(items), "faults": [vars(fault) for fault in faults]}, indent=2))
-        return ExitCode.BUILD if faults else ExitCode.OK
+        return code
+    if not items:
+        click.echo(_no_engines(cache))
     for fault in faults:
         click.echo(f"error: {fault.entry}: {fault.sentence}", err=True)
     if faults:
         keys = " ".join(f"--key {name}" for name in dict.fromkeys(fault.entry for fault in faults))
-        words = "submit the job again, which builds it anew, or remove it"
-        click.echo(f"  next: {words}: trtllm-hpc engines prune {keys} --yes", err=True)
-    return ExitCode.BUILD if faults else ExitCode.OK
+        advice = "submit the job again, which builds it again, or remove it"
+        click.echo(f"  next: {advice}: trtllm-hpc engines prune {keys} --yes", err=True)
+    return code
 
 
 def _clear_line() -> None:
@@ -191,12 +263,109 @@ def _clear_line() -> None:
         sys.stderr.flush()
 
 
-def _reading(item: Item) -> Callable[[str], None]:
-    """Progress on a terminal: the name of the file that is being read."""
+def _progress(item: Item) -> Callable[[str], None]:
+    """Return a function that shows, on a terminal, the name of the file that is being read."""
 
-    def say(name: str) -> None:
+    def show_name(name: str) -> None:
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\033[K{item.entry.name}/{name}\r")
             sys.stderr.flush()
 
-    return say
+    return show_name
+
+
+# prune --------------------------------------------------------------------------------
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a size; write it like 500G or 1.5T.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@command.command()
+@click.option("--unused-days", type=click.FloatRange(min=0), metavar="N", help="Engines unused for N days.")
+@click.option(
+    "--keep-bytes",
+    callback=_size,
+    metavar="SIZE",
+    help="The least recently used engines, until SIZE (500G, 1.5T) is left.",
+)
+@click.option(
+    "--key",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete_name,
+    help="This engine.  [repeatable]",
+)
+@click.option("--half-built", is_flag=True, help="What killed builds have left, and broken engines.")
+@click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")
+@cache_options
+@json_option
+def prune(
+    unused_days: float | None,
+    keep_bytes: int | None,
+    names: tuple[str, ...],
+    half_built: bool,
+    yes: bool,
+    folder: Path | None,
+    cluster: str | None,
+    as_json: bool,
+) -> None:
+    """Remove engines from the cache; without --yes, only list them.
+
+    An engine that is being built, or used by an active run, always stays.
+    """
+    from trtllm_hpc.engine_cache import prune as pruning
+    from trtllm_hpc.engine_cache.listing import list_entries
+    from trtllm_hpc.runs.engine_uses import is_active
+
+    selection = pruning.Selection(names, unused_days, keep_bytes, half_built)
+    if not selection:
+        raise click.UsageError("Name what to remove: --unused-days, --keep-bytes, --key or --half-built.")
+    cache = open_cache(folder, cluster)
+    items = list_entries(cache)
+    for name in names:
+        _find(cache, items, name)
+    watches: pruning.Watches = {}
+    if half_built:
+        items, watches = pruning.watch_builders(items, lambda text: click.echo(text, err=True))
+    decisions = pruning.decide(items, selection, is_active)
+    if yes:
+        decisions = [pruning.prune(cache, decision, is_active, watches) for decision in decisions]
+        pruning.forget_uses(cache, is_active)
+        if half_built:
+            cache.remove_leftovers()
+    _print_decisions(decisions, yes, as_json)
+
+
+def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> None:
+    from trtllm_hpc.report.engines import in_bytes
+
+    if as_json:
+        entries = [
+            {
+                "name": decision.item.entry.name,
+                "bytes": decision.item.size,
+                "why": decision.reason,
+                "kept": decision.kept,
+            }
+            for decision in decisions
+        ]
+        click.echo(json.dumps({"removed": done, "entries": entries}, indent=2, ensure_ascii=False))
+        return
+    for decision in decisions:
+        name = decision.item.entry.name
+        if decision.kept is not None:
+            click.echo(f"{name}: stays, it {decision.kept}")
+        else:
+            click.echo(f"{name}: {'removed' if done else 'would be removed'}, it {decision.reason}")
+    removed = [decision for decision in decisions if decision.kept is None]
+    size = in_bytes(sum(decision.item.size for decision in removed))
+    click.echo(f"{len(removed)} {'removed' if done else 'would be removed'}, {size}")
+    if removed and not done:
+        click.echo("  next: the same command with --yes")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.engine_words import engine_json, engine_lines
 from trtllm_hpc.cli.options import job_options, json_option, print_warning
+from trtllm_hpc.report.engines import engine_json, engine_lines
 
 if TYPE_CHECKING:
     from trtllm_hpc.plan.model import Plan

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from trtllm_hpc.cli.completion import checks, complete_with
-from trtllm_hpc.cli.engine_words import engine_json, engine_lines
 from trtllm_hpc.cli.options import job_options, json_option, print_warning
 from trtllm_hpc.paths import call_name
+from trtllm_hpc.report.engines import engine_json, engine_lines
 
 if TYPE_CHECKING:
+    from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
     from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.runs.status import RunStatus
-    from trtllm_hpc.runtime.engine_cache.lookup import Hit, Miss, Unknown
 
 
 @click.command("submit")

@@ -20,7 +20,7 @@ from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.carried import protobuf_files
 from trtllm_hpc.render.scripts import recipe_of, render_repository, render_scripts
-from trtllm_hpc.runtime.engine_cache.uses import link
+from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.render import FinishedModel, render_models, write_repository
 

@@ -11,14 +11,13 @@ from typing import NamedTuple
 from trtllm_hpc.config.closed import naming_keys
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.resolved import Resolved
+from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.paths import RunPaths, default_runs_folder, engines_folder
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import Surroundings, make_plan
 from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
 from trtllm_hpc.render.scripts import recipe_of
 from trtllm_hpc.render.templates_cache import find_templates
-from trtllm_hpc.runtime.engine_cache.lookup import Hit, Miss, Unknown, lookup
-from trtllm_hpc.runtime.engine_cache.uses import register
 from trtllm_hpc.tensorrt_llm.model_config import read_model_config
 from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.load import load, load_cluster
@@ -147,7 +146,7 @@ def _claim_engine(planned: PlannedRun) -> Hit | Miss | Unknown | None:
     engine = find_engine(planned.plan)
     if not isinstance(engine, Hit):
         return engine
-    if not all([register(entry, planned.paths.folder) for entry in engine.entries]):
+    if not all([entry.register(planned.paths.folder) for entry in engine.entries]):
         return Unknown("another process is removing it right now")
     return engine
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runtime.engine_cache.uses import Use
+from trtllm_hpc.runtime.engine_cache.cache import Use
 
 _BEING_MADE_S = 3_600.0
 """A run is noted with its engine before its folder is written."""

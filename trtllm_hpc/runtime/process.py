@@ -8,10 +8,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_TICK_S = 0.1
+_GRACE_S = 5.0
+"""From SIGTERM to SIGKILL. Slurm itself gives 30 s in all, unless the site says less."""
 # Loaded here and not in the child: between fork and exec nothing may allocate.
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,6 +50,37 @@ def start_bound(
         stderr=output,
         start_new_session=session,
     )
+
+
+def run_group(command: Sequence[str], environment: Mapping[str, str], stop: Callable[[], bool]) -> int:
+    """Run a command to its end in a process group of its own, and leave nothing of the group behind.
+
+    Args:
+        stop: polled while the command runs; once true, the whole group is ended.
+
+    Returns:
+        The exit code; for a signal 128 and its number, as in the shell.
+    """
+    child = start_bound(command, environment, session=True)
+    kill_at: float | None = None
+    try:
+        while child.poll() is None:
+            if kill_at is None and stop():
+                kill_at = time.monotonic() + _GRACE_S
+                _signal_group(child, signal.SIGTERM)
+            if kill_at is not None and time.monotonic() > kill_at:
+                _signal_group(child, signal.SIGKILL)
+            time.sleep(_TICK_S)
+    finally:
+        # What the command left running must not write on: its output is complete now.
+        _signal_group(child, signal.SIGKILL)
+        child.wait()
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)
 
 
 def start_ticks(pid: int) -> int | None:

@@ -9,7 +9,7 @@ import time
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.engine_cache.uses import entry_of, register
+from trtllm_hpc.runtime.engine_cache.cache import entry_of
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event
 
@@ -81,10 +81,10 @@ def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
 def _engine_fault(paths: RunPaths) -> str | None:
     """What is wrong with the engine that this run has from the cache; that it is used is noted there."""
     entry = entry_of(paths)
-    if entry is None or register(entry, paths.folder):
+    if entry is None or entry.register(paths.folder):
         return None
-    complaints = entry.missing()
-    how = "was removed" if complaints is None else f"is broken ({complaints[0]})"
+    faults = entry.faults()
+    how = "was removed" if faults is None else f"is broken ({faults[0]})"
     return f"the engine {entry.name} {how} since this run was made"
 
 

@@ -10,7 +10,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.backends.tensorrt_llm import make_notes, make_steps
 from trtllm_hpc.plan.layout import make_layout
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Word
+from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep
 from trtllm_hpc.tensorrt_llm.release_of_job import release_of
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.validation.rules import problems
@@ -66,12 +66,12 @@ def notes(made: JobFile, config: Mapping[str, Any] | None = None) -> tuple[str, 
     return make_notes(made, release, config)
 
 
-def text(word: Word) -> str:
+def text(word: Argument) -> str:
     """A word as a person reads it; a place in angle brackets."""
     return word if isinstance(word, str) else f"<{word.name}{word.suffix}>"
 
 
-def line(words: tuple[Word, ...]) -> str:
+def line(words: tuple[Argument, ...]) -> str:
     """A command as a person reads it."""
     return " ".join(map(text, words))
 
@@ -81,7 +81,7 @@ def lines(made: JobFile, **kwargs: Any) -> list[str]:
     return [line(command) for step in steps(made, **kwargs) for command in step.commands]
 
 
-def options(words: tuple[Word, ...] | list[str]) -> dict[str, tuple[str, ...]]:
+def options(words: tuple[Argument, ...] | list[str]) -> dict[str, tuple[str, ...]]:
     """Options and their values; ``--a=b`` is ``--a b``. The program and its script are left out."""
     told: dict[str, tuple[str, ...]] = {}
     name: str | None = None

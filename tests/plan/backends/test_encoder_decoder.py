@@ -10,7 +10,7 @@ import pytest
 from tests.plan.backends.making import cluster, found, job, options, steps
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
-from trtllm_hpc.runtime.engine_cache.recipe import Place
+from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.releases import releases
 
@@ -37,7 +37,7 @@ def test_both_are_built_by_one_step_from_one_conversion() -> None:
         convert.commands[0][1] == "/tensorrtllm_backend/tensorrt_llm/examples/enc_dec/convert_checkpoint.py"
     )
     for part, words in zip(("encoder", "decoder"), build.commands, strict=True):
-        assert Place("convert", f"/{part}") in words and Place("output", f"/{part}") in words
+        assert Placeholder("convert", f"/{part}") in words and Placeholder("output", f"/{part}") in words
 
 
 def test_the_words_of_upstream_s_guide() -> None:

@@ -16,7 +16,7 @@ from tests.plan.backends.making import cluster, job, line, options, planned
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Placeholder
 from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoRoute, find_route
 from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases
 from trtllm_hpc.tensorrt_llm.releases.families import Family, families
@@ -223,7 +223,7 @@ def _exists(made: JobFile, release: Release, family: str) -> None:
     """Every option is in the release's list, and takes the value."""
     for step in planned(made, SITE):
         for words in step.commands:
-            if Place("run", "/runtime.pyz") in words:
+            if Placeholder("run", "/runtime.pyz") in words:
                 continue  # a program of ours
             command = _command(step, words, made, release, family)
             for name, values in options(words).items():
@@ -269,7 +269,7 @@ def test_what_is_not_refused_is_rendered(
         for words in step.commands:
             known = _programs(release)
             told = options(words)
-            if Place("run", "/runtime.pyz") not in words:
+            if Placeholder("run", "/runtime.pyz") not in words:
                 assert any(set(told) <= names for names in known), line(words)
 
 

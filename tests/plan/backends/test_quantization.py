@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.plan.backends.making import found, job, notes, options, steps
-from trtllm_hpc.runtime.engine_cache.recipe import Place
+from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
 
 
 def made(release: str, **quantization: Any) -> Any:
@@ -79,7 +79,7 @@ def test_build_py_reads_what_quantize_py_wrote(method: str, file: str, flags: se
     quantize, build = steps(made("0.7.1", method=method))
     assert options(quantize.commands[0])["--export_path"] == ("<output>",)
     words = build.commands[0]
-    assert words[words.index(file) + 1] == Place("quantize", "/llama_tp1_rank0.npz")
+    assert words[words.index(file) + 1] == Placeholder("quantize", "/llama_tp1_rank0.npz")
     assert flags <= set(options(words)) and build.inputs == ("model", "quantize")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.plan.backends.making import cluster, found, job, line, lines, notes, options, steps
 from trtllm_hpc.runtime.__main__ import main as runtime
-from trtllm_hpc.runtime.engine_cache.recipe import Place
+from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
 
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
 
@@ -44,8 +44,8 @@ def test_gpt_s_steps_change_a_release_later(release: str, names: list[str]) -> N
 def test_steps_read_each_other_and_name_no_folder_of_this_run() -> None:
     convert, build = steps(job("0.16.0", engine={"tensor_parallel": 2}))
     assert convert.inputs == ("model",) and build.inputs == ("convert",)
-    assert Place("model") in convert.commands[0] and Place("output") in convert.commands[0]
-    assert Place("convert") in build.commands[0] and Place("output") in build.commands[0]
+    assert Placeholder("model") in convert.commands[0] and Placeholder("output") in convert.commands[0]
+    assert Placeholder("convert") in build.commands[0] and Placeholder("output") in build.commands[0]
     assert (convert.on_gpu, build.on_gpu) == (False, True)
     assert build.identity["tensorrt_llm"] == "0.16.0" and build.identity["tensorrt"] == "10.7.0"
     assert build.identity["layout"]["tensor_parallel"] == 2
@@ -205,7 +205,8 @@ def test_gpt_s_build_py_knows_one_parallelism_only() -> None:
     [problem] = found(job("0.7.1", "gpt", engine={"tensor_parallel": 2, "pipeline_parallel": 2}))
     assert problem.field == "engine.pipeline_parallel" and "0.9.0" in problem.message
     assert (
-        Place("prepare", "/4-gpu") in steps(job("0.7.1", "gpt", engine={"tensor_parallel": 4}))[1].commands[0]
+        Placeholder("prepare", "/4-gpu")
+        in steps(job("0.7.1", "gpt", engine={"tensor_parallel": 4}))[1].commands[0]
     )
 
 

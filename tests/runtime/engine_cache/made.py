@@ -17,7 +17,7 @@ from typing import Any
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry
 from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place, Recipe, Word
+from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder, Recipe
 from trtllm_hpc.runtime.process import descendants
 
 FAST = {
@@ -53,10 +53,10 @@ def make_model(folder: Path, **files: bytes | str) -> Path:
 
 def recipe(engines: Path, model: Path | None, **changes: Any) -> Recipe:
     """Two steps: a conversion, and the build on its output."""
-    convert: tuple[Word, ...] = ("python3", "convert_checkpoint.py", "--model_dir", Place("model"))
-    convert += ("--output_dir", Place("output"), "--tp_size", "2")
-    build: tuple[Word, ...] = ("trtllm-build", "--checkpoint_dir", Place("convert"))
-    build += ("--output_dir", Place("output"), "--max_batch_size", "64")
+    convert: tuple[Argument, ...] = ("python3", "convert_checkpoint.py", "--model_dir", Placeholder("model"))
+    convert += ("--output_dir", Placeholder("output"), "--tp_size", "2")
+    build: tuple[Argument, ...] = ("trtllm-build", "--checkpoint_dir", Placeholder("convert"))
+    build += ("--output_dir", Placeholder("output"), "--max_batch_size", "64")
     steps = (
         BuildStep("convert", (convert,), "/app/examples/llama", ("model",), {"tensorrt_llm": "0.16.0"}),
         BuildStep("build", (build,), None, ("convert",), {"tensorrt_llm": "0.16.0"}, on_gpu=True),
@@ -71,7 +71,7 @@ def recipe(engines: Path, model: Path | None, **changes: Any) -> Recipe:
     return replace(made, **changes)
 
 
-def with_words(made: Recipe, step: str, *words: Word) -> Recipe:
+def with_words(made: Recipe, step: str, *words: Argument) -> Recipe:
     """The recipe with further words at the end of a step's command."""
     steps = [
         replace(it, commands=((*it.commands[0], *words),)) if it.name == step else it for it in made.steps
@@ -91,7 +91,9 @@ def entry_of(made: Recipe, step: str = "build") -> Entry:
 
 def with_adapters(made: Recipe) -> Recipe:
     """The recipe with a step that makes something for clients, and that the engine does not read."""
-    lora = BuildStep("lora", (("python3", "hf_lora_convert.py", "-o", Place("output")),), identity={"a": 1})
+    lora = BuildStep(
+        "lora", (("python3", "hf_lora_convert.py", "-o", Placeholder("output")),), identity={"a": 1}
+    )
     return replace(made, steps=(lora, *made.steps))
 
 

@@ -2,7 +2,7 @@
 
     standstill.py RUNTIME FOLDER PATTERN NUMBER
 
-Runs ``RUNTIME engine``. From its lock in FOLDER on, whatever it does there is looked at, as
+Runs ``RUNTIME engine``. From the making of its lock in FOLDER on, whatever it does there is looked at, as
 ``event path...``. Before the NUMBERth that PATTERN matches it stops as a whole, as on a node that
 hangs, until somebody sends SIGCONT. The lock's own thread is left out: its beats come when they like.
 """
@@ -35,7 +35,7 @@ def main() -> None:
         if f"{event} {folder}/" not in f"{words}/":
             return
         found += locked and re.search(pattern, words) is not None
-        locked = locked or f"{folder}/lock." in words
+        locked = locked or f"{folder}/.building." in words
         if found == int(number):
             found += 1
             print(f"stands still before {words}", flush=True)

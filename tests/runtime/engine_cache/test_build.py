@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -11,15 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from tests.runtime.conftest import eventually
 from tests.runtime.engine_cache.made import IMPATIENT, SCRIPT, Run, tree, with_adapters
+from trtllm_hpc.engine_cache.listing import list_entries, verify
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.engine_cache.cache import Cache
-from trtllm_hpc.runtime.engine_cache.survey import survey, verify
+from trtllm_hpc.runtime.engine_cache.lock import Owner
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import read_events
 
@@ -35,9 +38,9 @@ def assert_clean(run: Run) -> None:
     """Nothing but whole outputs in the cache, and every byte is what was built."""
     for step in ("convert", "build"):
         entry = run.entry(step)
-        assert entry.is_whole() and verify(entry) == []
+        assert entry.is_complete() and verify(entry) == []
         assert {path.name.split(".")[0] for path in entry.folder.iterdir()} <= {
-            *("key", "lock", "output", "used", "uses")
+            *("key", "output", "used", "uses")
         }
     assert run.paths.engine.resolve() == run.entry().output.resolve()
     assert (run.paths.engine / "rank0.engine").is_file()
@@ -105,9 +108,9 @@ def test_a_failed_step_is_told_and_leaves_nothing(runs: MakeRun) -> None:
     code, words = run.build()
     assert code == ExitCode.BUILD
     assert "no such plugin" in words
-    assert "error: step build of the build failed (exit code 3); its own words are above." in words
-    assert run.entry("convert").is_whole()
-    assert [name for name in tree(run.entry().folder) if not name.startswith("lock")] == ["key.json"]
+    assert "error: step build of the build failed (exit code 3); its own output is above." in words
+    assert run.entry("convert").is_complete()
+    assert tree(run.entry().folder) == ["key.json"]
     assert not run.paths.engine.is_symlink()
     mended = runs()
     code, words = mended.build()
@@ -186,8 +189,19 @@ def test_a_build_killed_after_its_work_was_done_leaves_nothing_either(runs: Make
     """Between the last rename and the end there is a moment, too."""
     run, again = runs(), runs()
     assert run.build()[0] == 0
-    left = run.entry().folder / "building.0123456789abcdef"
+    left = run.entry().folder / "building" / "0123456789abcdef"
     (left / "output.scratch").mkdir(parents=True)
+    (left / "owner.json").write_text(json.dumps(asdict(replace(Owner.this_process("17"), ticks=1))))
+    assert again.build()[0] == 0 and again.built() == ["convert", "build"]
+    assert_clean(again)
+
+
+def test_what_earlier_versions_have_left_in_an_entry_is_removed(runs: MakeRun) -> None:
+    run, again = runs(), runs()
+    assert run.build()[0] == 0
+    (run.entry().folder / "building.1.0123456789abcdef").mkdir()
+    (run.entry().folder / "lock.1").write_text("released    {}")
+    assert run.entry() in [item.entry for item in list_entries(Cache(run.entry().folder.parent))]
     assert again.build()[0] == 0 and again.built() == ["convert", "build"]
     assert_clean(again)
 
@@ -240,7 +254,7 @@ def test_a_signal_ends_all_of_it_and_leaves_the_next_one_free(runs: MakeRun) -> 
     words, _ = process.communicate(timeout=20)
     assert process.returncode == 143 and "the build stops: got SIGTERM" in words
     assert not any(Path(f"/proc/{pid}").exists() for pid in below)
-    assert [name for name in tree(run.entry("convert").folder) if "lock" not in name] == ["key.json"]
+    assert tree(run.entry("convert").folder) == ["key.json"]
 
 
 def test_a_wait_has_an_end(runs: MakeRun) -> None:
@@ -401,9 +415,9 @@ def test_a_damaged_recipe_is_told(runs: MakeRun) -> None:
     assert code == ExitCode.BUILD and "build.json is damaged" in words
 
 
-def test_several_entries_are_surveyed_in_the_order_of_use(runs: MakeRun) -> None:
+def test_several_entries_are_listed_in_the_order_of_use(runs: MakeRun) -> None:
     run = runs()
     assert run.build()[0] == 0
     os.utime(run.entry("convert").used, (0, 0))
-    items = survey(Cache(run.entry().folder.parent))
+    items = list_entries(Cache(run.entry().folder.parent))
     assert [item.step for item in items] == ["build", "convert"]

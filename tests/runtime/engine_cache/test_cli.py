@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from trtllm_hpc.cli import command, main
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_cache.cache import Cache
-from trtllm_hpc.runtime.engine_cache.uses import register, uses_of
+from trtllm_hpc.runtime.engine_cache.lock import Lock, Owner, Watch, try_lock
 
 MakeRun = Callable[..., Run]
 
@@ -83,7 +84,7 @@ def test_a_cache_that_the_system_refuses_is_told_by_its_option(types: Callable[.
 def test_nothing_goes_where_a_key_names_nothing(types: Callable[..., Typed], built: Run) -> None:
     refused = types("engines", "prune", "--key", built.entry().name, "--key", "nope", "--yes")
     assert refused.code == ExitCode.BUILD and "No engine is called 'nope'" in refused.errors
-    assert built.entry().is_whole()
+    assert built.entry().is_complete()
 
 
 def test_the_shell_completes_engines(built: Run, home: Path) -> None:
@@ -200,12 +201,12 @@ def test_a_damage_that_only_reading_finds_is_remembered_until_it_is_mended(
     good = file.read_bytes()
     damage(entry.output, "a bit")
     assert types("engines", "verify").code == ExitCode.BUILD
-    assert not entry.is_whole()
-    assert entry.missing() == ["rank0.engine is not what was built: its SHA-256 differs"]
+    assert not entry.is_complete()
+    assert entry.faults() == ["rank0.engine is not what was built: its SHA-256 differs"]
     assert "broken: " in " ".join(types("engines", "list").output.split())
     assert f"{built.entry().name}: broken: " in types("engines", "show", built.entry().name).output
     file.write_bytes(good)
-    assert types("engines", "verify").code == 0 and entry.is_whole()
+    assert types("engines", "verify").code == 0 and entry.is_complete()
 
 
 # prune ----------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ def test_a_damage_that_only_reading_finds_is_remembered_until_it_is_mended(
 def finish(run: Run) -> None:
     """The run is over, as far as anybody can tell: its folder is gone."""
     for entry in (run.entry(), run.entry("convert")):
-        for use in uses_of(entry):
+        for use in entry.uses():
             os.utime(use.file, (0, 0))
 
 
@@ -228,7 +229,7 @@ def test_nothing_goes_unless_it_is_said_what_and_twice(types: Callable[..., Type
     assert types("engines", "prune").code == ExitCode.USAGE
     said = types("engines", "prune", "--unused-days", "0")
     assert "2 would be removed" in said.output and "--yes" in said.output
-    assert built.entry().is_whole()
+    assert built.entry().is_complete()
     done = types("engines", "prune", "--unused-days", "0", "--yes")
     assert "2 removed" in done.output
     assert tree(built.entry().folder.parent) == []
@@ -240,7 +241,7 @@ def test_what_was_used_lately_stays(types: Callable[..., Typed], built: Run) -> 
     age(built, 3)
     done = types("engines", "prune", "--unused-days", "30", "--yes")
     assert f"{built.entry('convert').name}: removed, it was not used for 40 days" in done.output
-    assert built.entry().is_whole() and not built.entry("convert").folder.exists()
+    assert built.entry().is_complete() and not built.entry("convert").folder.exists()
 
 
 def test_by_size_those_used_least_lately_go_first(types: Callable[..., Typed], built: Run) -> None:
@@ -250,7 +251,7 @@ def test_by_size_those_used_least_lately_go_first(types: Callable[..., Typed], b
     assert "0 would be removed" in types("engines", "prune", "--keep-bytes", "1G").output
     assert types("engines", "prune", "--keep-bytes", "a lot").code == ExitCode.USAGE
     types("engines", "prune", "--keep-bytes", f"{size}", "--yes")
-    assert built.entry().is_whole() and not built.entry("convert").folder.exists()
+    assert built.entry().is_complete() and not built.entry("convert").folder.exists()
 
 
 def test_what_is_not_the_cache_s_own_is_neither_listed_nor_removed(
@@ -293,9 +294,9 @@ def test_what_is_closed_to_this_person_is_told_and_left_alone() -> None:
                 command, capture_output=True, text=True, cwd="/", env=environment, **another
             )
 
-        assert "closed to all but its owner" in types("list").stdout
+        assert "unreadable to all but its owner" in types("list").stdout
         broken = types("verify")
-        assert broken.returncode == ExitCode.BUILD and "it may not be read" in broken.stderr
+        assert broken.returncode == ExitCode.BUILD and "it cannot be read by this user" in broken.stderr
         assert "0 removed" in types("prune", "--half-built", "--unused-days", "0", "--yes").stdout
         assert closed.is_dir()
     finally:
@@ -305,29 +306,29 @@ def test_what_is_closed_to_this_person_is_told_and_left_alone() -> None:
 def test_one_can_be_named(types: Callable[..., Typed], built: Run) -> None:
     finish(built)
     types("engines", "prune", "--key", built.entry().name, "--yes")
-    assert not built.entry().folder.exists() and built.entry("convert").is_whole()
+    assert not built.entry().folder.exists() and built.entry("convert").is_complete()
 
 
 def test_a_run_that_is_being_made_keeps_its_engine(types: Callable[..., Typed], built: Run) -> None:
     """The build's own use is fresh, and its run folder has no plan."""
     kept = types("engines", "prune", "--unused-days", "0", "--yes")
     assert "stays, it is asked for by" in kept.output and "0 removed" in kept.output
-    assert built.entry().is_whole()
+    assert built.entry().is_complete()
 
 
 def test_uses_that_count_no_more_are_struck_out(types: Callable[..., Typed], built: Run) -> None:
     finish(built)
-    assert len(uses_of(built.entry())) == 1
+    assert len(built.entry().uses()) == 1
     types("engines", "prune", "--unused-days", "9")
-    assert len(uses_of(built.entry())) == 1
+    assert len(built.entry().uses()) == 1
     types("engines", "prune", "--unused-days", "9", "--yes")
-    assert uses_of(built.entry()) == [] and built.entry().is_whole()
+    assert built.entry().uses() == [] and built.entry().is_complete()
 
 
 def test_no_name_at_all_names_nothing(types: Callable[..., Typed], built: Run) -> None:
     finish(built)
     assert "No engine is called ''" in types("engines", "prune", "--key", "", "--yes").errors
-    assert built.entry().is_whole()
+    assert built.entry().is_complete()
     assert types("engines", "show", "").code == ExitCode.BUILD
 
 
@@ -338,10 +339,10 @@ def test_a_rendered_run_keeps_its_engine_for_a_week(
     paths = RunPaths(home / "runs" / "rendered")
     paths.make_folders()
     paths.plan.write_text('{"name": "a", "stages": [{"name": "serve"}], "scheduler": "local"}')
-    assert register(built.entry(), paths.folder)
+    assert built.entry().register(paths.folder)
     kept = types("engines", "prune", "--unused-days", "0", "--yes")
     assert "the run rendered, which is rendered and not submitted" in kept.output
-    assert built.entry().is_whole() and not built.entry("convert").folder.exists()
+    assert built.entry().is_complete() and not built.entry("convert").folder.exists()
     os.utime(paths.plan, (0, 0))
     assert "1 removed" in types("engines", "prune", "--unused-days", "0", "--yes").output
 
@@ -352,7 +353,7 @@ def test_what_is_being_built_stays_and_what_a_killed_build_left_goes(
     waiting = '#!/usr/bin/env bash\nset -eu\nmkdir "$output"; echo a > "$output/a"; sleep 60\n'
     run = runs(script=waiting)
     process = run.start(TRTLLM_HPC_JOB_ID="17")
-    assert eventually(lambda: list(run.entry("convert").folder.glob("building.*/output/a")))
+    assert eventually(lambda: list(run.entry("convert").folder.glob("building/*/output/a")))
     kept = types("engines", "prune", "--half-built", "--yes")
     assert "stays, it is being built by job 17 on" in kept.output
     assert "building by job 17 on" in types("engines", "list").output
@@ -370,24 +371,24 @@ def test_a_builder_that_cannot_be_seen_is_watched_before_it_counts_as_dead(
     monkeypatch.setenv("TRTLLM_HPC_LOCK_DEAD_SECONDS", "1.5")
     finish(built)
     entry = built.entry()
-    lock = entry.folder / "lock.1"
-    text = lock.read_text().replace("released", "00000007")
-    lock.write_text(text.replace(os.uname().nodename, "node-9"))
+    lock = try_lock(entry.folder, replace(Owner.this_process("17"), host="node-9"), Watch())
+    assert isinstance(lock, Lock)
+    lock._stop.set()  # no heartbeat any more
     (entry.output / "trtllm-hpc-manifest.json").unlink()
     assert "building by job 17 on node-9" in types("engines", "list").output
     began = time.monotonic()
     done = types("engines", "prune", "--half-built", "--yes")
-    assert "watching 1 builder(s) for a sign of life" in done.errors and "1 removed" in done.output
+    assert "watching 1 builder(s) for a heartbeat" in done.errors and "1 removed" in done.output
     assert time.monotonic() - began > 1.0
     assert not entry.folder.exists()
 
 
 def test_what_a_killed_removal_left_is_tidied(types: Callable[..., Typed], built: Run) -> None:
     cache = Cache(built.entry().folder.parent)
-    left = cache.put_aside(built.entry().folder)
+    left = cache.put_aside(built.entry())
     assert built.entry().name not in types("engines", "list").output
     types("engines", "prune", "--half-built", "--yes")
-    assert not left.exists() and built.entry("convert").is_whole()
+    assert not left.exists() and built.entry("convert").is_complete()
 
 
 # render ---------------------------------------------------------------------------------

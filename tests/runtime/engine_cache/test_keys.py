@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.engine_cache.made import keys_of, make_model, recipe, with_words
-from trtllm_hpc.runtime.engine_cache.keys import NoCapability, digest_of, step_keys
-from trtllm_hpc.runtime.engine_cache.recipe import BadRecipe, BuildStep, Place, Recipe
+from trtllm_hpc.runtime.engine_cache.keys import CapabilityUnknown, digest_of, step_keys
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, InvalidRecipe, Placeholder, Recipe
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-places = st.builds(Place, st.sampled_from(["output", "run"]), st.text(max_size=5))
+places = st.builds(Placeholder, st.sampled_from(["output", "run"]), st.text(max_size=5))
 words = st.text(max_size=12) | places
 steps = st.builds(
     BuildStep,
@@ -106,7 +106,7 @@ CHANGES: dict[str, Callable[[Recipe], Recipe]] = {
     "the directory": lambda made: replace(
         made, steps=(made.steps[0], replace(made.steps[1], directory="/a"))
     ),
-    "a place's suffix": lambda made: with_words(made, "build", Place("convert", "/encoder")),
+    "a place's suffix": lambda made: with_words(made, "build", Placeholder("convert", "/encoder")),
     "a word that looks like a place": lambda made: with_words(made, "build", '{"place": "convert"}'),
 }
 
@@ -155,7 +155,7 @@ def test_an_edited_script_makes_engines_of_its_own(tmp_path: Path, model: Path) 
 
 
 def test_an_unknown_gpu_is_no_key(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(NoCapability):
+    with pytest.raises(CapabilityUnknown):
         step_keys(recipe(tmp_path, model), compute_capability=None)
 
 
@@ -165,5 +165,5 @@ def test_an_unknown_gpu_is_no_key(tmp_path: Path, model: Path) -> None:
 def test_a_damaged_recipe_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "build.json").write_text(text)
-    with pytest.raises(BadRecipe, match=r"build\.json"):
+    with pytest.raises(InvalidRecipe, match=r"build\.json"):
         Recipe.read(tmp_path / "build.json")

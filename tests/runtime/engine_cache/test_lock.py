@@ -1,4 +1,4 @@
-"""One owner at a time, whoever dies, stands still or falls silent."""
+"""One owner at a time, whoever dies, is suspended or falls silent."""
 
 from __future__ import annotations
 
@@ -14,28 +14,19 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.conftest import eventually
-from trtllm_hpc.runtime.engine_cache.lock import (
-    Held,
-    Lock,
-    Owner,
-    Watch,
-    highest,
-    living_owner,
-    try_lock,
-)
+from tests.runtime.engine_cache.made import tree
+from trtllm_hpc.runtime.engine_cache.lock import Holder, Lock, Owner, Watch, find_holder, try_lock
 
 pytestmark = pytest.mark.usefixtures("fast")
 
-ELSEWHERE = "another boot pid:[1]"
 
-
-def owner(step: str = "build") -> Owner:
-    return Owner.this_process(step, "/runs/a", "17")
+def owner() -> Owner:
+    return Owner.this_process("17")
 
 
 def elsewhere() -> Owner:
-    """An owner of whom nothing can be seen but its lock."""
-    return replace(owner(), host="node-9", machine=ELSEWHERE, pid=1)
+    """An owner of which only the lock can be seen from here."""
+    return replace(owner(), host="node-9", machine="another boot pid:[1]", pid=1)
 
 
 def locked(folder: Path, who: Owner | None = None, watch: Watch | None = None) -> Lock:
@@ -44,16 +35,23 @@ def locked(folder: Path, who: Owner | None = None, watch: Watch | None = None) -
     return lock
 
 
-def test_the_second_is_told_who_holds_it(tmp_path: Path) -> None:
+def taken_over(folder: Path, watch: Watch) -> Lock:
+    """The lock, once its silent owner is taken for dead."""
+    lock = eventually(lambda: isinstance(it := try_lock(folder, owner(), watch), Lock) and it, 10)
+    assert isinstance(lock, Lock)
+    return lock
+
+
+def test_the_second_learns_who_holds_it(tmp_path: Path) -> None:
     lock = locked(tmp_path)
     held = try_lock(tmp_path, owner(), Watch())
-    assert isinstance(held, Held) and held.owner == lock.owner
-    assert str(held.owner) == f"job 17 on {os.uname().nodename}"
+    assert isinstance(held, Holder) and held.owner == owner()
+    assert str(held) == f"job 17 on {os.uname().nodename}"
     assert lock.is_mine() and not lock.is_lost
     lock.release()
-    assert living_owner(tmp_path) is None
+    assert find_holder(tmp_path) is None and tree(tmp_path) == []
     again = locked(tmp_path)
-    assert again.generation == lock.generation + 1 and not lock.is_mine()
+    assert again.is_mine() and not lock.is_mine()
     again.release()
 
 
@@ -76,12 +74,20 @@ def test_of_many_exactly_one_gets_it(tmp_path: Path) -> None:
     won[0].release()
 
 
+def test_of_many_that_follow_a_dead_owner_exactly_one_gets_it(tmp_path: Path) -> None:
+    dead = locked(tmp_path, replace(owner(), ticks=1))
+    test_of_many_exactly_one_gets_it(tmp_path)
+    assert not dead.is_mine()
+    dead.release()
+    assert tree(tmp_path) == []
+
+
 HOLD = """
 import sys
 from pathlib import Path
 from trtllm_hpc.runtime.engine_cache.lock import Owner, Watch, try_lock
-lock = try_lock(Path(sys.argv[1]), Owner.this_process("build", "/runs/b", "18"), Watch())
-print(lock.generation, flush=True)
+lock = try_lock(Path(sys.argv[1]), Owner.this_process("18"), Watch())
+print(lock.work.name, flush=True)
 input()
 print(lock.is_lost, lock.is_mine(), flush=True)
 """
@@ -92,19 +98,18 @@ def hold(folder: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None and process.stdout.readline() == "1\n"
+    assert process.stdout is not None and (folder / "building" / process.stdout.readline().strip()).is_dir()
     return process
 
 
 def test_a_killed_owner_on_this_machine_is_followed_at_once(tmp_path: Path) -> None:
     process = hold(tmp_path)
-    assert isinstance(try_lock(tmp_path, owner(), Watch()), Held)
+    assert isinstance(try_lock(tmp_path, owner(), Watch()), Holder)
     process.kill()
     process.communicate()
-    assert living_owner(tmp_path) is None
-    lock = locked(tmp_path)  # by the first look, without a wait
-    assert lock.generation == 2
-    lock.release()
+    holder = find_holder(tmp_path)
+    assert holder is not None and holder.is_dead()
+    locked(tmp_path).release()  # by the first look, without a wait
 
 
 def test_a_reused_process_number_is_no_owner(tmp_path: Path) -> None:
@@ -114,12 +119,10 @@ def test_a_reused_process_number_is_no_owner(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_an_owner_that_stands_still_loses_it_and_learns_so(tmp_path: Path) -> None:
+def test_a_suspended_owner_loses_it_and_learns_so(tmp_path: Path) -> None:
     process = hold(tmp_path)
     os.kill(process.pid, signal.SIGSTOP)
-    watch = Watch()
-    lock = eventually(lambda: isinstance(it := try_lock(tmp_path, owner(), watch), Lock) and it, 10)
-    assert lock.generation == 2
+    lock = taken_over(tmp_path, Watch())
     os.kill(process.pid, signal.SIGCONT)
     output, _ = process.communicate("\n", timeout=10)
     assert output.split() in (["True", "False"], ["False", "False"])
@@ -127,39 +130,66 @@ def test_an_owner_that_stands_still_loses_it_and_learns_so(tmp_path: Path) -> No
     lock.release()
 
 
+def test_an_owner_that_releases_late_leaves_its_successor_alone(tmp_path: Path) -> None:
+    late = locked(tmp_path, elsewhere())
+    late._stop.set()
+    lock = taken_over(tmp_path, Watch())
+    (lock.work / "output").mkdir()
+    late.release()
+    assert lock.is_mine() and (lock.work / "output").is_dir()
+    lock.release()
+
+
 @pytest.mark.long
-def test_an_owner_elsewhere_lives_as_long_as_it_counts(tmp_path: Path) -> None:
+def test_an_owner_elsewhere_lives_as_long_as_its_heart_beats(tmp_path: Path) -> None:
     lock = locked(tmp_path, elsewhere())
     watch = Watch()
     until = time.monotonic() + 2.5  # longer than the silence that makes it dead
     while time.monotonic() < until:
-        assert isinstance(try_lock(tmp_path, owner(), watch), Held)
+        assert isinstance(try_lock(tmp_path, owner(), watch), Holder)
         time.sleep(0.05)
     lock._stop.set()  # from here on silent, as after a power cut
     begun = time.monotonic()
-    taken = eventually(lambda: isinstance(it := try_lock(tmp_path, owner(), watch), Lock) and it, 10)
+    successor = taken_over(tmp_path, watch)
     assert time.monotonic() - begun > 1.0
-    assert taken.generation == 2
-    taken.release()
+    successor.release()
 
 
 def test_time_in_which_nobody_looked_is_no_silence(tmp_path: Path) -> None:
     """The reader, or the file server under both, stood still: the owner could not be heard."""
     locked(tmp_path, elsewhere())._stop.set()
     watch = Watch()
-    assert isinstance(try_lock(tmp_path, owner(), watch), Held)
+    assert isinstance(try_lock(tmp_path, owner(), watch), Holder)
     time.sleep(2)
-    assert isinstance(try_lock(tmp_path, owner(), watch), Held)
+    assert isinstance(try_lock(tmp_path, owner(), watch), Holder)
 
 
-def test_a_lock_cut_short_while_it_was_written_is_taken_over_too(tmp_path: Path) -> None:
-    (tmp_path / "lock.4").write_bytes(b"")
+def test_a_damaged_record_is_watched_and_taken_over_too(tmp_path: Path) -> None:
+    record = tmp_path / "building" / "0123456789abcdef" / "owner.json"
+    record.parent.mkdir(parents=True)
+    record.write_bytes(b"")
     watch = Watch()
     held = try_lock(tmp_path, owner(), watch)
-    assert isinstance(held, Held) and held.owner is None
-    lock = eventually(lambda: isinstance(it := try_lock(tmp_path, owner(), watch), Lock) and it, 10)
-    assert lock.generation == 5
+    assert isinstance(held, Holder) and held.owner is None
+    taken_over(tmp_path, watch).release()
+
+
+@pytest.mark.parametrize("left", ["building", "building/0123456789abcdef/output"])
+def test_what_nobody_owns_is_taken_at_once(tmp_path: Path, left: str) -> None:
+    """A builder was killed while it released, or one of its processes made its folder anew."""
+    (tmp_path / left).mkdir(parents=True)
+    locked(tmp_path).release()
+    assert tree(tmp_path) == []
+
+
+def test_a_folder_made_anew_in_a_held_entry_changes_nothing(tmp_path: Path) -> None:
+    lock = locked(tmp_path)
+    (tmp_path / "building" / "0123456789abcdef" / "output").mkdir(parents=True)
+    held = try_lock(tmp_path, owner(), Watch())
+    assert isinstance(held, Holder) and held.owner == owner() and lock.is_mine()
     lock.release()
+    locked(tmp_path).release()
+    assert tree(tmp_path) == []
 
 
 def test_the_lock_goes_with_its_folder(tmp_path: Path) -> None:
@@ -174,17 +204,15 @@ def test_the_lock_goes_with_its_folder(tmp_path: Path) -> None:
 
 
 def test_an_owner_whose_folder_was_made_anew_leaves_the_lock_there_alone(tmp_path: Path) -> None:
-    """In a new folder the numbers begin anew: another's lock has the name of the lost one."""
     folder = tmp_path / "entry"
     folder.mkdir()
     lost = locked(folder)
     folder.rename(tmp_path / "removed")
     folder.mkdir()
     lock = locked(folder)
-    assert lock.generation == lost.generation
     assert eventually(lambda: lost.is_lost) and not lost.is_mine()
     lost.release()
-    assert living_owner(folder) is not None and lock.is_mine()
+    assert find_holder(folder) is not None and lock.is_mine()
     lock.release()
 
 
@@ -194,24 +222,25 @@ def test_an_owner_that_cannot_read_its_lock_for_a_moment_has_not_lost_it(
     """A file server that is away for a moment must not cost the work of hours."""
     monkeypatch.setenv("TRTLLM_HPC_LOCK_BEAT_SECONDS", "60")
     lock = locked(tmp_path)
-    file, aside = tmp_path / "lock.1", tmp_path / "aside"
-    file.rename(aside)
-    file.mkdir()
-    assert not lock.is_mine() and not lock.is_lost
-    file.rmdir()
-    aside.rename(file)
+
+    def fails(*_: object) -> int:
+        raise OSError("the server does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fails)
+        assert not lock.is_mine() and not lock.is_lost
     assert lock.is_mine()
     lock.release()
 
 
 def test_a_lock_is_as_open_as_its_folder(tmp_path: Path) -> None:
+    """The next builder may be another member of the group, who must be able to move the folder."""
     tmp_path.chmod(0o770)
     before = os.umask(0)
     try:
         lock = locked(tmp_path)
     finally:
         os.umask(before)
-    assert (tmp_path / "lock.1").stat().st_mode & 0o777 == 0o660
-    held = highest(tmp_path)
-    assert held is not None and held.generation == 1
+    assert lock.work.stat().st_mode & 0o777 == lock.work.parent.stat().st_mode & 0o777 == 0o770
+    assert (lock.work / "owner.json").stat().st_mode & 0o777 == 0o660
     lock.release()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.engine_cache.made import Run, make_model, with_adapters, with_words
-from trtllm_hpc.runtime.engine_cache.lookup import Hit, Miss, Unknown, lookup
+from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.runtime.engine_cache.recipe import Recipe
 
 MakeRun = Callable[..., Run]
@@ -33,7 +33,7 @@ def missed(made: Recipe) -> Miss:
 def test_what_was_built_is_found(built: Recipe) -> None:
     answer = lookup(built)
     assert isinstance(answer, Hit)
-    assert answer.manifest.job_id == "17" and answer.entry.is_whole()
+    assert answer.manifest.job_id == "17" and answer.entry.is_complete()
 
 
 def test_looking_makes_nothing(built: Recipe, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.engine_cache.made import make_model, safetensors
-from trtllm_hpc.runtime.engine_cache.model_files import SAMPLE_BYTES, SAMPLES, NoModel, revision_of
+from trtllm_hpc.runtime.engine_cache.keys import SAMPLE_BYTES, SAMPLES, ModelUnreadable, revision_of
 
 
 def test_the_same_files_elsewhere_are_the_same_model(tmp_path: Path) -> None:
@@ -100,14 +100,14 @@ def test_a_damaged_file_is_still_told_from_another(tmp_path: Path, content: byte
 
 
 def test_a_model_that_is_not_here_is_told_by_its_name(tmp_path: Path) -> None:
-    with pytest.raises(NoModel, match=r"nowhere is not there"):
+    with pytest.raises(ModelUnreadable, match=r"nowhere is not there"):
         revision_of(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NoModel, match="holds no files"):
+    with pytest.raises(ModelUnreadable, match="holds no files"):
         revision_of(tmp_path / "empty")
     broken = make_model(tmp_path / "broken")
     (broken / "model-2.safetensors").symlink_to(tmp_path / "gone")
-    with pytest.raises(NoModel, match=r"model-2.safetensors is not there"):
+    with pytest.raises(ModelUnreadable, match=r"model-2.safetensors is not there"):
         revision_of(broken)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtllm_hpc.plan.backends.convert import GPUS_PER_NODE, MODEL, OUTPUT
 from trtllm_hpc.plan.backends.steps import Making
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place, Word
+from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.tensorrt_llm.command_lines.encoder_decoder import PARTS, Part
 from trtllm_hpc.tensorrt_llm.command_lines.quantization import BEFORE_BUILD_PY
 from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Program
@@ -22,15 +22,15 @@ def build_step(making: Making) -> BuildStep:
     return BuildStep("build", tuple(commands), inputs=inputs, identity=making.layout_identity(), on_gpu=True)
 
 
-def _trtllm_build(making: Making, source: str, part: Part | None) -> tuple[Word, ...]:
+def _trtllm_build(making: Making, source: str, part: Part | None) -> tuple[Argument, ...]:
     below = f"/{part}" if part is not None else ""
     checkpoint, output = making.program("build").folders
     return (
         *making.run("build"),
-        *(checkpoint, Place(source, below)),
+        *(checkpoint, Placeholder(source, below)),
         *making.words("build", part),
         *gpus_per_node(making, making.program("build")),
-        *(output, Place("output", below)),
+        *(output, Placeholder("output", below)),
     )
 
 
@@ -40,7 +40,7 @@ def build_py_step(making: Making) -> BuildStep:
     model, inputs = MODEL, tuple(["model", *before])
     if "prepare" in before:
         # hf_gpt_convert.py writes a folder below, named after the ranks (its saved_dir).
-        model = Place("prepare", f"/{making.job.engine.tensor_parallel}-gpu")
+        model = Placeholder("prepare", f"/{making.job.engine.tensor_parallel}-gpu")
         inputs = ("prepare",)
     source, output = making.program("build_py").folders
     command = (
@@ -55,12 +55,12 @@ def build_py_step(making: Making) -> BuildStep:
     return BuildStep("build", (command,), inputs=inputs, identity=making.layout_identity(), on_gpu=True)
 
 
-def _quantized(making: Making) -> tuple[Word, ...]:
+def _quantized(making: Making) -> tuple[Argument, ...]:
     """Where ``quantize.py`` has left what ``build.py`` is to read besides the model."""
     method = making.job.engine.quantization.method
     if making.route.program("quantize") is None or method is None:
         return ()
-    return (BEFORE_BUILD_PY[method], Place("quantize", QUANTIZED))
+    return (BEFORE_BUILD_PY[method], Placeholder("quantize", QUANTIZED))
 
 
 def gpus_per_node(making: Making, program: Program) -> tuple[str, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from packaging.version import Version
 
 from trtllm_hpc.plan.backends.steps import Making
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place, Word
+from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.tensorrt_llm.command_lines.encoder_decoder import PARTS
 from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
 
-MODEL = Place("model")
-OUTPUT = Place("output")
+MODEL = Placeholder("model")
+OUTPUT = Placeholder("output")
 GPUS_PER_NODE = "--gpus_per_node"
 DEFAULT_GPUS_PER_NODE = 8
 
@@ -35,7 +35,7 @@ def prepare_step(making: Making) -> BuildStep:
 
 def _step(making: Making, role: Role, further: tuple[str, ...] = ()) -> BuildStep:
     source, output = making.program(role).folders
-    command: tuple[Word, ...] = (
+    command: tuple[Argument, ...] = (
         *making.run(role),
         *(source, MODEL),
         *further,
@@ -48,7 +48,7 @@ def _step(making: Making, role: Role, further: tuple[str, ...] = ()) -> BuildSte
     return BuildStep(role, commands, inputs=inputs, identity=making.identity())
 
 
-def _gpus_per_node(making: Making) -> tuple[tuple[Word, ...], ...]:
+def _gpus_per_node(making: Making) -> tuple[tuple[Argument, ...], ...]:
     """Names the GPUs of a node in the checkpoint, where ``trtllm-build`` has no option for it any more.
 
     An engine that names none is for nodes of eight (``Mapping``'s default).
@@ -62,6 +62,6 @@ def _gpus_per_node(making: Making) -> tuple[tuple[Word, ...], ...]:
     if gone is None or Version(making.release.version) < Version(gone):
         return ()
     parts = PARTS if making.route.family.encoder_decoder else (None,)
-    folders = (Place("output", f"/{part}" if part is not None else "") for part in parts)
-    runtime = Place("run", "/runtime.pyz")
+    folders = (Placeholder("output", f"/{part}" if part is not None else "") for part in parts)
+    runtime = Placeholder("run", "/runtime.pyz")
     return ((making.cluster.container.python, runtime, "gpus-per-node", str(gpus), *folders),)

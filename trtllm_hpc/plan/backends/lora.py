@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from trtllm_hpc.plan.backends.steps import Making
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place, Word
+from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.tensorrt_llm.command_lines.lora import PROGRAM
 
 
@@ -18,11 +18,11 @@ def lora_step(making: Making) -> BuildStep:
     return BuildStep("lora", commands, inputs=making.folders(*commands), identity=making.identity())
 
 
-def _convert(making: Making, file: str, adapter: str) -> tuple[Word, ...]:
+def _convert(making: Making, file: str, adapter: str) -> tuple[Argument, ...]:
     return (
         *making.script(file),
         *("-i", adapter),
-        *("-o", Place("output", f"/{PurePosixPath(adapter).name}")),
+        *("-o", Placeholder("output", f"/{PurePosixPath(adapter).name}")),
         *("--storage-type", making.job.engine.lora.storage_type),
         *making.job.engine.options.lora,
     )

@@ -11,7 +11,7 @@ from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.backends.reference_models import MODELS, model_source
 from trtllm_hpc.plan.model import RepositoryModel
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Place, Word
+from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 
 _WRITES_ENGINES = ("build.py", "engine_folder.py", "sharding.py", "synthetic.py", "weights.py")
 
@@ -22,15 +22,15 @@ MOST_BLS_INSTANCES = 8
 def build_steps(job: JobFile, python: str) -> tuple[BuildStep, ...]:
     """The one step that makes the engine folder."""
     model = job.model
-    source: tuple[Word, ...] = ("--synthetic", model.synthetic or "tiny-llama", "--seed", str(model.seed))
+    source: tuple[Argument, ...] = ("--synthetic", model.synthetic or "tiny-llama", "--seed", str(model.seed))
     if model.path:
-        source = ("--model", Place("model"))
+        source = ("--model", Placeholder("model"))
     command = (
         *(python, "-m", "trtllm_hpc.reference.build"),
-        *("--output", Place("output")),
+        *("--output", Placeholder("output")),
         *source,
         *_engine_options(job.engine),
-        *("--run", Place("run")),
+        *("--run", Placeholder("run")),
     )
     identity = {"backend": "reference", "trtllm_hpc": __version__, "builder": _builder()}
     return (BuildStep("engine", (command,), inputs=("model",) if model.path else (), identity=identity),)

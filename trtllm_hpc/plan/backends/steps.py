@@ -10,7 +10,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.plan.layout import Layout
-from trtllm_hpc.runtime.engine_cache.recipe import Word
+from trtllm_hpc.runtime.engine_cache.recipe import Argument
 from trtllm_hpc.tensorrt_llm.command_lines.compile import spell
 from trtllm_hpc.tensorrt_llm.command_lines.encoder_decoder import Part
 from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
@@ -37,12 +37,12 @@ class Making:
         assert found is not None, f"the route has no {role}"
         return found
 
-    def run(self, role: Role) -> tuple[Word, ...]:
+    def run(self, role: Role) -> tuple[Argument, ...]:
         """How the program is started."""
         program = self.program(role)
         return (program.command.name,) if program.script is None else self.script(program.script)
 
-    def script(self, file: str) -> tuple[Word, ...]:
+    def script(self, file: str) -> tuple[Argument, ...]:
         """How a program of upstream's examples is started.
 
         Raises:
@@ -56,11 +56,11 @@ class Making:
             )
         return (self.cluster.container.python, f"{examples}/{file}")
 
-    def words(self, role: Role, part: Part | None = None) -> tuple[Word, ...]:
+    def words(self, role: Role, part: Part | None = None) -> tuple[Argument, ...]:
         """What the job file says to the program, its further words last."""
         return (*spell(self.job, self.route, self.model_config, part).words(role), *raw_words(self.job, role))
 
-    def folders(self, *commands: tuple[Word, ...]) -> tuple[str, ...]:
+    def folders(self, *commands: tuple[Argument, ...]) -> tuple[str, ...]:
         """Folders and files besides the model's that these commands read: their content makes the output."""
         engine = self.job.engine
         named = (

@@ -1,4 +1,4 @@
-"""``runtime engine``: every step that the cache does not have, built once."""
+"""``runtime engine``: build every step of the recipe that the cache does not have."""
 
 from __future__ import annotations
 
@@ -9,49 +9,32 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import FAIL, WARN, BuildFailed, ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry
-from trtllm_hpc.runtime.engine_cache.child import run_child
+from trtllm_hpc.runtime.checks.engine import planned_version
+from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Cache, Entry, Manifest, files_in, link
+from trtllm_hpc.runtime.engine_cache.files import remove, sha256_of, sync_folder, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
-from trtllm_hpc.runtime.engine_cache.lock import POLL_VARIABLE, Held, Lock, Owner, Watch, seconds, try_lock
-from trtllm_hpc.runtime.engine_cache.machine import (
-    WrongMachine,
-    check_version,
-    compute_capability,
-    installed_versions,
-)
-from trtllm_hpc.runtime.engine_cache.model_files import NoModel
-from trtllm_hpc.runtime.engine_cache.recipe import BadRecipe, BuildStep, Recipe
-from trtllm_hpc.runtime.engine_cache.seal import Empty, seal
-from trtllm_hpc.runtime.engine_cache.staging import Staging
-from trtllm_hpc.runtime.engine_cache.uses import link, register
-from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals
+from trtllm_hpc.runtime.engine_cache.lock import POLL_VARIABLE, Holder, Lock, Owner, Watch, seconds, try_lock
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Recipe
+from trtllm_hpc.runtime.gpus import ask_gpus
+from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, run_group
 from trtllm_hpc.runtime.records import add_event
 
-_TELL_S = 60.0
+PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "trtllm_hpc")
+"""Packages whose versions are noted in the manifest."""
+
+_REPORT_S = 60.0
 """Pause between two lines about the same wait."""
 
-_WRITTEN_S = 2.0
-"""A lock has no owner for the moment between its making and its writing."""
-
 _ATTEMPTS = 10
-"""An output may be gone between the look and the use, or another build may take over; not for ever."""
-
-
-class StepFailed(Exception):
-    """A step did not come to its end; the sentence says why.
-
-    Args:
-        hint: the next thing to do.
-    """
-
-    def __init__(self, sentence: str, hint: str | None = None) -> None:
-        super().__init__(sentence)
-        self.hint = hint
+"""An entry may be pruned between a look and its use, or another build may take over; but not for ever."""
 
 
 class Interrupted(Exception):
@@ -60,8 +43,8 @@ class Interrupted(Exception):
 
 def build_engine(paths: RunPaths) -> int:
     """Make sure that the run's engine is in the cache, and link it; returns the exit code."""
-    asked: list[str] = []
-    on_signals(asked.append)
+    signals: list[str] = []
+    on_signals(signals.append)
     adopt_orphans()
     try:
         recipe = Recipe.read(paths.build_recipe)
@@ -69,46 +52,108 @@ def build_engine(paths: RunPaths) -> int:
         check_version(recipe, versions)
         capability = compute_capability(recipe)
         keys = step_keys(recipe, compute_capability=capability, edited_script=_edited(paths, recipe))
-        _Builder(paths, recipe, keys, versions, asked).run()
+        _Builder(paths, recipe, keys, versions, signals).run()
     except Interrupted:
-        print(f"the build stops: got {asked[0]}", flush=True)
-        return 128 + signal.Signals[asked[0]]
-    except (BadRecipe, NoModel) as error:
-        return _refuse(f"{error}", None)
-    except (WrongMachine, StepFailed) as error:
-        return _refuse(f"{error}", error.hint)
+        print(f"the build stops: got {signals[0]}", flush=True)
+        return 128 + signal.Signals[signals[0]]
+    except BuildFailed as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return ExitCode.BUILD
     except OSError as error:
-        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-        return _refuse(f"the engine cache cannot be used: {where}{error.strerror or error}", None)
+        file = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        print(f"error: the engine cache cannot be used: {file}{error.strerror or error}.", file=sys.stderr)
+        return ExitCode.BUILD
     finally:
         kill_descendants()
     return ExitCode.OK
 
 
-def _refuse(sentence: str, hint: str | None) -> int:
-    following = f"\n  next: {hint}" if hint else ""
-    print(f"error: {sentence}.{following}", file=sys.stderr, flush=True)
-    return ExitCode.BUILD
-
-
 def _edited(paths: RunPaths, recipe: Recipe) -> str | None:
-    """Hash of ``build.sh`` if a person has changed it: what it makes must not pass for what was planned."""
+    """Return the hash of ``build.sh`` if the user has changed it: its output is not what was planned."""
     digest = hashlib.sha256(paths.script("build").read_bytes()).hexdigest()
     return None if digest == recipe.script_sha256 else digest
 
 
+# The machine -----------------------------------------------------------------------------
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of ``PACKAGES``, without importing them."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def check_version(recipe: Recipe, versions: Mapping[str, str]) -> None:
+    """Compare the installed TensorRT-LLM with the one that the commands were written for.
+
+    A release candidate or a patch of the same number only causes a warning: images carry
+    such under a release's tag, and a job file can name releases only.
+
+    Raises:
+        BuildFailed: it is another release.
+    """
+    planned, found = recipe.tensorrt_llm, versions.get("tensorrt_llm")
+    if planned is None or found is None:
+        return
+    diagnostic = planned_version(planned, found)
+    if diagnostic.state == FAIL:
+        raise BuildFailed(
+            f"the plan is for TensorRT-LLM {planned}, but the container holds {found}.",
+            hint=f"set container.tensorrt_llm_version in the profile to {found.partition('+')[0]}, "
+            f"or name the image of {planned}",
+        )
+    if diagnostic.state == WARN:
+        print(f"warning: {diagnostic.message}", flush=True)
+
+
+def compute_capability(recipe: Recipe) -> str | None:
+    """Return the compute capability for the keys; ``None`` if no step depends on it.
+
+    Raises:
+        BuildFailed: it cannot be read, or is not the profile's.
+    """
+    if not any(step.on_gpu for step in recipe.steps):
+        return None
+    lines = ask_gpus("compute_cap")
+    found = sorted({line for line in lines if line.replace(".", "", 1).isdigit()})
+    planned = recipe.compute_capability
+    if len(found) > 1:
+        raise BuildFailed(
+            f"the GPUs that this job sees have different compute capabilities ({', '.join(found)}).",
+            hint="set constraint in the cluster profile so that all nodes have the same GPUs",
+        )
+    if not found and planned is None:
+        raise BuildFailed(
+            "the compute capability of the GPU cannot be read (nvidia-smi shows no GPU to this job).",
+            hint="set build.gpus to 1, or compute_capability in the cluster profile",
+        )
+    if found and planned is not None and found[0] != planned:
+        raise BuildFailed(
+            f"this node's GPU has compute capability {found[0]}, but the cluster profile says {planned}.",
+            hint="correct compute_capability in the profile, or set constraint to nodes that have it",
+        )
+    return found[0] if found else planned
+
+
+# Building --------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class _Job:
-    """One step and where it stands in the build."""
+class _Task:
+    """One step with its place in the cache."""
 
     step: BuildStep
     key: StepKey
     entry: Entry
     number: int
+    """Counted from 1."""
 
 
 class _Builder:
-    """Takes the steps of one recipe in their order."""
+    """Builds the missing steps of one recipe, in their order."""
 
     def __init__(
         self,
@@ -116,177 +161,203 @@ class _Builder:
         recipe: Recipe,
         keys: tuple[StepKey, ...],
         versions: Mapping[str, str],
-        asked: list[str],
+        signals: list[str],
     ) -> None:
-        self._paths, self._recipe, self._versions, self._asked = paths, recipe, versions, asked
+        self._paths, self._recipe, self._versions, self._signals = paths, recipe, versions, signals
         self._cache = Cache(Path(recipe.engines_folder))
         self._job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
-        self._jobs = [
-            _Job(step, key, self._cache.entry(key), number)
+        self._tasks = [
+            _Task(step, key, self._cache.entry(key), number)
             for number, (step, key) in enumerate(zip(recipe.steps, keys, strict=True), start=1)
         ]
 
     def run(self) -> None:
-        """Build what is missing, and link the last step's output."""
+        """Build what is missing, and link the outputs that the run needs."""
         self._cache.folder.mkdir(parents=True, exist_ok=True)
-        for job in self._wanted():
-            if not any(self._provide(job) for _ in range(_ATTEMPTS)):
-                raise StepFailed(
-                    f"step {job.step.name} was built {_ATTEMPTS} times, and each time the cache in "
-                    f"{self._cache.folder} lost it",
-                    "trtllm-hpc engines verify",
+        for task in self._needed():
+            if not any(self._provide(task) for _ in range(_ATTEMPTS)):
+                raise BuildFailed(
+                    f"step {task.step.name} was built {_ATTEMPTS} times, and each time the cache in "
+                    f"{self._cache.folder} lost it.",
+                    hint="trtllm-hpc engines verify",
                 )
-        for job in self._jobs:
-            if job.step.name in self._recipe.ends:
-                link(self._link(job), job.entry.output)
-                print(f"{self._link(job).name}: {job.entry.output}", flush=True)
+        for task in self._tasks:
+            if task.step.name in self._recipe.results:
+                is_engine = task is self._tasks[-1]
+                name = self._paths.engine if is_engine else self._paths.side_output(task.step.name)
+                link(name, task.entry.output)
+                print(f"{name.name}: {task.entry.output}", flush=True)
 
-    def _link(self, job: _Job) -> Path:
-        """Where the run folder shows a step's output."""
-        return self._paths.engine if job is self._jobs[-1] else self._paths.side_output(job.step.name)
+    def _needed(self) -> list[_Task]:
+        """Return the steps that the run needs, and those that a missing one of them reads."""
+        needed = set(self._recipe.results)
+        for task in reversed(self._tasks):
+            if task.step.name in needed and not task.entry.is_complete():
+                needed.update(task.step.reads)
+        return [task for task in self._tasks if task.step.name in needed]
 
-    def _wanted(self) -> list[_Job]:
-        """The steps that are wanted for themselves, and those that a missing one reads."""
-        wanted = set(self._recipe.ends)
-        for job in reversed(self._jobs):
-            if job.step.name in wanted and not job.entry.is_whole():
-                wanted.update(job.step.reads)
-        return [job for job in self._jobs if job.step.name in wanted]
-
-    def _provide(self, job: _Job) -> bool:
-        """See to it that a step's output is there; ``False`` if it must be tried again."""
-        if job.entry.is_whole():
-            self._tell(job, "found", f"found in the cache ({job.entry.name})")
-            return register(job.entry, self._paths.folder)
-        documents = {other.key.step: other.key.document for other in self._jobs[: job.number]}
+    def _provide(self, task: _Task) -> bool:
+        """Find a step's output or build it; returns whether it is there now."""
+        if task.entry.is_complete():
+            self._report(task, "found", f"found in the cache ({task.entry.name})")
+            return task.entry.register(self._paths.folder)
+        documents = {other.key.step: other.key.document for other in self._tasks[: task.number]}
         try:
-            job.entry.make(job.key, self._recipe.about, documents)
-            lock = self._lock(job)
+            task.entry.make(task.key, self._recipe.about, documents)
+            lock = self._wait_for_lock(task)
         except FileNotFoundError:
-            return False  # somebody has just removed the entry, or tidied it: once more
+            return False  # the entry was pruned, or its temporary files were: try again
         if lock is None:
             return False
         try:
-            if job.entry.is_whole():  # finished between the look and the lock
-                return False
-            return self._build(job, lock)
+            took_s = self._build(task, lock)
+        except (BuildFailed, OSError):
+            # A successor moves the folder away under the running commands: that they fail then means nothing.
+            if lock.is_mine():
+                raise
+            took_s = None
         finally:
             lock.release()
+        if took_s is not None:
+            self._report(task, "built", f"built {task.entry.name} in {took_s:.0f} s")
+            return task.entry.register(self._paths.folder)
+        if lock.is_lost:
+            self._print(task, "another build has taken over while this one was suspended")
+        return False
 
-    # Waiting --------------------------------------------------------------------------
-
-    def _lock(self, job: _Job) -> Lock | None:
-        """Hold the entry; ``None`` if somebody else has finished it meanwhile."""
-        owner = Owner.this_process(job.step.name, str(self._paths.folder), self._job_id)
-        watch, begun, told = Watch(), time.monotonic(), float("-inf")
+    def _wait_for_lock(self, task: _Task) -> Lock | None:
+        """Return the entry's lock; ``None`` if another build has completed the output meanwhile."""
+        owner, watch = Owner.this_process(self._job_id), Watch()
+        begun, reported = time.monotonic(), float("-inf")
         while True:
-            lock = try_lock(job.entry.folder, owner, watch)
+            lock = try_lock(task.entry.folder, owner, watch)
             if isinstance(lock, Lock):
                 return lock
-            waited = time.monotonic() - begun
-            being_written = lock.owner is None and waited < _WRITTEN_S
-            if time.monotonic() - told >= _TELL_S and not being_written:
-                told = time.monotonic()
-                self._tell(job, "waiting", _waits(lock, job, waited))
-            if waited > self._recipe.wait_seconds:
-                raise StepFailed(
-                    f"{_waits(lock, job, waited)}, which is as long as this job may wait",
-                    "raise build.time_limit_minutes, or look at that job with squeue",
+            now = time.monotonic()
+            if now - reported >= _REPORT_S:
+                reported = now
+                self._report(task, "waiting", _waiting(lock, task, now - begun))
+            if now - begun > self._recipe.wait_seconds:
+                raise BuildFailed(
+                    f"{_waiting(lock, task, now - begun)}, which is as long as this job may wait.",
+                    hint="raise build.time_limit_minutes, or look at that job with squeue",
                 )
             self._pause(seconds(POLL_VARIABLE))
-            if job.entry.is_whole():
+            if task.entry.is_complete():
                 return None
 
     def _pause(self, pause_s: float) -> None:
         until = time.monotonic() + pause_s
         while time.monotonic() < until:
-            if self._asked:
+            if self._signals:
                 raise Interrupted
             time.sleep(min(0.1, pause_s))
 
-    # Building -------------------------------------------------------------------------
+    def _build(self, task: _Task, lock: Lock) -> float | None:
+        """Run a step's commands and publish its output.
 
-    def _build(self, job: _Job, lock: Lock) -> bool:
-        """Run the step's commands and publish what they made; ``False`` if it must be tried again."""
-        staging = Staging(job.entry, lock.generation, lock.is_mine)
-        took: float | None = None
-        try:
-            if staging.begin(self._cache, lambda complaint: self._tell_broken(job, complaint)):
-                took = self._make(job, staging, lock)
-        except (StepFailed, OSError):
-            # Who takes over clears the staging folder away under the commands: their failure tells nothing,
-            # and may come before this process has noticed.
-            if lock.is_mine() and staging.is_ours():
-                raise
-        finally:
-            staging.remove()
-        if took is not None:
-            self._tell(job, "built", f"built {job.entry.name} in {took:.0f} s")
-            return register(job.entry, self._paths.folder)
-        if lock.is_lost:
-            print(
-                f"step {job.step.name}: another build has taken over while this one stood still", flush=True
-            )
-        return False
-
-    def _tell_broken(self, job: _Job, complaint: str) -> None:
-        print(
-            f"step {job.step.name}: the cached output is broken ({complaint}), it is built anew", flush=True
-        )
-
-    def _make(self, job: _Job, staging: Staging, lock: Lock) -> float | None:
-        """Run, seal and publish; the commands' seconds, or ``None`` if this build counts no more."""
-        self._tell(job, "building", f"builds {job.step.name}")
+        Returns:
+            The seconds that the commands took; ``None`` if there was nothing to do, or another build
+            has taken over.
+        """
+        task.entry.clear()
+        if not self._is_missing(task, lock):
+            return None
+        self._report(task, "building", f"builds {task.step.name}")
         started_at, started = time.time(), time.monotonic()
-        self._run(job, staging, lock)
-        took = time.monotonic() - started
-        self._seal(job, staging, started_at, took)
-        return took if staging.publish() else None
+        output = lock.work / "output"
+        self._run_commands(task, lock, output)
+        took_s = time.monotonic() - started
+        if not self._seal(output, started_at, took_s):
+            raise BuildFailed(
+                f"step {task.step.name} of the build ended well but left nothing in its output folder.",
+                hint=f"look at its output above, and at {self._paths.script('build')}",
+            )
+        # Once the lock is lost, a late process may have made the folder anew, with a part of the files.
+        if not lock.is_mine():
+            return None
+        try:
+            output.rename(task.entry.output)
+        except OSError:
+            if not task.entry.output.is_dir():
+                raise
+            return None  # a complete output is already there: rename(2) replaces no folder with content
+        sync_folder(task.entry.folder)
+        return took_s
 
-    def _run(self, job: _Job, staging: Staging, lock: Lock) -> None:
-        code = run_child(
-            ["bash", str(self._paths.script("build")), job.step.name],
-            {**os.environ, **self._places(job, staging)},
-            stop=lambda: bool(self._asked) or lock.is_lost,
+    def _is_missing(self, task: _Task, lock: Lock) -> bool:
+        """Return whether the output is missing, after a broken one was removed.
+
+        A broken output is moved into the builder's own folder. If the lock was lost meanwhile, that
+        folder is gone: the move fails and leaves the successor's output alone.
+        """
+        faults = task.entry.faults()
+        if not faults:
+            return faults is None
+        task.entry.output.rename(lock.work / "broken")
+        with suppress(FileNotFoundError):
+            task.entry.damage.rename(lock.work / "damaged.txt")
+        self._print(task, f"the cached output is broken ({faults[0]}), it is built again")
+        remove(lock.work / "broken")
+        return True
+
+    def _run_commands(self, task: _Task, lock: Lock, output: Path) -> None:
+        outputs = {other.step.name: str(other.entry.output) for other in self._tasks}
+        inputs = {name: outputs[name] for name in task.step.reads if name in outputs}
+        code = run_group(
+            ["bash", str(self._paths.script("build")), task.step.name],
+            {**os.environ, "output": str(output), **inputs},
+            stop=lambda: bool(self._signals) or lock.is_lost,
         )
-        if self._asked:
+        if self._signals:
             raise Interrupted
         if code:
-            raise StepFailed(
-                f"step {job.step.name} of the build failed (exit code {code}); its own words are above",
-                f"mend what they say, or try it by hand: {self._paths.script('build')}",
+            raise BuildFailed(
+                f"step {task.step.name} of the build failed (exit code {code}); its own output is above.",
+                hint=f"correct what it reports, or try it by hand: {self._paths.script('build')}",
             )
 
-    def _places(self, job: _Job, staging: Staging) -> dict[str, str]:
-        """The variables that ``build.sh`` reads."""
-        inputs = {other.step.name: str(other.entry.output) for other in self._jobs}
-        read = {name: inputs[name] for name in job.step.reads if name in inputs}
-        return {"output": str(staging.output), **read}
+    def _seal(self, output: Path, started_at: float, took_s: float) -> bool:
+        """Write an output's manifest, once all of it is on the disk; ``False`` if the output is empty."""
+        files = list(files_in(output)) if output.is_dir() else []
+        sizes = [file.stat().st_size for file in files]
+        if not sum(sizes):
+            return False
+        _open_permissions(output)
+        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+            digests = pool.map(lambda file: sha256_of(file, sync=True), files)
+            names = (str(file.relative_to(output)) for file in files)
+            listed = {name: [size, digest] for name, size, digest in zip(names, sizes, digests, strict=True)}
+        built_at, host = started_at + took_s, socket.gethostname()
+        manifest = Manifest(listed, built_at, round(took_s, 3), host, self._job_id, dict(self._versions))
+        write_shared(output / MANIFEST, asdict(manifest))
+        for folder, _, _ in os.walk(output):
+            sync_folder(Path(folder))
+        return True
 
-    def _seal(self, job: _Job, staging: Staging, started_at: float, took: float) -> None:
-        try:
-            seal(
-                staging.output,
-                started_at=started_at,
-                seconds=took,
-                host=socket.gethostname(),
-                job_id=self._job_id,
-                versions=self._versions,
-            )
-        except Empty:
-            raise StepFailed(
-                f"step {job.step.name} of the build ended well but left nothing in its output folder",
-                f"look at its words above, and at {self._paths.script('build')}",
-            ) from None
+    def _print(self, task: _Task, sentence: str) -> None:
+        print(f"step {task.step.name}: {sentence}", flush=True)
 
-    def _tell(self, job: _Job, state: str, sentence: str) -> None:
-        print(f"step {job.step.name}: {sentence}", flush=True)
-        add_event(self._paths, "build", "engine_step", step=job.step.name, state=state, entry=job.entry.name)
-        message = sentence if job.step.name in sentence else f"{job.step.name}: {sentence}"
-        add_event(self._paths, "build", "progress", step=job.number, of=len(self._jobs), message=message)
+    def _report(self, task: _Task, state: str, sentence: str) -> None:
+        """Print what happens to a step, and note it as an event and as the build's progress."""
+        self._print(task, sentence)
+        step = task.step.name
+        add_event(self._paths, "build", "engine_step", step=step, state=state, entry=task.entry.name)
+        message = sentence if step in sentence else f"{step}: {sentence}"
+        add_event(self._paths, "build", "progress", step=task.number, of=len(self._tasks), message=message)
 
 
-def _waits(held: Held, job: _Job, waited_s: float) -> str:
-    who = "somebody" if held.owner is None else str(held.owner)
+def _waiting(holder: Holder, task: _Task, waited_s: float) -> str:
     span = f"{waited_s:.0f} s" if waited_s < 60 else f"{waited_s / 60:.0f} min"
-    return f"waits for the same output, being built by {who}, step {job.step.name}, for {span}"
+    return f"waits for the same output, being built by {holder}, step {task.step.name}, for {span}"
+
+
+def _open_permissions(output: Path) -> None:
+    """Let everybody who may read the cache read the output: builders make files for their user only."""
+    readable = output.parent.stat().st_mode & 0o555
+    for parent, folders, names in os.walk(output):
+        for path in (Path(parent), *(Path(parent, name) for name in (*folders, *names))):
+            mode = path.stat().st_mode
+            bits = readable if path.is_dir() else readable & 0o444
+            with suppress(PermissionError):  # a link to another user's file
+                path.chmod(mode | bits)

@@ -1,24 +1,22 @@
-"""The cache's folder: one entry for each step's output, under the name of its key.
+"""The cache's folder: one entry for each step's output, named after its key.
 
     <engines>/build-3f0c9a…/key.json       what the key is the hash of
-                            output/         there only when it is whole
-                            building.<n>.<x>/  of a build under lock.<n> that runs, or was killed
-                            lock.<n>        see ``lock``
-                            uses/           the runs that use it
+                            output/         there only when it is complete
+                            building/       the builder's folder while a build runs, see ``lock``
+                            uses/           the runs that use the output
                             used            touched at each use
+                            damaged.txt     what reading every byte has found wrong
 
-As open as the cache's folder itself is, so is everything in it: a group that
-shares the folder shares the engines.
+Everything in it has the permissions of the cache's folder: a group that shares the
+folder shares the engines.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import re
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -26,36 +24,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.paths import read_json
-from trtllm_hpc.runtime.engine_cache.keys import SHOWN, StepKey, digest_of
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
+from trtllm_hpc.runtime.engine_cache.keys import NAME_DIGITS, StepKey, digest_of
+from trtllm_hpc.runtime.engine_cache.lock import BUILDING, evict, find_holder
 
 MANIFEST = "trtllm-hpc-manifest.json"
-"""File in a whole output that names all others."""
+"""File in a complete output that lists all others."""
 
-_ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{SHOWN}}}")
+_ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{NAME_DIGITS}}}")
 _REMOVED = re.compile(rf"\.removed-(output|{_ENTRY.pattern})-[0-9a-f]{{8}}")
-_STAGING = re.compile(r"building\.(?:(\d+)\.)?[0-9a-f]{16}")
-_INSIDE = re.compile(
-    rf"key\.json|damaged\.txt|output|uses|used|lock\.\d+|{_STAGING.pattern}|\.(key\.json|damaged\.txt|building)\..*"
-)
-"""Names of entries, of what is on its way out, and of what an entry holds. Whoever points the cache at a
-folder with other things in it must not lose them."""
+_LEFTOVER = re.compile(r"\.(key\.json|damaged\.txt|building)\..*|building\..*|lock\.\d+")
+"""Temporary names, and those that earlier versions of this program gave to builds and locks."""
+_CONTENT = re.compile(rf"key\.json|damaged\.txt|output|uses|used|{BUILDING}|{_LEFTOVER.pattern}")
+"""All names in an entry. A folder with anything else in it is not the cache's own and is never touched."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a whole output is made of, and how it came to be."""
+    """The content of a complete output, and how it was built."""
 
     files: Mapping[str, list[Any]]
     """Relative name to size in bytes and SHA-256."""
     built_at: float
     """Seconds since the epoch, by the builder's clock."""
     seconds: float
-    """How long its commands took."""
+    """Duration of the step's commands."""
     host: str
     job_id: str
     versions: Mapping[str, str]
-    """What was found installed, e.g. ``tensorrt_llm``."""
+    """Versions of the installed packages, e.g. of ``tensorrt_llm``."""
 
     @property
     def size(self) -> int:
@@ -64,7 +62,7 @@ class Manifest:
 
     @classmethod
     def read(cls, output: Path) -> Manifest | None:
-        """The manifest of an output; ``None`` if there is none, or it is damaged."""
+        """Return the manifest of an output; ``None`` if there is none, or it is damaged."""
         try:
             record = read_json(output / MANIFEST)
             return None if record is None else cls(**record)
@@ -72,18 +70,32 @@ class Manifest:
             return None
 
 
+@dataclass(frozen=True)
+class Use:
+    """A run's note that it uses an output."""
+
+    run: str
+    """The run folder; it may be gone or unreadable."""
+    file: Path
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the note was written, by this machine's clock."""
+        try:
+            return max(0.0, time.time() - self.file.stat().st_mtime)
+        except OSError:
+            return 0.0
+
+
+@dataclass(frozen=True)
 class Entry:
-    """The folder of one key. Nothing here needs to exist."""
+    """The folder of one key. Neither it nor anything in it needs to exist."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __repr__(self) -> str:
-        return f"Entry({str(self.folder)!r})"
+    folder: Path
 
     @property
     def name(self) -> str:
-        """Step and the key's first digits."""
+        """Step and first digits of the key."""
         return self.folder.name
 
     @property
@@ -92,47 +104,49 @@ class Entry:
         return self.folder / "output"
 
     @property
-    def uses(self) -> Path:
-        """Folder with a file for each run that uses the output."""
-        return self.folder / "uses"
-
-    @property
     def used(self) -> Path:
-        """Touched at each use."""
+        """File that is touched at each use."""
         return self.folder / "used"
 
     @property
     def damage(self) -> Path:
-        """There once the output, read whole, was not what was built: what is wrong, a line each."""
+        """What `engines verify` has found wrong with the output, one line each."""
         return self.folder / "damaged.txt"
 
     def key(self) -> dict[str, Any] | None:
-        """What ``key.json`` says; ``None`` if it is not there or damaged."""
+        """Return the content of ``key.json``; ``None`` if it is missing or damaged."""
         try:
             record = read_json(self.folder / "key.json")
         except (ValueError, OSError):
             return None
         return record if isinstance(record, dict) and isinstance(record.get("document"), dict) else None
 
-    def missing(self) -> list[str] | None:
-        """What is wrong with the output at a glance: files missing or of another size, or known damage.
+    def key_fault(self) -> str | None:
+        """Return what is wrong with ``key.json``, if anything."""
+        record = self.key()
+        if record is None:
+            return "key.json is missing or damaged"
+        digest = digest_of(record["document"])
+        if (
+            digest != record.get("key")
+            or self.name != f"{record['document'].get('step')}-{digest[:NAME_DIGITS]}"
+        ):
+            return "key.json is not the key that the folder is named after"
+        return None
 
-        ``None`` means that there is no output; an empty list that it is whole.
+    def faults(self) -> list[str] | None:
+        """Return what is wrong with the output by names, sizes and known damage; ``None`` without an output.
 
         Raises:
-            PermissionError: the entry is closed to this person.
+            PermissionError: this user may not read the entry.
         """
         if not self.output.is_dir():
             return None
         manifest = Manifest.read(self.output)
         if manifest is None:
             return [f"{MANIFEST} is missing or damaged"]
-        wrong = [
-            complaint
-            for name, (size, _) in manifest.files.items()
-            if (complaint := _wrong_size(self.output / name, int(size))) is not None
-        ]
-        return wrong or self._known_damage()
+        wrong = [_size_fault(self.output / name, int(size)) for name, (size, _) in manifest.files.items()]
+        return [fault for fault in wrong if fault is not None] or self._known_damage()
 
     def _known_damage(self) -> list[str]:
         try:
@@ -140,61 +154,72 @@ class Entry:
         except FileNotFoundError:
             return []
 
-    def is_whole(self) -> bool:
-        """Whether the output is there, with all files in their sizes, and may be read."""
+    def is_complete(self) -> bool:
+        """Return whether the output is there and readable, with all files in their sizes."""
         with suppress(PermissionError):
-            return self.missing() == []
+            return self.faults() == []
         return False
 
     def make(self, key: StepKey, about: Mapping[str, str], chain: Mapping[str, Any]) -> None:
-        """Make the folder, with its key.
+        """Make the folder and its ``key.json``.
 
         Args:
-            chain: the documents of this step and of those before it, by step:
-                what an entry is compared by when another is missed.
+            chain: the key documents of this step and of those before it, by step.
+                A later miss is compared with them.
         """
         make_shared(self.folder)
         if self.key() is None:
             record = {"key": key.digest, "document": key.document, "about": dict(about), "chain": dict(chain)}
             write_shared(self.folder / "key.json", record)
 
-    def touch(self) -> None:
-        """Note that the output was just used; a cache that one may only read stays as it is."""
+    def register(self, run: Path) -> bool:
+        """Note that a run uses the output; returns whether the output is complete afterwards.
+
+        Whoever prunes an entry moves it away first and reads its uses then. So either the
+        use is seen there, or the output is missed here.
+        """
+        name = hashlib.sha256(os.fsencode(run)).hexdigest()[:16]
+        with suppress(OSError):  # a read-only cache can be used too
+            make_shared(self.folder / "uses")
+            record = {"run": os.fsencode(run).decode(errors="surrogateescape")}
+            write_shared(self.folder / "uses" / f"{name}.json", record)
         with suppress(OSError):
             self.used.touch()
+        self.remove_leftovers()
+        return self.is_complete()
 
-    def asides(self) -> list[Path]:
-        """Folders and files that something which was killed has left."""
-        with suppress(OSError):
-            return [path for path in self.folder.iterdir() if path.name.startswith(("building.", "."))]
-        return []
+    def uses(self) -> list[Use]:
+        """Return all noted uses."""
+        found = []
+        files: list[Path] = []
+        with suppress(OSError):  # none yet, or unreadable
+            files = sorted((self.folder / "uses").glob("*.json"))
+        for file in files:
+            try:
+                found.append(Use(str((read_json(file) or {})["run"]), file))
+            except (ValueError, TypeError, KeyError, OSError):
+                continue
+        return found
 
-    def clear(self, before: int) -> None:
-        """Remove what builds under locks before this number have left, and what was killed half-written.
+    def clear(self) -> None:
+        """Remove what killed builds have left outside ``building``.
 
-        A folder goes under one rename first: a builder that wakes up late finds it gone, never a part
-        of its files. Being late itself, a builder takes away nothing of those that came after it.
+        Only for a builder that holds the lock. If it comes late nonetheless, it hits nothing of
+        its successor: every name is random, and a file that vanishes is written again.
         """
-        for left in self.asides():
-            staging = _STAGING.fullmatch(left.name)
-            if staging is None:
-                remove(left)
-            elif int(staging[1] or 0) < before:
-                aside = left.with_name(f".{left.name}")
-                with suppress(OSError):  # its builder has just removed it, or it is not ours to move
-                    left.rename(aside)
-                remove(aside)
-                remove(left)
+        with suppress(OSError):
+            for path in list(self.folder.iterdir()):
+                if _LEFTOVER.fullmatch(path.name):
+                    remove(path)
 
-    def key_fault(self) -> str | None:
-        """What is wrong with the entry's own key, if anything."""
-        record = self.key()
-        if record is None:
-            return "key.json is missing or damaged"
-        digest = digest_of(record["document"])
-        if digest != record.get("key") or self.name != f"{record['document'].get('step')}-{digest[:SHOWN]}":
-            return "key.json is not the key that the folder is named after"
-        return None
+    def remove_leftovers(self) -> None:
+        """Remove what a builder has left that was killed just after its output was complete."""
+        holder = find_holder(self.folder)
+        if not self.is_complete() or (holder is not None and not holder.is_dead()):
+            return
+        if holder is not None:
+            evict(self.folder, holder.token)
+        self.clear()
 
 
 class Cache:
@@ -204,22 +229,26 @@ class Cache:
         self.folder = folder
 
     def entry(self, key: StepKey) -> Entry:
-        """The entry of a key, there or not."""
+        """Return the entry of a key, whether it exists or not."""
         return Entry(self.folder / key.name)
 
     def entries(self) -> list[Entry]:
-        """All entries, by name; other folders that lie there are none."""
+        """Return all entries by name, without folders that are not the cache's own."""
         return [Entry(path) for path in sorted(self._folders()) if _is_entry(path)]
 
-    def removed(self) -> list[Path]:
-        """What was removed and is still on the disk, since its remover was killed."""
-        return [path for path in self._folders() if _REMOVED.fullmatch(path.name)]
-
-    def put_aside(self, path: Path) -> Path:
-        """Take an entry out under one rename, so that nobody sees half of it."""
-        aside = self.folder / f".removed-{path.name}-{secrets.token_hex(4)}"
-        path.rename(aside)
+    def put_aside(self, entry: Entry) -> Path:
+        """Take an entry out with one rename, so that nobody sees a part of it; returns its new place."""
+        aside = self.folder / f".removed-{entry.name}-{secrets.token_hex(4)}"
+        entry.folder.rename(aside)
         return aside
+
+    def remove_leftovers(self) -> None:
+        """Remove what killed removals and builds have left where nothing is being built."""
+        for entry in self.entries():
+            entry.remove_leftovers()
+        for path in list(self._folders()):
+            if _REMOVED.fullmatch(path.name):
+                remove(path)
 
     def _folders(self) -> Iterator[Path]:
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -230,14 +259,14 @@ def _is_entry(path: Path) -> bool:
     if not _ENTRY.fullmatch(path.name):
         return False
     try:
-        return all(_INSIDE.fullmatch(inner.name) for inner in path.iterdir())
+        return all(_CONTENT.fullmatch(inner.name) for inner in path.iterdir())
     except PermissionError:
         return True
     except OSError:
         return False
 
 
-def _wrong_size(path: Path, size: int) -> str | None:
+def _size_fault(path: Path, size: int) -> str | None:
     try:
         found = path.stat().st_size
     except OSError:
@@ -245,41 +274,24 @@ def _wrong_size(path: Path, size: int) -> str | None:
     return None if found == size else f"{path.name} has {found} bytes instead of {size}"
 
 
-def make_shared(folder: Path) -> None:
-    """Make a folder as open as the one it lies in, whatever the umask says; one that is there stays."""
-    with suppress(FileExistsError):
-        folder.mkdir()
-        with suppress(PermissionError):  # made by another's identity on the file server
-            folder.chmod(folder.parent.stat().st_mode & 0o7777)
+def files_in(output: Path) -> Iterator[Path]:
+    """Yield every file of an output but its manifest, in the order of names."""
+    for parent, folders, names in os.walk(output):
+        folders.sort()
+        yield from (Path(parent, name) for name in sorted(names) if Path(parent, name) != output / MANIFEST)
 
 
-def write_shared(path: Path, record: Any) -> None:
-    """Write a JSON document whole, readable to whoever may read the folder it lies in."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(path.parent.stat().st_mode & 0o666)
-        Path(name).replace(path)
-    except BaseException:  # whatever ends this, a nameless file must not stay
-        Path(name).unlink(missing_ok=True)
-        raise
+def entry_of(paths: RunPaths) -> Entry | None:
+    """Return the entry of a run's engine; ``None`` if the engine is not from a cache."""
+    if not paths.engine.is_symlink():
+        return None
+    output = paths.engine.readlink()
+    return Entry(output.parent) if output.name == "output" else None
 
 
-def remove(path: Path, attempts: int = 5) -> bool:
-    """Remove a folder or file that nobody should use; whether it is gone.
-
-    A process of a killed build may still be writing in it: then it takes a few rounds.
-    """
-    for attempt in range(attempts):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-        if not os.path.lexists(path):
-            return True
-        time.sleep(0.1 * attempt)
-    return False
+def link(name: Path, output: Path) -> None:
+    """Make a link in the run folder point to an output, atomically."""
+    aside = name.with_name(f".{name.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(output)
+    aside.replace(name)

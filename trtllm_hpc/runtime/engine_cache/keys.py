@@ -1,27 +1,61 @@
-"""The key of a step's output: a hash of all that makes it what it is."""
+"""The key of a step's output: a hash of everything that determines it.
+
+Two models of one family that differ only in the values of their weights, such as a model and
+its fine-tuned child, have the same file names, sizes and ``config.json``. So a piece of each
+tensor is read as well: a few thousand short reads for the largest models, where a hash of all
+bytes would read hundreds of GB.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trtllm_hpc.runtime.engine_cache.model_files import Revision, revision_of
-from trtllm_hpc.runtime.engine_cache.recipe import MODEL, BuildStep, Place, Recipe, Word
+from trtllm_hpc.errors import BuildFailed
+from trtllm_hpc.runtime.engine_cache.recipe import MODEL, Argument, BuildStep, Placeholder, Recipe
 
 FORMAT = 1
 """Counted up when the same document comes to mean something else."""
 
-SHOWN = 16
-"""Hexadecimal digits of the key that name a folder."""
+NAME_DIGITS = 16
+"""Hexadecimal digits of the key in a folder's name."""
+
+SAMPLE_BYTES = 4096
+"""Read from the middle of each tensor; of other large files, ``SAMPLES`` times."""
+
+SAMPLES = 64
+
+_WHOLE_UP_TO = 64 * 2**20
+"""Largest size in bytes of a file without weights that is read whole: configurations, tokenizers, code."""
+
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".nemo"}
+
+_DOCUMENTATION = {".md", ".png", ".jpg", ".jpeg", ".pdf"}
+"""Suffixes of files that no build reads: a change must not cost an hour."""
+
+_LARGEST_HEADER = 100 * 2**20
+"""Limit of safetensors' own reader on a file's header."""
+
+Revision = dict[str, list[Any]]
+"""Name of each file, relative to the folder, to its size in bytes and a hash of what was read of it."""
 
 
-class NoCapability(Exception):
+class ModelUnreadable(BuildFailed):
+    """The model cannot be read on this machine."""
+
+
+class CapabilityUnknown(BuildFailed):
     """The GPU's compute capability is part of a key, and is not known here."""
+
+
+# Keys ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -30,93 +64,88 @@ class StepKey:
 
     step: str
     document: dict[str, Any]
-    digest: str = field(default="")
+    digest: str
 
     @property
     def name(self) -> str:
         """Name of the entry's folder."""
-        return f"{self.step}-{self.digest[:SHOWN]}"
-
-
-def canonical(document: Any) -> bytes:
-    """The one text of a JSON document: what is equal has the same bytes."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        return f"{self.step}-{self.digest[:NAME_DIGITS]}"
 
 
 def digest_of(document: Any) -> str:
-    """Hash of a document."""
-    return hashlib.sha256(canonical(document)).hexdigest()
+    """Return the hash of a JSON document; equal documents have the same."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def step_keys(
-    recipe: Recipe,
-    *,
-    compute_capability: str | None,
-    edited_script: str | None = None,
-    look: Callable[[Path], Revision] = revision_of,
+    recipe: Recipe, *, compute_capability: str | None, edited_script: str | None = None
 ) -> tuple[StepKey, ...]:
-    """The keys of all steps, in their order.
+    """Return the keys of all steps, in their order.
 
     Args:
         compute_capability: of the GPUs that the engine is for, e.g. ``"9.0"``.
-        edited_script: hash of ``build.sh`` if a person has changed it.
+        edited_script: hash of ``build.sh`` if the user has changed it.
 
     Raises:
-        NoModel: the model cannot be read here.
-        NoCapability: see there.
+        ModelUnreadable: the model cannot be read here.
+        CapabilityUnknown: a step depends on the GPU, and ``compute_capability`` is ``None``.
     """
-    made: dict[str, StepKey] = {}
-    known: dict[str, Revision] = {}
-
-    def revision(path: str) -> Revision:
-        if path not in known:
-            known[path] = look(Path(path))
-        return known[path]
-
+    keys: dict[str, StepKey] = {}
+    revisions: dict[str, Revision] = {}
     for step in recipe.steps:
-        document = _document(step, recipe, made, revision)
+        document = _document(step, recipe, keys, revisions)
         if step.on_gpu:
             if compute_capability is None:
-                raise NoCapability
+                raise CapabilityUnknown("The GPU's compute capability is not known here.")
             document["compute_capability"] = compute_capability
         if edited_script is not None:
             document["edited_script"] = edited_script
-        made[step.name] = StepKey(step.name, document, digest_of(document))
-    return tuple(made.values())
+        keys[step.name] = StepKey(step.name, document, digest_of(document))
+    return tuple(keys.values())
 
 
 def _document(
-    step: BuildStep, recipe: Recipe, made: Mapping[str, StepKey], revision: Callable[[str], Revision]
+    step: BuildStep, recipe: Recipe, keys: Mapping[str, StepKey], revisions: dict[str, Revision]
 ) -> dict[str, Any]:
+    """Return a step's key document.
+
+    Args:
+        keys: those of the steps before.
+        revisions: by path; a folder that several steps read is read once.
+    """
+
+    def revision(path: str) -> Revision:
+        if path not in revisions:
+            revisions[path] = revision_of(Path(path))
+        return revisions[path]
+
+    folders = [name for name in step.reads if name.startswith("/")]
     document: dict[str, Any] = {
         "format": FORMAT,
         "step": step.name,
-        "commands": [_command(command, step) for command in step.commands],
+        "commands": [
+            [_argument(word, folders, is_program=number == 0) for number, word in enumerate(command)]
+            for command in step.commands
+        ],
         "directory": step.directory,
         "identity": dict(step.identity),
-        "inputs": {name: made[name].digest for name in step.reads if name in made},
+        "inputs": {name: keys[name].digest for name in step.reads if name in keys},
     }
     if MODEL in step.reads and recipe.model_path is not None:
         document["model"] = revision(recipe.model_path)
-    folders = [name for name in step.reads if name.startswith("/")]
     if folders:
         document["folders"] = [revision(name) for name in folders]
     return document
 
 
-def _command(words: tuple[Word, ...], step: BuildStep) -> list[Any]:
-    """The words, without any name of a folder that says nothing of the content.
+def _argument(word: Argument, folders: list[str], *, is_program: bool) -> Any:
+    """Return a word of a command without any folder's name, which says nothing about the content.
 
-    A program counts by its name and not by where it lies: the same Python in
-    another environment's folder builds the same engine. A place is an object,
-    so that no text can pass for one.
+    A program counts by its name: the same Python in another environment builds the same engine.
+    A placeholder becomes an object, so that no text can be mistaken for one.
     """
-    folders = [name for name in step.reads if name.startswith("/")]
-    return [_word(word, folders, is_program=number == 0) for number, word in enumerate(words)]
-
-
-def _word(word: Word, folders: list[str], *, is_program: bool) -> Any:
-    if isinstance(word, Place):
+    if isinstance(word, Placeholder):
         return {"place": word.name, "suffix": word.suffix}
     if is_program:
         # python, python3 and python3.12 may be names of one program.
@@ -124,3 +153,78 @@ def _word(word: Word, folders: list[str], *, is_program: bool) -> Any:
     if word in folders:
         return {"folder": folders.index(word)}
     return word
+
+
+# A model's content --------------------------------------------------------------------------
+
+
+def revision_of(folder: Path) -> Revision:
+    """Return the revision of a model's folder, or of a single file.
+
+    The folder's own name and place, the files' times, hidden files and documentation do not count.
+
+    Raises:
+        ModelUnreadable: it is missing, empty or closed.
+    """
+    try:
+        files = dict(_files(folder)) if folder.is_dir() else {folder.name: folder}
+        with ThreadPoolExecutor(max_workers=8) as pool:  # hides the latency of a network file system
+            digests = list(pool.map(_sampled_digest, files.values()))
+    except FileNotFoundError as error:
+        raise ModelUnreadable(f"{error.filename or folder} is not there.") from None
+    except OSError as error:
+        raise ModelUnreadable(f"{error.filename or folder} cannot be read ({error.strerror}).") from None
+    if not files:
+        raise ModelUnreadable(f"{folder} holds no files.")
+    return dict(zip(files, digests, strict=True))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield relative name and path of every file that counts, in the order of names."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(parent, name)
+            if not name.startswith(".") and path.suffix.lower() not in _DOCUMENTATION:
+                yield str(path.relative_to(folder)), path
+
+
+def _sampled_digest(path: Path) -> list[Any]:
+    """Return a file's size and the hash of what is read of it."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        is_sampled = path.suffix.lower() in _WEIGHTS or size > _WHOLE_UP_TO
+        ranges = _ranges(file.fileno(), path, size) if is_sampled else [(0, size)]
+        digest = hashlib.sha256()
+        for offset, count in ranges:
+            digest.update(os.pread(file.fileno(), count, offset))
+    return [size, digest.hexdigest()]
+
+
+def _ranges(handle: int, path: Path, size: int) -> list[tuple[int, int]]:
+    """Return offset and length of each piece to read of a large file."""
+    tensors = _tensors(handle, size) if path.suffix.lower() == ".safetensors" else []
+    if tensors:
+        middles = (begin + max(0, (end - begin - SAMPLE_BYTES) // 2) for begin, end in tensors)
+        return [(0, tensors[0][0]), *((middle, SAMPLE_BYTES) for middle in middles)]
+    if size <= SAMPLES * SAMPLE_BYTES:
+        return [(0, size)]
+    return [(number * (size - SAMPLE_BYTES) // (SAMPLES - 1), SAMPLE_BYTES) for number in range(SAMPLES)]
+
+
+def _tensors(handle: int, size: int) -> list[tuple[int, int]]:
+    """Return begin and end of each tensor; nothing if this is no safetensors file after all."""
+    length = int.from_bytes(os.pread(handle, 8, 0), "little")
+    if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+        return []
+    try:
+        header = json.loads(os.pread(handle, length, 8))
+        offsets = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+        begin = 8 + length
+        return sorted((begin + int(first), begin + int(last)) for first, last in offsets if last > first)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []

@@ -1,17 +1,20 @@
-"""One builder at a time for each entry, on a file system that several nodes share.
+"""One builder at a time for each cache entry, on a file system that several nodes share.
 
-``lock.<n>`` is made with ``O_CREAT | O_EXCL``, which every network file system
-does atomically, unlike ``flock``. Its owner counts up the number on its first
-line; who waits watches that number by its own clock, never comparing the clocks
-of two nodes. An owner that falls silent is taken for dead, and the next one
-makes ``lock.<n + 1>``: only the highest owns. Numbers are never given twice, so
-an owner that was only paused finds on waking that it owns nothing any more; and
-it can destroy nothing, as its unfinished work lies in a folder of its own and
-``rename`` never replaces a finished one.
+A builder's own folder is the lock. It is prepared under another name and renamed to ``building``::
+
+    building/<token>/owner.json    who builds; its time is set anew every few seconds (the heartbeat)
+                     output/       what the step makes, until it is published
+
+``rename`` replaces an empty folder and fails for any other. Network file systems do it
+atomically too, whereas ``flock`` over NFS depends on the mount. A builder whose heartbeat
+stops is taken for dead: its successor moves ``building/<token>`` away. The token makes that
+safe at any moment: the move cannot hit another builder's folder, and a builder that was only
+suspended finds its own gone when it wakes up, so it can neither publish nor do harm.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -19,54 +22,46 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.process import start_ticks
 
 BEAT_VARIABLE = "TRTLLM_HPC_LOCK_BEAT_SECONDS"
 DEAD_VARIABLE = "TRTLLM_HPC_LOCK_DEAD_SECONDS"
 POLL_VARIABLE = "TRTLLM_HPC_LOCK_POLL_SECONDS"
-
 _DEFAULTS = {BEAT_VARIABLE: 5.0, DEAD_VARIABLE: 60.0, POLL_VARIABLE: 1.0}
 
-_COUNTER_BYTES = 12
-_RELEASED = b"released    "
-assert len(_RELEASED) == _COUNTER_BYTES
-_RECORD_BYTES = 2**16
-"""More than an owner's record can have: the longest of it is a path."""
+BUILDING = "building"
+_OWNER = "owner.json"
 
 
 def seconds(variable: str) -> float:
-    """One of the times above; the environment may set another."""
+    """Return one of the times above, which the environment may override."""
     return float(os.environ.get(variable) or _DEFAULTS[variable])
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who builds, for others to read."""
+    """The process that builds."""
 
     host: str
     machine: str
-    """Boot and PID namespace: only there does ``pid`` mean this process."""
+    """Boot and PID namespace; ``pid`` means this process only there."""
     pid: int
     ticks: int | None
-    """When that process started, against reuse of its number."""
+    """Start time of the process: a PID alone may be reused."""
     job_id: str
-    run: str
-    step: str
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
-    since: float = field(default_factory=time.time)
-    """Seconds since the epoch by the owner's clock: for people, never for a decision."""
 
     @classmethod
-    def this_process(cls, step: str, run: str, job_id: str) -> Owner:
-        """This process as an owner."""
+    def this_process(cls, job_id: str) -> Owner:
+        """Return this process as an owner."""
         pid = os.getpid()
-        return cls(socket.gethostname(), _machine(), pid, start_ticks(pid), job_id, run, step)
+        return cls(socket.gethostname(), _machine(), pid, start_ticks(pid), job_id)
 
     def is_dead(self) -> bool:
-        """Whether its process is known to be gone; ``False`` if that cannot be seen from here."""
+        """Return whether the process is known to be gone; ``False`` if that cannot be seen from here."""
         if (self.host, self.machine) != (socket.gethostname(), _machine()):
             return False
         try:
@@ -74,7 +69,7 @@ class Owner:
         except ProcessLookupError:
             return True
         except PermissionError:
-            # Somebody else's, and /proc may hide it: only other start times tell.
+            # Another user's process. /proc may hide it, so that only a different start time is proof.
             ticks = start_ticks(self.pid)
             return ticks is not None and ticks != self.ticks
         return start_ticks(self.pid) != self.ticks
@@ -89,88 +84,82 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
-        return secrets.token_hex(8)  # nothing can be compared with it
+        return secrets.token_hex(8)  # equal to nothing
 
 
 @dataclass(frozen=True)
-class Held:
-    """A lock as somebody else sees it."""
+class Holder:
+    """The builder that holds an entry, as other processes see it."""
 
-    generation: int
-    counter: bytes
+    token: str
     owner: Owner | None
-    """``None`` while its file is being written, or if it was cut short."""
+    """``None`` if its record cannot be read."""
+    beat_ns: int
+    """Time of its last heartbeat by the file server's clock. Only changes of it mean anything."""
 
-    @property
-    def is_released(self) -> bool:
-        """Whether its owner has given it back."""
-        return self.counter == _RELEASED
+    def is_dead(self) -> bool:
+        """Return whether one look is enough to know that nobody builds any more."""
+        # Without a record it is a folder that a process of a dead build has made again.
+        return not self.beat_ns or (self.owner is not None and self.owner.is_dead())
+
+    def __str__(self) -> str:
+        return str(self.owner) if self.owner is not None else "another process"
 
 
-def highest(folder: Path) -> Held | None:
-    """The lock that counts in an entry's folder; ``None`` if there never was one."""
+def find_holder(folder: Path) -> Holder | None:
+    """Return who holds an entry's folder, dead or alive; ``None`` if nobody does."""
     try:
-        names = [path.name for path in folder.iterdir() if path.name.startswith("lock.")]
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return None
-    numbers = [int(number) for name in names if (number := name.removeprefix("lock.")).isdigit()]
-    return _read(folder, max(numbers)) if numbers else None
-
-
-def _read(folder: Path, generation: int) -> Held:
-    try:
-        text = (folder / f"lock.{generation}").read_bytes()
+        found = [_read_holder(path) for path in (folder / BUILDING).iterdir()]
     except OSError:
-        text = b""
-    counter, record = text[:_COUNTER_BYTES], text[_COUNTER_BYTES:]
-    try:
-        return Held(generation, counter, Owner(**json.loads(record)))
-    except (ValueError, TypeError):
-        return Held(generation, counter, None)
-
-
-def living_owner(folder: Path) -> Held | None:
-    """Who holds the entry, as far as one look can tell; a silent owner still counts."""
-    held = highest(folder)
-    if held is None or held.is_released or (held.owner is not None and held.owner.is_dead()):
         return None
-    return held
+    return max(found, key=lambda holder: holder.beat_ns, default=None)
+
+
+def _read_holder(path: Path) -> Holder:
+    beat_ns = 0
+    try:
+        with (path / _OWNER).open(encoding="utf-8") as file:  # NFS asks the server when a file is opened
+            beat_ns = os.fstat(file.fileno()).st_mtime_ns
+            return Holder(path.name, Owner(**json.load(file)), beat_ns)
+    except (FileNotFoundError, NotADirectoryError):
+        return Holder(path.name, None, 0)
+    except (OSError, ValueError, TypeError):
+        return Holder(path.name, None, beat_ns or 1)
 
 
 class Watch:
-    """Decides whether the owner of a lock lives, by looking again and again.
+    """Decides by repeated looks whether the holder of an entry is alive.
 
-    Only time between two looks counts, and of a long gap only a little: when
-    this process, or the file system under both, has stood still, the owner's
-    silence means nothing.
+    Clocks of two nodes are never compared: this process counts the time in which the
+    heartbeat did not change. Of a long pause between two looks only a little counts, since
+    then this process, or the file server under both, may have been suspended itself.
     """
 
     def __init__(self) -> None:
-        self._seen: tuple[int, bytes] | None = None
+        self._last: tuple[str, int] | None = None
         self._silent_s = 0.0
-        self._looked = 0.0
+        self._looked_at = 0.0
 
-    def is_free(self, held: Held | None) -> bool:
-        """Whether the entry may be taken over, after this look."""
-        if held is None or held.is_released:
-            return True
+    def is_dead(self, holder: Holder) -> bool:
+        """Return whether the entry may be taken over after this look."""
         now = time.monotonic()
-        step = min(now - self._looked, 2 * seconds(POLL_VARIABLE))
-        self._looked = now
-        if self._seen != (held.generation, held.counter):
-            self._seen, self._silent_s = (held.generation, held.counter), 0.0
+        passed_s = min(now - self._looked_at, 2 * seconds(POLL_VARIABLE))
+        self._looked_at = now
+        if self._last == (holder.token, holder.beat_ns):
+            self._silent_s += passed_s
         else:
-            self._silent_s += step
-        if held.owner is not None and held.owner.is_dead():
-            return True
-        return self._silent_s >= seconds(DEAD_VARIABLE)
+            self._last, self._silent_s = (holder.token, holder.beat_ns), 0.0
+        return holder.is_dead() or self._silent_s >= seconds(DEAD_VARIABLE)
 
 
 class Lock:
     """A lock that this process holds. Made by :func:`try_lock`."""
 
-    def __init__(self, folder: Path, generation: int, owner: Owner) -> None:
-        self.folder, self.generation, self.owner = folder, generation, owner
+    def __init__(self, folder: Path, token: str) -> None:
+        self._folder, self._token = folder, token
+        self.work = folder / BUILDING / token
+        """The builder's own folder; it is gone once the lock is lost."""
+        self._record = self.work / _OWNER
         self._stop = threading.Event()
         self._lost = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
@@ -178,74 +167,69 @@ class Lock:
 
     @property
     def is_lost(self) -> bool:
-        """Whether somebody else has been seen to own the entry by now."""
+        """Whether another builder is known to have taken over."""
         return self._lost.is_set()
 
     def is_mine(self) -> bool:
-        """Look whether this lock still is the highest; one that cannot be read is not lost by that."""
-        held = highest(self.folder)
-        owner = held.owner if held is not None else None
-        mine = owner is not None and owner.token == self.owner.token
-        unreadable = held is not None and held.generation == self.generation and owner is None
-        if not (mine or unreadable):
+        """Look whether this process still holds the entry."""
+        try:
+            os.close(os.open(self._record, os.O_RDONLY))
+        except (FileNotFoundError, NotADirectoryError):
             self._lost.set()
-        return mine and not self.is_lost
+        except OSError:
+            return False  # a file server that is away for a moment has taken nothing
+        return not self.is_lost
 
     def release(self) -> None:
-        """Give it back: who waits need not wait for the silence."""
+        """Give the entry back, and remove what is left in the builder's folder."""
         self._stop.set()
         self._thread.join()
-        with suppress(OSError):
-            self._put(_RELEASED)
+        evict(self._folder, self._token)
 
     def _beat(self) -> None:
-        count = 0
         while not self._stop.wait(seconds(BEAT_VARIABLE)):
-            count += 1
-            # A full disk or a server that is away for a moment is no reason to give up: if it
-            # lasts, the others will take this owner for dead, and rightly so.
-            with suppress(OSError):
-                self._put(b"%0*d" % (_COUNTER_BYTES, count))
-            with suppress(OSError):
-                self.is_mine()
-
-    def _put(self, counter: bytes) -> None:
-        # In place, and not aside and renamed: opening a file that another node has changed
-        # always asks an NFS server, but a renamed one may hide behind a cached folder for a minute.
-        handle = os.open(self.folder / f"lock.{self.generation}", os.O_RDWR)
-        try:
-            # The entry may have been removed and made anew: the number is another's then.
-            if self.owner.token.encode() not in os.pread(handle, _RECORD_BYTES, _COUNTER_BYTES):
+            try:
+                os.utime(self._record)
+            except (FileNotFoundError, NotADirectoryError):
                 self._lost.set()
-                return
-            os.pwrite(handle, counter, 0)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            except OSError:
+                continue  # if it lasts, the others take this builder for dead
 
 
-def try_lock(folder: Path, owner: Owner, watch: Watch) -> Lock | Held:
-    """Take the entry if nobody who lives holds it; else who does.
+def try_lock(folder: Path, owner: Owner, watch: Watch) -> Lock | Holder:
+    """Take an entry's folder, or return who holds it.
 
     Raises:
-        FileNotFoundError: the entry's folder is gone.
+        FileNotFoundError: the entry was removed meanwhile.
+        OSError: the file system refused.
     """
-    held = highest(folder)
-    if held is not None and not watch.is_free(held):
-        return held
-    generation = 1 if held is None else held.generation + 1
-    path = folder / f"lock.{generation}"
-    mode = folder.stat().st_mode & 0o666
+    holder = find_holder(folder)
+    if holder is not None:
+        if not watch.is_dead(holder):
+            return holder
+        evict(folder, holder.token)
+    token = secrets.token_hex(8)
+    prepared = folder / f".{BUILDING}.{token}"
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    except FileExistsError:
-        return _read(folder, generation)  # somebody was faster
-    try:
-        os.write(handle, b"%0*d" % (_COUNTER_BYTES, 0) + json.dumps(asdict(owner)).encode() + b"\n")
-        os.fsync(handle)
-    except OSError:
-        path.unlink(missing_ok=True)  # nobody has owned by this number yet
-        raise
-    finally:
-        os.close(handle)
-    return Lock(folder, generation, owner)
+        make_shared(prepared)
+        make_shared(prepared / token)
+        write_shared(prepared / token / _OWNER, asdict(owner))
+        with suppress(OSError):
+            (folder / BUILDING).rmdir()  # left empty by a builder that was killed while it released
+        prepared.rename(folder / BUILDING)
+    except OSError as error:
+        remove(prepared)
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return find_holder(folder) or Holder(token, None, 1)  # another process was faster
+    return Lock(folder, token)
+
+
+def evict(folder: Path, token: str) -> None:
+    """Move a builder's folder out of ``building`` in one piece, then remove it."""
+    aside = folder / f".{BUILDING}.{token}.{secrets.token_hex(4)}"
+    with suppress(OSError):
+        (folder / BUILDING / token).rename(aside)
+    with suppress(OSError):
+        (folder / BUILDING).rmdir()
+    remove(aside)

@@ -1,4 +1,4 @@
-"""What to build, as data: ``build.json`` in the run folder."""
+"""The steps of a build as data: ``build.json`` in the run folder."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trtllm_hpc.errors import BuildFailed
 from trtllm_hpc.paths import read_json, write_json
 
 FORMAT = 1
-"""Number of this file's form; a runtime refuses another's."""
+"""Version of this file's format; the runtime refuses any other."""
 
 OUTPUT, MODEL, RUN = "output", "model", "run"
-"""Names of places that are no step: the step's own folder, the model's, the run's."""
+"""Placeholders that name no earlier step: the step's own folder, the model's, the run's."""
 
 
-class BadRecipe(Exception):
-    """``build.json`` is not there, or is not one that this version reads."""
+class InvalidRecipe(BuildFailed):
+    """``build.json`` is missing, damaged or of another version."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A word of a command that is only known when the step runs."""
+class Placeholder:
+    """A folder in a command whose path is known only when the step runs."""
 
     name: str
     """``output``: the step's own folder; ``model``; ``run``; or an earlier step: that one's output."""
@@ -30,35 +31,34 @@ class Place:
     """What follows it, e.g. ``/encoder``."""
 
 
-Word = str | Place
+Argument = str | Placeholder
 
 
 @dataclass(frozen=True)
 class BuildStep:
     """One step from a model to its engine: a conversion, a quantization, the build itself.
 
-    Its output is found again by a key that depends on everything here, and on
-    the content of what it reads, but on no folder's name.
+    The key of its output depends on everything here and on the content of what it reads,
+    but on no folder's name.
     """
 
     name: str
     """``convert``, ``quantize``, ``build``, ``lora``; ``engine`` for the reference backend."""
-    commands: tuple[tuple[Word, ...], ...]
+    commands: tuple[tuple[Argument, ...], ...]
     directory: str | None = None
     """Working directory, inside the container; ``None`` is the run folder."""
     inputs: tuple[str, ...] = ()
     """``model``, earlier steps, and further folders or files by their absolute paths."""
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """What else makes its output what it is: versions, layout. JSON values."""
+    """What else determines the output: versions, layout. JSON values."""
     on_gpu: bool = False
     """Whether the output depends on the GPU's compute capability."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names of all that it reads, be they listed or only used as a place."""
-        places = (word.name for command in self.commands for word in command if isinstance(word, Place))
-        named = (*self.inputs, *(name for name in places if name not in (OUTPUT, RUN)))
-        return tuple(dict.fromkeys(named))
+        """Everything that the step reads: its inputs and the placeholders in its commands."""
+        names = (it.name for command in self.commands for it in command if isinstance(it, Placeholder))
+        return tuple(dict.fromkeys((*self.inputs, *(name for name in names if name not in (OUTPUT, RUN)))))
 
 
 @dataclass(frozen=True)
@@ -69,30 +69,30 @@ class Recipe:
     steps: tuple[BuildStep, ...]
     """In order; the output of the last is the engine."""
     model_path: str | None = None
-    """``None`` for a model made on the spot: the command's words say all of it."""
+    """``None`` for a synthetic model, which the command's arguments determine."""
     tensorrt_llm: str | None = None
-    """The version that was planned for; ``None`` if the backend is another."""
+    """The version that was planned for; ``None`` for another backend."""
     compute_capability: str | None = None
-    """Of the GPUs, as the profile says; ``None``: to be read in the job."""
+    """From the cluster profile; ``None``: to be read in the job."""
     script_sha256: str | None = None
-    """Of ``build.sh`` as it was rendered: an edited one makes another engine."""
+    """Hash of ``build.sh`` as it was rendered: an edited script makes another engine."""
     wait_seconds: float = 3600.0
-    """How long to wait for somebody else's build of the same step."""
+    """How long to wait for another run's build of the same step."""
     about: Mapping[str, str] = field(default_factory=dict)
-    """For people: model, backend, version, layout. No part of any key."""
+    """Model, backend, version and layout for tables. Not part of any key."""
 
     @property
-    def ends(self) -> tuple[str, ...]:
-        """The steps whose output is wanted for itself: the engine, and what no other step reads."""
+    def results(self) -> tuple[str, ...]:
+        """The steps whose output the run itself needs: the engine, and what no other step reads."""
         read = {name for step in self.steps for name in step.reads}
         return tuple(step.name for step in self.steps if step.name not in read or step is self.steps[-1])
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the recipe as JSON."""
         write_json(path, self.as_json())
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON types; a place is an object, any other word a string."""
+        """Return plain JSON types; a placeholder is an object, any other argument a string."""
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
@@ -100,32 +100,36 @@ class Recipe:
         """Read what :meth:`write` has written.
 
         Raises:
-            BadRecipe: see there.
+            InvalidRecipe: the file is missing, damaged or of another version.
         """
         try:
             record = read_json(path)
         except (ValueError, OSError) as error:
-            raise BadRecipe(f"{path} cannot be read: {error}") from None
+            raise InvalidRecipe(f"{path} cannot be read: {error}.") from None
         if record is None:
-            raise BadRecipe(f"{path} is not there: the run folder is not whole")
+            raise InvalidRecipe(f"{path} is not there: the run folder is incomplete.")
         return cls.from_json(record, str(path))
 
     @classmethod
     def from_json(cls, record: Any, name: str = "the recipe") -> Recipe:
-        """Raises BadRecipe if ``record`` is not what :meth:`as_json` gives."""
+        """Return the recipe that :meth:`as_json` gave.
+
+        Raises:
+            InvalidRecipe: ``record`` is not one.
+        """
         try:
             values = dict(record)
             if values.pop("format") != FORMAT:
-                raise BadRecipe(f"{name} was written by another version of trtllm-hpc")
+                raise InvalidRecipe(f"{name} was written by another version of trtllm-hpc.")
             return cls(**{**values, "steps": tuple(_step(step) for step in values["steps"])})
         except (KeyError, TypeError, ValueError) as error:
-            raise BadRecipe(f"{name} is damaged ({type(error).__name__}: {error})") from None
+            raise InvalidRecipe(f"{name} is damaged ({type(error).__name__}: {error}).") from None
 
 
 def _step(record: dict[str, Any]) -> BuildStep:
-    commands = tuple(tuple(_word(word) for word in command) for command in record["commands"])
+    commands = tuple(tuple(_argument(it) for it in command) for command in record["commands"])
     return BuildStep(**{**record, "commands": commands, "inputs": tuple(record["inputs"])})
 
 
-def _word(word: str | dict[str, str]) -> Word:
-    return word if isinstance(word, str) else Place(**word)
+def _argument(record: str | dict[str, str]) -> Argument:
+    return record if isinstance(record, str) else Placeholder(**record)

@@ -1,0 +1,145 @@
+"""What is in the cache, in which state, and whether every byte is what was built."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from trtllm_hpc.paths import write_text
+from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Manifest, files_in
+from trtllm_hpc.runtime.engine_cache.files import sha256_of
+from trtllm_hpc.runtime.engine_cache.lock import DEAD_VARIABLE, Holder, find_holder, seconds
+
+WHOLE, BROKEN, BUILDING, HALF_BUILT, UNREADABLE = "whole", "broken", "building", "half-built", "unreadable"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One row of the list."""
+
+    entry: Entry
+    state: str
+    """``whole``, ``broken``, ``building``, ``half-built`` (nobody builds it any more) or ``unreadable``."""
+    note: str
+    """Who builds it, or what is broken."""
+    about: dict[str, str]
+    step: str
+    manifest: Manifest | None
+    last_used: float | None
+    """Seconds since the epoch."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the output; 0 without one."""
+        return self.manifest.size if self.manifest else 0
+
+
+def list_entries(cache: Cache) -> list[Item]:
+    """Return every entry, the last used first."""
+    items = [inspect(entry) for entry in cache.entries()]
+    return sorted(items, key=lambda item: (-(item.last_used or 0.0), item.entry.name))
+
+
+def inspect(entry: Entry) -> Item:
+    """Return one entry's state, judged by names and sizes."""
+    record = entry.key() or {}
+    state, note = _state(entry)
+    manifest = Manifest.read(entry.output)
+    return Item(
+        entry=entry,
+        state=state,
+        note=note,
+        about=dict(record.get("about") or {}),
+        step=str(record.get("document", {}).get("step", "")),
+        manifest=manifest,
+        last_used=_last_used(entry, manifest),
+    )
+
+
+def _state(entry: Entry) -> tuple[str, str]:
+    try:
+        faults = entry.faults()
+    except PermissionError:
+        return UNREADABLE, "to all but its owner"
+    if faults == []:
+        return WHOLE, ""
+    holder = find_holder(entry.folder)
+    if holder is not None and not holder.is_dead():
+        return BUILDING, _by(holder)
+    return (HALF_BUILT, "nobody builds it") if faults is None else (BROKEN, "; ".join(faults))
+
+
+def _by(holder: Holder) -> str:
+    """Say who builds. The age of the heartbeat is only shown and decides nothing, since clocks differ."""
+    silent_s = time.time() - holder.beat_ns / 1e9
+    return f"by {holder}" + (f", silent for {silent_s:.0f} s" if silent_s > seconds(DEAD_VARIABLE) else "")
+
+
+def _last_used(entry: Entry, manifest: Manifest | None) -> float | None:
+    try:
+        return entry.used.stat().st_mtime
+    except OSError:
+        return manifest.built_at if manifest else None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong in the cache."""
+
+    entry: str
+    sentence: str
+
+
+def verify(entry: Entry, progress: Callable[[str], None] = lambda name: None) -> list[Fault]:
+    """Read a finished output completely and compare it with its manifest.
+
+    Faults are noted in the entry, so that no run takes a damaged output for the engine it needs.
+    An entry without an output has no faults.
+
+    Args:
+        progress: called with each file's name before it is read.
+    """
+    try:
+        found = entry.faults()
+    except PermissionError:
+        return [Fault(entry.name, "it cannot be read by this user")]
+    faults = [sentence] if (sentence := entry.key_fault()) else []
+    manifest = Manifest.read(entry.output)
+    if manifest is None:
+        faults += found or []
+    else:
+        wrong = _wrong_files(entry, manifest, progress)
+        _note(entry, wrong)
+        faults += wrong
+    return [Fault(entry.name, sentence) for sentence in faults]
+
+
+def _note(entry: Entry, wrong: list[str]) -> None:
+    """Remember damage that no file's size shows."""
+    with suppress(OSError):  # a read-only cache
+        if wrong:
+            write_text(entry.damage, "".join(f"{line}\n" for line in wrong), mode=0o644)
+        else:
+            entry.damage.unlink(missing_ok=True)
+
+
+def _wrong_files(entry: Entry, manifest: Manifest, progress: Callable[[str], None]) -> list[str]:
+    wrong = []
+    present = {str(file.relative_to(entry.output)): file for file in files_in(entry.output)}
+    for name, (size, digest) in manifest.files.items():
+        file = present.pop(name, None)
+        if file is None:
+            wrong.append(f"{name} is missing")
+            continue
+        progress(name)
+        try:
+            found = file.stat().st_size
+            if found != size:
+                wrong.append(f"{name} has {found} bytes instead of {size}")
+            elif sha256_of(file) != digest:
+                wrong.append(f"{name} is not what was built: its SHA-256 differs")
+        except OSError as error:
+            wrong.append(f"{name} cannot be read: {error.strerror}")
+    return [*wrong, *(f"{name} was not built there" for name in present)]

@@ -1,0 +1,155 @@
+"""Remove entries that no run needs, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from trtllm_hpc.engine_cache.listing import BUILDING, HALF_BUILT, UNREADABLE, WHOLE, Item, inspect
+from trtllm_hpc.runtime.engine_cache import lock as locks
+from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Use
+from trtllm_hpc.runtime.engine_cache.files import remove
+from trtllm_hpc.runtime.engine_cache.lock import Lock, Owner, Watch, find_holder, seconds, try_lock
+
+IsActive = Callable[[Use], str | None]
+"""Returns why a use still counts; ``None`` if it does not."""
+
+Watches = dict[str, Watch]
+"""Watches of builders by entry, so that none is watched twice."""
+
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which entries to remove: those that match any of these."""
+
+    names: tuple[str, ...] = ()
+    """Beginnings of names, or of keys."""
+    unused_days: float | None = None
+    keep_bytes: int | None = None
+    half_built: bool = False
+    """What is broken, or was left by a killed build."""
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.half_built) or (self.unused_days, self.keep_bytes) != (None, None)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to one selected entry."""
+
+    item: Item
+    reason: str
+    """Why it was selected."""
+    kept: str | None = None
+    """Why it stays nevertheless."""
+
+
+def watch_builders(items: Sequence[Item], report: Callable[[str], None]) -> tuple[list[Item], Watches]:
+    """Find out which of the builders that seem to be alive are dead; returns the items as they are then.
+
+    A heartbeat proves life within seconds; only silence takes its time. All builders are watched at once.
+    """
+    watches = {item.entry.name: Watch() for item in items if item.state == BUILDING}
+    undecided = {item.entry: find_holder(item.entry.folder) for item in items if item.state == BUILDING}
+    if undecided:
+        limit_s = seconds(locks.DEAD_VARIABLE)
+        report(f"watching {len(undecided)} builder(s) for a heartbeat, up to {limit_s:.0f} s")
+    dead: set[str] = set()
+    while undecided:
+        for entry, first in list(undecided.items()):
+            holder = find_holder(entry.folder)
+            if holder is None or watches[entry.name].is_dead(holder):
+                dead.add(entry.name)
+            elif holder == first:
+                continue
+            del undecided[entry]
+        time.sleep(seconds(locks.POLL_VARIABLE) if undecided else 0)
+    known = [inspect(item.entry) if item.entry.name in watches else item for item in items]
+    return [
+        replace(item, state=HALF_BUILT, note="its builder is dead")
+        if item.entry.name in dead and item.state == BUILDING
+        else item
+        for item in known
+    ], watches
+
+
+def decide(items: Sequence[Item], selection: Selection, is_active: IsActive) -> list[Decision]:
+    """Return the selected entries, each with what protects it; ``items`` are sorted by last use."""
+    return [
+        Decision(item, reason, _protection(item, is_active)) for item, reason in _select(items, selection)
+    ]
+
+
+def _select(items: Sequence[Item], selection: Selection) -> Iterator[tuple[Item, str]]:
+    kept_bytes = 0
+    for item in items:
+        name = item.entry.name
+        unused_s = time.time() - (item.last_used or 0.0)
+        kept_bytes += item.size
+        if any(starts_with(name, beginning) for beginning in selection.names):
+            yield item, "is named"
+        elif item.state != WHOLE:
+            if selection.half_built and item.state != UNREADABLE:
+                yield item, f"is {item.state}"
+        elif selection.unused_days is not None and unused_s > selection.unused_days * _DAY_S:
+            yield item, f"was not used for {unused_s / _DAY_S:.0f} days"
+        elif selection.keep_bytes is not None and kept_bytes > selection.keep_bytes:
+            yield item, "is above the size to keep, and among the least recently used"
+            kept_bytes -= item.size
+
+
+def starts_with(name: str, beginning: str) -> bool:
+    """Return whether an entry's name, or the key in it, begins with ``beginning``."""
+    return bool(beginning) and (name.startswith(beginning) or name.rpartition("-")[2].startswith(beginning))
+
+
+def _protection(item: Item, is_active: IsActive) -> str | None:
+    if item.state == BUILDING:
+        return f"is being built {item.note}"
+    return _active_use(item.entry, is_active)
+
+
+def _active_use(entry: Entry, is_active: IsActive) -> str | None:
+    return next((why for use in entry.uses() if (why := is_active(use)) is not None), None)
+
+
+def prune(cache: Cache, decision: Decision, is_active: IsActive, watches: Watches) -> Decision:
+    """Remove one entry; returns the decision as it turned out.
+
+    The entry is locked, so that no build begins in it, and moved away with one rename. Only
+    then are its uses read for the last time: a run that registers later misses the output.
+    """
+    entry = decision.item.entry
+    if decision.kept is not None:
+        return decision
+    owner = Owner.this_process(os.environ.get("SLURM_JOB_ID", ""))
+    try:
+        lock = try_lock(entry.folder, owner, watches.get(entry.name, Watch()))
+        if not isinstance(lock, Lock):
+            return replace(decision, kept=f"is being built by {lock}")
+        try:
+            aside = cache.put_aside(entry)
+        finally:
+            lock.release()
+    except FileNotFoundError:
+        return decision  # already removed
+    except OSError as error:
+        return replace(decision, kept=f"cannot be removed: {error.strerror}")
+    kept = _active_use(Entry(aside), is_active)
+    if kept is not None and not entry.folder.exists():
+        remove(aside / locks.BUILDING)  # our own lock, which has moved with the entry
+        aside.rename(entry.folder)
+        return replace(decision, kept=kept)
+    return decision if remove(aside) else replace(decision, kept=f"could not be removed completely: {aside}")
+
+
+def forget_uses(cache: Cache, is_active: IsActive) -> None:
+    """Remove the notes of runs that no longer count, so that later calls need not ask for them again."""
+    for entry in cache.entries():
+        for use in entry.uses():
+            if is_active(use) is None:
+                remove(use.file)
