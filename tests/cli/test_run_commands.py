@@ -217,7 +217,8 @@ def test_a_wrong_setting_is_not_told_to_be_typed_again(
 def test_a_shipped_job_is_not_to_be_mended_where_it_lies(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refused = Typed(capsys, "render", "ifb-gpt", "--cluster", "pyxis")
+    image = "cluster.container.image=tritonserver:25.10-trtllm-python-py3"
+    refused = Typed(capsys, "render", "ifb-gpt", "--cluster", "pyxis", "--set", image)
     assert refused.code == ExitCode.CONFIG
     assert "next: type --set engine.tensorrt_llm_version=null to go by the image, or name" in refused.errors
     assert "add --set KEY=VALUE for what is to differ to: trtllm-hpc render ifb-gpt" in refused.errors

@@ -10,6 +10,10 @@ import pytest
 from tests.config.files import Folder
 from trtllm_hpc.config.dump import cluster_yaml, job_yaml
 from trtllm_hpc.config.files import jobs, profiles
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.render.scripts import render_scripts
+from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.validation.load import load
 
 PROFILES = ("apptainer", "bare", "local", "pyxis", "sandbox")
@@ -25,16 +29,25 @@ def test_every_job_loads_with_every_profile_and_comes_back_from_a_run_folder(
     files: Folder, cluster: str
 ) -> None:
     for name, path in jobs().items():
-        resolved = load(path, cluster, _same_release(path))
+        resolved = load(path, cluster)
         assert (resolved.job.name, resolved.cluster.name) == (name, cluster)
         again = files.load(job_yaml(resolved.job), cluster_yaml(resolved.cluster))
         assert (again.job, again.cluster) == (resolved.job, resolved.cluster)
 
 
-def _same_release(job: Path) -> tuple[str, ...]:
-    """A job that states its release goes with an image of that release only."""
-    found = re.search(r"(?m)^ +tensorrt_llm_version: (\S+)", job.read_text())
-    return () if found is None else (f"cluster.container.tensorrt_llm_version={found[1]}",)
+@pytest.mark.parametrize("name", sorted(jobs()))
+def test_every_job_renders_on_every_profile_of_its_kind(name: str, tmp_path: Path) -> None:
+    for cluster in PROFILES:
+        resolved = load(jobs()[name], cluster)
+        if resolved.job.engine.is_tensorrt_llm and cluster in ("local", "sandbox"):
+            continue  # the kind without NVIDIA's container and without GPUs
+        plan = make_plan(
+            resolved.job, resolved.cluster, RunPaths(tmp_path / "runs" / name), "/usr/bin/python3"
+        )
+        scripts = render_scripts(plan)
+        if resolved.job.engine.is_tensorrt_llm and cluster == "pyxis":
+            release = find_release(None, resolved.job.engine.tensorrt_llm_version)
+            assert f"tritonserver:{release.tags[-1]}-trtllm-python-py3" in scripts["serve.sbatch"]
 
 
 @pytest.mark.parametrize("profile", ["sandbox", "local"])

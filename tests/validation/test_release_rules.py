@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
+from trtllm_hpc.tensorrt_llm.releases import releases
 
 MODEL = "model: {path: /models/llama, family: llama}\n"
 
@@ -105,6 +106,37 @@ def test_an_image_of_another_release_than_the_job_s(files: Folder) -> None:
     cluster = f"{CLUSTER}container: {{runtime: pyxis, image: '{image}'}}\n"
     finding = files.diagnostic(trt("0.11.0"), cluster)
     assert "0.16.0" in finding.message and "0.11.0" in finding.message
+
+
+TAG_IN_IMAGE = "container:\n  runtime: pyxis\n  image: '/images/mine-{tag}.sqsh'\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "image", "version"),
+    [
+        (trt("0.16.0"), "/images/mine-24.12.sqsh", "0.16.0"),
+        (trt("0.9.0"), "/images/mine-24.05.sqsh", "0.9.0"),  # the newest of the two that carry it
+        (JOB, f"/images/mine-{releases()[-1].tags[-1]}.sqsh", releases()[-1].version),
+    ],
+)
+def test_the_tag_in_an_image_follows_the_job_s_release(
+    files: Folder, job: str, image: str, version: str
+) -> None:
+    container = files.load(job, CLUSTER + TAG_IN_IMAGE).cluster.container
+    assert (container.image, container.tensorrt_llm_version) == (image, version)
+
+
+def test_a_release_that_no_container_carries_leaves_the_tag_open(files: Folder) -> None:
+    finding = files.diagnostic(trt("0.18.1"), CLUSTER + TAG_IN_IMAGE)
+    assert finding.field == "engine.tensorrt_llm_version"
+    assert "no public container of Triton carries TensorRT-LLM 0.18.1" in finding.message
+    assert "--set cluster.container.image=" in (finding.hint or "")
+
+
+def test_a_tag_that_follows_the_job_and_a_release_that_the_profile_states_are_refused(files: Folder) -> None:
+    cluster = CLUSTER + TAG_IN_IMAGE + "  tensorrt_llm_version: 0.16.0\n"
+    finding = files.diagnostic(JOB, cluster)
+    assert (finding.code, files.place(finding)) == ("conflict", "cluster:5 container.tensorrt_llm_version")
 
 
 def test_a_profile_that_states_another_release_than_the_job(files: Folder) -> None:

@@ -172,15 +172,20 @@ def _finished(plan: Plan, cluster: str) -> dict[str, str]:
     from trtllm_hpc.render.templates_cache import find_templates
     from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
     from trtllm_hpc.runtime.model_repository.render import render_models
+    from trtllm_hpc.validation.load import load_cluster
 
     if not isinstance(plan.repository, RepositoryRecipe):
         files = render_repository(plan)
         return {path.split("/")[0]: text for path, text in files.items() if path.endswith("config.pbtxt")}
     templates = find_templates(plan.cluster)
     if templates is None:
+        image = plan.cluster.container.image
+        command = ["trtllm-hpc", "templates", "fetch", "--cluster", cluster]
+        if image is not None and image != load_cluster(cluster).container.image:
+            command += ["--set", f"cluster.container.image={image}"]
         raise RenderError(
-            f"The templates of {plan.cluster.container.image or 'this profile'} are not on this machine.",
-            hint=f"trtllm-hpc templates fetch --cluster {shlex.quote(cluster)}, then the same command",
+            f"The templates of {image or 'this profile'} are not on this machine.",
+            hint=f"{shlex.join(command)}, then the same command",
         )
     models = render_models(plan.repository, templates)
     return {name: model.config for name, model in models.items()}

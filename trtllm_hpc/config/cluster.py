@@ -14,7 +14,8 @@ class Container(Section):
 
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
     image: OneLine | None = None
-    """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file."""
+    """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file. ``{tag}`` in it becomes the
+    tag of Triton's container with the job's release of TensorRT-LLM, the newest for jobs that state none."""
     mounts: list[Annotated[OneLine, Field(pattern=r"^[^,]*$")]] = Field(default_factory=list)
     """``source:target[:flags]``. The run folder, the cache of engines and what the job file
     names are mounted in any case."""

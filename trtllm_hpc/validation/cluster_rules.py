@@ -31,6 +31,11 @@ def container_has_image(cluster: ClusterProfile) -> Diagnostics:
         if container.image is None:
             hint = "set container.image, e.g. to a .sqsh or .sif file or a registry name"
             yield in_cluster("missing", "container.image", f"{container.runtime} needs an image", hint)
+        elif "{tag}" in container.image and container.tensorrt_llm_version is not None:
+            message = "{tag} in the image follows each job's release, so the profile cannot state one"
+            hint = "remove container.tensorrt_llm_version, or write the image's tag out"
+            value = container.tensorrt_llm_version
+            yield in_cluster("conflict", "container.tensorrt_llm_version", message, hint, value)
         return
     for key in ("image", "mounts", "options"):
         value = getattr(container, key)

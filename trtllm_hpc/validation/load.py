@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,13 @@ from trtllm_hpc.config.layers import (
     with_absolute_paths,
     with_built_in_model,
 )
+from trtllm_hpc.config.partial import UnknownValueError
 from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.config.swapped import swapped
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.errors import ConfigError, Diagnostic
+from trtllm_hpc.tensorrt_llm.release_of_job import with_image
+from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
 from trtllm_hpc.validation.rules import cluster_problems, problems
 
 
@@ -80,7 +84,7 @@ def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
             findings += [tree.placed(it) for it in cluster_problems(model)]
     if model is None or findings:
         raise ConfigError(findings)
-    return model
+    return with_image(model)
 
 
 @dataclass
@@ -126,6 +130,10 @@ class _Trees:
             cluster, found = validate(ClusterProfile, self.cluster)
             self.diagnostics += found
         if job is not None and cluster is not None:
+            # What is wrong with these values is found by the rules below.
+            with suppress(UnknownRelease, UnknownValueError):
+                engine = job.engine
+                cluster = with_image(cluster, engine.tensorrt_llm_version if engine.is_tensorrt_llm else None)
             self.diagnostics += [self._placed(problem) for problem in problems(job, cluster)]
         return job, cluster
 
