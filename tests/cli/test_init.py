@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.scheduler.test_slurm_facts import NEW_LIST, PARTITIONS, fake_slurm
+from tests.scheduler.test_discovery import NEW_LIST, PARTITIONS, fake_slurm
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine

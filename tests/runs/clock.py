@@ -18,6 +18,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def time(self) -> float:
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         assert self.now < 1000.0 + 100_000, "followed for more than a day"

@@ -10,7 +10,7 @@ from tests.runs.fake_slurm import FakeSlurm
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.run_folder import write_run
-from trtllm_hpc.scheduler.journal import Journal
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 CLUSTER: dict[str, Any] = {"name": "here", "partition": "batch"}
 
@@ -22,13 +22,13 @@ def written(folder: Path, job: dict[str, Any] | None = None, **cluster: Any) -> 
 
 
 def submitted(folder: Path, job_ids: dict[str, str], *, complete: bool = True) -> RunPaths:
-    """A rendered run with a journal that says which job is which stage."""
+    """A rendered run with a record that says which job is which stage."""
     _, paths = written(folder)
-    journal = Journal(scheduler="slurm")
+    record = SubmissionRecord(scheduler="slurm")
     for stage, job_id in job_ids.items():
-        journal.add(paths, stage, job_id)
-    journal.complete = complete
-    journal.write(paths)
+        record.add(paths, stage, job_id)
+    record.complete = complete
+    record.write(paths)
     return paths
 
 

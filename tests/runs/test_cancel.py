@@ -99,14 +99,16 @@ def test_a_run_submitted_by_hand_is_cancelled_in_its_own_cluster(
     fake_slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     """The sandbox's Slurm is not the machine's: SLURM_CONF must say which is meant."""
-    _, paths = written(tmp_path / "run", slurm_conf="/run/sandbox/slurm.conf")
+    conf = tmp_path / "slurm.conf"
+    conf.touch()
+    _, paths = written(tmp_path / "run", slurm_conf=str(conf))
     for command in ("squeue", "scancel"):
         script = fake_slurm.bin / command
         words = script.read_text().replace("exec", f'echo "[$SLURM_CONF]" >> {tmp_path}/confs\nexec')
         script.write_text(words)
     add_event(paths, "build", "stage_begin", job_id=fake_slurm.add("RUNNING"))
     assert cancel_run(paths).state is RunState.CANCELLED
-    assert set((tmp_path / "confs").read_text().split()) == {"[/run/sandbox/slurm.conf]"}
+    assert set((tmp_path / "confs").read_text().split()) == {f"[{conf}]"}
 
 
 def test_a_local_run_started_by_hand_is_asked_to_stop(

@@ -116,6 +116,30 @@ def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.
     assert caught.value.hint is not None and "--cluster local" in caught.value.hint
 
 
+def test_a_configuration_that_is_gone_is_told_without_asking_slurm(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    with pytest.raises(SubmissionError, match=r"There is no .*gone\.conf on this machine") as caught:
+        Slurm(str(tmp_path / "gone.conf")).query(["101"])
+    assert fake_slurm.calls() == [] and "sandbox up" in str(caught.value.hint)
+
+
+def test_a_slurm_that_knows_no_controller_is_one_sentence_and_a_next_command(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.trouble(
+        "squeue",
+        "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+        "squeue: error: fetch_config: DNS SRV lookup failed\n"
+        "squeue: error: _establish_config_source: failed to fetch config\n"
+        "squeue: fatal: Could not establish a configuration source",
+    )
+    with pytest.raises(SubmissionError) as caught:
+        Slurm().query(["101"])
+    assert caught.value.message == (
+        "Slurm cannot be reached from this machine: Could not establish a configuration source."
+    )
+    assert caught.value.hint is not None and "login node" in caught.value.hint
+
+
 def test_cancelling_passes_over_what_has_ended(fake_slurm: FakeSlurm) -> None:
     running, done, gone = fake_slurm.add("RUNNING"), fake_slurm.add("COMPLETED"), fake_slurm.add("FAILED")
     fake_slurm.forget(gone)
@@ -140,7 +164,9 @@ def test_the_environment_of_a_site_does_not_change_the_question(
     squeue.write_text(squeue.read_text().replace("exec", f"env > {shown}\nexec"))
     for name in ("SQUEUE_FORMAT", "SQUEUE_STATES", "SQUEUE_PARTITION", "SQUEUE_USERS"):
         monkeypatch.setenv(name, "batch")
-    assert Slurm("/etc/other.conf").query([job])[job].state.name == "RUNNING"
+    conf = tmp_path / "other.conf"
+    conf.touch()
+    assert Slurm(str(conf)).query([job])[job].state.name == "RUNNING"
     lines = shown.read_text().splitlines()
-    assert "SLURM_CONF=/etc/other.conf" in lines
+    assert f"SLURM_CONF={conf}" in lines
     assert [line for line in lines if line.startswith(("SQUEUE_", "SACCT_", "SCANCEL_"))] == []

@@ -11,7 +11,7 @@ import pytest
 from tests.logs.runs import add_rank
 from tests.runs.fake_slurm import FakeSlurm
 from tests.runs.made import run_with, submitted, written
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.status import RunState, run_status
@@ -324,3 +324,14 @@ def test_the_jobs_own_word_on_its_exit_code_counts(fake_slurm: FakeSlurm, tmp_pa
     status = run_status(paths)
     assert status.exit_code == ExitCode.START
     assert "exit code 137, as after SIGKILL" in status.stages[1].sentence
+
+
+def test_a_rendered_run_without_a_reachable_slurm_is_one_sentence_and_a_next_command(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    _, paths = written(tmp_path / "run")
+    fake_slurm.trouble("squeue", "squeue: fatal: Could not establish a configuration source")
+    with pytest.raises(SubmissionError) as caught:
+        run_status(paths)
+    assert caught.value.message.startswith("Run run is rendered.") and "\n" not in caught.value.message
+    assert caught.value.hint is not None and "login node" in caught.value.hint

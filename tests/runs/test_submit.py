@@ -22,7 +22,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import require_scheduler, submit_chain
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
-from trtllm_hpc.scheduler.journal import Journal, read_journal
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 
 def digests(paths: RunPaths) -> dict[str, str]:
@@ -60,28 +60,30 @@ def test_what_is_submitted_is_what_was_rendered(fake_slurm: FakeSlurm, tmp_path:
         assert job["sha256"] == before[job["script"]]
 
 
-def test_the_jobs_get_the_journals_token_and_nobodys_options(
+def test_the_jobs_get_the_token_of_the_submission_and_no_options_from_the_environment(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "other")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
     monkeypatch.setenv("MINE", "kept")
-    plan, paths = written(tmp_path / "run", slurm_conf="/run/sandbox/slurm.conf")
-    journal = submit_chain(plan, paths)
+    conf = tmp_path / "sandbox.conf"
+    conf.touch()
+    plan, paths = written(tmp_path / "run", slurm_conf=str(conf))
+    record = submit_chain(plan, paths)
     for job in fake_slurm.jobs.values():
         environment = job["environment"]
-        assert environment[TOKEN_VARIABLE] == journal.token
-        assert environment["SLURM_CONF"] == "/run/sandbox/slurm.conf"
+        assert environment[TOKEN_VARIABLE] == record.token
+        assert environment["SLURM_CONF"] == str(conf)
         assert environment["MINE"] == "kept"
         assert [name for name in environment if name.startswith("SBATCH_")] == []
 
 
-def test_the_journal_says_which_job_is_which_and_is_complete(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_the_submission_record_names_the_job_of_each_stage(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     plan, paths = written(tmp_path / "run")
     submit_chain(plan, paths)
-    journal = read_journal(paths)
-    assert journal is not None and journal.complete
-    assert {stage: job.job_id for stage, job in journal.stages.items()} == {
+    record = read_submission(paths)
+    assert record is not None and record.complete
+    assert {stage: job.job_id for stage, job in record.stages.items()} == {
         "build": "101",
         "serve": "102",
         "companion": "103",
@@ -110,8 +112,8 @@ def test_a_refusal_halfway_takes_back_what_was_sent(fake_slurm: FakeSlurm, tmp_p
     with pytest.raises(SubmissionError, match="Invalid partition name"):
         submit_chain(plan, paths)
     assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 2
-    journal = read_journal(paths)
-    assert journal is not None and not journal.complete
+    record = read_submission(paths)
+    assert record is not None and not record.complete
     assert run_status(paths).state.value == "cancelled"
 
 
@@ -227,7 +229,7 @@ def test_a_submission_that_ended_before_its_first_job_is_over(fake_slurm: FakeSl
         submit_chain(plan, refused)
     assert run_status(refused).exit_code == ExitCode.SUBMISSION
     _, killed = written(tmp_path / "killed")
-    Journal(scheduler="slurm").write(killed)
+    SubmissionRecord(scheduler="slurm").write(killed)
     assert run_status(killed).state is RunState.PENDING  # it may be at it right now
     long_ago = time.time() - 3600
     os.utime(killed.jobs, (long_ago, long_ago))

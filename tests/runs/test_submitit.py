@@ -15,13 +15,13 @@ from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.scheduler import executor as module
 from trtllm_hpc.scheduler.executor import RenderedJob, RenderedScriptExecutor
-from trtllm_hpc.scheduler.script import StageScript
+from trtllm_hpc.scheduler.local import StageScript
 
 
 @pytest.fixture(autouse=True)
 def own_watcher() -> None:
     # Watchers are kept by cluster, and each test has a cluster of its own.
-    module._watcher.cache_clear()
+    module._shared_watcher.cache_clear()
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_state_and_done(fake_slurm: FakeSlurm, job: RenderedJob) -> None:
     # submitit's own list takes these for ended, respectively for running.
     for state, done in (("CONFIGURING", False), ("SUSPENDED", False), ("PREEMPTED", True)):
         fake_slurm.set("101", state)
-        module._watcher(None).clear()
+        module._shared_watcher(None).restart_pauses()
         assert job.done(force_check=True) is done
         assert job.state == state
 

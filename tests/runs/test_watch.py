@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import submitit.core.core
 
 from tests.logs.runs import add_rank
 from tests.runs.clock import Clock
@@ -20,14 +21,17 @@ from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.runs.watch import Progress, follow
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.runtime.stop import request_stop
-from trtllm_hpc.scheduler.journal import Journal
+from trtllm_hpc.scheduler import executor
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     made = Clock()
     with monkeypatch.context() as patch:
-        patch.setattr(watch, "time", made)
+        for module in (watch, executor):
+            patch.setattr(module, "time", made)
+        patch.setattr(submitit.core.core, "_time", made)  # submitit's pauses between two queries
         # The files are read more rarely than a person's are, for the test's own speed.
         patch.setattr(watch, "_FILE_PAUSE_S", 2.0)
         yield made
@@ -86,9 +90,9 @@ def test_a_companion_within_the_servers_job_is_waited_for_by_its_own_words(
     fake_slurm: FakeSlurm, tmp_path: Path, clock: Clock
 ) -> None:
     _, run = written(tmp_path / "overlap", companion="overlap")
-    journal = Journal(scheduler="slurm", complete=True)
+    record = SubmissionRecord(scheduler="slurm", complete=True)
     for stage, state in (("build", "COMPLETED"), ("serve", "RUNNING")):
-        journal.add(run, stage, fake_slurm.add(state, nodes="n1"))
+        record.add(run, stage, fake_slurm.add(state, nodes="n1"))
     add_event(run, "companion", "stage_begin")
     publish(run)
     clock.at(30, lambda: add_event(run, "companion", "stage_end", exit_code=0))

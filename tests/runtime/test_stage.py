@@ -13,7 +13,7 @@ from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, Endpoint, RankRecord, read_events
 from trtllm_hpc.runtime.stage import GATE_VARIABLE
 from trtllm_hpc.runtime.stop import request_stop
-from trtllm_hpc.scheduler.journal import Journal
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 
 def events(paths: RunPaths) -> list[str]:
@@ -34,35 +34,35 @@ def test_a_stage_ends_with_its_exit_code(runtime: Runtime) -> None:
 
 
 def test_a_complete_chain_passes_the_gate(runtime: Runtime) -> None:
-    journal = Journal("slurm", complete=True)
-    journal.write(runtime.paths)
-    answer = runtime("begin", "build", **{TOKEN_VARIABLE: journal.token, GATE_VARIABLE: "0.1"})
+    record = SubmissionRecord("slurm", complete=True)
+    record.write(runtime.paths)
+    answer = runtime("begin", "build", **{TOKEN_VARIABLE: record.token, GATE_VARIABLE: "0.1"})
     assert answer.returncode == 0, answer.stderr
 
 
 def test_a_chain_that_is_completed_meanwhile_passes_the_gate(runtime: Runtime) -> None:
     """Each further submission is a sign of life: the patience counts from the last."""
-    journal = Journal("slurm")
-    journal.write(runtime.paths)
-    process = runtime.start("begin", "build", **{TOKEN_VARIABLE: journal.token, GATE_VARIABLE: "2"})
+    record = SubmissionRecord("slurm")
+    record.write(runtime.paths)
+    process = runtime.start("begin", "build", **{TOKEN_VARIABLE: record.token, GATE_VARIABLE: "2"})
     for stage in ("build", "serve", "companion"):
         assert not eventually(lambda: process.poll() is not None, 0.8)
-        journal.add(runtime.paths, stage, "1")
-    journal.complete = True
-    journal.write(runtime.paths)
+        record.add(runtime.paths, stage, "1")
+    record.complete = True
+    record.write(runtime.paths)
     assert process.wait(10) == 0
     process.communicate()
     assert events(runtime.paths) == ["stage_begin"]
 
 
-@pytest.mark.parametrize("journal", ["incomplete", "another", "none", "damaged"])
-def test_a_half_submitted_run_starts_nothing(runtime: Runtime, journal: str) -> None:
-    mine = Journal("slurm")
-    if journal == "incomplete":
+@pytest.mark.parametrize("record", ["incomplete", "another", "none", "damaged"])
+def test_a_half_submitted_run_starts_nothing(runtime: Runtime, record: str) -> None:
+    mine = SubmissionRecord("slurm")
+    if record == "incomplete":
         mine.write(runtime.paths)
-    elif journal == "another":
-        Journal("slurm", complete=True).write(runtime.paths)
-    elif journal == "damaged":
+    elif record == "another":
+        SubmissionRecord("slurm", complete=True).write(runtime.paths)
+    elif record == "damaged":
         runtime.paths.jobs.write_text('{"token": ')
     answer = runtime("begin", "build", **{TOKEN_VARIABLE: mine.token, GATE_VARIABLE: "0.2"})
     assert answer.returncode == ExitCode.SUBMISSION

@@ -8,7 +8,7 @@ import pytest
 
 from tests.config.fixtures import files as files
 from tests.render.cases import plan_of
-from tests.scheduler.test_slurm_facts import NEW_LIST, PARTITIONS
+from tests.scheduler.test_discovery import NEW_LIST, PARTITIONS
 from tests.tensorrt_llm.memory_models import LLAMA_3_8B
 from tests.validation.engines import new_engine
 from trtllm_hpc.errors import Diagnostic

@@ -77,7 +77,7 @@ def test_a_machine_without_slurm(checked: Checked, tmp_path: Path, monkeypatch: 
         ("echo pmix_v4; echo pmi2", "pmix", "fail", "it offers pmix_v4, pmi2"),
         ("echo pmi2", "pmi2", "warn", "by PMIx, but the profile says pmi2"),
         ("echo pmix", "pmix", "ok", "offers the MPI plugin pmix"),
-        ("echo broken; exit 1", "pmix", "unknown", "srun failed, saying: broken"),
+        ("echo broken; exit 1", "pmix", "unknown", "srun failed: broken"),
     ],
 )
 def test_mpi_plugins(

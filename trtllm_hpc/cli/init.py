@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from trtllm_hpc.scheduler.slurm_facts import SlurmFacts
+    from trtllm_hpc.scheduler.discovery import SlurmFacts
 
 
 @click.group()
@@ -87,12 +87,12 @@ def _word(file: Path) -> str:
 def _facts(from_slurm: bool | None) -> SlurmFacts | None:
     """What Slurm says; ``None`` where it was not to be asked, or need not answer and does not."""
     from trtllm_hpc.errors import SubmissionError
-    from trtllm_hpc.scheduler.slurm_facts import ask_slurm
+    from trtllm_hpc.scheduler.discovery import query_cluster
 
     if from_slurm is False:
         return None
     try:
-        return ask_slurm()
+        return query_cluster()
     except SubmissionError as error:
         if from_slurm:
             raise SubmissionError(error.message, hint="trtllm-hpc init cluster --no-slurm") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +14,6 @@ from trtllm_hpc.cli.options import cluster_option, job_options, json_option, pri
 
 if TYPE_CHECKING:
     from trtllm_hpc.config.cluster import ClusterProfile
-    from trtllm_hpc.plan.model import Plan
     from trtllm_hpc.render.templates_cache import KeptTemplates
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -73,11 +71,13 @@ def fetch(
     if source is not None:
         kept = keep_folder(profile, source.absolute())
     else:
-        from trtllm_hpc.runs.fetch_templates import take_templates
+        from trtllm_hpc.runs.templates import extract_templates
 
         image = profile.container.image or "the node's own files"
         click.echo(f"taking the templates out of {image} ...", err=True)
-        archive, origin = take_templates(profile, here=here, wait_s=wait_minutes * 60, called=cluster)
+        archive, origin = extract_templates(
+            profile, here=here, wait_s=wait_minutes * 60, profile_name=cluster
+        )
         kept = keep_archive(profile, archive, origin)
     for line in _of_another_release(profile, kept):
         print_warning(line)
@@ -149,9 +149,10 @@ def show(
     and checked against Triton's own schema.
     """
     from trtllm_hpc.runs.create import plan_run
+    from trtllm_hpc.runs.templates import finished_configs
 
     with plan_run(job_file, cluster, settings, runs, command="templates show") as found:
-        texts = _finished(found.plan, cluster)
+        texts = finished_configs(found.plan, cluster)
     if model is not None and model not in texts:
         raise click.BadParameter(f"{model!r} is none of {', '.join(texts)}.", param_hint="MODEL")
     if as_json:
@@ -163,32 +164,6 @@ def show(
             click.echo(f"# ---- {name}/config.pbtxt")
         if model in (None, name):
             click.echo(text, nl=not text.endswith("\n"))
-
-
-def _finished(plan: Plan, cluster: str) -> dict[str, str]:
-    """Text of each ``config.pbtxt``, by model; ``cluster`` is the profile as it was named."""
-    from trtllm_hpc.errors import RenderError
-    from trtllm_hpc.render.scripts import render_repository
-    from trtllm_hpc.render.templates_cache import find_templates
-    from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-    from trtllm_hpc.runtime.model_repository.render import render_models
-    from trtllm_hpc.validation.load import load_cluster
-
-    if not isinstance(plan.repository, RepositoryRecipe):
-        files = render_repository(plan)
-        return {path.split("/")[0]: text for path, text in files.items() if path.endswith("config.pbtxt")}
-    templates = find_templates(plan.cluster)
-    if templates is None:
-        image = plan.cluster.container.image
-        command = ["trtllm-hpc", "templates", "fetch", "--cluster", cluster]
-        if image is not None and image != load_cluster(cluster).container.image:
-            command += ["--set", f"cluster.container.image={image}"]
-        raise RenderError(
-            f"The templates of {image or 'this profile'} are not on this machine.",
-            hint=f"{shlex.join(command)}, then the same command",
-        )
-    models = render_models(plan.repository, templates)
-    return {name: model.config for name, model in models.items()}
 
 
 def _row(kept: KeptTemplates) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Cancelling a run, whatever state it is in."""
+"""Cancelling a run, in whatever state it is."""
 
 from __future__ import annotations
 
@@ -7,48 +7,47 @@ from contextlib import suppress
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.status import RunStatus, planned, run_status
+from trtllm_hpc.runs.status import RunStatus, planned, run_status, watcher_of
 from trtllm_hpc.runtime.stop import request_stop
-from trtllm_hpc.scheduler.journal import read_journal
 from trtllm_hpc.scheduler.local import cancel_local
-from trtllm_hpc.scheduler.slurm import Slurm
+from trtllm_hpc.scheduler.submission_record import read_submission
 
 _SETTLE_TIMEOUT_S = 60.0
 _POLL_S = 0.5
 
 
 def cancel_run(paths: RunPaths) -> RunStatus:
-    """Cancel every job of a run and wait (bounded) until they have ended; idempotent.
+    """Cancel every job of a run, wait (bounded) until they have ended, and return the status; idempotent.
 
     Raises:
-        SubmissionError: Slurm did not take the cancellation.
+        SubmissionError: Slurm refused the cancellation, or does not answer.
     """
-    before = run_status(paths)
-    # Not by the run's own state: one that has failed may still have a stage in the queue.
-    left = [stage.job_id for stage in before.stages if stage.job_id and not stage.final]
+    status = run_status(paths)
+    # The run's own state does not matter: a failed run may still have a stage in the queue.
+    left = [stage.job_id for stage in status.stages if stage.job_id and not stage.final]
     if not left:
-        return before
-    with suppress(OSError):  # on a full disk the jobs must be cancelled all the same
+        return status
+    with suppress(OSError):  # even on a full disk the jobs must be cancelled
         request_stop(paths, by="cancel", reason="the run was cancelled")
-    journal = read_journal(paths)
-    if journal is not None and journal.scheduler == "local":
-        cancel_local(paths, journal)
+    record = read_submission(paths)
+    if record is not None and record.scheduler == "local":
+        cancel_local(paths, record)
         return run_status(paths)
-    if journal is None and planned(paths, "scheduler") == "local":
-        # Started with bash by a person, in whose process group we have no business:
+    if record is None and planned(paths, "scheduler") == "local":
+        # The user started it with bash, in a process group that is not ours to signal:
         # the server obeys the request, and the companion ends with it.
         return run_status(paths)
-    slurm = Slurm(journal.slurm_conf if journal else planned(paths, "slurm_conf"))
-    slurm.cancel(left)
-    return _settle(paths, slurm)
+    return _cancel_jobs(paths, left)
 
 
-def _settle(paths: RunPaths, slurm: Slurm) -> RunStatus:
+def _cancel_jobs(paths: RunPaths, job_ids: list[str]) -> RunStatus:
+    watcher = watcher_of(paths)
+    watcher.slurm.cancel(job_ids)
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S
     while True:
         late = time.monotonic() > deadline
         try:
-            status = run_status(paths, slurm)
+            status = run_status(paths, watcher)
         except SubmissionError as error:
             if late or not error.transient:
                 raise

@@ -1,4 +1,4 @@
-"""How a run is: what Slurm says, what the job wrote, and one sentence for both."""
+"""The status of a run, from what Slurm reports and what the jobs wrote."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import enum
 import signal
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, Event, read_events
 from trtllm_hpc.runtime.stage import GATE_TIMEOUT_S
-from trtllm_hpc.scheduler.journal import Journal, read_journal
-from trtllm_hpc.scheduler.processes import is_same_process
+from trtllm_hpc.scheduler.local import is_same_process
 from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
-from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, STATES, JobState, explain_reason
+from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, STATES, explain_reason
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
+
+if TYPE_CHECKING:
+    from trtllm_hpc.scheduler.executor import JobWatcher
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
-_BLAMES_A_RANK = ("FAILED", "OUT_OF_MEMORY")
-"""States in which the rank that died first is the cause; in others (a time limit...) it is not."""
+_CAUSED_BY_A_RANK = ("FAILED", "OUT_OF_MEMORY")
+"""States whose cause is the rank that died first; others (a time limit...) have another cause."""
 
 
 class RunState(str, enum.Enum):
@@ -41,7 +44,7 @@ class RunState(str, enum.Enum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the run stays in this state."""
         return self in (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.LOST)
 
 
@@ -51,7 +54,7 @@ class StageStatus:
 
     stage: str
     state: str
-    """Slurm's name of the state; the same names with the local profile."""
+    """Slurm's name of the state; the local profile uses the same names."""
     final: bool
     ok: bool
     sentence: str
@@ -62,7 +65,7 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank of the server, in its own words."""
+    """One rank of the server, from its own record."""
 
     rank: int
     host: str | None
@@ -81,49 +84,60 @@ class RunStatus:
     ranks: tuple[RankStatus, ...]
     endpoint: Endpoint | None
     exit_code: ExitCode
-    """What ``submit --wait`` leaves with when this is final."""
+    """Exit code of ``submit --wait`` when this status is final."""
 
     @property
     def settled(self) -> bool:
-        """Whether every stage has ended; after a failure the others need a moment more.
+        """Whether every stage has ended; after a failure the other stages need a moment more.
 
-        A lost job never settles a run: accounting may only be late.
+        A run with a lost job is never settled: accounting may only be late.
         """
         return self.state.final and self.state is not RunState.LOST and all(it.final for it in self.stages)
 
     def as_json(self) -> dict[str, Any]:
-        """The status as plain JSON types."""
+        """Return the status as plain JSON types."""
         return {**asdict(self), "state": self.state.value, "exit_code": int(self.exit_code)}
 
 
-def run_status(paths: RunPaths, slurm: Slurm | None = None) -> RunStatus:
-    """The state of a run now; one question to Slurm at most.
+def watcher_of(paths: RunPaths) -> JobWatcher:
+    """Return a watcher for the cluster that a run was, or would be, submitted to."""
+    from trtllm_hpc.scheduler.executor import JobWatcher  # submitit takes 0.1 s to import
+
+    record = read_submission(paths)
+    return JobWatcher(Slurm(record.slurm_conf if record else planned(paths, "slurm_conf")))
+
+
+def run_status(paths: RunPaths, watcher: JobWatcher | None = None, *, mode: str = "force") -> RunStatus:
+    """Return the status of a run; Slurm is queried once at most.
 
     Args:
-        slurm: keep one over several calls, so that what was learned of the
-            site (no accounting) is not asked again.
+        watcher: pass the same one to several calls, so that jobs that have ended, and
+            accounting that a site does not have, are not queried again.
+        mode: see :meth:`~trtllm_hpc.scheduler.executor.JobWatcher.job_infos`.
+
+    Raises:
+        SubmissionError: Slurm does not answer.
     """
-    journal = read_journal(paths)
+    record = read_submission(paths)
     events = read_events(paths)
-    jobs = _job_ids(paths, journal, events)
-    interrupted = _was_interrupted(paths, journal, events)
-    if journal is not None and journal.scheduler == "local":
-        stages = [_local_stage(name, journal, events) for name in jobs]
-    elif journal is None and planned(paths, "scheduler") == "local":
-        stages = [_by_hand(name, events) for name in jobs]
+    jobs = _job_ids(paths, record, events)
+    interrupted = _was_interrupted(paths, record, events)
+    if record is not None and record.scheduler == "local":
+        stages = [_local_stage(name, record, events) for name in jobs]
+    elif record is None and planned(paths, "scheduler") == "local":
+        stages = [_stage_run_by_hand(name, events) for name in jobs]
     else:
-        conf = journal.slurm_conf if journal else planned(paths, "slurm_conf")
-        slurm = slurm or Slurm(conf)
-        if journal is None:
-            jobs |= _waiting_by_hand(paths, slurm, jobs)
-        answers = slurm.query(job for job in jobs.values() if job)
-        stages = [_slurm_stage(name, job, answers, events, interrupted) for name, job in jobs.items()]
-    return _whole(paths, stages, journal)
+        if record is None:
+            jobs |= _queued_by_hand(paths, jobs)
+        watched = [job for job in jobs.values() if job]
+        infos = (watcher or watcher_of(paths)).job_infos(watched, mode) if watched else {}
+        stages = [_slurm_stage(name, job, infos, events, interrupted) for name, job in jobs.items()]
+    return _whole(paths, stages, record)
 
 
-def _was_interrupted(paths: RunPaths, journal: Journal | None, events: list[Event]) -> bool:
-    """Whether the submission stopped half-way: by its word, or by a silence longer than its jobs bear."""
-    if journal is None or journal.complete:
+def _was_interrupted(paths: RunPaths, record: SubmissionRecord | None, events: list[Event]) -> bool:
+    """Return whether the submission stopped half-way: an event says so, or its jobs no longer wait for it."""
+    if record is None or record.complete:
         return False
     if any(event.name == "submission_interrupted" for event in events):
         return True
@@ -133,73 +147,85 @@ def _was_interrupted(paths: RunPaths, journal: Journal | None, events: list[Even
         return False
 
 
-def _waiting_by_hand(paths: RunPaths, slurm: Slurm, jobs: dict[str, str | None]) -> dict[str, str]:
-    """Jobs that a person has submitted and that have not begun: they run our scripts, so Slurm knows them."""
+def _queued_by_hand(paths: RunPaths, jobs: dict[str, str | None]) -> dict[str, str]:
+    """Return jobs submitted by hand that have not begun, by stage: Slurm knows which script a job runs.
+
+    Raises:
+        SubmissionError: Slurm does not answer, so nothing is known about such jobs.
+    """
     scripts = {paths.sbatch(stage): stage for stage, job in jobs.items() if job is None}
-    return {scripts[script]: job for script, job in slurm.find_scripts(scripts).items()}
+    try:
+        queued = Slurm(planned(paths, "slurm_conf")).find_scripts(scripts)
+    except SubmissionError as error:
+        error.message = (
+            f"Run {paths.run_id} is rendered. Whether its scripts were then submitted by hand is unknown: "
+            + error.message
+        )
+        raise
+    return {scripts[script]: job for script, job in queued.items()}
 
 
 def planned(paths: RunPaths, key: str) -> str | None:
-    """What the plan says, for a run whose scripts were submitted by hand."""
+    """Return a value of the plan, for a run whose scripts were submitted by hand."""
     value: str | None = (read_json(paths.plan) or {}).get(key)
     return value
 
 
-def _job_ids(paths: RunPaths, journal: Journal | None, events: list[Event]) -> dict[str, str | None]:
-    """Stage to job id, by the journal or, for scripts run by hand, by what they wrote."""
+def _job_ids(paths: RunPaths, record: SubmissionRecord | None, events: list[Event]) -> dict[str, str | None]:
+    """Return the job id of each stage, from the record or, for scripts run by hand, from their events."""
     plan = read_json(paths.plan) or {}
     jobs: dict[str, str | None] = {stage["name"]: None for stage in plan.get("stages", [])}
     for event in events:
         if event.name == "stage_begin" and event.stage in jobs:
             jobs[event.stage] = str(event.data.get("job_id") or "") or None
-    for name, job in (journal.stages if journal else {}).items():
-        # A stage that was run again by hand is followed under its newest id.
+    for name, job in (record.stages if record else {}).items():
+        # Of a stage that was run again by hand the newest id counts.
         jobs[name] = jobs.get(name) or job.job_id
     return jobs
 
 
-def _marks(events: list[Event], stage: str) -> list[Event]:
+def _stage_events(events: list[Event], stage: str) -> list[Event]:
     return [
         event for event in events if event.stage == stage and event.name.startswith(("stage_", "submission_"))
     ]
 
 
 def _slurm_stage(
-    name: str, job_id: str | None, answers: dict[str, JobInfo], events: list[Event], interrupted: bool
+    name: str, job_id: str | None, infos: dict[str, JobInfo], events: list[Event], interrupted: bool
 ) -> StageStatus:
     if job_id is None:
         if interrupted:
             return StageStatus(name, INTERRUPTED.name, True, False, INTERRUPTED.sentence)
         return StageStatus(name, "NOT SUBMITTED", False, False, "is not submitted")
-    info = answers.get(job_id)
+    info = infos.get(job_id)
     if info is None:
-        return _forgotten(name, job_id, events)
-    code = _own_exit_code(_marks(events, name), job_id, info)
+        return _unknown_to_slurm(name, job_id, events)
+    code = _recorded_exit_code(_stage_events(events, name), job_id, info)
     sentence = info.state.sentence
     if info.reason:
         sentence += f": {explain_reason(info.reason)}"
     if info.exit_signal and not info.state.ok:
         sentence += f" (its batch script was killed by signal {info.exit_signal})"
     elif info.state.name == "FAILED":
-        sentence += _in_words(code)
+        sentence += _exit_code_note(code)
     return StageStatus(
         name, info.state.name, info.state.final, info.state.ok, sentence, job_id, info.nodes, code
     )
 
 
-def _own_exit_code(marks: list[Event], job_id: str, info: JobInfo) -> int | None:
-    """The script's own word where it left one: sacct shows 137 as 9."""
+def _recorded_exit_code(stage_events: list[Event], job_id: str, info: JobInfo) -> int | None:
+    """Return the exit code that the script recorded, else Slurm's: sacct shows 137 as 9."""
     if (
         info.state.final
-        and marks
-        and marks[-1].name == "stage_end"
-        and marks[-1].data.get("job_id") == job_id
+        and stage_events
+        and stage_events[-1].name == "stage_end"
+        and stage_events[-1].data.get("job_id") == job_id
     ):
-        return int(marks[-1].data["exit_code"])
+        return int(stage_events[-1].data["exit_code"])
     return info.exit_code
 
 
-def _in_words(code: int | None) -> str:
+def _exit_code_note(code: int | None) -> str:
     if not code:
         return ""
     if code > 128 and (name := _SIGNALS.get(code - 128)):
@@ -207,71 +233,71 @@ def _in_words(code: int | None) -> str:
     return f" (exit code {code})"
 
 
-def _forgotten(name: str, job_id: str, events: list[Event]) -> StageStatus:
-    """A job that Slurm does not know any more: its own last words decide, else it is lost."""
-    marks = _marks(events, name)
-    if marks and marks[-1].name == "stage_end":
-        return _ended(name, job_id, int(marks[-1].data.get("exit_code", 1)))
+def _unknown_to_slurm(name: str, job_id: str, events: list[Event]) -> StageStatus:
+    """Return the status of a job that Slurm does not know: its last event decides, else it is lost."""
+    stage_events = _stage_events(events, name)
+    if stage_events and stage_events[-1].name == "stage_end":
+        return _ended(name, job_id, int(stage_events[-1].data.get("exit_code", 1)))
     return StageStatus(name, LOST.name, True, False, LOST.sentence, job_id)
 
 
 def _ended(name: str, job_id: str | None, code: int) -> StageStatus:
     state = STATES["COMPLETED" if code == 0 else "FAILED"]
-    sentence = state.sentence + _in_words(code)
+    sentence = state.sentence + _exit_code_note(code)
     return StageStatus(name, state.name, True, state.ok, sentence, job_id, exit_code=code)
 
 
-def _by_hand(name: str, events: list[Event]) -> StageStatus:
-    """A stage of the local profile that a person runs with bash."""
-    marks = _marks(events, name)
-    if not marks:
+def _stage_run_by_hand(name: str, events: list[Event]) -> StageStatus:
+    """Return the status of a stage of the local profile that the user runs with bash."""
+    stage_events = _stage_events(events, name)
+    if not stage_events:
         return StageStatus(name, "NOT SUBMITTED", False, False, "is not submitted")
-    job_id = str(marks[-1].data.get("job_id", ""))
-    if marks[-1].name == "stage_end":
-        return _ended(name, job_id, int(marks[-1].data.get("exit_code", 1)))
+    job_id = str(stage_events[-1].data.get("job_id", ""))
+    if stage_events[-1].name == "stage_end":
+        return _ended(name, job_id, int(stage_events[-1].data.get("exit_code", 1)))
     return _in_state(name, "RUNNING", job_id)
 
 
-def _local_stage(name: str, journal: Journal, events: list[Event]) -> StageStatus:
-    job = journal.stages.get(name)
+def _local_stage(name: str, record: SubmissionRecord, events: list[Event]) -> StageStatus:
+    job = record.stages.get(name)
     if job is None:
-        state = STATES["PENDING"] if journal.complete else INTERRUPTED
+        state = STATES["PENDING"] if record.complete else INTERRUPTED
         return StageStatus(name, state.name, state.final, False, state.sentence)
-    marks = _marks(events, name)
-    last = marks[-1].name if marks else ""
-    if any(mark.name == "stage_cancelled" for mark in marks):
-        # Its script may still have written its end after that.
+    stage_events = _stage_events(events, name)
+    last = stage_events[-1].name if stage_events else ""
+    if any(mark.name == "stage_cancelled" for mark in stage_events):
+        # Its script may have recorded its end after that.
         return _in_state(name, "CANCELLED", job.job_id)
     if last == "stage_end":
-        return _ended(name, job.job_id, int(marks[-1].data.get("exit_code", 1)))
-    if last == "stage_begin" and _group_lives(marks[-1]):
+        return _ended(name, job.job_id, int(stage_events[-1].data.get("exit_code", 1)))
+    if last == "stage_begin" and _group_lives(stage_events[-1]):
         return _in_state(name, "RUNNING", job.job_id)
     if is_same_process(int(job.job_id), job.process_started):
         return _in_state(name, "RUNNING" if last == "stage_begin" else "PENDING", job.job_id)
     if last == "stage_begin":
         return StageStatus(name, "FAILED", True, False, "has failed (its script was killed)", job.job_id)
-    # Its controller ended before the script began: what it waited for failed.
+    # Its controller ended before the script began: a stage that it depends on failed.
     return _in_state(name, "CANCELLED", job.job_id)
 
 
 def _group_lives(begin: Event) -> bool:
-    """Whether the script that wrote this event still runs, its controller or not."""
+    """Return whether the script that wrote this event is still running, with or without its controller."""
     return is_same_process(int(begin.data.get("group", 0)), begin.data.get("group_started"))
 
 
 def _in_state(name: str, state_name: str, job_id: str) -> StageStatus:
-    state: JobState = STATES[state_name]
+    state = STATES[state_name]
     return StageStatus(name, state.name, state.final, state.ok, state.sentence, job_id)
 
 
-def _whole(paths: RunPaths, stages: list[StageStatus], journal: Journal | None) -> RunStatus:
+def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord | None) -> RunStatus:
     endpoint = Endpoint.read(paths.endpoint)
-    state = _run_state(stages, journal, endpoint)
-    broken = _culprit(stages) if state in (RunState.FAILED, RunState.CANCELLED, RunState.LOST) else None
+    state = _run_state(stages, record, endpoint)
+    failed = _first_failed(stages) if state in (RunState.FAILED, RunState.CANCELLED, RunState.LOST) else None
     if state.final:
-        endpoint = None  # a file that a killed leader left says nothing any more
-    sentence = _sentence(paths, state, stages, broken)
-    code = _exit_code(state, broken, paths)
+        endpoint = None  # a killed leader leaves its file behind
+    sentence = _sentence(paths, state, stages, failed)
+    code = _exit_code(state, failed, paths)
     folder = str(paths.folder)
     return RunStatus(paths.run_id, folder, state, sentence, tuple(stages), _ranks(paths), endpoint, code)
 
@@ -281,9 +307,11 @@ def _ranks(paths: RunPaths) -> tuple[RankStatus, ...]:
     return tuple(RankStatus(log.rank, log.host, log.state) for log in logs if log.rank is not None)
 
 
-def _run_state(stages: list[StageStatus], journal: Journal | None, endpoint: Endpoint | None) -> RunState:
+def _run_state(
+    stages: list[StageStatus], record: SubmissionRecord | None, endpoint: Endpoint | None
+) -> RunState:
     names = {stage.state for stage in stages}
-    if journal is None and names == {"NOT SUBMITTED"}:
+    if record is None and names == {"NOT SUBMITTED"}:
         return RunState.RENDERED
     if any(stage.state == LOST.name for stage in stages):
         return RunState.LOST
@@ -298,34 +326,34 @@ def _run_state(stages: list[StageStatus], journal: Journal | None, endpoint: End
     return RunState.RUNNING if names & {"RUNNING", "COMPLETING", "COMPLETED"} else RunState.PENDING
 
 
-def _culprit(stages: list[StageStatus]) -> StageStatus | None:
-    """The stage to blame: the first that failed by itself, else the first that is not well."""
-    bad = [stage for stage in stages if stage.final and not stage.ok]
-    return next((stage for stage in bad if stage.state != "CANCELLED"), bad[0] if bad else None)
+def _first_failed(stages: list[StageStatus]) -> StageStatus | None:
+    """Return the first stage that failed by itself, else the first that did not succeed."""
+    failed = [stage for stage in stages if stage.final and not stage.ok]
+    return next((stage for stage in failed if stage.state != "CANCELLED"), failed[0] if failed else None)
 
 
-def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], broken: StageStatus | None) -> str:
-    if broken is None:
-        return _progress_sentence(state, stages) + _building(paths, stages)
-    parts = [f"stage {broken.stage} {broken.sentence}"]
-    refused = [event for event in read_events(paths, broken.stage) if "reason" in event.data]
-    if broken.stage == "serve" and _failed_inside(paths, broken):
+def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], failed: StageStatus | None) -> str:
+    if failed is None:
+        return _progress_sentence(state, stages) + _build_progress(paths, stages)
+    parts = [f"stage {failed.stage} {failed.sentence}"]
+    reasons = [event for event in read_events(paths, failed.stage) if "reason" in event.data]
+    if failed.stage == "serve" and _companion_failed_in(paths, failed):
         return "; ".join(filter(None, [*parts, stage_error(paths, "companion")]))
-    blame = broken.stage == "serve" and broken.state in _BLAMES_A_RANK
-    failure = first_failure(paths, over=True) if blame else None
-    if refused:
-        parts.append(str(refused[-1].data["reason"]))
-    elif failure is not None:
-        parts.append(failure.sentence)
-    elif broken.state == "FAILED" and (line := stage_error(paths, broken.stage)):
+    by_a_rank = failed.stage == "serve" and failed.state in _CAUSED_BY_A_RANK
+    rank_failure = first_failure(paths, over=True) if by_a_rank else None
+    if reasons:
+        parts.append(str(reasons[-1].data["reason"]))
+    elif rank_failure is not None:
+        parts.append(rank_failure.sentence)
+    elif failed.state == "FAILED" and (line := stage_error(paths, failed.stage)):
         parts.append(line)
     return "; ".join(parts)
 
 
-def _failed_inside(paths: RunPaths, broken: StageStatus) -> bool:
-    """Whether the companion ran inside this job's allocation, and the job ended with its code."""
-    inside = read_events(paths, "companion")
-    return bool(inside) and inside[-1].data.get("exit_code") == broken.exit_code
+def _companion_failed_in(paths: RunPaths, failed: StageStatus) -> bool:
+    """Return whether the companion ran in this job's allocation, and the job ended with its exit code."""
+    companion = read_events(paths, "companion")
+    return bool(companion) and companion[-1].data.get("exit_code") == failed.exit_code
 
 
 def _progress_sentence(state: RunState, stages: list[StageStatus]) -> str:
@@ -337,31 +365,37 @@ def _progress_sentence(state: RunState, stages: list[StageStatus]) -> str:
     return f"stage {busy.stage} {busy.sentence}" if busy else state.value
 
 
-def _building(paths: RunPaths, stages: list[StageStatus]) -> str:
-    """How far a build that runs is, in its own words."""
+def _build_progress(paths: RunPaths, stages: list[StageStatus]) -> str:
+    """Return the latest progress of a running build, to be appended to the sentence."""
     if not any(stage.stage == "build" and stage.state == "RUNNING" for stage in stages):
         return ""
-    told = [event.data for event in read_events(paths, "build") if event.name == "progress"]
-    return f", step {told[-1]['step']} of {told[-1]['of']}: {told[-1]['message']}" if told else ""
+    step = build_step(paths)
+    return "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
 
 
-def _exit_code(state: RunState, broken: StageStatus | None, paths: RunPaths) -> ExitCode:
-    """What failed, as an exit code."""
+def build_step(paths: RunPaths) -> tuple[int, int, str] | None:
+    """Return the build's step, the number of steps and what is being done; ``None`` before the first."""
+    steps = [event.data for event in read_events(paths, "build") if event.name == "progress"]
+    return (int(steps[-1]["step"]), int(steps[-1]["of"]), str(steps[-1]["message"])) if steps else None
+
+
+def _exit_code(state: RunState, failed: StageStatus | None, paths: RunPaths) -> ExitCode:
+    """Return the exit code for what failed."""
     if state is RunState.LOST:
         return ExitCode.LOST
     if state is RunState.CANCELLED:
         return ExitCode.CANCELLED
-    if broken is None:
+    if failed is None:
         return ExitCode.OK
-    if broken.state == INTERRUPTED.name or broken.exit_code == ExitCode.SUBMISSION:
+    if failed.state == INTERRUPTED.name or failed.exit_code == ExitCode.SUBMISSION:
         return ExitCode.SUBMISSION
-    if broken.stage == "build":
+    if failed.stage == "build":
         return ExitCode.BUILD
-    if broken.stage == "serve":
+    if failed.stage == "serve":
         # With the companion inside its allocation, the serve job ends with the companion's code.
         inside = {ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
-        if _failed_inside(paths, broken):
+        if _companion_failed_in(paths, failed):
             inside.add(ExitCode.CONFIG)
-        return next((code for code in inside if code == broken.exit_code), ExitCode.START)
+        return next((code for code in inside if code == failed.exit_code), ExitCode.START)
     known = {ExitCode.CONFIG, ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
-    return next((code for code in known if code == broken.exit_code), ExitCode.REQUEST)
+    return next((code for code in known if code == failed.exit_code), ExitCode.REQUEST)

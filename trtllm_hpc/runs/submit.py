@@ -16,9 +16,8 @@ from trtllm_hpc.plan.model import Plan, Stage
 from trtllm_hpc.runs.create import CreatedRun, Warn, create_run
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
-from trtllm_hpc.scheduler.journal import Journal
-from trtllm_hpc.scheduler.local import cancel_local, detached, local_executor
-from trtllm_hpc.scheduler.script import StageScript
+from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached, local_executor
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 from trtllm_hpc.validation.precheck import before_submission
 
 if TYPE_CHECKING:
@@ -57,31 +56,33 @@ def create_for_submission(
     return create_run(job_file, cluster, settings, runs, check=check, warn=warn, command="submit")
 
 
-def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage, job_id: None) -> Journal:
+def submit_chain(
+    plan: Plan, paths: RunPaths, progress: Progress = lambda stage, job_id: None
+) -> SubmissionRecord:
     """Submit the scripts of a written run, in order; all of them or none.
 
     If anything fails or interrupts, the jobs sent so far are cancelled. If this
     process is killed outright, they end by themselves: each waits for the
-    journal to be complete before it does anything (``runtime.stage``).
+    record to be complete before it does anything (``runtime.stage``).
 
     Raises:
         SubmissionError: Slurm refused a script.
     """
-    journal = Journal(scheduler=plan.cluster.scheduler, slurm_conf=plan.cluster.slurm_conf)
+    record = SubmissionRecord(scheduler=plan.cluster.scheduler, slurm_conf=plan.cluster.slurm_conf)
     jobs: list[Job[Any]] = []
     try:
         with _Interruptions() as interruptions:
-            journal.write(paths)
+            record.write(paths)
             executor = _executor(plan, paths)
             for stage in plan.stages:
                 with interruptions.hold():
-                    job = _submit(executor, _script(stage, paths, journal.token), plan, paths)
+                    job = _submit(executor, _script(stage, paths, record.token), plan, paths)
                     jobs.append(job)
-                    started = start_ticks(int(job.job_id)) if journal.scheduler == "local" else None
-                    journal.add(paths, stage.name, job.job_id, started)
+                    started = start_ticks(int(job.job_id)) if record.scheduler == "local" else None
+                    record.add(paths, stage.name, job.job_id, started)
                 progress(stage.name, job.job_id)
-            journal.complete = True
-            journal.write(paths)
+            record.complete = True
+            record.write(paths)
     except (
         BaseException
     ) as error:  # KeyboardInterrupt above all: whatever ends this, nothing may be left behind
@@ -89,11 +90,11 @@ def submit_chain(plan: Plan, paths: RunPaths, progress: Progress = lambda stage,
             # Nothing else tells that this run is over: there is no job to look at.
             with suppress(OSError):
                 add_event(paths, plan.stages[0].name, "submission_interrupted")
-        _undo(journal, jobs, paths)
+        _undo(record, jobs, paths)
         if isinstance(error, SubmissionError):
             error.message += f"\nThe rendered scripts are in {paths.scripts}."
         raise
-    return journal
+    return record
 
 
 def _script(stage: Stage, paths: RunPaths, token: str) -> StageScript:
@@ -116,10 +117,10 @@ def _submit(executor: Executor, script: StageScript, plan: Plan, paths: RunPaths
         return executor.submit(script)
 
 
-def _undo(journal: Journal, jobs: list[Job[Any]], paths: RunPaths) -> None:
+def _undo(record: SubmissionRecord, jobs: list[Job[Any]], paths: RunPaths) -> None:
     """Cancel what was submitted of a chain that did not come to its end."""
-    if journal.scheduler == "local":
-        cancel_local(paths, journal)
+    if record.scheduler == "local":
+        cancel_local(paths, record)
         return
     for job in reversed(jobs):
         job.cancel(check=False)

@@ -1,4 +1,4 @@
-"""Following a run to its end, or to its endpoint."""
+"""Following a run to its end, or until its server is all that is left."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from dataclasses import dataclass
 from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runs.status import RunStatus, run_status
+from trtllm_hpc.runs.status import RunStatus, build_step, run_status, watcher_of
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, read_events
-from trtllm_hpc.scheduler.journal import read_journal
-from trtllm_hpc.scheduler.slurm import Slurm
 
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 15.0
 _FILE_PAUSE_S = 0.5
 _CONTROLLER_GONE_S = 900.0
-"""How long a controller that has answered before may stay silent; a busy one misses answers."""
+"""How long a controller that has answered before may be silent; a busy one misses queries."""
 _SETTLE_S = 60.0
-"""How long the other stages of a failed run may take to end before we stop looking."""
+"""How long the other stages of a failed run may take to end before we stop watching."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: Slurm's view, and what the job itself wrote."""
+    """How far a run is, from Slurm and from the job's own files."""
 
     status: RunStatus
     build: tuple[int, int, str] | None
@@ -35,32 +31,39 @@ class Progress:
     benchmark: Snapshot | None
     """How far the companion's measurement is."""
     stopping: bool
-    """Whether somebody has asked the server to stop."""
+    """Whether the server was asked to stop."""
 
 
 def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress]:
-    """Yield the progress until the run has ended or, if it is to go on serving, nothing else is left to do.
+    """Yield the progress until the run has ended.
 
-    The run's own files are read twice a second. Slurm is asked at growing
-    pauses, at once when the files show that a stage began or ended: a watched
-    run must not be a burden on the controller.
+    The run's own files are read twice a second. Slurm is queried at growing
+    pauses, and at once when the files show that a stage began or ended: a
+    watched run must not be a burden on the controller.
+
+    Args:
+        keeps_serving: the server is to go on; stop when nothing else is left to do.
+
+    Raises:
+        SubmissionError: Slurm does not answer at first, or not for a long time.
     """
-    journal = read_journal(paths)
-    slurm = Slurm(journal.slurm_conf if journal else None)
-    pause, asked_at, answered_at, marks = _FIRST_PAUSE_S, float("-inf"), float("-inf"), -1
+    watcher = watcher_of(paths)
+    answered_at, seen_events, queries = float("-inf"), -1, -1
     status: RunStatus | None = None
     final_since: float | None = None
     while True:
-        seen = len(read_events(paths))
-        if status is None or seen != marks or time.monotonic() - asked_at > pause:
-            pause = _FIRST_PAUSE_S if seen != marks else min(pause * 1.5, _LONGEST_PAUSE_S)
-            try:
-                status, answered_at = run_status(paths, slurm), time.monotonic()
-            except SubmissionError as error:
-                silent_s = time.monotonic() - answered_at
-                if status is None or not error.transient or silent_s > _CONTROLLER_GONE_S:
-                    raise
-            asked_at, marks = time.monotonic(), seen
+        events = len(read_events(paths))
+        if events != seen_events:
+            watcher.restart_pauses()
+        try:
+            watcher.update_if_long_enough("standard")
+            if status is None or events != seen_events or watcher.num_calls != queries:
+                status, answered_at = run_status(paths, watcher, mode="standard"), time.monotonic()
+        except SubmissionError as error:
+            silent_s = time.monotonic() - answered_at
+            if status is None or not error.transient or silent_s > _CONTROLLER_GONE_S:
+                raise
+        seen_events, queries = events, watcher.num_calls
         yield _progress(paths, status)
         if status.settled or (keeps_serving and _only_serves(paths, status)):
             return
@@ -74,11 +77,11 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
 
 
 def _only_serves(paths: RunPaths, status: RunStatus) -> bool:
-    """Whether the server is ready and the companion, if there is one, is done, well or not."""
-    serves = any(it.stage == "serve" and it.state == "RUNNING" for it in status.stages)
+    """Return whether the server is ready and the companion, if there is one, has ended."""
+    serves = any(stage.stage == "serve" and stage.state == "RUNNING" for stage in status.stages)
     if not serves or not paths.endpoint.exists():
         return False
-    # A companion inside the server's allocation is no stage of Slurm's: its events tell.
+    # A companion in the server's allocation has no job of its own: its events decide.
     companion = {event.name for event in read_events(paths, "companion")}
     others = (stage.final for stage in status.stages if stage.stage != "serve")
     return all(others) and ("stage_begin" not in companion or "stage_end" in companion)
@@ -91,11 +94,4 @@ def _progress(paths: RunPaths, status: RunStatus) -> Progress:
     up = sum(1 for record in records if record is not None and record.ended_at is None)
     stopping = StopRequest.read(paths.stop_request) is not None
     benchmark = read_progress(paths.benchmark_progress)
-    return Progress(status, _build_step(paths), up, world_size, benchmark, stopping)
-
-
-def _build_step(paths: RunPaths) -> tuple[int, int, str] | None:
-    steps = [event.data for event in read_events(paths, "build") if event.name == "progress"]
-    if not steps:
-        return None
-    return int(steps[-1]["step"]), int(steps[-1]["of"]), str(steps[-1]["message"])
+    return Progress(status, build_step(paths), up, world_size, benchmark, stopping)

@@ -1,15 +1,16 @@
-"""submitit executors for rendered scripts.
+"""submitit's executor, job and watcher for rendered scripts.
 
 submitit's own Slurm executor writes a script and pickles a function. Here the
-scripts are there already and are what a person reviewed, so this executor
-hands them to sbatch byte for byte, and gives submitit a ``Job`` for state,
-waiting, cancelling and output paths.
+scripts exist already and are what the user reviewed, so this executor submits
+them unchanged. Job states have one owner, :class:`JobWatcher`; file names have
+one owner, :class:`trtllm_hpc.paths.RunPaths`.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,59 +19,101 @@ from submitit.core import core, utils
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.scheduler.script import StageScript
-from trtllm_hpc.scheduler.slurm import Slurm
+from trtllm_hpc.scheduler.local import StageScript
+from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
 from trtllm_hpc.scheduler.states import LOST
 
-_MAX_POLL_S = 30
-"""Longest pause between two questions to Slurm; submitit starts at 2 s and doubles."""
+_LONGEST_PAUSE_S = 15
+"""Longest pause between two queries; submitit starts at 2 s and doubles."""
 
 
-class RunWatcher(core.InfoWatcher):  # type: ignore[misc]
-    """Asks one cluster about all registered jobs at once, with submitit's back-off."""
+class JobWatcher(core.InfoWatcher):  # type: ignore[misc]
+    """Knows the states of one cluster's jobs: one query for all of them, with submitit's back-off.
+
+    A job that has ended with a known exit code is not queried again. A job
+    that Slurm does not know is: accounting may only be late.
+    """
 
     def __init__(self, slurm: Slurm) -> None:
-        super().__init__(delay_s=_MAX_POLL_S)
-        self._slurm = slurm
+        super().__init__(delay_s=_LONGEST_PAUSE_S)
+        self.slurm = slurm
+        self._known: dict[str, JobInfo] = {}
+        self._queried: set[str] = set()
+
+    def job_infos(self, job_ids: Collection[str], mode: str = "standard") -> dict[str, JobInfo]:
+        """Return what Slurm knows of these jobs; jobs unknown to it are left out.
+
+        Args:
+            mode: submitit's ``force`` (query now), ``standard`` (query new jobs now and others
+                when the pause is over) or ``cache``.
+
+        Raises:
+            SubmissionError: Slurm did not answer.
+        """
+        for job_id in job_ids:
+            if job_id not in self._registered:
+                self.register_job(job_id)
+        if job_ids:
+            self.update_if_long_enough(mode)
+        return {job_id: self._known[job_id] for job_id in job_ids if job_id in self._known}
+
+    def restart_pauses(self) -> None:
+        """Query at once and then at short pauses again: something has happened."""
+        for job_id in self._registered:
+            self.register_job(job_id)
 
     def update(self) -> None:
-        """One question for all jobs that have not ended."""
+        """Query all jobs that have not ended.
+
+        Raises:
+            SubmissionError: Slurm did not answer; what was known before stays known.
+        """
         self._num_calls += 1
         self._last_status_check = time.time()
-        asked = self._registered - self._finished
+        queried = self._registered - self._finished
+        answers = self.slurm.query(queried)
+        self._queried |= queried
+        for job_id in queried:
+            self._known.pop(job_id, None)
+        self._known.update(answers)
+        self._finished |= {
+            job_id for job_id, info in answers.items() if info.state.final and info.exit_code is not None
+        }
+
+    def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
+        """Return a job's state as submitit's :class:`~submitit.core.core.Job` reads it."""
         try:
-            answers = self._slurm.query(asked)
+            self.job_infos([job_id], mode)
         except SubmissionError as error:
-            if error.transient:
-                return  # what was known last stands until the next question
-            raise
-        for job_id in asked:
-            info = answers.get(job_id)
-            state = info.state if info else LOST
-            self._info_dict[job_id] = {
-                "State": state.name,
-                "Final": "yes" if state.final else "",
-                "ExitCode": "" if info is None or info.exit_code is None else str(info.exit_code),
-                "NodeList": info.nodes if info else "",
-            }
-        self._finished |= {job_id for job_id in asked if self._info_dict[job_id]["Final"]}
+            if not error.transient:  # else what was known stays valid until the next query
+                raise
+        if job_id not in self._queried:
+            return {}
+        info = self._known.get(job_id)
+        state = info.state if info else LOST
+        return {
+            "State": state.name,
+            "Final": "yes" if state.final else "",
+            "ExitCode": "" if info is None or info.exit_code is None else str(info.exit_code),
+            "NodeList": info.nodes if info else "",
+        }
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Slurm's name of the state, or UNKNOWN before the first answer."""
+        """Return Slurm's name of the state, or UNKNOWN before the first answer."""
         return str(self.get_info(job_id, mode=mode).get("State") or "UNKNOWN")
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Whether the job has ended, by the table of states and not by submitit's list."""
+        """Return whether the job has ended, by the table of states and not by submitit's list."""
         return bool(self.get_info(job_id, mode=mode).get("Final"))
 
 
 @lru_cache(maxsize=8)
-def _watcher(conf: str | None) -> RunWatcher:
-    return RunWatcher(Slurm(conf))
+def _shared_watcher(conf: str | None) -> JobWatcher:
+    return JobWatcher(Slurm(conf))
 
 
 class ScriptPaths(utils.JobPaths):  # type: ignore[misc]
-    """Where a rendered script writes, in submitit's words."""
+    """The files of a rendered script under submitit's names for them."""
 
     def __init__(self, script: StageScript, job_id: str) -> None:
         super().__init__(Path(script.run_folder), job_id, 0)
@@ -98,9 +141,13 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
     def __init__(self, script: StageScript, job_id: str, conf: str | None) -> None:
         self._script = script
         self._conf = conf
-        self.watcher = _watcher(conf)
         super().__init__(folder=script.run_folder, job_id=job_id)
         self._paths = ScriptPaths(script, job_id)
+
+    @property
+    def watcher(self) -> JobWatcher:
+        """The watcher that all jobs of this cluster share in this process."""
+        return _shared_watcher(self._conf)
 
     @property
     def stage(self) -> str:
@@ -108,10 +155,10 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
         return self._script.stage
 
     def cancel(self, check: bool = True) -> None:
-        """Cancel the job in Slurm; one that has ended is passed over.
+        """Cancel the job in Slurm; do nothing if it has ended.
 
         Args:
-            check: whether a refusal is an error; without it there is a reason already.
+            check: raise if Slurm refuses; without it another error is already on its way.
         """
         try:
             Slurm(self._conf).cancel([self.job_id])
@@ -127,15 +174,6 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
             "error",
             f"{self.job_id} ended as {info.get('State')} with exit code {info.get('ExitCode') or '?'}",
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The watcher is shared by all jobs of a cluster and is found again.
-        return {name: value for name, value in self.__dict__.items() if name != "watcher"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.watcher = _watcher(self._conf)
-        self._register_in_watcher()
 
 
 class RenderedScriptExecutor(core.Executor):  # type: ignore[misc]
@@ -160,7 +198,7 @@ class RenderedScriptExecutor(core.Executor):  # type: ignore[misc]
 
     @classmethod
     def affinity(cls) -> int:
-        """0 (there, but only on request) where sbatch is; -1 elsewhere."""
+        """0 (available, but only on request) where sbatch is installed; -1 elsewhere."""
         return 0 if shutil.which("sbatch") else -1
 
     def _internal_process_submissions(

@@ -1,26 +1,85 @@
-"""The local profile: the same scripts through submitit's local executor."""
+"""The local profile: the same scripts, run with bash by submitit's local executor."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import add_event, read_events
 from trtllm_hpc.runtime.sweep import sweep
-from trtllm_hpc.scheduler.journal import Journal
-from trtllm_hpc.scheduler.processes import end_group, is_same_process
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 if TYPE_CHECKING:
     from submitit import LocalExecutor
 
+_POLL_S = 0.2
+_KILL_POLL_S = 0.1
+_TERMINATE_GRACE_S = 20.0
+"""Time that a process group gets between SIGTERM and SIGKILL."""
+
+
+@dataclass(frozen=True)
+class StageScript:
+    """The script of one stage, as submitit submits it.
+
+    With Slurm the file goes to ``sbatch`` and this object is never called.
+    submitit's local executor calls it in a process of its own, which runs the
+    same file with bash.
+    """
+
+    run_folder: str
+    stage: str
+    after: tuple[tuple[str, str], ...]
+    """(kind, stage) of each dependency, as in the plan."""
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The script."""
+        return RunPaths(self.run_folder).sbatch(self.stage)
+
+    def __call__(self) -> int:
+        """Wait for the dependencies, then run the script with bash; return its exit code."""
+        paths = RunPaths(self.run_folder)
+        _on_termination(lambda: _cancel_stage(paths, self.stage))
+        for kind, stage in self.after:
+            if not _wait_for(paths, kind, stage):
+                _cancel_stage(paths, self.stage)
+        return self._run(paths)
+
+    def _run(self, paths: RunPaths) -> int:
+        with paths.batch_log(self.stage).open("ab") as log:
+            process = subprocess.Popen(
+                ["bash", str(self.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **dict(self.environment)},
+                start_new_session=True,  # so that the whole stage can be signalled
+            )
+        _on_termination(lambda: _end_group(process.pid))
+        code = process.wait()
+        _end_group(process.pid)  # a script that was killed leaves the processes that it started
+        if not _has_ended(paths, self.stage):
+            # The script was killed, or never began, and cannot record its end itself.
+            add_event(paths, self.stage, "stage_end", exit_code=code if code >= 0 else 128 - code)
+        if code:
+            raise RuntimeError(f"{self.path} ended with exit code {code}")
+        return code
+
 
 def local_executor(plan: Plan, paths: RunPaths) -> LocalExecutor:
-    """submitit's own executor; each stage gets a controller process that outlives this one."""
+    """Return submitit's own executor; each stage gets a controller process that outlives this one."""
     from submitit import LocalExecutor
 
     executor = LocalExecutor(paths.submitit)
@@ -37,45 +96,134 @@ def local_executor(plan: Plan, paths: RunPaths) -> LocalExecutor:
 
 @contextmanager
 def detached(paths: RunPaths) -> Iterator[None]:
-    """Start children that do not belong to this terminal.
+    """Start child processes that are independent of this terminal.
 
-    submitit starts its controllers as plain children. Ctrl-C, or closing the
-    terminal, would end them; and holding its output, they would keep a
-    ``submit | tail`` from ending.
+    submitit starts its controllers as plain children. Ctrl-C or closing the
+    terminal would end them, and because they inherit our output,
+    ``submit | tail`` would not end before they do.
     """
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
-    kept = [os.dup(number) for number in (0, 1, 2)]
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    saved = [os.dup(number) for number in (0, 1, 2)]
     log = os.open(paths.logs / "controllers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    null = os.open(os.devnull, os.O_RDONLY)
     try:
-        for number, other in enumerate((nothing, log, log)):
-            os.dup2(other, number)
+        for number, replacement in enumerate((null, log, log)):
+            os.dup2(replacement, number)
         yield
     finally:
-        for number, other in enumerate(kept):
-            os.dup2(other, number)
-        for other in (*kept, log, nothing):
-            os.close(other)
-        for number, handler in before.items():
+        for number, original in enumerate(saved):
+            os.dup2(original, number)
+        for descriptor in (*saved, log, null):
+            os.close(descriptor)
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def cancel_local(paths: RunPaths, journal: Journal) -> None:
-    """End every stage that runs, and leave nothing of it."""
-    # Companion first: it must not take the server's end for a failure.
-    for stage in reversed(list(journal.stages)):
-        job = journal.stages[stage]
-        marks = [event for event in read_events(paths, stage) if event.name.startswith("stage_")]
-        if marks and marks[-1].name == "stage_end":
+def cancel_local(paths: RunPaths, record: SubmissionRecord) -> None:
+    """End every stage that is running, with all its processes and shared memory."""
+    # Companion first: otherwise it would report the end of the server as a failure.
+    for stage in reversed(list(record.stages)):
+        job = record.stages[stage]
+        events = [event for event in read_events(paths, stage) if event.name.startswith("stage_")]
+        if events and events[-1].name == "stage_end":
             continue
-        with suppress(OSError):  # on a full disk the processes must end all the same
+        with suppress(OSError):  # even on a full disk the processes must end
             add_event(paths, stage, "stage_cancelled")
-        begun = [event for event in marks if event.name == "stage_begin"]
+        begun = [event for event in events if event.name == "stage_begin"]
         if begun:
             group = int(begun[-1].data["group"])
             if is_same_process(group, begun[-1].data["group_started"]):
-                end_group(group)
+                _end_group(group)
             sweep(f"trt{begun[-1].data['job_id']}_")
         if is_same_process(int(job.job_id), job.process_started):
             with suppress(ProcessLookupError):
                 os.kill(int(job.job_id), signal.SIGTERM)
+
+
+def is_same_process(pid: int, started: int | None) -> bool:
+    """Return whether ``pid`` is still the process that started at ``started`` (ticks since boot)."""
+    return started is not None and start_ticks(pid) == started
+
+
+# Waiting for other stages ----------------------------------------------------------------
+
+
+def _on_termination(action: Callable[[], None]) -> None:
+    """Call ``action`` when the controller or the user terminates this process."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Ctrl-C at the terminal of ``submit`` is ignored from the start (see detached).
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda _number, _frame: action())
+
+
+def _cancel_stage(paths: RunPaths, stage: str) -> NoReturn:
+    """Record for the waiting stages that this one never starts, and exit."""
+    if paths.folder.is_dir() and not _has_ended(paths, stage):
+        add_event(paths, stage, "stage_cancelled")
+    raise SystemExit(1)
+
+
+def _has_ended(paths: RunPaths, stage: str) -> bool:
+    return any(event.name in ("stage_end", "stage_cancelled") for event in read_events(paths, stage))
+
+
+def _wait_for(paths: RunPaths, kind: str, stage: str) -> bool:
+    """Wait until a stage has started (``after``) or succeeded (``afterok``); False if it never will.
+
+    submitit's own time limit for this job bounds the wait.
+    """
+    while True:
+        for event in read_events(paths, stage):
+            if kind == "after" and event.name == "stage_begin":
+                return True
+            if event.name == "stage_end":
+                return bool(event.data.get("exit_code") == 0)
+            if event.name in ("submission_interrupted", "stage_cancelled"):
+                return False
+        if not _may_still_run(paths, stage):
+            return False
+        time.sleep(_POLL_S)
+
+
+def _may_still_run(paths: RunPaths, stage: str) -> bool:
+    """Return whether the process of an earlier stage lives, or has just written its last event."""
+    record = read_submission(paths)
+    job = record.stages.get(stage) if record else None
+    if job is None or is_same_process(int(job.job_id), job.process_started):
+        return paths.folder.is_dir()
+    return _has_ended(paths, stage)
+
+
+# Process groups --------------------------------------------------------------------------
+
+
+def _end_group(group: int) -> None:
+    """End a process group: SIGTERM, then SIGKILL after a grace period."""
+    if _signal_group(group, signal.SIGTERM):
+        deadline = time.monotonic() + _TERMINATE_GRACE_S
+        while _is_alive(group) and time.monotonic() < deadline:
+            time.sleep(_KILL_POLL_S)
+        _signal_group(group, signal.SIGKILL)
+
+
+def _signal_group(group: int, number: signal.Signals) -> bool:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _is_alive(group: int) -> bool:
+    """Return whether a group has a process that is not a zombie."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, process_group = (
+                    (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+                )
+            except (OSError, ValueError):
+                continue
+            if int(process_group) == group and state != "Z":
+                return True
+    return False

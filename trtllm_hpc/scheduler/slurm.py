@@ -1,4 +1,4 @@
-"""Slurm's commands: the one place that starts sbatch, squeue, sacct, scontrol and scancel."""
+"""Slurm's commands: the one place that starts them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.scheduler.states import JobState, parse_state
 
 TIMEOUT_S = 60.0
-"""Bound on one command. A busy controller answers late; one that is gone must not hang us."""
+"""Bound on one command: a busy controller answers late, one that is gone never does."""
 
-_OPTIONS_OF_THE_SITE = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_")
-"""Variables that Slurm's commands take for options. SBATCH_PARTITION would silently change what a
-script says, SQUEUE_USERS make a running job look lost."""
+_OPTION_VARIABLES = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_")
+"""Prefixes of the variables that Slurm's commands take as options. SBATCH_PARTITION would silently override
+a script, and SQUEUE_USERS would make a running job look lost."""
 
 _TRANSIENT = ("timed out", "Unable to contact slurm controller", "Socket timed out", "Connection refused")
+_NO_CONFIGURATION = ("Could not establish a configuration source", "DNS SRV lookup failed")
+"""Messages of a machine that has Slurm's commands but no slurm.conf, and no controller named in the DNS."""
+
+_CONTROLLER_HINT = "sinfo (is the controller up?), then the same command again"
+_LOGIN_NODE_HINT = "run this on a login node of the cluster; for the sandbox, trtllm-hpc sandbox up first"
 
 
 @dataclass(frozen=True)
 class JobInfo:
-    """What Slurm says of one job."""
+    """What Slurm reports about one job."""
 
     job_id: str
     state: JobState
@@ -51,10 +56,10 @@ class Slurm:
     def submit(
         self, script: Path, *, dependency: str | None = None, environment: dict[str, str] | None = None
     ) -> str:
-        """Submit a script as it is; returns the job id.
+        """Submit a script unchanged; return the job id.
 
         Raises:
-            SubmissionError: sbatch is not there or refused, with its own words.
+            SubmissionError: sbatch is missing, or refused the script (with its message).
         """
         options = ["--parsable"]
         if dependency is not None:
@@ -74,11 +79,11 @@ class Slurm:
         return match[1]
 
     def query(self, job_ids: Iterable[str]) -> dict[str, JobInfo]:
-        """What Slurm knows of these jobs; a job that it does not know is left out.
+        """Return what Slurm knows of these jobs; jobs unknown to it are left out.
 
-        One squeue for all. sacct is asked only for those that have left the
-        queue or ended (squeue has no exit codes), scontrol where there is no
-        accounting.
+        One squeue for all. sacct is called only for jobs that have left the
+        queue or ended (squeue has no exit codes), and scontrol where there is
+        no accounting.
         """
         wanted = sorted(set(job_ids))
         if not wanted:
@@ -95,7 +100,7 @@ class Slurm:
         return known
 
     def find_scripts(self, scripts: Iterable[Path]) -> dict[Path, str]:
-        """Job ids of this user's jobs in the queue that run one of these scripts; the newest of each."""
+        """Return the ids of this user's queued jobs that run one of these scripts; the newest of each."""
         wanted = {str(script): script for script in scripts}
         if not wanted or not is_installed():
             return {}
@@ -106,7 +111,7 @@ class Slurm:
         return {wanted[script]: job_id for job_id, script in lines if script in wanted}
 
     def cancel(self, job_ids: Iterable[str]) -> None:
-        """Cancel jobs; those that have ended are passed over.
+        """Cancel jobs; those that have ended are ignored.
 
         Raises:
             SubmissionError: scancel failed for another reason.
@@ -150,8 +155,8 @@ class Slurm:
             ]
         )
         if answer.returncode:
-            # Some sites have no accounting, or keep it from users; scontrol and
-            # the run's own events must do then.
+            # Some sites have no accounting or hide it from users; scontrol and the run's own
+            # events have to suffice.
             self._no_accounting = True
             return {}
         found = {}
@@ -181,59 +186,92 @@ class Slurm:
     def _run(
         self, command: list[str], extra: dict[str, str] | None = None, *, new_session: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS_OF_THE_SITE)
-        }
-        if self.conf is not None:
-            environment["SLURM_CONF"] = self.conf
-        environment.update(extra or {})
-        try:
-            return subprocess.run(
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=TIMEOUT_S,
-                stdin=subprocess.DEVNULL,
-                start_new_session=new_session,
-            )
-        except FileNotFoundError:
-            raise SubmissionError(
-                f"There is no {command[0]} on this machine: Slurm is not installed here.",
-                hint="run this on a login node, or try --cluster local (no Slurm needed)",
-            ) from None
-        except subprocess.TimeoutExpired:
-            raise SubmissionError(
-                f"{command[0]} did not answer within {TIMEOUT_S:.0f} s.",
-                hint="sinfo (is the controller up?), then the same command again",
-                transient=True,
-            ) from None
+        return run_command(command, self.conf, extra=extra, new_session=new_session)
+
+
+def run_command(
+    command: Sequence[str],
+    conf: str | None = None,
+    *,
+    timeout_s: float | None = None,
+    without: tuple[str, ...] = _OPTION_VARIABLES,
+    extra: dict[str, str] | None = None,
+    new_session: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm's (all are started here) or one that takes its place.
+
+    Args:
+        conf: value for ``SLURM_CONF``; ``None`` leaves it as it is.
+        timeout_s: bound on the command; by default ``TIMEOUT_S``.
+        without: prefixes of the environment variables that the command does not get.
+        extra: environment variables added to the caller's.
+        new_session: start it in a session of its own, out of the reach of Ctrl-C.
+
+    Raises:
+        SubmissionError: the command is missing, cannot be run, or did not end in time.
+    """
+    if conf is not None and not Path(conf).is_file():
+        # Slurm's commands would look for a configuration in the network, for a long time.
+        raise SubmissionError(
+            f"There is no {conf} on this machine, so Slurm cannot be reached.",
+            hint="trtllm-hpc sandbox up, if this is the sandbox; else set slurm_conf in the profile",
+        )
+    timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    for name, value in (("SLURM_CONF", conf or os.environ.get("SLURM_CONF")), *(extra or {}).items()):
+        if value is not None:
+            environment[name] = value
+    try:
+        return subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            start_new_session=new_session,
+        )
+    except FileNotFoundError:
+        raise SubmissionError(
+            f"There is no {command[0]} on this machine.",
+            hint="run this on a login node, or try --cluster local (no Slurm needed)",
+        ) from None
+    except OSError as error:
+        raise SubmissionError(f"{command[0]} cannot be run: {error.strerror}.") from None
+    except subprocess.TimeoutExpired:
+        raise SubmissionError(
+            f"{command[0]} did not answer within {timeout_s:.0f} s.", hint=_CONTROLLER_HINT, transient=True
+        ) from None
 
 
 def is_installed() -> bool:
-    """Whether Slurm's sbatch is on this machine."""
+    """Return whether Slurm's sbatch is on this machine."""
     return shutil.which("sbatch") is not None
 
 
 def _nodes(text: str) -> str:
-    """A job that ended in the queue has no nodes; sacct and scontrol have words for that."""
+    """Return the node list, empty for a job that ended in the queue."""
     return "" if text in ("None assigned", "(null)") else text
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
-    """``code:signal`` as sacct and scontrol print it."""
+    """Parse ``code:signal`` as sacct and scontrol print it."""
     match = re.match(r"(\d+):(\d+)$", text)
     return (int(match[1]), int(match[2])) if match else (None, None)
 
 
 def _refused(answer: subprocess.CompletedProcess[str], what: str) -> SubmissionError:
-    words = (answer.stderr or answer.stdout).strip() or f"exit code {answer.returncode}"
-    transient = any(sign in words for sign in _TRANSIENT)
-    hint = "sinfo (is the controller up?), then the same command again" if transient else None
+    """Return the error for a command that failed, with Slurm's own message."""
+    message = (answer.stderr or answer.stdout).strip() or f"exit code {answer.returncode}"
+    if any(sign in message for sign in _NO_CONFIGURATION):
+        last = re.sub(r"^\w+: (error|fatal): ", "", message.splitlines()[-1])
+        return SubmissionError(f"Slurm cannot be reached from this machine: {last}.", hint=_LOGIN_NODE_HINT)
+    transient = any(sign in message for sign in _TRANSIENT)
+    hint = _CONTROLLER_HINT if transient else None
     # "Invalid account or account/partition combination specified" is about the account.
-    if "account" in words.lower():
+    if "account" in message.lower():
         hint = "sacctmgr show assoc user=$USER, then set account in the cluster profile"
-    elif "partition" in words.lower():
+    elif "partition" in message.lower():
         hint = "sinfo, then set partition in the cluster profile"
-    return SubmissionError(f"{what}: {words}", hint=hint, transient=transient)
+    return SubmissionError(f"{what}: {message}", hint=hint, transient=transient)

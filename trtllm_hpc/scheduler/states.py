@@ -16,9 +16,9 @@ class JobState:
 
     name: str
     final: bool
-    """Whether the job will not leave it by itself."""
+    """Whether the job stays in this state."""
     ok: bool
-    """Whether the job did what it was for."""
+    """Whether the job succeeded."""
     sentence: str
 
 
@@ -54,7 +54,7 @@ STATES = _table(
 )
 
 LOST = JobState("LOST", True, False, "is known to neither squeue, sacct nor scontrol")
-"""A job that was submitted and is nowhere; never taken for completed."""
+"""A submitted job that Slurm does not know; never treated as completed."""
 
 INTERRUPTED = JobState(
     "INTERRUPTED", True, False, "was not submitted: the submission did not come to its end"
@@ -62,9 +62,9 @@ INTERRUPTED = JobState(
 
 
 def parse_state(text: str) -> JobState:
-    """The state that squeue or sacct printed.
+    """Return the state that squeue or sacct printed.
 
-    ``CANCELLED by 1000`` and ``RUNNING+`` are cut to their first word.
+    Of ``CANCELLED by 1000`` and ``RUNNING+`` only the first word counts.
     """
     name = text.split(" ")[0].rstrip("+").upper()
     return STATES.get(name) or JobState(
@@ -113,13 +113,13 @@ REASONS = {
     "NodesNotAvail": "nodes it needs are not available",
     "launch_failed_requeued_held": "its last launch failed; type: scontrol release JOBID",
 }
-"""Why a job pends, in words; the hopeless ones say what to change."""
+"""Why a job is pending; where waiting does not help, what to change."""
 
 
 def explain_reason(reason: str) -> str:
-    """A pending reason in words; Slurm's own word if it is not listed.
+    """Return a sentence for a pending reason; Slurm's own word if it is not listed.
 
-    ``(ReqNodeNotAvail, UnavailableNodes:n1)`` is read by its first word.
+    Of ``(ReqNodeNotAvail, UnavailableNodes:n1)`` only the first word counts.
     """
     word = reason.strip("()").split(",")[0].strip()
     return REASONS.get(word, f"Slurm says {reason}" if reason else REASONS["None"])

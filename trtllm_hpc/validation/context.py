@@ -14,7 +14,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.checks.engine_config import EngineConfig, NotAnEngine, read_engines
-from trtllm_hpc.scheduler.slurm_facts import Partition, ask_mpi_plugins, ask_partitions, has_pyxis
+from trtllm_hpc.scheduler.discovery import Partition, query_mpi_plugins, query_partitions, supports_pyxis
 from trtllm_hpc.tensorrt_llm.memory.families import synthetic_config
 from trtllm_hpc.tensorrt_llm.model_config import read_model_config
 from trtllm_hpc.tensorrt_llm.release_of_job import release_of
@@ -101,17 +101,17 @@ class Context:
     @cached_property
     def partitions(self) -> tuple[Partition, ...]:
         """What ``sinfo`` says. Raises SubmissionError."""
-        return ask_partitions(self.cluster.slurm_conf)
+        return query_partitions(self.cluster.slurm_conf)
 
     @cached_property
     def mpi_plugins(self) -> tuple[str, ...]:
         """What ``srun --mpi=list`` says. Raises SubmissionError."""
-        return ask_mpi_plugins(self.cluster.slurm_conf)
+        return query_mpi_plugins(self.cluster.slurm_conf)
 
     @cached_property
     def has_pyxis(self) -> bool:
         """Whether ``srun --help`` tells of container images. Raises SubmissionError."""
-        return has_pyxis(self.cluster.slurm_conf)
+        return supports_pyxis(self.cluster.slurm_conf)
 
 
 SRUN, CONTROLLER = "srun", "controller"

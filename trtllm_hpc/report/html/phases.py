@@ -1,4 +1,4 @@
-"""The phases of a run from submit to ready, from the journal and the events."""
+"""The phases of a run from submit to ready, from the record and the events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.runtime.records import Event, read_events
-from trtllm_hpc.scheduler.journal import Journal, read_journal
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 WAITS = "waits for its turn"
 _MARKS = (
@@ -41,14 +41,14 @@ class Story:
 def read_story(paths: RunPaths) -> Story:
     """The phases of the last attempt at each stage; none of a run without events."""
     attempts = {stage: _last_attempt(read_events(paths, stage)) for stage in STAGES}
-    journal = read_journal(paths)
+    record = read_submission(paths)
     times = [event.time for events in attempts.values() for event in events]
-    times += [job.submitted_at for job in journal.stages.values()] if journal else []
+    times += [job.submitted_at for job in record.stages.values()] if record else []
     if not times:
         return Story([], None)
     zero = min(times)
     ready = next((event.time for event in attempts["serve"] if event.name == "ready"), None)
-    phases = [phase for stage in STAGES for phase in _phases(stage, attempts[stage], journal)]
+    phases = [phase for stage in STAGES for phase in _phases(stage, attempts[stage], record)]
     shown = (
         Phase(phase.stage, phase.name, phase.begin_s - zero, phase.end_s - zero)
         for phase in phases
@@ -62,10 +62,10 @@ def _last_attempt(events: Sequence[Event]) -> list[Event]:
     return list(events[begins[-1] :]) if begins else []
 
 
-def _phases(stage: str, events: Sequence[Event], journal: Journal | None) -> Iterator[Phase]:
+def _phases(stage: str, events: Sequence[Event], record: SubmissionRecord | None) -> Iterator[Phase]:
     if not events:
         return
-    job = journal.stages.get(stage) if journal else None
+    job = record.stages.get(stage) if record else None
     if job is not None and job.submitted_at <= events[0].time:
         yield Phase(stage, WAITS, job.submitted_at, events[0].time)
     if stage == "build":

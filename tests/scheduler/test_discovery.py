@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.scheduler.slurm_facts import ask_slurm, gpus_in
+from trtllm_hpc.scheduler.discovery import gpus_in, query_cluster
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_partition_with_gpus_goes_before_the_default_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_slurm(tmp_path, monkeypatch, PARTITIONS, NEW_LIST)
-    facts = ask_slurm()
+    facts = query_cluster()
     assert [(it.name, it.is_default, it.gpus_per_node) for it in facts.partitions] == [
         ("cpu", True, 0),
         ("gpu", False, 8),
@@ -75,7 +75,7 @@ def test_mpi_plugins_of_old_and_new_slurm(
     chosen: str | None,
 ) -> None:
     fake_slurm(tmp_path, monkeypatch, PARTITIONS, listing)
-    facts = ask_slurm()
+    facts = query_cluster()
     assert (facts.mpi_plugins, facts.chosen_mpi) == (plugins, chosen)
 
 
@@ -84,17 +84,17 @@ def test_a_command_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Monk
         tmp_path, monkeypatch, "echo 'sinfo: error: Unable to contact slurm controller' >&2; exit 1", "true"
     )
     with pytest.raises(SubmissionError, match="Unable to contact slurm controller"):
-        ask_slurm()
+        query_cluster()
 
 
 def test_a_command_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_slurm(tmp_path, monkeypatch, "exec sleep 60", "true")
-    monkeypatch.setattr("trtllm_hpc.scheduler.slurm_facts.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("trtllm_hpc.scheduler.discovery.TIMEOUT_S", 0.2)
     with pytest.raises(SubmissionError, match="did not answer"):
-        ask_slurm()
+        query_cluster()
 
 
 def test_no_slurm_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SubmissionError, match="no sinfo on this machine"):
-        ask_slurm()
+        query_cluster()

@@ -1,4 +1,4 @@
-"""The journal of a submission: which job is which stage, and whether all are sent."""
+"""The record of a submission (``jobs.json``): the job of each stage, and whether all were submitted."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ class StageJob:
     """Slurm's job id; with the local profile the process id of submitit's controller."""
     submitted_at: float
     process_started: int | None = None
-    """Local profile: start time of that process in clock ticks since boot, against reuse of its id."""
+    """Local profile: start time of that process in clock ticks since boot, because process ids are reused."""
 
 
 @dataclass
-class Journal:
-    """What ``submit`` has done so far; rewritten after every step."""
+class SubmissionRecord:
+    """What ``submit`` has done so far; written again after every step."""
 
     scheduler: str
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     """Shared by all jobs of this submission; see ``runtime.stage``."""
     slurm_conf: str | None = None
     complete: bool = False
-    """Whether every stage was submitted. Jobs wait for it before they do anything."""
+    """Whether every stage was submitted. Jobs wait for this before they do anything."""
     stages: dict[str, StageJob] = field(default_factory=dict)
 
     def add(self, paths: RunPaths, stage: str, job_id: str, process_started: int | None = None) -> None:
-        """Note a submitted stage."""
+        """Add a submitted stage and write the record."""
         self.stages[stage] = StageJob(job_id, time.time(), process_started)
         self.write(paths)
 
     def write(self, paths: RunPaths) -> None:
-        """Write the journal; readers see the old or the new one."""
+        """Write the record; readers see the old or the new one, never a part."""
         write_json(paths.jobs, asdict(self))
 
 
-def read_journal(paths: RunPaths) -> Journal | None:
-    """The journal of a run; ``None`` if it was never submitted by ``submit``.
+def read_submission(paths: RunPaths) -> SubmissionRecord | None:
+    """Return the record of a run; ``None`` if ``submit`` never submitted it.
 
-    Keys that this version does not know are passed over: the writer may be newer.
+    Unknown keys are ignored: a newer version may have written them.
     """
     try:
         raw: Any = read_json(paths.jobs)
@@ -54,7 +54,7 @@ def read_journal(paths: RunPaths) -> Journal | None:
         return None
     try:
         stages = {name: StageJob(**_known(StageJob, job)) for name, job in raw.pop("stages", {}).items()}
-        return Journal(**_known(Journal, raw), stages=stages)
+        return SubmissionRecord(**_known(SubmissionRecord, raw), stages=stages)
     except (AttributeError, TypeError):
         return None
 

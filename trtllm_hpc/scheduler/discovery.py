@@ -1,0 +1,129 @@
+"""Discovering a cluster's partitions and MPI plugins, for ``init cluster`` and ``doctor``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.scheduler.slurm import run_command
+
+TIMEOUT_S = 15.0
+"""Bound on each command; with a controller that is down, Slurm's commands wait for minutes."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One kind of node in one partition; a partition with two kinds of nodes yields two of these."""
+
+    name: str
+    is_default: bool
+    nodes: int
+    gpus_per_node: int
+    cpus: str
+    """CPUs of a node; ``8+`` where nodes differ."""
+    memory_mib: str
+    time_limit: str
+
+    def __str__(self) -> str:
+        default = " (default)" if self.is_default else ""
+        gpus = "no GPU" if not self.gpus_per_node else f"GPUs: {self.gpus_per_node}"
+        nodes = f"{self.nodes} node{'s' * (self.nodes != 1)}"
+        memory = f"{self.memory_mib} MiB"
+        return (
+            f"{self.name}{default}: {nodes}, {gpus}, {self.cpus} CPUs, {memory}, time limit {self.time_limit}"
+        )
+
+
+@dataclass(frozen=True)
+class SlurmFacts:
+    """Partitions and MPI plugins of a cluster, and the best choice among them."""
+
+    partitions: tuple[Partition, ...]
+    mpi_plugins: tuple[str, ...]
+    slurm_conf: str | None
+    """Value of ``SLURM_CONF`` when the commands ran."""
+
+    @property
+    def chosen(self) -> Partition | None:
+        """The default partition, or the first one with GPUs if the default has none."""
+        order = sorted(self.partitions, key=lambda it: (it.gpus_per_node == 0, not it.is_default))
+        return order[0] if order else None
+
+    @property
+    def chosen_mpi(self) -> str | None:
+        """The PMIx plugin, under its plain name if it has one."""
+        pmix = sorted(name for name in self.mpi_plugins if name.startswith("pmix"))
+        return pmix[0] if pmix else None
+
+
+def query_cluster() -> SlurmFacts:
+    """Query ``sinfo`` and ``srun`` for the cluster of this machine.
+
+    Raises:
+        SubmissionError: a command is missing, fails, or does not answer in time.
+    """
+    return SlurmFacts(query_partitions(), query_mpi_plugins(), os.environ.get("SLURM_CONF"))
+
+
+def query_partitions(slurm_conf: str | None = None) -> tuple[Partition, ...]:
+    """Return the partitions that this user may see; raises as :func:`query_cluster`."""
+    return _partitions(_output(["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"], slurm_conf))
+
+
+def query_mpi_plugins(slurm_conf: str | None = None) -> tuple[str, ...]:
+    """Return the MPI plugins of ``srun``, without the controller; raises as :func:`query_cluster`."""
+    return _plugins(_output(["srun", "--mpi=list"], slurm_conf))
+
+
+def supports_pyxis(slurm_conf: str | None = None) -> bool:
+    """Return whether ``srun`` takes container images (NVIDIA's pyxis); raises as :func:`query_cluster`."""
+    return "--container-image" in _output(["srun", "--help"], slurm_conf)
+
+
+def _output(command: Sequence[str], slurm_conf: str | None = None) -> str:
+    """Return both outputs of a command: ``srun --mpi=list`` writes to either, by version."""
+    done = run_command(command, slurm_conf, timeout_s=TIMEOUT_S)
+    output = done.stdout + done.stderr
+    if done.returncode != 0:
+        last = (output.strip().splitlines() or ["no message"])[-1]
+        raise SubmissionError(f"{command[0]} failed: {last.rstrip('.')}.")
+    return output
+
+
+def _partitions(text: str) -> tuple[Partition, ...]:
+    found = []
+    for line in text.splitlines():
+        fields = line.split("|")
+        # Warnings may stand between the lines.
+        if len(fields) != 6 or not fields[1].strip().isdigit():
+            continue
+        name, nodes, gres, cpus, memory, limit = (field.strip() for field in fields)
+        found.append(
+            Partition(name.rstrip("*"), name.endswith("*"), int(nodes), gpus_in(gres), cpus, memory, limit)
+        )
+    return tuple(found)
+
+
+def gpus_in(gres: str) -> int:
+    """Count the GPUs in a GRES list such as ``gpu:a100:4(S:0-1),tmp:100``; ``(null)`` has none."""
+    total = 0
+    for item in re.sub(r"\([^)]*\)", "", gres).split(","):
+        name, *rest = item.strip().split(":")
+        if name == "gpu":
+            # sinfo omits a count of 1.
+            total += int(rest[-1]) if rest and rest[-1].isdigit() else 1
+    return total
+
+
+def _plugins(text: str) -> tuple[str, ...]:
+    """Parse ``srun --mpi=list``: one plugin a line, exact versions after 'available:'."""
+    found: list[str] = []
+    for line in text.splitlines():
+        words = line.removeprefix("srun:").strip()
+        versions = words.partition("available:")[2]
+        names = versions.split(",") if versions else [words]
+        found += [name.strip() for name in names if re.fullmatch(r"[a-z][a-z0-9_]*", name.strip())]
+    return tuple(dict.fromkeys(name for name in found if name != "none"))
