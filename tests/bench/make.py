@@ -9,7 +9,7 @@ from trtllm_hpc.bench.metrics import Sample
 from trtllm_hpc.bench.metrics.base import Limits
 from trtllm_hpc.bench.records import MEASURED, OK, RequestRecord
 from trtllm_hpc.bench.summary import ClientUse, Window
-from trtllm_hpc.bench.tokens.counting import BY_MODEL
+from trtllm_hpc.bench.workload.request import BY_MODEL
 
 IDLE = ClientUse(cpu_s=0.1, wall_s=1.0, busiest_share=0.1)
 """A client that had next to nothing to do."""

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.bench.workload.making import read_workload
+from tests.bench.workload.helpers import read_workload
 from tests.client.echo_server import echo_server
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.passes import Passes, Ran
 from trtllm_hpc.bench.progress import Step, read_progress
-from trtllm_hpc.bench.questions import Portion, Questions
 from trtllm_hpc.bench.records import RequestRecord, read_records
+from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
 from trtllm_hpc.bench.server.metrics import read_samples
 from trtllm_hpc.bench.summary import Measurement, read_measurement
 from trtllm_hpc.cli import command as trtllm_hpc
@@ -186,13 +186,13 @@ def test_only_the_load_itself_goes_before_ordinary_processes(
     run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Making prompts and counting tokens may take every core for seconds, on a server's node, too."""
-    take, policies = Questions.take, []
+    take, policies = RequestFeed.take, []
 
-    def noted(self: Questions, count: int) -> Portion:
+    def noted(self: RequestFeed, count: int) -> PassRequests:
         policies.append(os.sched_getscheduler(0))
         return take(self, count)
 
-    monkeypatch.setattr(Questions, "take", noted)
+    monkeypatch.setattr(RequestFeed, "take", noted)
     bench(run, "--requests", 2, "--rate", 50, "--repeats", 2)
     bench(run, "--requests", 2, "--concurrency", 1, name="closed")
     assert policies == [os.sched_getscheduler(0)] * 3

@@ -8,10 +8,10 @@ import pytest
 from trtllm_hpc.bench.load import Chunk, ParsedReply, Reply
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.summary import Window
-from trtllm_hpc.bench.tokens.counting import to_records
+from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.request import Request
 
-from .workload.making import LetterTokenizer, WordTokenizer
+from .workload.helpers import LetterTokenizer, WordTokenizer
 
 PROMPT = Request(10, "what is it", input_tokens=4, input_by="tokenizer")
 IDS = Request(10, token_ids=(5, 6, 7), input_tokens=3, input_by="workload")

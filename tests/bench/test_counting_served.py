@@ -13,9 +13,9 @@ from tests.reference import servers
 from trtllm_hpc.bench.load import Clock, CoreModel, Target, encode_request, parse_reply, run_open
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.summary import Window
-from trtllm_hpc.bench.tokens.counting import to_records
+from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.find_tokenizer import Tokenization, find_tokenizer
+from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
 from trtllm_hpc.client.tensors import TextModel
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.reference import build

@@ -9,7 +9,7 @@ from trtllm_hpc.bench.judgement.gate import judge
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import WARMUP, RequestRecord
 from trtllm_hpc.bench.summary import ClientUse, Verdict
-from trtllm_hpc.bench.tokens.counting import BY_REQUEST, BY_RESPONSES
+from trtllm_hpc.bench.workload.request import BY_REQUEST, BY_RESPONSES
 from trtllm_hpc.config.benchmark import Benchmark
 
 from .make import IDLE, request, sample

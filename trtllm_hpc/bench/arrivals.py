@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.summary import Window
-from trtllm_hpc.bench.workload.draws import Stream, draws
+from trtllm_hpc.bench.workload.random_numbers import Stream, random_source
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError, Diagnostic
@@ -89,7 +89,7 @@ def send_times(count: int, level: OpenLoop, seed: int, repeat: int, stream: Stre
     if level.arrival == "constant" or count == 0:
         return np.arange(count, dtype=np.float64)
     shape = level.burstiness if level.arrival == "gamma" else 1.0
-    gaps = draws(seed, stream, repeat).standard_gamma(shape, count)
+    gaps = random_source(seed, stream, repeat).standard_gamma(shape, count)
     ends = np.cumsum(gaps)
     if not ends[-1]:  # every gap of a tiny shape may be too small for a float
         return np.arange(count, dtype=np.float64)

@@ -23,8 +23,8 @@ from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_len
 from trtllm_hpc.bench.progress import Progress
 from trtllm_hpc.bench.progress_shown import reported, terminal_bar
 from trtllm_hpc.bench.provenance import provenance
-from trtllm_hpc.bench.questions import Questions
 from trtllm_hpc.bench.records import RequestRecord, append_records
+from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
 from trtllm_hpc.bench.server.metrics import Samples, sampled, write_samples
 from trtllm_hpc.bench.statistics import over_repeats
@@ -32,9 +32,9 @@ from trtllm_hpc.bench.steps import step_of
 from trtllm_hpc.bench.summary import LevelResult, Measurement, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.totals import kinds_of_errors, token_totals
-from trtllm_hpc.bench.workload.build import Built, make_workload
-from trtllm_hpc.bench.workload.find_tokenizer import Tokenization, find_tokenizer
-from trtllm_hpc.bench.workload.store import write_workload
+from trtllm_hpc.bench.workload.build import make_workload
+from trtllm_hpc.bench.workload.request import BuiltWorkload, write_workload
+from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import NotReady
@@ -82,13 +82,13 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     targets = targets_of(settings, subject.endpoint, subject.job.text_model)
     tokens = _tokens(subject, settings)
     clock, progress = Clock(), Progress()
-    questions = Questions(
+    feed = RequestFeed(
         settings,
         targets,
         expected_requests(settings),
         partial(_workload, subject, settings, targets[0], tokens),
     )
-    passes = Passes(settings, targets[0], questions, clock, progress, tokens.tokenizer, slo)
+    passes = Passes(settings, targets[0], feed, clock, progress, tokens.tokenizer, slo)
     progress_file = subject.paths.benchmark_progress if name == COMPANION_MEASUREMENT else None
     subject.paths.results.mkdir(exist_ok=True)
     measuring = _Measuring(subject, settings, name, passes, [tokens.note] if tokens.note else [])
@@ -154,14 +154,14 @@ def _tokens(subject: Subject, settings: Benchmark) -> Tokenization:
 
 def _workload(
     subject: Subject, settings: Benchmark, target: Target, tokens: Tokenization, count: int
-) -> Built:
+) -> BuiltWorkload:
     return make_workload(
         settings,
         count,
         token_ids=target.token_ids,
         tokenizer=tokens.tokenizer,
         vocabulary=tokens.vocabulary,
-        longest_input=subject.job.engine.max_input_len,
+        max_input_len=subject.job.engine.max_input_len,
     )
 
 
@@ -231,8 +231,8 @@ class _Measuring:
 
     def write(self, findings: Sequence[str] = (), warnings: Sequence[str] = ()) -> Measurement:
         """Write the summary and the workload of what was measured so far, and return the summary."""
-        asked = self._passes.questions
-        write_workload(self._files.workload, asked.asked)
+        feed = self._passes.feed
+        write_workload(self._files.workload, feed.sent)
         target = self._passes.target
         measurement = Measurement(
             name=self._name,
@@ -249,7 +249,7 @@ class _Measuring:
                 self._results,
                 self._search,
                 findings=findings,
-                warnings=[*self._notes, *asked.notes, *warnings],
+                warnings=[*self._notes, *feed.notes, *warnings],
             ),
             search=self._search,
         )

@@ -23,11 +23,11 @@ from trtllm_hpc.bench.load import (
 )
 from trtllm_hpc.bench.metrics import Sample, figures
 from trtllm_hpc.bench.progress import Progress, Step
-from trtllm_hpc.bench.questions import Portion, Questions
 from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
 from trtllm_hpc.bench.summary import Pass, Verdict, Window
-from trtllm_hpc.bench.tokens.counting import to_records
-from trtllm_hpc.bench.workload.tokenizer import Tokenizer
+from trtllm_hpc.bench.token_counts import to_records
+from trtllm_hpc.bench.workload.request import Tokenizer
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement
 
@@ -57,7 +57,7 @@ class Passes:
 
     settings: Benchmark
     target: Target
-    questions: Questions
+    feed: RequestFeed
     clock: Clock
     progress: Progress
     tokenizer: Tokenizer | None = None
@@ -71,7 +71,7 @@ class Passes:
             ConfigError: the workload's file or its settings make no requests.
         """
         drive = self._open if isinstance(level, OpenLoop) else self._closed
-        load, portion, window = drive(level, step)  # type: ignore[arg-type]
+        load, batch, window = drive(level, step)  # type: ignore[arg-type]
         window = _cut(window, load)
         records = self._records(load.replies, window, step)
         sample = Sample(records, window, level, self.slo)
@@ -86,70 +86,70 @@ class Passes:
             metrics=figures(sample),
             client=load.client,
             verdict=_with_again(
-                judge(sample, load.client, self.settings, interrupted=load.interrupted), records, portion
+                judge(sample, load.client, self.settings, interrupted=load.interrupted), records, batch
             ),
         )
         return Ran(result, records, load.interrupted, load.disconnected)
 
-    def _open(self, level: OpenLoop, step: Step) -> tuple[LoadResult, Portion, Window]:
-        portion = self.questions.take(open_length(level, self.settings))
-        schedule = open_schedule(level, self.settings, repeat=step.repeat, requests=portion.requests)
+    def _open(self, level: OpenLoop, step: Step) -> tuple[LoadResult, PassRequests, Window]:
+        batch = self.feed.take(open_length(level, self.settings))
+        schedule = open_schedule(level, self.settings, repeat=step.repeat, requests=batch.requests)
         count = len(schedule.due_s)
-        self._refuse_too_many(count, portion)
-        self.questions.put_back(portion.first + count)
+        self._refuse_too_many(count, batch)
+        self.feed.put_back(batch.first_index + count)
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
         load = _first_of_all(
             partial(
                 run_open,
                 self.target,
-                portion.payloads[:count],
+                batch.payloads[:count],
                 schedule.due_s,
                 self.clock,
-                first_index=portion.first,
+                first_index=batch.first_index,
                 progress=self.progress,
                 processes=self.settings.processes,
             )
         )
-        return load, portion, _shifted(schedule.window, load.start_s)
+        return load, batch, _shifted(schedule.window, load.start_s)
 
-    def _closed(self, level: ClosedLoop, step: Step) -> tuple[LoadResult, Portion, Window]:
+    def _closed(self, level: ClosedLoop, step: Step) -> tuple[LoadResult, PassRequests, Window]:
         count, until_s = closed_length(level, self.settings)
         if count is None:
-            portion = self.questions.take(timed_length(level, until_s or 0.0, self.questions.given))
+            batch = self.feed.take(timed_length(level, until_s or 0.0, self.feed.distinct))
         else:
-            portion = self.questions.take(count)
-            count = self._of_portion(count, portion)
+            batch = self.feed.take(count)
+            count = self._closed_count(count, batch)
         self.progress.begin(replace(step, requests=count, length_s=until_s))
         load = _first_of_all(
             partial(
                 run_closed,
                 self.target,
-                portion.payloads,
+                batch.payloads,
                 level.concurrency,
                 self.clock,
                 count=count,
                 until_s=until_s,
-                first_index=portion.first,
+                first_index=batch.first_index,
                 progress=self.progress,
                 processes=self.settings.processes,
             )
         )
         # Not the number of replies: of several processes one may be ahead of the others.
-        self.questions.put_back(max([reply.index + 1 for reply in load.replies], default=portion.first))
-        return load, portion, closed_window(load, self.settings)
+        self.feed.put_back(max([reply.index + 1 for reply in load.replies], default=batch.first_index))
+        return load, batch, closed_window(load, self.settings)
 
-    def _of_portion(self, count: int, portion: Portion) -> int:
-        """How many of the portion a closed loop sends: all of a trace of which no number was asked."""
+    def _closed_count(self, count: int, batch: PassRequests) -> int:
+        """Return how many requests a closed loop sends: all of a trace if no number is set."""
         if count >= WHOLE_TRACE:
-            return len(portion.requests)
-        self._refuse_too_many(count, portion)
+            return len(batch.requests)
+        self._refuse_too_many(count, batch)
         return count
 
-    def _refuse_too_many(self, count: int, portion: Portion) -> None:
+    def _refuse_too_many(self, count: int, batch: PassRequests) -> None:
         """A trace never begins again."""
-        if count > len(portion.requests):
+        if count > len(batch.requests):
             raise InvalidMeasurement(
-                f"The workload has {len(portion.requests)} requests, and {count} are to be sent.",
+                f"The workload has {len(batch.requests)} requests, and {count} are to be sent.",
                 hint="send fewer (requests, warmup_requests), or all of the trace (arrival: trace)",
             )
 
@@ -157,7 +157,7 @@ class Passes:
         return to_records(
             replies,
             [parse_reply(reply, self.target) for reply in replies],
-            self.questions.asked,
+            self.feed.sent,
             level=step.level,
             repeat=step.repeat,
             window=window,
@@ -211,11 +211,11 @@ def timed_length(level: ClosedLoop, until_s: float, given: int | None) -> int:
     return max(fewest, min(given, level.concurrency * math.ceil(until_s * _MOST_A_SECOND)))
 
 
-def _with_again(verdict: Verdict, records: Sequence[RequestRecord], portion: Portion) -> Verdict:
+def _with_again(verdict: Verdict, records: Sequence[RequestRecord], batch: PassRequests) -> Verdict:
     """The verdict, with a warning if there were more requests than prompts for them."""
-    if len(records) <= len(portion.requests):
+    if len(records) <= len(batch.requests):
         return verdict
-    prompts = len({(request.prompt, request.token_ids) for request in portion.requests})
+    prompts = len({(request.prompt, request.token_ids) for request in batch.requests})
     note = (
         f"{len(records)} requests asked {prompts} prompts again and again: a server's cache of prompts may "
         "have made answers faster. Measure a number of requests instead of a time, or take a larger workload."

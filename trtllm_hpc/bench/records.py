@@ -54,7 +54,7 @@ class RequestRecord:
     chunk_tokens: tuple[int, ...] = ()
     """Output tokens of each of those."""
     chunks_by: str | None = None
-    """Who counted the tokens of the chunks; see :mod:`trtllm_hpc.bench.tokens.counting`."""
+    """Who counted the tokens of the chunks; see :mod:`trtllm_hpc.bench.token_counts`."""
     input_tokens: int | None = None
     input_by: str | None = None
     output_tokens: int | None = None

@@ -129,7 +129,7 @@ def _has_workload_file(context: Context) -> bool:
 
 def workload_file(context: Context) -> Diagnostic:
     """The companion reads it on its node, which may see other folders than this machine."""
-    from trtllm_hpc.bench.workload.readable import check_file
+    from trtllm_hpc.bench.workload.build import check_file
 
     benchmark = context.job.companion.benchmark
     assert benchmark is not None and benchmark.workload.path is not None

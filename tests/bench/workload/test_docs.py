@@ -1,4 +1,4 @@
-"""docs/workloads.md shows settings and files that are read."""
+"""The settings and files in docs/workloads.md are valid."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, get_args
 import pytest
 from ruamel.yaml import YAML
 
-from trtllm_hpc.bench.tokens import sources
-from trtllm_hpc.bench.workload.vocabulary import Vocabulary
+from trtllm_hpc.bench.workload import request
+from trtllm_hpc.bench.workload.request import Vocabulary
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.validation.benchmark_rules import settings_problems
 
-from .making import build
+from .helpers import build
 
 TEXT = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
 BLOCKS = [
@@ -37,7 +37,7 @@ def test_settings_are_valid(block: str) -> None:
     assert settings_problems(Benchmark.model_validate(benchmark(block))) == []
 
 
-def test_every_kind_is_shown() -> None:
+def test_every_kind_has_an_example() -> None:
     assert [benchmark(block)["workload"]["kind"] for block in SETTINGS] == list(KINDS)
 
 
@@ -51,7 +51,7 @@ def test_files_are_read(kind: str, content: str, tmp_path: Path) -> None:
     assert len(built.requests) == 2 and built.notes == []
 
 
-def test_files_of_every_kind_are_shown() -> None:
+def test_files_of_every_kind_have_an_example() -> None:
     assert [kind for kind, _ in FILES] == [
         *["dataset"] * 2,
         "dataset-ids",
@@ -61,7 +61,7 @@ def test_files_of_every_kind_are_shown() -> None:
     ]
 
 
-def test_everybody_who_may_count_is_told_of() -> None:
-    words = {value for name, value in vars(sources).items() if name.startswith("BY_")}
+def test_every_source_of_token_counts_is_described() -> None:
+    words = {value for name, value in vars(request).items() if name.startswith("BY_")}
     table = TEXT.split("## Who counts tokens")[1]
     assert set(re.findall(r"^\| `([a-z ]+)` \|", table, re.MULTILINE)) == words

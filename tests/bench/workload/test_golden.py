@@ -1,6 +1,6 @@
 """One workload of each kind, to the byte: the same on every machine and for every version of Python.
 
-After a change that is meant to change them: ``python -m tests.bench.workload.test_golden``.
+To update them after an intended change: ``python -m tests.bench.workload.test_golden``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.bench.workload.store import write_workload
+from trtllm_hpc.bench.workload.request import write_workload
 
-from .making import build
+from .helpers import build
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -37,7 +37,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def write(case: str, folder: Path) -> Path:
-    """The workload of a case, written down."""
+    """Write the workload of a case to a file."""
     workload, content = CASES[case]
     if content is not None:
         source = folder / "source.json"

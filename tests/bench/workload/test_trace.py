@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.bench.workload.store import write_workload
+from trtllm_hpc.bench.workload.request import Request, write_workload
 from trtllm_hpc.errors import ConfigError
 
-from .making import WordTokenizer, build, lengths_of, prompts_of, read_workload
+from .helpers import WordTokenizer, build, lengths_of, prompts_of, read_workload
 
 
 def write(folder: Path, *entries: dict[str, Any]) -> Path:
@@ -32,7 +31,7 @@ def test_times_are_milliseconds_after_the_first_and_lengths_as_recorded(tmp_path
     assert [request.source for request in built.requests] == ["line 1", "line 2", "line 3"]
 
 
-def test_time_runs_faster_if_asked(tmp_path: Path) -> None:
+def test_speed_makes_time_run_faster(tmp_path: Path) -> None:
     file = write(tmp_path, mooncake(0, 5), mooncake(3000, 5))
     assert [request.due_s for request in build(2, kind="trace", path=file, speed=4.0).requests] == [0.0, 0.75]
 
@@ -54,39 +53,39 @@ def test_texts_of_one_hash_begin_with_the_same_tokens(tmp_path: Path) -> None:
     assert first[:512] == second[:512] and first[512:515] != second[512:515]
 
 
-def test_tokens_without_a_hash_are_each_requests_own(tmp_path: Path) -> None:
+def test_tokens_without_a_hash_are_different_in_each_request(tmp_path: Path) -> None:
     entries = [mooncake(0, 520, [1]), mooncake(1, 520, [1])]
     built = build(2, kind="trace", path=write(tmp_path, *entries), token_ids=True)
     first, second = (list(request.token_ids or ()) for request in built.requests)
     assert first[:512] == second[:512] and first[512:] != second[512:]
 
 
-def test_a_trace_does_not_begin_again_and_tells_if_it_is_short(tmp_path: Path) -> None:
+def test_a_trace_is_not_repeated_and_a_note_says_if_it_is_short(tmp_path: Path) -> None:
     file = write(tmp_path, mooncake(0, 5), mooncake(1, 5))
     built = build(5, kind="trace", path=file, settings={"requests": 5})
     assert len(built.requests) == 2
-    assert built.notes == ["The trace has only 2 of the 5 requests asked for."]
+    assert built.notes == ["The trace has only 2 requests instead of 5."]
     assert len(build(1, kind="trace", path=file).requests) == 1
-    assert build(5, kind="trace", path=file).notes == [], "all of it was asked for"
+    assert build(5, kind="trace", path=file).notes == [], "no number was requested"
 
 
-def test_requests_that_the_model_does_not_take_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_requests_longer_than_the_engine_takes_are_left_out_and_counted(tmp_path: Path) -> None:
     file = write(tmp_path, mooncake(0, 5), mooncake(1, 50), mooncake(2, 5))
-    built = build(3, kind="trace", path=file, longest_input=10)
+    built = build(3, kind="trace", path=file, max_input_len=10)
     assert [request.due_s for request in built.requests] == [0.0, 0.002]
-    assert built.notes == ["1 of 3 requests are left out: longer than 10 tokens."]
-    with pytest.raises(ConfigError, match="every prompt of the trace is longer than 4 tokens"):
-        build(3, kind="trace", path=file, longest_input=4)
+    assert built.notes == ["Left out 1 of 3 requests: longer than 10 tokens."]
+    with pytest.raises(ConfigError, match="every prompt is longer than 4 tokens"):
+        build(3, kind="trace", path=file, max_input_len=4)
 
 
-def test_entries_are_asked_in_the_order_of_their_times(tmp_path: Path) -> None:
+def test_requests_are_in_the_order_of_their_times(tmp_path: Path) -> None:
     file = write(tmp_path, {"prompt": "late", "due_s": 5}, {"prompt": "early", "due_s": 1})
     built = build(2, kind="trace", path=file)
     assert [(request.prompt, request.due_s) for request in built.requests] == [("early", 0.0), ("late", 4.0)]
 
 
 @pytest.mark.parametrize("token_ids", [False, True])
-def test_a_workload_that_was_written_down_is_asked_again_as_it_was(tmp_path: Path, token_ids: bool) -> None:
+def test_a_written_workload_gives_the_same_requests_again(tmp_path: Path, token_ids: bool) -> None:
     recorded = write(tmp_path, mooncake(0, 20, [4]), mooncake(1500, 10), mooncake(1700, 30))
     first = build(3, kind="trace", path=recorded, token_ids=token_ids).requests
     write_workload(tmp_path / "first.workload.jsonl", first)
@@ -95,15 +94,15 @@ def test_a_workload_that_was_written_down_is_asked_again_as_it_was(tmp_path: Pat
     assert again == first
 
 
-def test_a_written_workload_keeps_every_letter(tmp_path: Path) -> None:
-    asked = [Request(3, "naïve \u2028 \n\0 \U0001f600", source="prompt 1"), Request(1, token_ids=(4, 5))]
+def test_a_written_workload_keeps_every_character(tmp_path: Path) -> None:
+    requests = [Request(3, "naïve \u2028 \n\0 \U0001f600", source="prompt 1"), Request(1, token_ids=(4, 5))]
     file = tmp_path / "x.workload.jsonl"
-    write_workload(file, asked)
+    write_workload(file, requests)
     assert file.read_bytes().isascii()
-    assert read_workload(file) == asked
+    assert read_workload(file) == requests
 
 
-def test_a_trace_that_ends_before_the_time_asked_for_says_so(tmp_path: Path) -> None:
+def test_a_note_says_if_a_trace_ends_before_the_measurement(tmp_path: Path) -> None:
     file = write(tmp_path, *({"prompt": "x", "due_s": second} for second in range(10)))
 
     def notes(**settings: Any) -> list[str]:
@@ -111,31 +110,31 @@ def test_a_trace_that_ends_before_the_time_asked_for_says_so(tmp_path: Path) -> 
         return build(10, kind="trace", path=file, settings=timed).notes
 
     assert notes(duration_seconds=60) == [
-        "The trace ends after 9 of the 60 s asked for, and the window with it."
+        "The trace ends after 9 s instead of 60 s, and so does the measurement."
     ]
     assert notes(duration_seconds=10) == notes(duration_seconds=60, concurrency=2) == []
 
 
 @pytest.mark.parametrize(
-    ("entries", "line", "words"),
+    ("entries", "line", "message"),
     [
         ([{"prompt": "x", "due_s": 0}, {"prompt": "x"}], 2, "has no time: expected due_s in seconds"),
         ([{"prompt": "x", "timestamp": "soon"}], 1, "timestamp must be a number; found 'soon'"),
         ([{"prompt": "x", "due_s": float("nan")}], 1, "due_s must be a number; found nan"),
-        ([{"prompt": "x", "due_s": 0}, mooncake(1, 5)], 2, "is of another layout"),
-        ([mooncake(0, 0)], 1, "input_length must be a whole number from 1 on; found 0"),
+        ([{"prompt": "x", "due_s": 0}, mooncake(1, 5)], 2, "has another layout"),
+        ([mooncake(0, 0)], 1, "input_length must be a whole number from 1 to 10,000,000; found 0"),
         ([{**mooncake(0, 5), "hash_ids": ["a"]}], 1, "hash_ids must be a list of whole numbers"),
         ([{**mooncake(0, 5), "output_length": -1}], 1, "output_length must be a whole number"),
-        ([{"due_s": 0, "prompt": " "}], 1, "asks nothing: the prompt is empty"),
+        ([{"due_s": 0, "prompt": " "}], 1, "the prompt is empty"),
         ([{"due_s": 0}], 1, "has no prompt"),
     ],
 )
-def test_a_wrong_trace_is_told_with_the_line(
-    tmp_path: Path, entries: list[dict[str, Any]], line: int, words: str
+def test_an_invalid_trace_is_refused_with_the_line(
+    tmp_path: Path, entries: list[dict[str, Any]], line: int, message: str
 ) -> None:
     file = write(tmp_path, *entries)
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as raised:
         build(5, kind="trace", path=file)
-    (finding,) = refusal.value.diagnostics
-    assert words in finding.message
-    assert (finding.file, finding.line) == (str(file), line)
+    (diagnostic,) = raised.value.diagnostics
+    assert message in diagnostic.message
+    assert (diagnostic.file, diagnostic.line) == (str(file), line)

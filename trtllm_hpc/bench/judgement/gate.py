@@ -14,7 +14,7 @@ from trtllm_hpc.bench.metrics import Sample
 from trtllm_hpc.bench.metrics.latency import LatencyFromSchedule
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.summary import ClientUse, Verdict
-from trtllm_hpc.bench.tokens.counting import BY_MODEL, BY_REQUEST, BY_RESPONSES
+from trtllm_hpc.bench.workload.request import BY_MODEL, BY_REQUEST, BY_RESPONSES
 from trtllm_hpc.config.benchmark import Benchmark
 
 LATE_S = 0.001

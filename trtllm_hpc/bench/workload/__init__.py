@@ -1,1 +1,1 @@
-"""What is asked: prompts and lengths, the same for the same seed."""
+"""The requests that a benchmark sends: prompts and lengths, the same for the same seed."""

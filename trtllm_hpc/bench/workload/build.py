@@ -1,28 +1,41 @@
-"""A workload from its settings: the same settings give the same requests, to the byte."""
+"""Build a workload from its settings: the same settings give the same requests, to the byte."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
 
-from trtllm_hpc.bench.workload.dataset import dataset
-from trtllm_hpc.bench.workload.prompts import prompts
-from trtllm_hpc.bench.workload.synthetic import histogram, normal, shared_prefix
-from trtllm_hpc.bench.workload.tokenizer import Tokenizer
-from trtllm_hpc.bench.workload.trace import trace
-from trtllm_hpc.bench.workload.vocabulary import Vocabulary
-from trtllm_hpc.bench.workload.wanted import Built, Wanted
-from trtllm_hpc.config.benchmark import Benchmark
+import numpy as np
 
-__all__ = ["Built", "make_workload"]
+from trtllm_hpc.bench.workload.dataset import SourcePrompt, read_prompts
+from trtllm_hpc.bench.workload.lengths import (
+    Lengths,
+    cut_to_limit,
+    histogram_lengths,
+    histogram_share_above,
+    normal_lengths,
+    normal_share_above,
+    read_bins,
+    refuse_mostly_cut,
+)
+from trtllm_hpc.bench.workload.prompt_source import PromptShape, prompt_source
+from trtllm_hpc.bench.workload.random_numbers import Stream, draw_codes, random_source
+from trtllm_hpc.bench.workload.request import BuiltWorkload, Tokenizer, Vocabulary, WorkloadSpec
+from trtllm_hpc.bench.workload.request_builder import RequestBuilder
+from trtllm_hpc.bench.workload.trace import check_trace, trace
+from trtllm_hpc.config.benchmark import Benchmark, Workload
 
-_KINDS: dict[str, Callable[[Wanted], Built]] = {
-    "prompts": prompts,
-    "dataset": dataset,
-    "normal": normal,
-    "histogram": histogram,
-    "shared-prefix": shared_prefix,
-    "trace": trace,
-}
+BUILT_IN_PROMPTS = (
+    "What is machine learning?",
+    "Name three rivers of Europe.",
+    "Translate to French: good morning.",
+    "Explain in one paragraph why the sky is blue.",
+    "Write a short poem about a ship that comes home after a long winter.",
+    "List the steps to make tea, and say which of them matters most for the taste.",
+    "A train leaves at noon at 80 kilometres an hour. How far has it come at half past two?",
+    "Summarise in two sentences what an operating system does for the programs that it runs.",
+)
 
 
 def make_workload(
@@ -32,20 +45,112 @@ def make_workload(
     token_ids: bool,
     tokenizer: Tokenizer | None = None,
     vocabulary: Vocabulary | None = None,
-    longest_input: int | None = None,
-) -> Built:
-    """The first ``count`` requests of the workload; fewer of a shorter trace, which never begins again.
+    max_input_len: int | None = None,
+) -> BuiltWorkload:
+    """Return the first ``count`` requests of the workload; fewer if a trace is shorter.
 
     A longer workload of the same settings begins with the same requests.
 
     Args:
         token_ids: whether the model takes ids (``tensorrt_llm``) instead of texts.
-        tokenizer: as the server cuts texts; ``None`` if there is none to be had.
-        vocabulary: what ids may be drawn; ``None`` takes it from the tokenizer.
-        longest_input: the engine's limit, for prompts that must not be sent.
+        tokenizer: the server's, or an equal one; ``None`` if there is none.
+        vocabulary: the ids to draw from; ``None`` takes it from the tokenizer.
+        max_input_len: the engine's limit; longer prompts must not be sent.
 
     Raises:
         ConfigError: the workload's file or its settings make no requests; with file and line.
     """
-    wanted = Wanted(settings, count, token_ids, tokenizer, vocabulary, longest_input)
-    return _KINDS[settings.workload.kind](wanted)
+    spec = WorkloadSpec(settings, count, token_ids, tokenizer, vocabulary, max_input_len)
+    return _KINDS[settings.workload.kind](spec)
+
+
+def check_file(workload: Workload) -> None:
+    """Check the workload's file, if it has one, without tokenizer and engine: before a server is started.
+
+    Raises:
+        ConfigError: it makes no requests; with file and line.
+    """
+    if workload.path is None:
+        return
+    path = Path(workload.path)
+    if workload.kind == "dataset":
+        read_prompts(path, workload.tokens_per_word)
+    elif workload.kind == "trace":
+        check_trace(path, workload.tokens_per_word)
+    elif workload.kind == "histogram":
+        read_bins(path)
+
+
+def _prompts(spec: WorkloadSpec) -> BuiltWorkload:
+    """The given prompts, or the built-in ones, in random order."""
+    given = spec.workload.prompts or BUILT_IN_PROMPTS
+    prompts = [SourcePrompt(number, f"prompt {number}", prompt) for number, prompt in enumerate(given, 1)]
+    builder = RequestBuilder(spec)
+    return BuiltWorkload(builder.in_random_order(prompts), builder.notes(), len(prompts))
+
+
+def _dataset(spec: WorkloadSpec) -> BuiltWorkload:
+    """The prompts of the file in random order.
+
+    An answer's limit is that of the entry or, if the entry has an answer
+    instead, the words of the answer times ``tokens_per_word``.
+    """
+    found = read_prompts(spec.file, spec.workload.tokens_per_word)
+    prompts = [prompt for prompt in found if prompt is not None]
+    builder = RequestBuilder(spec, spec.file)
+    requests = builder.in_random_order(prompts)
+    empty = len(found) - len(prompts)
+    note = [f"Left out {empty:,} of {len(found):,} entries: they have no prompt."] if empty else []
+    return BuiltWorkload(requests, note + builder.notes(), len(prompts))
+
+
+def _normal(spec: WorkloadSpec) -> BuiltWorkload:
+    """Lengths from normal distributions, upstream's ``token-norm-dist``."""
+    refuse_mostly_cut(spec, "input_tokens", normal_share_above)
+    return _generated(spec, normal_lengths(spec))
+
+
+def _histogram(spec: WorkloadSpec) -> BuiltWorkload:
+    """Lengths from a file of bins, upstream's ``token-from-histogram``."""
+    refuse_mostly_cut(spec, "path", histogram_share_above)
+    return _generated(spec, histogram_lengths(spec))
+
+
+def _shared_prefix(spec: WorkloadSpec) -> BuiltWorkload:
+    """Prompts that begin with one of a few prefixes, which take turns; the rest is drawn as by ``normal``."""
+    refuse_mostly_cut(spec, "input_tokens", normal_share_above, spec.workload.prefix_tokens)
+    return _generated(spec, normal_lengths(spec), spec.workload.prefix_tokens)
+
+
+def _generated(spec: WorkloadSpec, drawn: Sequence[Lengths], prefix_tokens: int = 0) -> BuiltWorkload:
+    lengths, notes = cut_to_limit(drawn, spec.limit, prefix_tokens)
+    prompts = prompt_source(spec)
+    requests = list(prompts.requests(_shapes(spec, lengths, prefix_tokens)))
+    return BuiltWorkload(requests, [*notes, *prompts.notes()])
+
+
+def _shapes(spec: WorkloadSpec, lengths: Sequence[Lengths], prefix_tokens: int) -> Iterator[PromptShape]:
+    seed = spec.settings.seed
+    source = random_source(seed, Stream.CONTENTS)
+    if not prefix_tokens:
+        for each in lengths:
+            yield PromptShape(draw_codes(source, each.input_tokens), each.output_tokens)
+        return
+    count = min(spec.workload.prefixes, len(lengths))
+    prefixes = [
+        draw_codes(random_source(seed, Stream.PREFIXES, number), prefix_tokens)
+        for number in range(1, count + 1)
+    ]
+    for each, (number, prefix) in zip(lengths, cycle(enumerate(prefixes, 1)), strict=False):
+        codes = np.concatenate([prefix, draw_codes(source, each.input_tokens)])
+        yield PromptShape(codes, each.output_tokens, None, f"prefix {number}", number, prefix_tokens)
+
+
+_KINDS: dict[str, Callable[[WorkloadSpec], BuiltWorkload]] = {
+    "prompts": _prompts,
+    "dataset": _dataset,
+    "normal": _normal,
+    "histogram": _histogram,
+    "shared-prefix": _shared_prefix,
+    "trace": trace,
+}

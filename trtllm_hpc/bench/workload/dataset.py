@@ -1,40 +1,228 @@
-"""Questions from a file; see :mod:`.entries` and :mod:`.fields` for its layouts."""
+"""Prompts from a file: a JSON list, or one JSON object a line, in any of several layouts."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from trtllm_hpc.bench.workload.asking import Asking, in_seeded_order
-from trtllm_hpc.bench.workload.entries import read_entries
-from trtllm_hpc.bench.workload.fields import Question, question_of
-from trtllm_hpc.bench.workload.wanted import Built, Wanted, misread, some
+from trtllm_hpc.bench.workload.request import file_error
+from trtllm_hpc.errors import ConfigError
 
-
-def dataset(wanted: Wanted) -> Built:
-    """The questions of the file in a seeded order, again and again.
-
-    An answer may have as many tokens as the entry says, or, where it holds an
-    answer, that many words times ``tokens_per_word``.
-    """
-    path = wanted.file
-    found = read_questions(path, wanted.workload.tokens_per_word)
-    questions = [question for question in found if question is not None]
-    asking = Asking(wanted, path)
-    requests = in_seeded_order(wanted, questions, asking)
-    empty = len(found) - len(questions)
-    note = (
-        f"{empty:,} of {some(len(found), 'entry').replace('entrys', 'entries')} left out: nothing is asked."
-    )
-    return Built(requests, ([note] if empty else []) + asking.notes(), len(questions))
+OUTPUT_LENGTH_KEYS = ("max_tokens", "output_tokens", "output_length")
+_PROMPT_KEYS = ("prompt", "text", "text_input", "input", "question")
+_IDS_KEYS = ("token_ids", "input_ids")
+_ANSWER_KEYS = ("output", "completion", "answer")
+_CONVERSATION_KEYS = ("conversations", "messages")
+_ASSISTANT_ROLES = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
+_MAX_TOKENS = 10_000_000
+_LAYOUTS = "a list of JSON objects, or one JSON object a line"
 
 
-def read_questions(path: Path, tokens_per_word: float) -> list[Question | None]:
-    """What each entry of the file asks; ``None`` for one that asks nothing.
+class Entry(NamedTuple):
+    """One JSON object of a file."""
+
+    path: Path
+    line: int
+    """Where it begins, counted from 1."""
+    values: dict[str, Any]
+
+    def error(self, message: str, *, hint: str | None = None) -> ConfigError:
+        """Return an error at this entry."""
+        return file_error(self.path, self.line, message, hint=hint)
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """Return all entries of the file, in their order.
 
     Raises:
-        ConfigError: an entry cannot be read, or none asks anything; with file and line.
+        ConfigError: it cannot be read, or has another layout; with the line.
     """
-    found = [question_of(path, entry, tokens_per_word) for entry in read_entries(path)]
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise file_error(path, None, f"cannot be read: {reason}", hint="--file FILE") from None
+    except UnicodeDecodeError as error:
+        raise file_error(path, None, f"is not UTF-8 text: byte {error.start + 1} is invalid") from None
+    found = _parse_list(path, text) if text.lstrip().startswith("[") else _parse_lines(path, text)
+    entries = []
+    for line, value in found:
+        if not isinstance(value, dict):
+            message = f"each entry must be a JSON object in braces; found {type(value).__name__}"
+            raise file_error(path, line, message)
+        entries.append(Entry(path, line, value))
+    if not entries:
+        raise file_error(path, None, f"has no entries; expected {_LAYOUTS}")
+    return entries
+
+
+def _parse_lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    # Not str.splitlines: it also splits at characters that JSON allows within a string.
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise _not_json(path, number, error) from None
+
+
+def _parse_list(path: Path, text: str) -> Iterator[tuple[int, Any]]:
+    """Decode the items of a JSON list one by one, to know their lines."""
+    decoder = json.JSONDecoder()
+    at = _skip_space(text, text.index("[") + 1)
+    line, counted = 1, 0
+    while at < len(text) and text[at] != "]":
+        line, counted = line + text.count("\n", counted, at), at
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise _not_json(path, text.count("\n", 0, getattr(error, "pos", at)) + 1, error) from None
+        yield line, value
+        at = _skip_space(text, at)
+        if text[at : at + 1] == ",":
+            at = _skip_space(text, at + 1)
+        elif text[at : at + 1] != "]":
+            break
+    if text[at:].strip() != "]":
+        message = "is not JSON: expected ',' or the end of the list, ']'"
+        raise file_error(path, text.count("\n", 0, at) + 1, message)
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _not_json(path: Path, line: int, error: Exception) -> ConfigError:
+    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    return file_error(path, line, f"is not JSON: {reason}; expected {_LAYOUTS}")
+
+
+@dataclass(frozen=True)
+class SourcePrompt:
+    """The prompt of one entry, before it is tokenized."""
+
+    line: int
+    source: str
+    """Where it comes from, to be shown."""
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    """Exactly one of the two is given."""
+    max_tokens: int | None = None
+    """From the entry; ``None`` if it has none."""
+    due_s: float | None = None
+
+
+def read_prompts(path: Path, tokens_per_word: float) -> list[SourcePrompt | None]:
+    """Return the prompt of each entry of the file; ``None`` for an entry without one.
+
+    Raises:
+        ConfigError: an entry cannot be read, or none has a prompt; with file and line.
+    """
+    found = [prompt_of(entry, tokens_per_word) for entry in read_entries(path)]
     if not any(found):
-        raise misread(path, None, "no entry asks anything: all prompts are empty")
+        raise file_error(path, None, "all prompts are empty")
     return found
+
+
+def prompt_of(entry: Entry, tokens_per_word: float) -> SourcePrompt | None:
+    """Return the prompt of an entry; ``None`` if it is empty, as of an empty conversation.
+
+    Layouts: ``input`` and ``instruction`` as in upstream's data sets, whose
+    prompt is ``input + ' ' + instruction`` (``benchmark_core_model.py`` of
+    tensorrtllm_backend v0.16.0); a prompt or token ids alone; ``messages`` of
+    chats and ``conversations`` of ShareGPT, whose prompt is everything before
+    the first answer.
+
+    Raises:
+        ConfigError: it has none of these, or wrong types; with the line.
+    """
+    values, line, source = entry.values, entry.line, f"line {entry.line}"
+    tokens = length_of(entry, OUTPUT_LENGTH_KEYS)
+    for key in _IDS_KEYS:
+        if values.get(key) is not None:
+            return SourcePrompt(line, source, token_ids=_ids(entry, key), max_tokens=tokens)
+    for key in _CONVERSATION_KEYS:
+        if key in values:
+            prompt, answer = _conversation(entry, key)
+            break
+    else:
+        prompt, answer = _prompt(entry), _text(entry, _ANSWER_KEYS)
+    if not prompt.strip():
+        return None
+    if tokens is None and answer is not None:
+        tokens = max(1, int(len(answer.split()) * tokens_per_word))
+    # JSON can contain half of a surrogate pair ("\ud800"), which no server takes.
+    valid = prompt.encode("utf-8", errors="replace").decode("utf-8")
+    return SourcePrompt(line, source, valid, max_tokens=tokens)
+
+
+def length_of(entry: Entry, keys: Sequence[str]) -> int | None:
+    """Return the first of the keys that the entry has, as a number of tokens; ``None`` if it has none."""
+    for key in keys:
+        value = entry.values.get(key)
+        if value is None:
+            continue
+        if type(value) is not int or not 1 <= value <= _MAX_TOKENS:
+            raise entry.error(f"{key} must be a whole number from 1 to {_MAX_TOKENS:,}; found {value!r}")
+        return value
+    return None
+
+
+def _prompt(entry: Entry) -> str:
+    if "instruction" in entry.values:
+        return " ".join(_text(entry, [key]) or "" for key in ("input", "instruction"))
+    prompt = _text(entry, _PROMPT_KEYS)
+    if prompt is None:
+        known = ", ".join((*_PROMPT_KEYS, "instruction", *_IDS_KEYS, *_CONVERSATION_KEYS))
+        found = ", ".join(entry.values) or "nothing"
+        raise entry.error(f"has no prompt: expected one of {known}; found {found}")
+    return prompt
+
+
+def _text(entry: Entry, keys: Sequence[str]) -> str | None:
+    for key in keys:
+        value = entry.values.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise entry.error(f"{key} must be text; found {type(value).__name__}")
+        return value
+    return None
+
+
+def _ids(entry: Entry, key: str) -> tuple[int, ...]:
+    ids = entry.values[key]
+    if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
+        raise entry.error(f"{key} must be a list of token ids, whole numbers of at least 0")
+    return tuple(ids)
+
+
+def _conversation(entry: Entry, key: str) -> tuple[str, str | None]:
+    """The turns before the first answer as one prompt, and that answer."""
+    turns = entry.values[key]
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise entry.error(f"{key} must be a list of turns, each a JSON object")
+    prompts: list[str] = []
+    for turn in turns:
+        role = str(turn.get("from", turn.get("role", "")))
+        text = _turn_text(entry, turn)
+        if role.lower() in _ASSISTANT_ROLES:
+            return "\n".join(prompts), text
+        prompts.append(text)
+    return "\n".join(prompts), None
+
+
+def _turn_text(entry: Entry, turn: dict[str, Any]) -> str:
+    """The content of one turn: a text, or the text among its parts."""
+    content = turn.get("value", turn.get("content"))
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "\n".join(text for text in texts if isinstance(text, str))
+    if not isinstance(content, str):
+        raise entry.error("a turn must have text in value or content")
+    return content

@@ -1,44 +1,62 @@
-"""Lengths of prompts and answers: drawn from distributions, and kept within what the model takes."""
+"""Lengths of prompts and answers: drawn from distributions, and limited to what the model takes.
+
+A histogram's file has bins of prompts and of answers::
+
+    input: [[1, 64, 3], [65, 128, 1]]      # shortest, longest, weight
+    output: [[16, 16, 1]]
+
+or bins of pairs::
+
+    joint: [[1, 64, 100, 200, 5], [65, 128, 10, 20, 1]]   # of the prompt, of the answer, weight
+
+Within a bin all lengths are equally likely. The file is YAML or JSON.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 
-from trtllm_hpc.bench.workload.draws import Stream, draws
-from trtllm_hpc.bench.workload.wanted import Wanted, refused, some
+from trtllm_hpc.bench.workload.random_numbers import Stream, random_source
+from trtllm_hpc.bench.workload.request import WorkloadSpec, file_error, settings_error
+from trtllm_hpc.config.files import read_tree
+from trtllm_hpc.config.tree import Node
+from trtllm_hpc.errors import ConfigError
 
-_MOST_CUT = 0.5
+_MAX_CUT_SHARE = 0.5
+_MAX_LENGTH = 10_000_000
+"""Tokens; a longer length in a file is a typing error."""
+
+Bin = tuple[float, ...]
+"""Shortest and longest of one length or of two, and the weight."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """One request's tokens."""
+    """The tokens of one request."""
 
     input_tokens: int
     output_tokens: int
 
 
-def normal_longer(wanted: Wanted, tokens: int) -> float:
-    """The expected share of prompts of :func:`normal_lengths` with more than so many tokens."""
-    mean, stdev = wanted.workload.input_tokens, wanted.workload.input_tokens_stdev
-    return 1 - NormalDist(mean, stdev).cdf(tokens + 0.5) if stdev else float(mean > tokens)
-
-
-def normal_lengths(wanted: Wanted) -> list[Lengths]:
-    """Lengths from the two normal distributions of the settings, rounded, at least 1."""
-    workload, seed = wanted.workload, wanted.settings.seed
+def normal_lengths(spec: WorkloadSpec) -> list[Lengths]:
+    """Draw lengths from the two normal distributions of the settings, rounded, at least 1."""
+    workload, seed = spec.workload, spec.settings.seed
     inputs = _normal(
-        workload.input_tokens, workload.input_tokens_stdev, wanted.count, draws(seed, Stream.INPUT_LENGTHS)
+        workload.input_tokens,
+        workload.input_tokens_stdev,
+        spec.count,
+        random_source(seed, Stream.INPUT_LENGTHS),
     )
     outputs = _normal(
-        workload.output_tokens or wanted.settings.max_tokens,
+        workload.output_tokens or spec.settings.max_tokens,
         workload.output_tokens_stdev,
-        wanted.count,
-        draws(seed, Stream.OUTPUT_LENGTHS),
+        spec.count,
+        random_source(seed, Stream.OUTPUT_LENGTHS),
     )
     return [Lengths(*pair) for pair in zip(inputs, outputs, strict=True)]
 
@@ -48,48 +66,145 @@ def _normal(mean: float, stdev: float, count: int, source: np.random.RandomState
     return [int(length) for length in np.maximum(np.rint(drawn), 1)]
 
 
-def refuse_cut(wanted: Wanted, key: str, longer: Callable[[int], float], before: int = 0) -> None:
-    """Refuse lengths most of which would be cut to the engine's limit: that is not what was asked for.
+def normal_share_above(spec: WorkloadSpec, tokens: int) -> float:
+    """Return the expected share of prompts of :func:`normal_lengths` with more tokens than that."""
+    mean, stdev = spec.workload.input_tokens, spec.workload.input_tokens_stdev
+    return 1 - NormalDist(mean, stdev).cdf(tokens + 0.5) if stdev else float(mean > tokens)
 
-    Cutting to ``max_input_tokens`` is the person's own wish.
+
+def histogram_lengths(spec: WorkloadSpec) -> list[Lengths]:
+    """Draw lengths from the bins of the settings' file.
+
+    Raises:
+        ConfigError: the file has no bins; with file and line.
+    """
+    sides = read_bins(spec.file)
+    seed, count = spec.settings.seed, spec.count
+    inputs = _draw(sides[0], count, random_source(seed, Stream.INPUT_LENGTHS))
+    if len(sides) == 1:
+        return [Lengths(*row) for row in inputs]
+    outputs = _draw(sides[1], count, random_source(seed, Stream.OUTPUT_LENGTHS))
+    return [Lengths(*row, *other) for row, other in zip(inputs, outputs, strict=True)]
+
+
+def _draw(bins: Sequence[Bin], count: int, source: np.random.RandomState) -> list[list[int]]:
+    """Rows of one length or two: a random number chooses the bin, one more each length."""
+    table = np.array(bins, dtype=np.float64)
+    uniform = source.random_sample((count, 1 + (table.shape[1] - 1) // 2))
+    reached = np.cumsum(table[:, -1]) / table[:, -1].sum()
+    # side="right": a bin of weight 0 is never chosen, not even by a 0.
+    indices = np.searchsorted(reached, uniform[:, 0], side="right").clip(max=len(bins) - 1)
+    chosen = table[indices]
+    lows, highs = chosen[:, 0:-1:2], chosen[:, 1:-1:2]
+    lengths = lows + np.floor(uniform[:, 1:] * (highs - lows + 1))
+    rows: list[list[int]] = np.minimum(lengths, highs).astype(np.int64).tolist()
+    return rows
+
+
+def histogram_share_above(spec: WorkloadSpec, tokens: int) -> float:
+    """Return the expected share of prompts with more tokens than that."""
+    bins = read_bins(spec.file)[0]
+    above = sum(
+        weight * min(max(high - tokens, 0.0) / (high - low + 1), 1.0) for low, high, *_, weight in bins
+    )
+    return above / sum(each[-1] for each in bins)
+
+
+def read_bins(path: Path) -> list[list[Bin]]:
+    """Return the bins of the file: those of pairs, or those of prompts and those of answers.
+
+    Raises:
+        ConfigError: there are none; with file and line.
+    """
+    root, diagnostics = read_tree(path, "histogram")
+    if root is None or diagnostics:
+        raise ConfigError(diagnostics)
+    assert isinstance(root.value, dict)
+    keys = sorted(root.value)
+    if keys == ["joint"]:
+        return [_bins(path, root.value["joint"], 5)]
+    if keys == ["input", "output"]:
+        return [_bins(path, root.value[key], 3) for key in keys]
+    found = ", ".join(keys) or "nothing"
+    message = f"a histogram must have the keys input and output, or joint; found {found}"
+    raise file_error(path, root.line, message)
+
+
+def _bins(path: Path, node: Node, width: int) -> list[Bin]:
+    if not isinstance(node.value, list) or not node.value:
+        hint = "write input and output, or joint, as lists of bins"
+        raise file_error(path, node.line, "must be a list of bins", hint=hint)
+    bins = [_bin(path, item, width) for item in node.value]
+    if not any(weights[-1] for weights in bins):
+        raise file_error(path, node.line, "the weights of all bins are 0")
+    return bins
+
+
+def _bin(path: Path, node: Node, width: int) -> Bin:
+    values = node.plain()
+    numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
+    if not numbers or len(values) != width:
+        joint = " of the prompt, shortest, longest of the answer" if width == 5 else ""
+        message = f"a bin is a list of {width} numbers: shortest, longest{joint}, weight; found {values!r}"
+        raise file_error(path, node.line, message)
+    *ends, weight = values
+    for low, high in zip(ends[::2], ends[1::2], strict=True):
+        if type(low) is not int or type(high) is not int or not 1 <= low <= high <= _MAX_LENGTH:
+            message = (
+                f"a bin's lengths must be whole numbers from 1 to {_MAX_LENGTH:,}, the shortest first; "
+                f"found {low} to {high}"
+            )
+            raise file_error(path, node.line, message)
+    if not 0 <= weight < float("inf"):
+        raise file_error(path, node.line, f"a weight must be a number of at least 0; found {weight}")
+    return tuple(values)
+
+
+def refuse_mostly_cut(
+    spec: WorkloadSpec, key: str, share_above: Callable[[WorkloadSpec, int], float], prefix_tokens: int = 0
+) -> None:
+    """Refuse a workload if most of its prompts would be cut to the engine's limit.
+
+    Cutting to ``max_input_tokens`` is allowed: the user has set it.
 
     Args:
-        key: the setting of the workload that says how long prompts are.
-        longer: the expected share of prompts with more than so many tokens.
-        before: tokens of a prefix that stands before each.
+        key: the setting of the workload that the length of prompts comes from.
+        share_above: returns the expected share of prompts with more than a number of tokens.
+        prefix_tokens: tokens before each drawn length.
 
     Raises:
         ConfigError: more than half would be cut.
     """
-    limit = wanted.longest_input
-    if limit is None or limit == wanted.workload.max_input_tokens or limit != wanted.limit:
+    limit = spec.max_input_len
+    if limit is None or limit == spec.workload.max_input_tokens or limit != spec.limit:
         return
-    share = longer(limit - before)
-    if share > _MOST_CUT and limit > before:
+    share = share_above(spec, limit - prefix_tokens)
+    if share > _MAX_CUT_SHARE and limit > prefix_tokens:
         message = (
-            f"{share:.0%} of the prompts would have to be cut: the engine takes {limit} tokens at most "
+            f"{share:.0%} of the prompts would have to be cut: the engine takes at most {limit} tokens "
             "(engine.max_input_len)"
         )
-        hint = f"ask for shorter prompts, or cut them with max_input_tokens {limit}"
-        raise refused(key, message, code="too-long", hint=hint)
+        hint = f"set shorter prompts, or cut them with max_input_tokens {limit}"
+        raise settings_error(key, message, code="too-long", hint=hint)
 
 
-def within(lengths: Sequence[Lengths], limit: int | None, before: int = 0) -> tuple[list[Lengths], list[str]]:
-    """The lengths with prompts cut to the limit, and a sentence if any were.
+def cut_to_limit(
+    lengths: Sequence[Lengths], limit: int | None, prefix_tokens: int = 0
+) -> tuple[list[Lengths], list[str]]:
+    """Return the lengths with prompts cut to the limit, and a sentence if any were.
 
     Args:
-        before: tokens of a prefix that stands before each.
+        prefix_tokens: tokens before each drawn length.
 
     Raises:
-        ConfigError: the prefix alone is as long as the limit.
+        ConfigError: the prefix alone reaches the limit.
     """
     if limit is None:
         return list(lengths), []
-    room = limit - before
+    room = limit - prefix_tokens
     if room < 1:
-        message = f"a prefix of {before} tokens leaves no room in prompts of at most {limit}"
-        raise refused("prefix_tokens", message, value=before, hint=f"set it below {limit}")
-    longer = sum(length.input_tokens > room for length in lengths)
+        message = f"a prefix of {prefix_tokens} tokens leaves no room in prompts of at most {limit}"
+        raise settings_error("prefix_tokens", message, value=prefix_tokens, hint=f"set it below {limit}")
+    cut = sum(length.input_tokens > room for length in lengths)
     kept = [Lengths(min(length.input_tokens, room), length.output_tokens) for length in lengths]
-    note = f"{some(longer, 'prompt')} shorter than drawn: prompts may have at most {limit} tokens."
-    return kept, [note] if longer else []
+    return kept, [f"Prompts cut to the limit of {limit} tokens: {cut:,}."] if cut else []

@@ -1,24 +1,154 @@
-"""One request of a workload, before it is put into a protocol's words."""
+"""The requests of a workload, what they are made from, and the errors of making them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from trtllm_hpc.config.benchmark import Benchmark, Workload
+from trtllm_hpc.errors import ConfigError, Diagnostic
+from trtllm_hpc.paths import write_text
+
+# Who counted tokens, as it stands in the records (input_by, output_by, chunks_by).
+BY_MODEL = "model"
+"""The model itself: its ``sequence_length``, or the ids of its answer."""
+BY_WORKLOAD = "workload"
+"""The workload, which sent token ids."""
+BY_RESPONSES = "responses"
+"""Each response of a stream counts as one token."""
+BY_TOKENIZER = "tokenizer"
+"""The model's tokenizer, run on the text by the client. The model may have generated other tokens."""
+BY_PREPROCESSING = "preprocessing"
+"""The server's tokenizer, called over the network."""
+BY_REQUEST = "requested"
+"""Not counted: the requested number. Too high if the model stopped earlier."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked: a text for text models, or token ids for the core model."""
+    """One request: a text for text models, or token ids for the core model."""
 
     max_tokens: int
-    """Output tokens asked for, at most."""
+    """Most output tokens."""
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
     """Exactly one of ``prompt`` and ``token_ids`` is given."""
     input_tokens: int | None = None
-    """Length of the prompt; ``None`` where nobody has counted yet."""
+    """Length of the prompt; ``None`` where it has not been counted."""
     input_by: str | None = None
-    """Who counted, see :mod:`trtllm_hpc.bench.tokens.counting`."""
+    """Who counted it: one of the ``BY_`` names."""
     due_s: float | None = None
     """Trace: seconds after the trace's first request."""
     source: str | None = None
-    """Where it comes from, e.g. ``line 17``, ``prefix 2``; for people."""
+    """Where it comes from, to be shown: ``line 17``, ``prefix 2``."""
+
+
+class Tokenizer(Protocol):
+    """Encodes texts exactly as the server does before it generates, with the special tokens that it adds."""
+
+    @property
+    def name(self) -> str:
+        """Where it comes from, to be shown."""
+
+    @property
+    def counted_by(self) -> str:
+        """What records have as who counted: ``tokenizer`` or ``preprocessing``."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each text."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ordinary tokens: ids of the model that do not begin, end or pad a text."""
+
+    ids: Sequence[int]
+    """In ascending order."""
+    name: str
+    """Where they come from, to be shown."""
+    size: int | None = None
+    """All ids of the model are below this; ``None`` if it is not known."""
+
+
+@dataclass(frozen=True)
+class BuiltWorkload:
+    """The requests in the order in which they are sent."""
+
+    requests: list[Request]
+    notes: list[str] = field(default_factory=list)
+    """Sentences for readers of the results, such as how many prompts were left out."""
+    distinct: int | None = None
+    """Number of different prompts in the source; ``None`` where prompts are generated, without limit."""
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """The settings and what else a workload is built from; see :func:`.build.make_workload`."""
+
+    settings: Benchmark
+    count: int
+    token_ids: bool
+    tokenizer: Tokenizer | None = None
+    vocabulary: Vocabulary | None = None
+    max_input_len: int | None = None
+
+    @property
+    def workload(self) -> Workload:
+        """The settings of the workload."""
+        return self.settings.workload
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of a prompt; ``None`` if there is no limit."""
+        known = [self.workload.max_input_tokens, self.max_input_len]
+        return min((limit for limit in known if limit is not None), default=None)
+
+    @property
+    def file(self) -> Path:
+        """The workload's file.
+
+        Raises:
+            ConfigError: the settings name none.
+        """
+        if self.workload.path is None:
+            message = f"a workload of kind {self.workload.kind} is read from a file, but no file is given"
+            hint = "--file FILE, or companion.benchmark.workload.path in the job file"
+            raise settings_error("path", message, code="no-file", hint=hint)
+        return Path(self.workload.path)
+
+
+def settings_error(
+    key: str, message: str, *, code: str = "bad-workload", hint: str | None = None, value: Any = None
+) -> ConfigError:
+    """Return the error for settings that no workload can be built from."""
+    place = "the benchmark's settings"
+    return ConfigError([Diagnostic(code, message, place, f"workload.{key}", value=value, hint=hint)])
+
+
+def file_error(path: Path, line: int | None, message: str, *, hint: str | None = None) -> ConfigError:
+    """Return the error for a workload's file, at a line of it."""
+    return ConfigError([Diagnostic("bad-workload-file", message, str(path), "", line, hint=hint)])
+
+
+def all_too_long(limit: int | None) -> ConfigError:
+    """Return the error for a workload whose prompts are all longer than the limit."""
+    message = f"every prompt is longer than {limit} tokens"
+    hint = "use another file, or a higher limit"
+    return settings_error("max_input_tokens", message, code="too-long", hint=hint)
+
+
+def write_workload(path: Path, requests: Iterable[Request]) -> None:
+    """Write one JSON line for each request; the same requests give the same bytes.
+
+    The file can be run again with ``workload: {kind: dataset, path: ...}``, in
+    an order by that benchmark's seed; one with times also with ``kind: trace``, in its own order.
+    """
+    write_text(path, "".join(f"{line}\n" for line in map(_line, requests)))
+
+
+def _line(request: Request) -> str:
+    known = {key: value for key, value in asdict(request).items() if value is not None}
+    return json.dumps(known, separators=(", ", ": "))

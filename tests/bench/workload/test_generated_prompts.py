@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.texts import TextWriter
+from trtllm_hpc.bench.workload.prompt_source import TextWriter
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.errors import ConfigError
 
-from .making import VOCABULARY, LetterTokenizer, WordTokenizer, build, lengths_of
+from .helpers import VOCABULARY, LetterTokenizer, WordTokenizer, build, lengths_of
 
 KINDS = ("normal", "shared-prefix")
 
@@ -28,7 +28,7 @@ def test_lengths_without_deviation_are_exact(token_ids: bool) -> None:
     assert built.notes == []
 
 
-def test_lengths_are_those_of_a_normal_distribution() -> None:
+def test_lengths_follow_a_normal_distribution() -> None:
     built = build(
         4000,
         kind="normal",
@@ -47,10 +47,10 @@ def test_lengths_are_those_of_a_normal_distribution() -> None:
         assert spread == pytest.approx(stdev, rel=0.05)
     pairs = lengths_of(built.requests)
     below = sum(((a or 0) < 200) == (b < 50) for a, b in pairs) / len(pairs)
-    assert below == pytest.approx(0.5, abs=0.05), "prompts and answers have lengths of their own"
+    assert below == pytest.approx(0.5, abs=0.05), "lengths of prompts and answers are independent"
 
 
-def test_without_a_length_of_answers_it_is_that_of_the_settings() -> None:
+def test_the_default_length_of_answers_is_max_tokens() -> None:
     assert lengths_of(build(1, kind="normal", settings={"max_tokens": 9}).requests) == [(128, 9)]
 
 
@@ -68,16 +68,16 @@ def test_prompts_do_not_begin_alike() -> None:
     stdev=st.floats(0, 50),
     prefixes=st.integers(1, 4),
 )
-def test_workloads_are_the_same_again_known_to_the_model_and_grow_at_their_end(
+def test_workloads_are_reproducible_within_the_vocabulary_and_longer_ones_begin_alike(
     kind: Any, token_ids: bool, seed: int, tokens: int, stdev: float, prefixes: int
 ) -> None:
     own: dict[str, Any] = {"prefixes": prefixes, "prefix_tokens": 20} if kind == "shared-prefix" else {}
-    asked = Benchmark(
+    benchmark = Benchmark(
         seed=seed, workload=Workload(kind=kind, input_tokens=tokens, input_tokens_stdev=stdev, **own)
     )
     both = [
         make_workload(
-            asked, count, token_ids=token_ids, tokenizer=WordTokenizer(), vocabulary=VOCABULARY
+            benchmark, count, token_ids=token_ids, tokenizer=WordTokenizer(), vocabulary=VOCABULARY
         ).requests
         for count in (4, 4, 9)
     ]
@@ -89,7 +89,7 @@ def test_workloads_are_the_same_again_known_to_the_model_and_grow_at_their_end(
             assert set(held) <= set(VOCABULARY.ids)
 
 
-def test_another_seed_asks_other_things() -> None:
+def test_another_seed_gives_other_requests() -> None:
     made = [build(3, kind="normal", settings={"seed": seed}).requests for seed in (0, 1)]
     assert made[0] != made[1]
 
@@ -110,50 +110,50 @@ def test_requests_of_a_prefix_share_exactly_its_tokens(ends: bool) -> None:
     groups = [{tuple(ids[:shared]) for ids in encoded[first::3]} for first in range(3)]
     assert [len(group) for group in groups] == [1, 1, 1]
     assert len(set.union(*groups)) == 3
-    assert all(
-        before[shared : shared + 3] != after[shared : shared + 3] for before, after in pairwise(encoded)
-    )
+    assert all(one[shared : shared + 3] != other[shared : shared + 3] for one, other in pairwise(encoded))
     assert built.notes == []
 
 
-def test_a_tokenizer_that_joins_words_is_told_of() -> None:
-    class Joining(WordTokenizer):
-        """Takes the word after the prefix for one with the last of the prefix."""
+def test_a_note_says_if_the_tokenizer_merges_words_across_a_prefix() -> None:
+    class Merging(WordTokenizer):
+        """Merges the last word of the prefix with the one after it."""
 
         def encode(self, texts: Any) -> list[list[int]]:
             encoded = super().encode(texts)
             return [ids if len(ids) < 12 else [*ids[:9], sum(ids[9:11]), 7, *ids[11:]] for ids in encoded]
 
-    built = build(4, tokenizer=Joining(), kind="shared-prefix", prefix_tokens=10, input_tokens=6)
-    assert built.notes == ["Requests of prefix 1 share 9 tokens and not 10: the tokenizer joins words."]
+    built = build(4, tokenizer=Merging(), kind="shared-prefix", prefix_tokens=10, input_tokens=6)
+    assert built.notes == [
+        "Requests of prefix 1 share 9 tokens instead of 10: the tokenizer has tokens across words."
+    ]
 
 
-def test_prompts_are_cut_to_what_the_model_takes_and_it_is_told() -> None:
-    built = build(100, kind="normal", input_tokens=50, input_tokens_stdev=10.0, longest_input=50)
+def test_prompts_are_cut_to_the_engines_limit_with_a_note() -> None:
+    built = build(100, kind="normal", input_tokens=50, input_tokens_stdev=10.0, max_input_len=50)
     lengths = [request.input_tokens or 0 for request in built.requests]
     assert max(lengths) == 50
-    cut = int(built.notes[0].split()[0])
-    assert built.notes == [f"{cut} prompts are shorter than drawn: prompts may have at most 50 tokens."]
+    cut = int(built.notes[0].rpartition(" ")[2].rstrip("."))
+    assert built.notes == [f"Prompts cut to the limit of 50 tokens: {cut}."]
     assert 0 < cut <= lengths.count(50)
 
 
 def test_a_prefix_must_leave_room() -> None:
     with pytest.raises(ConfigError, match="a prefix of 50 tokens leaves no room"):
-        build(1, kind="shared-prefix", prefix_tokens=50, longest_input=50)
+        build(1, kind="shared-prefix", prefix_tokens=50, max_input_len=50)
 
 
-def test_a_text_cannot_be_shorter_than_its_first_word_and_that_is_told() -> None:
+def test_a_text_has_at_least_one_word_and_a_note_says_so() -> None:
     built = build(5, kind="normal", input_tokens=1)
     assert lengths_of(built.requests) == [(2, 16)] * 5
-    assert built.notes[0].startswith("5 prompts are not exactly as long as asked")
+    assert built.notes[0].startswith("Prompts that do not have the drawn length") and ": 5." in built.notes[0]
 
 
-def test_a_tokenizer_without_words_is_given_letters() -> None:
+def test_a_tokenizer_of_letters_gets_texts_of_letters() -> None:
     built = build(3, tokenizer=LetterTokenizer(), kind="normal", input_tokens=40)
     assert [len(request.prompt or "") for request in built.requests] == [40, 40, 40]
 
 
-def test_a_tokenizer_that_counts_otherwise_in_a_row_is_followed() -> None:
+def test_texts_are_corrected_where_tokens_are_not_the_sum_of_their_words() -> None:
     class Doubling(WordTokenizer):
         """One token more for each ten words."""
 
@@ -165,32 +165,32 @@ def test_a_tokenizer_that_counts_otherwise_in_a_row_is_followed() -> None:
     assert [len(ids) for ids in counted] == [64] * 5
 
 
-def test_a_tokenizer_without_any_token_of_one_word_is_refused() -> None:
+def test_a_tokenizer_without_one_token_words_is_refused() -> None:
     class Pairs(LetterTokenizer):
         def encode(self, texts: Any) -> list[list[int]]:
             return [[*ids, *ids] for ids in super().encode(texts)]
 
-    with pytest.raises(ConfigError, match="hardly a common word that is one token"):
+    with pytest.raises(ConfigError, match="too few common words as one token"):
         TextWriter(Pairs())
 
 
 @pytest.mark.parametrize(
-    ("token_ids", "words"), [(False, "need the model's tokenizer"), (True, "vocabulary")]
+    ("token_ids", "message"), [(False, "need the model's tokenizer"), (True, "vocabulary")]
 )
-def test_lengths_need_somebody_who_counts(token_ids: bool, words: str) -> None:
-    asked = Benchmark(workload=Workload(kind="normal"))
-    with pytest.raises(ConfigError, match=words):
-        make_workload(asked, 1, token_ids=token_ids)
+def test_given_lengths_need_a_tokenizer_or_a_vocabulary(token_ids: bool, message: str) -> None:
+    benchmark = Benchmark(workload=Workload(kind="normal"))
+    with pytest.raises(ConfigError, match=message):
+        make_workload(benchmark, 1, token_ids=token_ids)
 
 
-def test_ids_are_those_of_common_words_where_only_a_tokenizer_is_known() -> None:
-    asked = Benchmark(workload=Workload(kind="normal"))
-    built = make_workload(asked, 5, token_ids=True, tokenizer=WordTokenizer())
+def test_ids_are_those_of_common_words_if_there_is_only_a_tokenizer() -> None:
+    benchmark = Benchmark(workload=Workload(kind="normal"))
+    built = make_workload(benchmark, 5, token_ids=True, tokenizer=WordTokenizer())
     assert all(1 not in (request.token_ids or ()) for request in built.requests)
     assert {request.input_tokens for request in built.requests} == {128}
 
 
-def test_histogram_lengths_come_from_the_bins_by_their_weight(tmp_path: Path) -> None:
+def test_histogram_lengths_are_drawn_from_the_bins_by_weight(tmp_path: Path) -> None:
     file = tmp_path / "bins.yaml"
     file.write_text("input: [[1, 10, 3], [101, 110, 1], [500, 600, 0]]\noutput:\n- [7, 7, 2.5]\n")
     built = build(4000, kind="histogram", path=file, token_ids=True)
@@ -201,7 +201,7 @@ def test_histogram_lengths_come_from_the_bins_by_their_weight(tmp_path: Path) ->
     assert {request.max_tokens for request in built.requests} == {7}
 
 
-def test_joint_bins_keep_lengths_together(tmp_path: Path) -> None:
+def test_joint_bins_give_pairs_of_lengths(tmp_path: Path) -> None:
     file = tmp_path / "bins.json"
     file.write_text('{"joint": [[5, 5, 100, 100, 1], [50, 50, 1, 2, 1]]}')
     built = build(200, kind="histogram", path=file, token_ids=True)
@@ -209,7 +209,7 @@ def test_joint_bins_keep_lengths_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "words"),
+    ("text", "line", "message"),
     [
         ("input: [[1, 2, 3]]", 1, "input and output, or joint; found input"),
         ("", 1, "found nothing"),
@@ -219,25 +219,25 @@ def test_joint_bins_keep_lengths_together(tmp_path: Path) -> None:
         ("joint: [[1, 2, 3]]", 1, "a bin is a list of 5 numbers"),
         ("input: [[0, 2, 3]]\noutput: [[1, 1, 1]]", 1, "found 0 to 2"),
         ("input: [[3, 2, 3]]\noutput: [[1, 1, 1]]", 1, "found 3 to 2"),
-        ("output: [[1, 1, 1]]\ninput: [[1, 2, -1]]", 2, "a weight is a number from 0 on; found -1"),
-        ("output: [[1, 1, 0]]\ninput: [[1, 2, 1]]", 1, "every bin weighs 0"),
+        ("output: [[1, 1, 1]]\ninput: [[1, 2, -1]]", 2, "a weight must be a number of at least 0; found -1"),
+        ("output: [[1, 1, 0]]\ninput: [[1, 2, 1]]", 1, "the weights of all bins are 0"),
         ("input: [[1, 2, 3]\n", 2, "is not YAML"),
     ],
 )
-def test_a_wrong_histogram_is_told_with_file_and_line(
-    tmp_path: Path, text: str, place: int, words: str
+def test_an_invalid_histogram_is_refused_with_file_and_line(
+    tmp_path: Path, text: str, line: int, message: str
 ) -> None:
     file = tmp_path / "bins.yaml"
     file.write_text(text)
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as raised:
         build(1, kind="histogram", path=file)
-    assert words in str(refusal.value)
-    assert f"{file}:{place}" in str(refusal.value)
+    assert message in str(raised.value)
+    assert f"{file}:{line}" in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["dataset", "histogram", "trace"])
-def test_a_file_must_be_named_and_there(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="none is named"):
+def test_a_file_must_be_given_and_exist(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no file is given"):
         build(1, kind=kind)
     with pytest.raises(ConfigError, match=str(tmp_path / "none")):
         build(1, kind=kind, path=tmp_path / "none")
@@ -255,22 +255,20 @@ def test_a_file_must_be_named_and_there(kind: str, tmp_path: Path) -> None:
         ({"kind": "shared-prefix", "input_tokens": 30, "prefix_tokens": 20}, False),
     ],
 )
-def test_prompts_that_would_mostly_be_cut_are_not_what_was_asked_for(
-    options: dict[str, Any], refused: bool
-) -> None:
+def test_a_workload_is_refused_if_most_prompts_would_be_cut(options: dict[str, Any], refused: bool) -> None:
     if not refused:
-        assert build(4, longest_input=50, **options).requests
+        assert build(4, max_input_len=50, **options).requests
         return
-    with pytest.raises(ConfigError, match="the engine takes 50 tokens at most"):
-        build(4, longest_input=50, **options)
+    with pytest.raises(ConfigError, match="the engine takes at most 50 tokens"):
+        build(4, max_input_len=50, **options)
 
 
 @pytest.mark.parametrize(("bins", "refused"), [("[1, 100, 1]", False), ("[1, 20, 1], [51, 60, 2]", True)])
-def test_a_histogram_of_prompts_that_would_mostly_be_cut(tmp_path: Path, bins: str, refused: bool) -> None:
+def test_a_histogram_is_refused_if_most_are_cut(tmp_path: Path, bins: str, refused: bool) -> None:
     file = tmp_path / "bins.yaml"
     file.write_text(f"input: [{bins}]\noutput: [[1, 1, 1]]\n")
     if not refused:
-        assert build(4, kind="histogram", path=file, longest_input=50).requests
+        assert build(4, kind="histogram", path=file, max_input_len=50).requests
         return
     with pytest.raises(ConfigError, match="67% of the prompts would have to be cut"):
-        build(4, kind="histogram", path=file, longest_input=50)
+        build(4, kind="histogram", path=file, max_input_len=50)

@@ -1,4 +1,4 @@
-"""A tokenizer that one can count with in the head, and workloads by few words."""
+"""Tokenizers that are easy to count with, and shortcuts to build and read workloads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.bench.workload.build import Built, make_workload
-from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.bench.workload.tokenizer import Tokenizer
-from trtllm_hpc.bench.workload.vocabulary import Vocabulary
+from trtllm_hpc.bench.workload.build import make_workload
+from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, Tokenizer, Vocabulary
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 BEGIN, END = 1, 2
@@ -19,7 +17,7 @@ VOCABULARY = Vocabulary(range(3, 1000), "made up", 1000)
 
 
 class WordTokenizer:
-    """A token for each word, after one that begins the text; some put one at the end, too."""
+    """One token a word, after one that begins the text; optionally one that ends it."""
 
     name = "words"
     counted_by = "tokenizer"
@@ -32,7 +30,7 @@ class WordTokenizer:
 
 
 class LetterTokenizer:
-    """A token for each letter, space included, and nothing around them."""
+    """One token a letter, spaces included, and no special tokens."""
 
     name = "letters"
     counted_by = "tokenizer"
@@ -51,11 +49,11 @@ def build(
     token_ids: bool = False,
     tokenizer: Tokenizer | None = None,
     vocabulary: Vocabulary | None = None,
-    longest_input: int | None = None,
+    max_input_len: int | None = None,
     settings: dict[str, Any] | None = None,
     **workload: Any,
-) -> Built:
-    """A workload of these settings; texts are cut by ``WordTokenizer`` and ids drawn from ``VOCABULARY``."""
+) -> BuiltWorkload:
+    """Build a workload, by default with ``WordTokenizer`` and ``VOCABULARY``."""
     if isinstance(workload.get("path"), Path):
         workload["path"] = str(workload["path"])
     return make_workload(
@@ -64,11 +62,11 @@ def build(
         token_ids=token_ids,
         tokenizer=tokenizer or WordTokenizer(),
         vocabulary=vocabulary or VOCABULARY,
-        longest_input=longest_input,
+        max_input_len=max_input_len,
     )
 
 
-def prompts_of(built: Built) -> list[str]:
+def prompts_of(built: BuiltWorkload) -> list[str]:
     return [request.prompt or "" for request in built.requests]
 
 
@@ -77,7 +75,7 @@ def lengths_of(requests: Sequence[Request]) -> list[tuple[int | None, int]]:
 
 
 def read_workload(path: Path) -> list[Request]:
-    """The requests that ``write_workload`` wrote."""
+    """Read what ``write_workload`` wrote."""
     with path.open(encoding="utf-8") as lines:
         return [_request(json.loads(line)) for line in lines]
 

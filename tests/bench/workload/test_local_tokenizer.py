@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.bench.workload.find_tokenizer import find_tokenizer
-from trtllm_hpc.bench.workload.local_tokenizer import LocalTokenizer, UnusableTokenizer
-from trtllm_hpc.bench.workload.vocabulary import of_config, of_words
-from trtllm_hpc.bench.workload.words import COMMON
+from trtllm_hpc.bench.workload.prompt_source import COMMON_WORDS, common_words_vocabulary
+from trtllm_hpc.bench.workload.tokenizers import (
+    LocalTokenizer,
+    UnusableTokenizer,
+    config_vocabulary,
+    find_tokenizer,
+)
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.config.synthetic_models import VOCAB_SIZE
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.reference.synthetic import SPECIAL_TOKENS, make_tokenizer
 
-from .making import build, prompts_of
+from .helpers import build, prompts_of
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["normal", "shared-prefix"])
-def test_texts_have_exactly_the_tokens_asked_for(folder: Path, kind: str) -> None:
+def test_texts_have_exactly_the_given_number_of_tokens(folder: Path, kind: str) -> None:
     tokenizer = LocalTokenizer(folder)
     own: dict[str, Any] = {"prefix_tokens": 30} if kind == "shared-prefix" else {}
     for tokens in (2, 3, 17, 150):
@@ -41,47 +44,47 @@ def test_texts_have_exactly_the_tokens_asked_for(folder: Path, kind: str) -> Non
 
 
 def word_pieces() -> Any:
-    """As BERT's: pieces within words, and a token before and after each text."""
+    """Like BERT's: pieces of words, and a special token before and after each text."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[UNK]", "[CLS]", "[SEP]"]
-    made.train_from_iterator(
-        [" ".join(COMMON)], trainers.WordPieceTrainer(vocab_size=300, special_tokens=special)
+    tokenizer.train_from_iterator(
+        [" ".join(COMMON_WORDS)], trainers.WordPieceTrainer(vocab_size=300, special_tokens=special)
     )
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
-    return made
+    return tokenizer
 
 
 def across_words() -> Any:
-    """As Llama 2's: a sign for each space, and nothing that keeps tokens within words."""
+    """Like Llama 2's: spaces are characters, and tokens may reach across words."""
     from tokenizers import Tokenizer, models, normalizers, trainers
 
-    made = Tokenizer(models.BPE(unk_token="<unk>"))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    corpus = ["of the", "to the and", *(f"{word} of the {word}" for word in COMMON)]
-    made.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>"]))
-    return made
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    corpus = ["of the", "to the and", *(f"{word} of the {word}" for word in COMMON_WORDS)]
+    tokenizer.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>"]))
+    return tokenizer
 
 
 def pieces_with_an_end() -> Any:
-    """As T5's: likeliest pieces, and a token after each text."""
+    """Like T5's: the most likely pieces, and a special token after each text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=["<unk>", "</s>"], unk_token="<unk>")
-    made.train_from_iterator([" ".join(COMMON)] * 3, trainer)
-    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return made
+    tokenizer.train_from_iterator([" ".join(COMMON_WORDS)] * 3, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return tokenizer
 
 
 @pytest.mark.parametrize("make", [word_pieces, across_words, pieces_with_an_end])
-def test_every_make_of_tokenizer_gets_its_exact_lengths(make: Any, tmp_path: Path) -> None:
+def test_texts_have_exact_lengths_for_every_kind_of_tokenizer(make: Any, tmp_path: Path) -> None:
     make().save(str(tmp_path / "tokenizer.json"))
     tokenizer = LocalTokenizer(tmp_path)
     for tokens in (5, 40, 200):
@@ -92,16 +95,16 @@ def test_every_make_of_tokenizer_gets_its_exact_lengths(make: Any, tmp_path: Pat
     encoded = tokenizer.encode(prompts_of(built))
     assert [len(ids) for ids in encoded] == [60] * 6
     shared = len({tuple(ids[:39]) for ids in encoded}) == 1
-    assert shared or built.notes, "where tokens reach over words, that is told"
+    assert shared or built.notes, "a note says if tokens reach across words"
 
 
-def test_a_text_is_cut_as_the_server_cuts_it_with_the_token_that_begins_it(folder: Path) -> None:
+def test_the_token_that_begins_a_text_is_added_as_by_the_server(folder: Path) -> None:
     begin = SPECIAL_TOKENS.index("<s>")
     assert LocalTokenizer(folder).encode(["", "a"])[0] == [begin]
     assert LocalTokenizer(folder, special=False).encode([""]) == [[]]
 
 
-def test_lengths_that_the_file_sets_for_batches_are_passed_over(folder: Path, tmp_path: Path) -> None:
+def test_truncation_of_the_file_is_ignored(folder: Path, tmp_path: Path) -> None:
     plain = json.loads((folder / "tokenizer.json").read_text())
     plain["truncation"] = {
         "direction": "Right",
@@ -114,28 +117,28 @@ def test_lengths_that_the_file_sets_for_batches_are_passed_over(folder: Path, tm
     assert LocalTokenizer(tmp_path).encode(text) == LocalTokenizer(folder).encode(text)
 
 
-def test_ordinary_ids_are_all_but_the_special_ones(folder: Path) -> None:
+def test_the_vocabulary_has_no_special_tokens(folder: Path) -> None:
     vocabulary = LocalTokenizer(folder).vocabulary()
     assert list(vocabulary.ids) == list(range(len(SPECIAL_TOKENS), VOCAB_SIZE))
     assert vocabulary.size == VOCAB_SIZE
-    assert max(LocalTokenizer(folder).vocabulary(400).ids) == 399, "the model knows fewer"
+    assert max(LocalTokenizer(folder).vocabulary(400).ids) == 399, "the model has fewer"
 
 
-def test_a_tokenizer_that_only_encodes_tells_the_tokens_of_common_words(folder: Path) -> None:
-    ids = set(of_words(LocalTokenizer(folder)).ids)
+def test_the_vocabulary_of_common_words_has_no_special_tokens(folder: Path) -> None:
+    ids = set(common_words_vocabulary(LocalTokenizer(folder)).ids)
     assert len(ids) > 40 and ids <= set(range(len(SPECIAL_TOKENS), VOCAB_SIZE))
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_config_json_tells_the_vocabulary_of_models_and_of_engines(wrapped: bool) -> None:
+def test_the_vocabulary_of_a_models_or_engines_config_json(wrapped: bool) -> None:
     plain = {"vocab_size": 8, "bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": None}
-    vocabulary = of_config({"pretrained_config": plain} if wrapped else plain, "here")
+    vocabulary = config_vocabulary({"pretrained_config": plain} if wrapped else plain, "here")
     assert vocabulary is not None
     assert (list(vocabulary.ids), vocabulary.size) == ([0, 3, 4, 5, 6], 8)
-    assert of_config({"vocab_size": None}, "here") is None
+    assert config_vocabulary({"vocab_size": None}, "here") is None
 
 
-def test_the_first_folder_with_a_tokenizer_is_taken(folder: Path, tmp_path: Path) -> None:
+def test_the_first_folder_with_a_tokenizer_is_used(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 500}')
     found = find_tokenizer(Workload(), [tmp_path / "none", tmp_path, folder.parent])
     assert found.tokenizer is not None and found.tokenizer.name == str(folder)
@@ -143,7 +146,7 @@ def test_the_first_folder_with_a_tokenizer_is_taken(folder: Path, tmp_path: Path
     assert found.note is None
 
 
-def test_without_any_folder_there_is_no_tokenizer_but_perhaps_a_vocabulary(tmp_path: Path) -> None:
+def test_config_json_alone_gives_a_vocabulary_without_a_tokenizer(tmp_path: Path) -> None:
     assert find_tokenizer(Workload()) == find_tokenizer(Workload(), [tmp_path])
     (tmp_path / "config.json").write_text('{"vocab_size": 500, "eos_token_id": 2}')
     found = find_tokenizer(Workload(), [tmp_path])
@@ -151,12 +154,12 @@ def test_without_any_folder_there_is_no_tokenizer_but_perhaps_a_vocabulary(tmp_p
     assert found.vocabulary is not None and len(found.vocabulary.ids) == 499
 
 
-def test_a_tokenizer_that_is_named_must_be_there_and_readable(tmp_path: Path) -> None:
-    asked = Workload(tokenizer=str(tmp_path))
+def test_a_configured_tokenizer_must_be_readable(tmp_path: Path) -> None:
+    workload = Workload(tokenizer=str(tmp_path))
     with pytest.raises(ConfigError, match=r"there is no tokenizer\.json in"):
-        find_tokenizer(asked)
+        find_tokenizer(workload)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
-        find_tokenizer(asked)
+        find_tokenizer(workload)
     with pytest.raises(UnusableTokenizer):
         LocalTokenizer(tmp_path)

@@ -1,4 +1,4 @@
-"""Workloads of prompts that somebody wrote: those of the settings and those of data sets."""
+"""Workloads of given prompts: those of the settings and those of data sets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.prompts import BUILT_IN
+from trtllm_hpc.bench.workload.build import BUILT_IN_PROMPTS, make_workload
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.errors import ConfigError
 
-from .making import BEGIN, WordTokenizer, build, prompts_of, word_id
+from .helpers import BEGIN, WordTokenizer, build, prompts_of, word_id
 
 
 def write(folder: Path, entries: list[Any], *, lines: bool = False) -> Path:
@@ -23,11 +22,11 @@ def write(folder: Path, entries: list[Any], *, lines: bool = False) -> Path:
     return file
 
 
-def test_every_prompt_is_asked_before_any_is_repeated() -> None:
-    asked = prompts_of(build(20))
-    assert set(asked[:8]) == set(asked[8:16]) == set(BUILT_IN) and len(asked) == 20
-    assert asked[:8] != asked[8:16], "each time in another order"
-    assert asked == prompts_of(build(20)) != prompts_of(build(20, settings={"seed": 6}))
+def test_every_prompt_is_sent_before_any_is_repeated() -> None:
+    prompts = prompts_of(build(20))
+    assert set(prompts[:8]) == set(prompts[8:16]) == set(BUILT_IN_PROMPTS) and len(prompts) == 20
+    assert prompts[:8] != prompts[8:16], "each time in another order"
+    assert prompts == prompts_of(build(20)) != prompts_of(build(20, settings={"seed": 6}))
 
 
 def test_given_prompts_replace_the_built_in_ones() -> None:
@@ -44,33 +43,33 @@ def test_the_core_model_gets_the_ids_of_a_prompt() -> None:
     assert (request.input_tokens, request.input_by) == (3, "workload")
 
 
-def test_prompts_go_out_uncounted_where_nobody_can_count_and_that_is_told() -> None:
+def test_a_note_says_if_prompts_are_not_counted() -> None:
     built = make_workload(Benchmark(), 2, token_ids=False)
     assert [request.input_tokens for request in built.requests] == [None, None]
-    assert built.notes == ["Nobody has counted the prompts' tokens: there is no tokenizer to be had."]
+    assert built.notes == ["The prompts' tokens were not counted: no tokenizer was found."]
 
 
-def test_ids_of_texts_and_limits_need_a_tokenizer() -> None:
-    with pytest.raises(ConfigError, match="no tokenizer that would make them of texts"):
+def test_a_tokenizer_is_needed_for_token_ids_and_for_limits() -> None:
+    with pytest.raises(ConfigError, match="no tokenizer to encode the texts"):
         make_workload(Benchmark(), 2, token_ids=True)
     limited = Benchmark(workload=Workload(max_input_tokens=5))
-    with pytest.raises(ConfigError, match="only a tokenizer can tell which prompts are longer"):
+    with pytest.raises(ConfigError, match="prompts can only be limited with a tokenizer"):
         make_workload(limited, 2, token_ids=False)
 
 
-def test_longer_prompts_are_left_out_and_counted() -> None:
-    offered = ["a", "a b", "a b c", "a b c d"]
-    built = build(8, prompts=offered, max_input_tokens=3, longest_input=100)
+def test_prompts_that_are_too_long_are_left_out_and_counted() -> None:
+    given = ["a", "a b", "a b c", "a b c d"]
+    built = build(8, prompts=given, max_input_tokens=3, max_input_len=100)
     assert sorted(prompts_of(built)) == ["a"] * 4 + ["a b"] * 4
-    assert built.notes == ["2 of 4 prompts are left out: longer than 3 tokens."]
+    assert built.notes == ["Left out 2 of 4 prompts: longer than 3 tokens."]
 
 
-def test_a_workload_without_a_prompt_that_is_short_enough_is_refused() -> None:
+def test_a_workload_is_refused_if_all_prompts_are_too_long() -> None:
     with pytest.raises(ConfigError, match="every prompt is longer than 2 tokens"):
-        build(2, prompts=["a b", "c d"], longest_input=2)
+        build(2, prompts=["a b", "c d"], max_input_len=2)
 
 
-def test_upstreams_data_sets_are_read_as_upstream_does(tmp_path: Path) -> None:
+def test_upstreams_data_sets_are_read_as_by_upstream(tmp_path: Path) -> None:
     """Prompt and length as in ``benchmark_core_model.py`` of tensorrtllm_backend v0.16.0."""
     entries = [
         {"input": "I", "instruction": "Say on.", "output": "one two three four five"},
@@ -124,7 +123,7 @@ def test_layouts_of_data_sets(
     assert [(request.prompt, request.max_tokens) for request in built.requests] == [(prompt, tokens)]
 
 
-def test_entries_that_ask_nothing_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_entries_without_a_prompt_are_left_out_and_counted(tmp_path: Path) -> None:
     gpt, human = {"from": "gpt", "value": "one"}, {"from": "human", "value": "ask"}
     entries = [
         {"conversations": [human, gpt]},
@@ -134,67 +133,71 @@ def test_entries_that_ask_nothing_are_left_out_and_counted(tmp_path: Path) -> No
     ]
     built = build(2, kind="dataset", path=write(tmp_path, entries))
     assert prompts_of(built) == ["ask", "ask"]
-    assert built.notes == ["3 of 4 entries are left out: nothing is asked."]
+    assert built.notes == ["Left out 3 of 4 entries: they have no prompt."]
 
 
-def test_token_ids_of_a_file_go_to_the_core_model(tmp_path: Path) -> None:
+def test_token_ids_of_a_file_are_sent_to_the_core_model(tmp_path: Path) -> None:
     file = write(tmp_path, [{"input_ids": [5, 6, 999], "output_tokens": 4}], lines=True)
     (request,) = build(1, kind="dataset", path=file, token_ids=True).requests
     assert (request.token_ids, request.max_tokens, request.input_tokens) == ((5, 6, 999), 4, 3)
 
 
-def test_token_ids_of_a_file_are_no_prompt_for_a_text_model(tmp_path: Path) -> None:
+def test_token_ids_of_a_file_are_refused_for_a_text_model(tmp_path: Path) -> None:
     file = write(tmp_path, [{"prompt": "x"}, {"token_ids": [5]}], lines=True)
-    with pytest.raises(ConfigError, match=f"{file}:2: holds token ids, and the model takes texts"):
+    with pytest.raises(ConfigError, match=f"{file}:2: has token ids, but the model takes texts"):
         build(2, kind="dataset", path=file)
 
 
-def test_tokens_that_the_model_does_not_know_are_refused(tmp_path: Path) -> None:
+def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path, [{"token_ids": [5, 1000]}], lines=True)
-    with pytest.raises(ConfigError, match=f"{file}:1: token 1000 is none of the model's, which has 1,000"):
+    with pytest.raises(ConfigError, match=f"{file}:1: token id 1000 is outside .* vocabulary of 1,000"):
         build(1, kind="dataset", path=file, token_ids=True)
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "words"),
+    ("text", "line", "message"),
     [
-        ("", None, "holds no entries"),
-        ("[]", None, "holds no entries"),
+        ("", None, "has no entries"),
+        ("[]", None, "has no entries"),
         ('{"prompt": "x"}\n\n{"prompt": 5}', 3, "prompt must be text; found int"),
         ('{"prompt": "x"}\nprompt', 2, "is not JSON: Expecting value"),
         ('[\n{"prompt": "x"},\n{"prompt"}\n]', 3, "is not JSON"),
-        ('[\n{"prompt": "x"}\n{"prompt": "y"}\n]', 3, "must go on with ',' or end with ']'"),
-        ('[\n{"prompt": "x"}', 2, "must go on with ',' or end with ']'"),
-        ('[{"prompt": "x"}] more', 1, "must go on with ',' or end with ']'"),
-        ('[\n\n"x"]', 3, "must be a JSON object in braces, as each entry; found str"),
+        ('[\n{"prompt": "x"}\n{"prompt": "y"}\n]', 3, "expected ',' or the end of the list"),
+        ('[\n{"prompt": "x"}', 2, "expected ',' or the end of the list"),
+        ('[{"prompt": "x"}] more', 1, "expected ',' or the end of the list"),
+        ('[\n\n"x"]', 3, "each entry must be a JSON object in braces; found str"),
         ('[{"promt": "x"}]', 1, "has no prompt: expected one of prompt, text"),
-        ('[{"prompt": "x", "max_tokens": 0}]', 1, "max_tokens must be a whole number from 1 on; found 0"),
+        (
+            '[{"prompt": "x", "max_tokens": 0}]',
+            1,
+            "must be a whole number from 1 to 10,000,000; found 0",
+        ),
         ('[{"prompt": "x",\n "max_tokens": true}]', 1, "found True"),
         ('[{"token_ids": [1, "2"]}]', 1, "token_ids must be a list of token ids"),
         ('[{"messages": "x"}]', 1, "messages must be a list of turns"),
         ('[{"messages": [{"role": "user"}]}]', 1, "a turn must have text in value or content"),
-        ('[{"prompt": " "}]', None, "no entry asks anything"),
+        ('[{"prompt": " "}]', None, "all prompts are empty"),
         ("[" * 100_000, 1, "is not JSON"),
     ],
 )
-def test_a_wrong_file_is_told_with_the_line(tmp_path: Path, text: str, line: int | None, words: str) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path, text: str, line: int | None, message: str) -> None:
     file = tmp_path / "questions.json"
     file.write_text(text)
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as raised:
         build(1, kind="dataset", path=file)
-    (finding,) = refusal.value.diagnostics
-    assert words in finding.message
-    assert (finding.file, finding.line) == (str(file), line)
+    (diagnostic,) = raised.value.diagnostics
+    assert message in diagnostic.message
+    assert (diagnostic.file, diagnostic.line) == (str(file), line)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "questions.json"
     file.write_bytes(b'[{"prompt": "\xff"}]')
-    with pytest.raises(ConfigError, match="is not UTF-8 text: byte 14 is none"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text: byte 14 is invalid"):
         build(1, kind="dataset", path=file)
 
 
-def test_a_long_file_is_cut_into_tokens_only_as_far_as_it_is_asked(tmp_path: Path) -> None:
+def test_only_the_prompts_that_are_sent_are_tokenized(tmp_path: Path) -> None:
     class Counting(WordTokenizer):
         texts = 0
 

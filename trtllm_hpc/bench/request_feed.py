@@ -1,0 +1,85 @@
+"""Gives each pass of a measurement its requests from the workload, serialised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trtllm_hpc.bench.load import Target, encode_request
+from trtllm_hpc.bench.workload.request import BuiltWorkload, Request
+from trtllm_hpc.config.benchmark import Benchmark
+
+
+@dataclass(frozen=True)
+class PassRequests:
+    """The requests of one pass."""
+
+    first_index: int
+    """Index of the first one in the workload."""
+    requests: list[Request]
+    payloads: list[bytes]
+    """The same, serialised."""
+
+
+class RequestFeed:
+    """Requests that no earlier pass has sent, so that a server's cache of prompts does not have them.
+
+    Given prompts are repeated once all were sent, and each pass sends a trace
+    from its beginning.
+
+    Args:
+        targets: the models that take turns, usually a single one.
+        expected: requests of all passes together, where that is known.
+        make: returns a workload with a number of requests, see :func:`make_workload`.
+    """
+
+    def __init__(
+        self,
+        settings: Benchmark,
+        targets: Sequence[Target],
+        expected: int,
+        make: Callable[[int], BuiltWorkload],
+    ) -> None:
+        self._restarts = settings.workload.kind == "trace"
+        self._targets = targets
+        self._make = make
+        self._built = make(expected)
+        self._sent = self._sent_before = 0
+
+    @property
+    def sent(self) -> list[Request]:
+        """All requests of the passes so far, by their index."""
+        return self._built.requests[: self._sent]
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the workload for readers of the results."""
+        return self._built.notes
+
+    @property
+    def distinct(self) -> int | None:
+        """Number of different prompts in the source; ``None`` where they are generated, without limit."""
+        return self._built.distinct
+
+    def take(self, count: int) -> PassRequests:
+        """Return the next ``count`` requests; of a trace the first ones, fewer if it is shorter.
+
+        Raises:
+            ConfigError: the workload's file or its settings make no requests.
+        """
+        first = 0 if self._restarts else self._sent
+        last = first + count
+        if last > len(self._built.requests) and not self._restarts:
+            # A search has no known number of passes: double the workload, so that it is rebuilt rarely.
+            self._built = self._make(max(last, 2 * len(self._built.requests)))
+        requests = self._built.requests[first:last]
+        self._sent_before, self._sent = self._sent, max(self._sent, first + len(requests))
+        payloads = [
+            encode_request(request, self._targets[index % len(self._targets)], str(index))
+            for index, request in enumerate(requests, first)
+        ]
+        return PassRequests(first, requests, payloads)
+
+    def put_back(self, end: int) -> None:
+        """Put back the requests of the last pass from index ``end`` on: they were not sent."""
+        self._sent = max(self._sent_before, end)

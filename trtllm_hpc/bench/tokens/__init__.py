@@ -1,1 +1,0 @@
-"""How many tokens a prompt and an answer have, and who says so."""
