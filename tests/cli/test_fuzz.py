@@ -117,7 +117,7 @@ def test_wrong_values(
     quarter: int, place: Place, name: str, job: list[tuple[str, Any]], more: list[tuple[str, Any]]
 ) -> None:
     (place.folder / "job.yaml").write_bytes(flow(nested(job)).encode())
-    (place.folder / "cluster.yaml").write_text("name: here\npartition: batch\n")
+    (place.folder / "cluster.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     type_it(place, arguments_of(name, "./cluster.yaml", [f"{key}={flow(value)}" for key, value in more]))
 
 

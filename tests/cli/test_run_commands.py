@@ -98,7 +98,7 @@ def test_the_same_job_twice_is_two_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (home / "job.yaml").write_text("name: demo\n")
-    (home / "here.yaml").write_text("name: here\npartition: batch\n")
+    (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     for _ in range(2):
         assert Typed(capsys, "submit", "job.yaml", "--cluster", "./here.yaml").code == 0
     assert len(list((home / "runs").iterdir())) == 2
@@ -111,7 +111,7 @@ def test_a_refused_submission_ends_with_its_own_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (home / "job.yaml").write_text("name: demo\n")
-    (home / "here.yaml").write_text("name: here\npartition: gpuu\n")
+    (home / "here.yaml").write_text("name: here\npartition: gpuu\nnode_local_folders: []\n")
     refused = Typed(capsys, "submit", "job.yaml", "--cluster", "./here.yaml")
     assert refused.code == ExitCode.SUBMISSION
     assert "Invalid partition name specified" in refused.errors
@@ -126,7 +126,7 @@ def test_the_next_command_names_the_folder_where_the_id_would_not_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (home / "job.yaml").write_text("name: demo\n")
-    (home / "here.yaml").write_text("name: here\npartition: batch\n")
+    (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     arguments = ("submit", "job.yaml", "--cluster", "./here.yaml", "--runs")
     assert "build: job " in (near := Typed(capsys, *arguments, "runs").output)
     [run] = (home / "runs").iterdir()
@@ -153,7 +153,7 @@ def test_render_and_submit_name_the_run_as_status_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (home / "job.yaml").write_text("name: demo\n")
-    (home / "here.yaml").write_text("name: here\npartition: batch\n")
+    (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     for name, made in (("render", "scripts"), ("submit", "jobs")):
         shown = Typed(capsys, name, "job.yaml", "--cluster", "./here.yaml", "--json")
         record = json.loads(shown.output)
@@ -268,7 +268,7 @@ def test_a_job_called_latest_is_refused(home: Path, capsys: pytest.CaptureFixtur
 
 def test_render_tells_what_to_type(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "job.yaml").write_text("name: demo\n")
-    (home / "here.yaml").write_text("name: here\npartition: batch\n")
+    (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     output = Typed(capsys, "render", "job.yaml", "--cluster", "./here.yaml").output
     [run] = (home / "runs").iterdir()
     assert f"rendered {run}" in output and f"cd '{run}'" in output
@@ -350,7 +350,7 @@ def test_an_absurd_world_is_refused_at_once(home: Path, capsys: pytest.CaptureFi
     """Three primes: looking for their divisors one by one would take for ever."""
     three = "{tensor_parallel: 4093, pipeline_parallel: 4093, context_parallel: 4093}"
     (home / "job.yaml").write_text(f"name: demo\nengine: {three}\nserve: {{nodes: 1}}\n")
-    (home / "here.yaml").write_text("name: here\ngpus_per_node: 8\n")
+    (home / "here.yaml").write_text("name: here\ngpus_per_node: 8\nnode_local_folders: []\n")
     started = time.process_time()
     refused = Typed(capsys, "render", "job.yaml", "--cluster", "./here.yaml")
     assert refused.code == ExitCode.CONFIG

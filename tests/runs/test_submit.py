@@ -156,7 +156,7 @@ def test_what_cannot_be_submitted_from_here_is_refused_before_anything_is_writte
 
 def start_submit(folder: Path, *options: str) -> subprocess.Popen[str]:
     (folder / "job.yaml").write_text("name: demo\n")
-    (folder / "here.yaml").write_text("name: here\npartition: batch\n")
+    (folder / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     words = [sys.executable, "-m", "trtllm_hpc", "submit", "job.yaml", "--cluster", "./here.yaml", *options]
     return subprocess.Popen(
         words,

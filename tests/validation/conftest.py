@@ -50,6 +50,7 @@ def context(tmp_path: Path, model: Path) -> Callable[..., Context]:
             **job.pop("engine", {}),
         }
         profile = {"name": "here", "gpus_per_node": 8, "gpu": "h100-80gb", **(cluster or {})}
+        profile.setdefault("node_local_folders", [])  # tests run below /tmp
         files = {
             "name": "demo",
             "model": {"path": str(model), "synthetic": None, "family": "llama"},

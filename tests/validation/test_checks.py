@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.validation.conftest import Checked
 from tests.validation.engines import new_engine
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import write_json
+from trtllm_hpc.validation import file_system_checks
 from trtllm_hpc.validation.context import CONTROLLER, SRUN, Context
 from trtllm_hpc.validation.run_checks import CHECKS, rule_rows, run_checks
 
@@ -58,7 +60,7 @@ def test_every_rule_has_a_sentence_for_its_row() -> None:
 def test_slurm_that_offers_everything(checked: Checked, slurm: Callable[..., None]) -> None:
     slurm()
     rows = checked(asks=ASKING, cluster={"partition": "gpu"})
-    assert [state(rows, name) for name in ("slurm-commands", "mpi-plugin", "partition")] == ["ok"] * 3
+    assert [state(rows, name) for name in ("slurm-commands", "slurm-controller", "partition")] == ["ok"] * 3
     assert "4 nodes of 8 GPUs" in rows["partition"].message
 
 
@@ -67,6 +69,26 @@ def test_a_machine_without_slurm(checked: Checked, tmp_path: Path, monkeypatch: 
     rows = checked(asks=ASKING, cluster={"partition": "gpu"})
     says(rows, "slurm-commands", "no sbatch, srun, squeue, scontrol, scancel on this machine")
     assert state(rows, "mpi-plugin") == state(rows, "partition") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("slurm_conf", "hint"),
+    [(None, "scontrol ping"), ("/run/trtllm-hpc/x/slurm.conf", "trtllm-hpc sandbox up")],
+)
+def test_a_controller_that_does_not_answer_fails_by_itself(
+    checked: Checked,
+    slurm: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    slurm_conf: str | None,
+    hint: str,
+) -> None:
+    slurm(sinfo="echo 'Unable to contact slurm controller'; exit 1")
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    monkeypatch.setattr(Path, "is_file", lambda *_: True)
+    rows = checked(asks=ASKING, cluster={"slurm_conf": slurm_conf, "partition": "gpu"})
+    says(rows, "slurm-controller", "Unable to contact slurm controller")
+    assert hint in (rows["slurm-controller"].hint or "")
+    assert state(rows, "partition") == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -125,6 +147,28 @@ def test_apptainer(checked: Checked, slurm: Callable[..., None], tmp_path: Path)
 
 
 # Places ------------------------------------------------------------------------------------------
+
+
+def test_folders_that_every_machine_has_for_itself(
+    checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = {"node_local_folders": [str(tmp_path)]}
+    words = (f"cannot see {tmp_path}/runs", f"every machine has a {tmp_path}")
+    says(checked(cluster=local), "runs-folder-shared", *words)
+    assert "runs-folder-shared" not in checked(cluster={**local, "scheduler": "local"})
+    assert state(checked(), "runs-folder-shared") == "ok"
+    monkeypatch.setattr(file_system_checks, "_file_system", lambda _: "nfs4")
+    assert state(checked(cluster=local), "runs-folder-shared") == "ok"
+
+
+def test_the_python_that_submits_must_be_shared_too(checked: Checked) -> None:
+    folder = str(Path(sys.executable).resolve().parent)
+    says(checked(cluster={"node_local_folders": [folder]}), "runs-folder-shared", "cannot see")
+
+
+def test_the_type_of_a_file_system_is_that_of_the_innermost_mount() -> None:
+    assert file_system_checks._file_system("/proc/self/status") == "proc"
+    assert file_system_checks._file_system("/process") not in ("", "proc")
 
 
 def test_folders_that_cannot_be_made(checked: Checked, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (folder / "good.yaml").write_text("name: good\n")
     (folder / "wordy.yaml").write_text("name: wordy\nengine: {max_input_len: 2}\n")
-    (folder / "here.yaml").write_text("name: here\n")
+    (folder / "here.yaml").write_text("name: here\nnode_local_folders: []\n")
     return folder
 
 

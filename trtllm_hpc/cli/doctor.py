@@ -111,7 +111,7 @@ def _summary(rows: list[Diagnostic]) -> str:
     words = {
         "fail": "{} failed",
         "warn": "{} to think about",
-        "unknown": "{} that only the job can tell",
+        "unknown": "{} that cannot be judged here",
     }
     told = [words[state].format(count) for state, count in counts.items() if count]
     return f"{len(rows)} checks: {', '.join(told) or 'all is well'}."

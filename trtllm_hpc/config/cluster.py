@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from trtllm_hpc.config.types import AbsolutePath, AnyText, JobName, OneLine, Section, VariableName
+
+SANDBOX_ROOT = PurePosixPath("/run/trtllm-hpc")
+"""Where sandboxes keep their state, ``slurm.conf`` included."""
 
 
 class Container(Section):
@@ -89,8 +93,18 @@ class ClusterProfile(Section):
     engines_folder: AbsolutePath | None = None
     """The cache of built engines, on a file system that the nodes share; ``None`` is ``engines`` beside the
     folder of runs."""
+    node_local_folders: list[AbsolutePath] = Field(
+        default_factory=lambda: ["/tmp", "/var/tmp", "/dev/shm", "/run"]
+    )
+    """Folders that every machine has for itself: runs and engines there would be lost on the nodes. Empty for
+    a cluster whose only node is this machine."""
     job_defaults: dict[str, Any] = Field(default_factory=dict)
     """Values for job files that are submitted here: above the built-in defaults, below the job file."""
+
+    @property
+    def is_sandbox(self) -> bool:
+        """Whether the nodes are those of a sandbox, which run on this machine and see its folders."""
+        return self.slurm_conf is not None and PurePosixPath(self.slurm_conf).is_relative_to(SANDBOX_ROOT)
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.launched import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
@@ -24,7 +24,7 @@ from trtllm_hpc.runtime.network import interface_towards
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, start_bound
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
 from trtllm_hpc.runtime.sweep import sweep
-from trtllm_hpc.runtime.triton import NoServer, Server, find_server
+from trtllm_hpc.runtime.triton import Server, find_server
 
 Child = subprocess.Popen[bytes] | LaunchedServer
 _TICK_S = 0.2
@@ -87,8 +87,8 @@ class Supervisor:
         self._record.write(self._paths.rank_record("serve", self._options.rank))
         try:
             child = self._start(find_server(self._options.server, self._options.scratch))
-        except NoServer as error:
-            return self._not_started(str(error), error.hint)
+        except StartFailed as error:
+            return self._not_started(error.message, error.hint)
         except OSError as error:
             sentence = f"{self._options.server} cannot be started: {error.strerror}"
             return self._not_started(sentence, "look at triton.server in the cluster profile")
@@ -126,7 +126,7 @@ class Supervisor:
             return start_bound(command, environment)
         return LaunchedServer(launcher, command, environment, self._options.scratch, self._paths.runtime)
 
-    def _not_started(self, sentence: str, hint: str) -> int:
+    def _not_started(self, sentence: str, hint: str | None) -> int:
         """A record without an end would look like a rank that was killed."""
         sweep(self._options.prefix)
         self._reason = sentence

@@ -10,20 +10,10 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtllm_hpc.errors import StartFailed
+
 WHEEL = "pytriton"
 """Value of ``triton.server`` for the server in the nvidia-pytriton wheel."""
-
-
-class NoServer(Exception):
-    """There is no such server on this node.
-
-    Args:
-        hint: what to do about it.
-    """
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 @dataclass(frozen=True)
@@ -43,15 +33,15 @@ def find_server(server: str, scratch: Path) -> Server:
         scratch: a folder of this rank's own, for what the server needs beside it.
 
     Raises:
-        NoServer: it is not on this node.
+        StartFailed: it is not on this node.
     """
     if server == WHEEL:
         return _from_wheel(scratch)
     program = shutil.which(server)
     if program is None:
-        raise NoServer(
+        raise StartFailed(
             f"there is no program {server!r} on {os.uname().nodename}",
-            "set triton.server in the cluster profile, or container.image to an image that has it",
+            hint="set triton.server in the cluster profile, or container.image to an image that has it",
         )
     return Server(program, (), {})
 
@@ -59,9 +49,9 @@ def find_server(server: str, scratch: Path) -> Server:
 def _from_wheel(scratch: Path) -> Server:
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
-        raise NoServer(
+        raise StartFailed(
             f"{sys.executable} has no nvidia-pytriton, whose tritonserver the profile asks for",
-            "pip install 'trtllm-hpc[reference]' there, or set triton.server in the cluster profile",
+            hint="pip install 'trtllm-hpc[reference]' there, or set triton.server in the cluster profile",
         )
     home = Path(spec.origin).parent / "tritonserver"
     backend = scratch / "backends" / "python"

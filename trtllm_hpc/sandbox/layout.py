@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtllm_hpc.config.cluster import SANDBOX_ROOT
 from trtllm_hpc.errors import SandboxError
 
-ROOT = Path("/run/trtllm-hpc")
+ROOT = Path(SANDBOX_ROOT)
 """Where sandboxes keep their state; ``/run`` is empty after a boot, as sandboxes are."""
 
 POOLS = ("10.97", "10.213", "172.29", "198.18")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
@@ -19,6 +21,12 @@ CHECKOUT = "/tensorrtllm_backend"
 """Where upstream's guides mount a checkout of the backend, in containers that lack its files."""
 
 
+_SHARED = re.compile(
+    r"nfs|lustre|gpfs|beegfs|ceph|fuse|cifs|smb|9p|virtiofs|afs|wekafs|panfs|pvfs|orangefs|gfs"
+)
+"""Types of file systems that several machines can mount."""
+
+
 def _always(context: Context) -> bool:
     return True
 
@@ -29,6 +37,10 @@ def _in_container(context: Context) -> bool:
 
 def _local(context: Context) -> bool:
     return context.cluster.scheduler == "local"
+
+
+def _on_slurm(context: Context) -> bool:
+    return context.cluster.scheduler == "slurm"
 
 
 def _without_container(context: Context) -> bool:
@@ -55,6 +67,47 @@ def _writable(folder: Path, key: str) -> Diagnostic:
         return fail(f"{parent} cannot be written to", f"set {key}")
     made = "" if parent == folder else " (it will be made)"
     return ok(f"{folder} can be written to{made}")
+
+
+def shared_folders(context: Context) -> Diagnostic:
+    """Jobs run on other machines, and must see the run, the engines and the Python that submits."""
+    folders = {
+        "--runs, or runs_folder in the profile,": context.runs,
+        "engines_folder in the profile": context.engines,
+    }
+    if context.cluster.python is None:
+        folders["python in the profile"] = Path(sys.executable)
+    for key, folder in folders.items():
+        local = _node_local(folder, context.cluster.node_local_folders)
+        if local is not None:
+            return fail(
+                f"the compute nodes cannot see {folder}: every machine has a {local} of its own",
+                f"set {key} to a path on a shared file system; if the nodes do see {local} of this machine, "
+                "take it out of node_local_folders in the profile",
+            )
+    return ok("runs and engines are in no folder that every machine has for itself")
+
+
+def _node_local(path: Path, folders: Collection[str]) -> str | None:
+    """The one of ``folders`` that the path is in, unless a shared file system is mounted there."""
+    real = os.path.realpath(path)
+    local = next((folder for folder in folders if is_below(real, [folder])), None)
+    return None if local is None or _SHARED.match(_file_system(real)) else local
+
+
+def _file_system(path: str) -> str:
+    """The type of the file system that holds a path, as ``/proc/self/mountinfo`` names it; else empty."""
+    found = ("", "")
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""  # not Linux
+    for line in lines:
+        mount, _, source = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount.split()[4])
+        if is_below(path, [point]) and len(point) >= len(found[0]):
+            found = (point, source.split()[0])
+    return found[1]
 
 
 def container_image(context: Context) -> Diagnostic:
@@ -234,6 +287,7 @@ def _joined_by_mpi(context: Context) -> bool:
 CHECKS = (
     Check("runs-folder", "runs can be written", _always, runs_folder),
     Check("engines-folder", "engines can be kept", _always, engines_folder),
+    Check("runs-folder-shared", "the nodes see runs and engines", _on_slurm, shared_folders),
     Check("container-image", "the container's image is there", _in_container, container_image),
     Check("mounts", "the container sees the model", _mounting, mounts),
     Check("mount-sources", "what is to be mounted is there", _in_container, mount_sources),

@@ -19,6 +19,16 @@ def _with_configuration(context: Context) -> bool:
     return _on_slurm(context) and context.cluster.slurm_conf is not None
 
 
+def _can_ask(context: Context) -> bool:
+    """Otherwise the checks of the commands and of slurm.conf have failed already."""
+    conf = context.cluster.slurm_conf
+    return (
+        _on_slurm(context)
+        and shutil.which("sinfo") is not None
+        and (conf is None or os.access(conf, os.R_OK))
+    )
+
+
 def _with_partition(context: Context) -> bool:
     return _on_slurm(context) and context.cluster.partition is not None
 
@@ -53,13 +63,25 @@ def configuration(context: Context) -> Diagnostic:
     return ok(f"{file} can be read")
 
 
+def controller(context: Context) -> Diagnostic:
+    """Nothing can be submitted while ``slurmctld`` does not answer."""
+    try:
+        count = len({item.name for item in context.partitions})
+    except SubmissionError as error:
+        hint = "run scontrol ping; if the controller stays down, tell your site"
+        if context.cluster.is_sandbox:
+            hint = "trtllm-hpc sandbox up"
+        return fail(f"Slurm cannot be asked: {_reason(error)}", hint)
+    return ok(f"Slurm's controller answers, with {count} partition{'s' * (count != 1)}")
+
+
 def mpi_plugin(context: Context) -> Diagnostic:
     """The ranks of a server find each other through PMIx."""
     wanted = context.cluster.mpi
     try:
         plugins = context.mpi_plugins
     except SubmissionError as error:
-        return unknown(f"cannot ask for MPI plugins: {_words(error)}", "srun --mpi=list")
+        return unknown(f"cannot ask for MPI plugins: {_reason(error)}", "srun --mpi=list")
     offered = ", ".join(plugins) or "none"
     pmix = [name for name in plugins if name.startswith("pmix")]
     if wanted not in plugins:
@@ -77,7 +99,7 @@ def partition(context: Context) -> Diagnostic:
     try:
         found = [item for item in context.partitions if item.name == name]
     except SubmissionError as error:
-        return unknown(f"cannot ask for partitions: {_words(error)}", "sinfo")
+        return unknown(f"cannot ask for partitions: {_reason(error)}", "sinfo")
     if not found:
         names = ", ".join(sorted({item.name for item in context.partitions})) or "none"
         return fail(f"there is no partition {name!r}; you may see {names}", "set partition in the profile")
@@ -93,7 +115,7 @@ def pyxis(context: Context) -> Diagnostic:
     try:
         there = context.has_pyxis
     except SubmissionError as error:
-        return unknown(f"cannot ask srun for its options: {_words(error)}", "srun --help")
+        return unknown(f"cannot ask srun for its options: {_reason(error)}", "srun --help")
     if not there:
         message = "this srun knows no --container-image: Slurm has no pyxis plugin"
         return fail(message, "set container.runtime to apptainer, or ask your site for pyxis")
@@ -108,13 +130,14 @@ def apptainer(context: Context) -> Diagnostic:
     return ok("apptainer is on this machine")
 
 
-def _words(error: SubmissionError) -> str:
+def _reason(error: SubmissionError) -> str:
     return error.message.strip().rstrip(".")
 
 
 CHECKS = (
     Check("slurm-commands", "Slurm's commands are on this machine", _on_slurm, commands, SRUN),
     Check("slurm-conf", "the profile's slurm.conf can be read", _with_configuration, configuration, SRUN),
+    Check("slurm-controller", "Slurm's controller answers", _can_ask, controller, CONTROLLER),
     Check("mpi-plugin", "Slurm offers PMIx", _on_slurm, mpi_plugin, SRUN),
     Check("partition", "the partition has the profile's GPUs", _with_partition, partition, CONTROLLER),
     Check("pyxis", "srun takes container images", _in_pyxis, pyxis, SRUN),

@@ -397,7 +397,7 @@ def test_what_a_killed_removal_left_is_tidied(types: Callable[..., Typed], built
 @pytest.fixture
 def job(home: Path) -> list[str]:
     (home / "job.yaml").write_text("name: tiny\n")
-    (home / "here.yaml").write_text("name: here\npartition: batch\n")
+    (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     return ["render", "job.yaml", "--cluster", "./here.yaml"]
 
 
