@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtllm_hpc.bench.levels import Level, OpenLoop
-from trtllm_hpc.bench.metrics import Sample
-from trtllm_hpc.bench.metrics.base import Limits
+from trtllm_hpc.bench.metrics import Limits, Sample
 from trtllm_hpc.bench.records import MEASURED, OK, RequestRecord
-from trtllm_hpc.bench.summary import ClientUse, Window
+from trtllm_hpc.bench.results import ClientUse, Window
 from trtllm_hpc.bench.workload.request import BY_MODEL
 
 IDLE = ClientUse(cpu_s=0.1, wall_s=1.0, busiest_share=0.1)

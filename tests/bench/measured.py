@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.bench.comparison.compare import Side
-from trtllm_hpc.bench.judgement.slo import parse_slo
+from trtllm_hpc.bench.analysis.aggregate import over_repeats
+from trtllm_hpc.bench.analysis.compare import Side
+from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.metrics import Sample, figures
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.statistics import over_repeats
-from trtllm_hpc.bench.summary import LevelResult, Measurement, Pass, Verdict, Window
+from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, Verdict, Window
 from trtllm_hpc.config.benchmark import Benchmark
 
 from .make import IDLE

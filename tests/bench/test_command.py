@@ -18,13 +18,14 @@ from click.testing import CliRunner, Result
 
 from tests.bench.workload.helpers import read_workload
 from tests.client.echo_server import echo_server
+from trtllm_hpc.bench.analysis.compare import DifferentWorkloads, Worse
 from trtllm_hpc.bench.levels import Level
-from trtllm_hpc.bench.passes import Passes, Ran
+from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step, read_progress
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
-from trtllm_hpc.bench.server.metrics import read_samples
-from trtllm_hpc.bench.summary import Measurement, read_measurement
+from trtllm_hpc.bench.results import Measurement, read_measurement
+from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.dump import job_yaml
@@ -286,7 +287,12 @@ def test_a_slower_server_is_told_by_compare(run: RunPaths) -> None:
     bench(run, *options, "--prompt", "sleep 0.002: x", name="before")
     bench(run, *options, "--prompt", "sleep 0.1: x", name="after")
     before, after = f"{run.folder}:before", f"{run.folder}:after"
-    worse = types("bench", "compare", before, after)
+    refused = types("bench", "compare", before, after)
+    assert isinstance(refused.exception, DifferentWorkloads) and refused.exception.exit_code == ExitCode.USAGE
+    assert "workload.prompts" in refused.stdout and "worse" not in refused.stdout
+    # Only the prompts tell this test's model how long to take.
+    worse = types("bench", "compare", before, after, "--allow-different-workload")
+    assert isinstance(worse.exception, Worse)
     assert worse.exception is not None and "is worse than" in str(worse.exception)
     assert "latency" in worse.stdout and "worse" in worse.stdout
     assert types("bench", "compare", before, before).exit_code == 0
@@ -303,7 +309,7 @@ def test_a_measurement_is_held_against_upstreams_reference_file(run: RunPaths, t
     name = f"{run.folder}:mine"
     assert types("bench", "compare", name, *options, "demo").exit_code == 0
     off = types("bench", "compare", name, *options, "off")
-    assert "Total requests is 12.00, and 100" in str(off.exception)
+    assert "Total requests is 12.00, but 100" in str(off.exception)
 
 
 # What goes wrong -----------------------------------------------------------------------------
@@ -315,7 +321,7 @@ def test_invalid_figures_are_not_held_against_a_reference_file(run: RunPaths, tm
     base.write_text(json.dumps({"key": {"Total requests": 4}}), encoding="utf-8")
     options = ("--upstream-json", base, "--upstream-key", "key")
     result = types("bench", "compare", f"{run.folder}:mine", *options)
-    assert isinstance(result.exception, InvalidMeasurement) and "No request was answered" in str(
+    assert isinstance(result.exception, InvalidMeasurement) and "None of 4 requests was answered" in str(
         result.exception
     )
 
@@ -417,21 +423,19 @@ def test_a_killed_measurement_keeps_the_passes_before(run: RunPaths) -> None:
     process.communicate()
     found, kept = measured(run), records(run)
     passes = found.levels[0].passes
-    assert (
-        len(kept) >= 20 * len(passes) >= 20 and "The measurement is not finished." in found.verdict.findings
-    )
+    assert len(kept) >= 20 * len(passes) >= 20 and "The measurement did not finish." in found.verdict.findings
     listed = json.loads(types("bench", "list", run.folder, "--json").stdout)
     assert listed[0]["valid"] is False
 
 
-GONE = "The measurement ended before its time: the server was gone."
+GONE = "The measurement ended early: the server was gone."
 
 
 def goes_at_the_second_pass(monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
     """The server goes before the second pass of all, or in the middle of it."""
     whole_pass, passes = Passes.run, count()
 
-    def run(self: Passes, level: Level, step: Step) -> Ran:
+    def run(self: Passes, level: Level, step: Step) -> PassOutcome:
         first = next(passes) == 0
         if before and not first:
             raise NotReady("No connection.")

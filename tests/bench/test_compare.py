@@ -7,10 +7,18 @@ from dataclasses import replace
 import pytest
 from scipy.stats import ttest_ind
 
-from trtllm_hpc.bench.comparison.compare import Side, compare
-from trtllm_hpc.bench.comparison.rows import Comparison, Row, Worse, refuse_worse
-from trtllm_hpc.bench.comparison.tolerance import UPSTREAM, Tolerance
-from trtllm_hpc.bench.summary import Distribution, Figure, Verdict
+from trtllm_hpc.bench.analysis.compare import (
+    UPSTREAM_TOLERANCE,
+    Comparison,
+    DifferentWorkloads,
+    Row,
+    Side,
+    Tolerance,
+    Worse,
+    compare,
+    raise_if_worse,
+)
+from trtllm_hpc.bench.results import Distribution, Figure, Verdict
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement
 
 from .measured import measured
@@ -39,9 +47,15 @@ def with_latencies(side: Side, latencies_ms: Sequence[float]) -> Side:
 def test_a_measurement_is_not_worse_than_itself() -> None:
     a = measured("a")
     found = compare(a, replace(a, name="b"))
-    assert found.rows and not found.regressed and not found.apart and not found.surroundings
+    assert (
+        found.rows
+        and not found.regressed
+        and not found.workload
+        and not found.settings
+        and not found.environment
+    )
     assert all(row.better is None and row.change in (0, None) for row in found.rows)
-    refuse_worse(found, TOLERANCE)
+    raise_if_worse(found, TOLERANCE)
 
 
 @pytest.mark.parametrize("repeats", [1, 5])
@@ -56,9 +70,9 @@ def test_a_slower_server_is_worse_and_a_faster_one_is_not(repeats: int) -> None:
     with pytest.raises(
         Worse, match=r"slow is worse than fast by more than 5 % in \d+ of \d+ figures: "
     ) as caught:
-        refuse_worse(worse, TOLERANCE)
+        raise_if_worse(worse, TOLERANCE)
     assert caught.value.exit_code is ExitCode.MEASUREMENT
-    refuse_worse(better, TOLERANCE)
+    raise_if_worse(better, TOLERANCE)
 
 
 def test_passes_by_hand() -> None:
@@ -91,7 +105,7 @@ def test_what_is_sure_but_small_is_no_regression() -> None:
 def test_the_absolute_tolerance_is_added_as_upstream_has_it() -> None:
     a = with_latencies(measured("a"), [9.9, 10, 10.1])
     b = with_latencies(measured("b"), [59.9, 60, 60.1])
-    assert compare(a, b).regressed and not compare(a, b, UPSTREAM).regressed
+    assert compare(a, b).regressed and not compare(a, b, UPSTREAM_TOLERANCE).regressed
 
 
 def test_what_has_no_known_spread_is_no_regression_and_is_counted() -> None:
@@ -103,10 +117,10 @@ def test_what_has_no_known_spread_is_no_regression_and_is_counted() -> None:
     assert found.notes == [
         f"a {unknown}",
         f"b {unknown}",
-        "3 of 3 figures differ by more than 5 %, 3 of them for the worse, and their spread is unknown: they "
+        "3 of 3 figures differ by more than 5 %, 3 of them for the worse, but their spread is unknown: they "
         "decide nothing. Measure both with --repeats 5.",
     ]
-    refuse_worse(found, TOLERANCE)
+    raise_if_worse(found, TOLERANCE)
     assert "decide nothing" not in " ".join(compare(a, replace(a, name="b")).notes)
 
 
@@ -117,13 +131,13 @@ def test_a_few_requests_of_the_same_server_are_no_regression() -> None:
     assert found.notes[0] == (
         "a has one pass with fewer than 60 measured requests: the spread of its figures is unknown."
     )
-    assert "stretches" not in " ".join(found.notes)
+    assert "parts of its window" not in " ".join(found.notes)
 
 
 def test_a_single_pass_is_told_to_say_nothing_of_other_runs() -> None:
     found = compare(measured("a"), measured("b", repeats=3))
     assert [note.split(":")[0] for note in found.notes] == ["a has one pass"]
-    assert "20 stretches" in found.notes[0]
+    assert "20 parts of its window" in found.notes[0]
     assert row(found, "latency_ms", "mean").p_value is not None
 
 
@@ -148,23 +162,67 @@ def test_levels_are_matched_and_the_rest_is_named() -> None:
 
 
 def test_measurements_without_a_common_level_are_refused() -> None:
-    with pytest.raises(InvalidMeasurement, match="no level of load in common: 20/s against 80/s"):
+    with pytest.raises(InvalidMeasurement, match="no level of load in common: 20/s and 80/s"):
         compare(measured("a", rates=(20,)), measured("b", rates=(80,)))
 
 
-def test_settings_that_differ_are_told() -> None:
-    found = compare(
-        measured("a"),
-        measured("b", max_tokens=32, min_requests=5, max_late_share=1, workload={"prefix_tokens": 9}),
+def test_settings_that_differ_are_shown() -> None:
+    found = compare(measured("a"), measured("b", request_timeout_seconds=9, min_requests=5, max_late_share=1))
+    assert found.settings == ["request_timeout_seconds: 60.0 against 9.0"]
+    assert not found.workload and found.judged
+
+
+def different_workloads() -> tuple[Side, Side]:
+    short = measured("short", repeats=2, max_tokens=16, workload={"kind": "normal", "input_tokens": 32})
+    long = measured(
+        "long",
+        repeats=2,
+        capacity_per_s=60,
+        seed=1,
+        max_tokens=32,
+        workload={"kind": "normal", "input_tokens": 64},
     )
-    assert found.apart == ["workload.prefix_tokens: 256 against 9", "max_tokens: 16 against 32"]
+    return short, long
 
 
-def test_other_requests_by_the_same_settings_are_told() -> None:
-    sums = [{"workload": {"sha256": digest}} for digest in ("0a", "0b")]
-    a, b = measured("a", provenance=sums[0]), measured("b", provenance=sums[1])
-    assert compare(a, b).apart == ["workload: the requests are not the same, though the settings are"]
-    assert compare(a, measured("b", provenance=sums[0])).apart == []
+def test_different_workloads_are_shown_and_not_judged() -> None:
+    found = compare(*different_workloads())
+    assert found.workload == ["workload.input_tokens: 32 against 64", "max_tokens: 16 against 32"]
+    assert not found.settings and not found.judged and found.as_json()["worse"] is None
+    with pytest.raises(DifferentWorkloads, match=r"workload\.input_tokens: 32 against 64") as caught:
+        raise_if_worse(found, TOLERANCE)
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert "--allow-different-workload" in (caught.value.hint or "")
+
+
+def test_different_workloads_are_judged_if_the_user_says_so() -> None:
+    found = compare(*different_workloads(), allow_different_workload=True)
+    assert found.judged and found.as_json()["worse"] is True
+    with pytest.raises(Worse, match="long is worse than short"):
+        raise_if_worse(found, TOLERANCE)
+
+
+def test_other_requests_by_the_same_settings_are_another_workload() -> None:
+    digests = [{"workload": {"sha256": digest}} for digest in ("0a", "0b")]
+    a, b = measured("a", provenance=digests[0]), measured("b", provenance=digests[1])
+    assert compare(a, b).workload == ["the requests differ, although the settings are the same"]
+    assert compare(a, measured("b", provenance=digests[0])).workload == []
+
+
+def test_the_same_requests_from_another_path_are_the_same_workload() -> None:
+    digest = {"workload": {"sha256": "0a"}}
+    a, b = (
+        measured(name, provenance=digest, workload={"kind": "dataset", "path": f"/{name}.jsonl"})
+        for name in ("a", "b")
+    )
+    assert compare(a, b).workload == []
+    assert compare(a, measured("c", workload={"kind": "dataset", "path": "/c.jsonl"})).workload == [
+        'workload.path: "/a.jsonl" against "/c.jsonl"'
+    ]
+    bursts = measured("b", provenance=digest, arrival="constant")
+    assert compare(measured("a", provenance=digest), bursts).workload == [
+        'arrival: "poisson" against "constant"'
+    ]
 
 
 def test_another_engine_is_told_and_another_job_is_not() -> None:
@@ -177,7 +235,7 @@ def test_another_engine_is_told_and_another_job_is_not() -> None:
         "server": {"job_id": "2", "ranks": [{"gpu_models": ["H200"]}]},
     }
     found = compare(measured("a", provenance=a), measured("b", provenance=b))
-    assert found.surroundings == [
+    assert found.environment == [
         'engine.key: "k1" against "k2"',
         'server.ranks.0.gpu_models: ["H100"] against ["H200"]',
     ]
@@ -188,7 +246,7 @@ def test_invalid_figures_are_refused_whatever_they_are() -> None:
     invalid = replace(a.measurement, verdict=Verdict(["Sent late."]))
     found = compare(a, Side("b", invalid, a.records))
     with pytest.raises(InvalidMeasurement, match="The figures of b may not be used: Sent late"):
-        refuse_worse(found, TOLERANCE)
+        raise_if_worse(found, TOLERANCE)
 
 
 def test_errors_where_there_were_none_are_a_regression() -> None:

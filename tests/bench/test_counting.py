@@ -7,7 +7,7 @@ import pytest
 
 from trtllm_hpc.bench.load import Chunk, ParsedReply, Reply
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.summary import Window
+from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.request import Request
 

@@ -12,7 +12,7 @@ import pytest
 from tests.reference import servers
 from trtllm_hpc.bench.load import Clock, CoreModel, Target, encode_request, parse_reply, run_open
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.summary import Window
+from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer

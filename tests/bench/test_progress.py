@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.conftest import eventually
-from trtllm_hpc.bench.progress import Progress, Snapshot, Step, read_progress, write_progress
-from trtllm_hpc.bench.progress_shown import reported, terminal_bar
+from trtllm_hpc.bench.progress import (
+    Progress,
+    Snapshot,
+    Step,
+    read_progress,
+    reported,
+    terminal_bar,
+    write_progress,
+)
 from trtllm_hpc.paths import write_json
 
 SWEEP = Step(level=1, levels=4, label="8/s", repeat=0, repeats=3, requests=200, length_s=25.0, then_s=75.0)

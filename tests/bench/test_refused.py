@@ -10,7 +10,7 @@ import pytest
 from tests.report.make import make, write_run
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.records import write_records
-from trtllm_hpc.bench.summary import Verdict, write_measurement
+from trtllm_hpc.bench.results import Verdict, write_measurement
 from trtllm_hpc.cli.bench_run import refuse_invalid, unfit_for
 from trtllm_hpc.cli.measurements import Found
 from trtllm_hpc.config.benchmark import Benchmark, Workload

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_hpc.bench.judgement.gate import judge
-from trtllm_hpc.bench.judgement.slo import parse_slo
+from trtllm_hpc.bench.analysis.slo import parse_slo
+from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.metrics import figures
+from trtllm_hpc.bench.results import Distribution, Figure, Pass, Verdict, Window
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
-from trtllm_hpc.bench.summary import Distribution, Figure, Pass, Verdict, Window
 from trtllm_hpc.config.benchmark import Benchmark
 
 from .make import IDLE, sample
@@ -118,7 +118,7 @@ def test_the_capacity_of_a_queue_is_found_from_its_records(seed: int) -> None:
 def _measured(rate: float, seed: int) -> Pass:
     records = served(rate, requests=3000, slots=1, warmup=200, seed=seed)
     one = sample(records, end_ms=last_due_ms(records), level=OpenLoop(rate))
-    verdict = judge(one, IDLE, Benchmark())
+    verdict = check_pass(one, IDLE, Benchmark())
     return Pass(0, 0, 1, one.window, len(records), len(one.measured), 0, figures(one), IDLE, verdict)
 
 

@@ -10,9 +10,15 @@ import pytest
 from tests.bench.metrics_port import MODEL, endpoint_at, page, serving
 from tests.client.echo_server import echo_server
 from tests.runtime.conftest import eventually
-from trtllm_hpc.bench.server.metrics import ServerSample, look_now, read_samples, sampled, write_samples
-from trtllm_hpc.bench.server.page import Page
-from trtllm_hpc.bench.server.series import SERIES, describe, since_start, values
+from trtllm_hpc.bench.server_metrics.page import Page
+from trtllm_hpc.bench.server_metrics.sampling import (
+    ServerSample,
+    look_now,
+    read_samples,
+    sampled,
+    write_samples,
+)
+from trtllm_hpc.bench.server_metrics.series import SERIES, describe, since_start, values
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.generation import Load
 from trtllm_hpc.reference.metrics import Gauges, gauges

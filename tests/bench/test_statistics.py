@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from trtllm_hpc.bench.statistics import over_repeats, t_interval
-from trtllm_hpc.bench.summary import Distribution, Figure, Interval
+from trtllm_hpc.bench.analysis.aggregate import over_repeats
+from trtllm_hpc.bench.analysis.statistics import t_interval
+from trtllm_hpc.bench.results import Distribution, Figure, Interval
 
 
 def test_one_pass_tells_nothing_of_the_spread() -> None:

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.bench.comparison.tolerance import UPSTREAM, Tolerance
+from trtllm_hpc.bench.analysis.compare import UPSTREAM_TOLERANCE, Tolerance
+from trtllm_hpc.bench.analysis.upstream_table import (
+    FIELDS,
+    append_csv,
+    check_reference,
+    format_table,
+    upstream_fields,
+)
 from trtllm_hpc.bench.records import WARMUP
-from trtllm_hpc.bench.upstream import FIELDS, append_csv, check_reference, upstream_fields, upstream_table
 from trtllm_hpc.errors import InvalidMeasurement, RunNotFound
 
 from .make import request
@@ -57,7 +63,7 @@ def test_what_is_missing_is_told_and_not_taken_as_zero(missing: dict[str, None])
 
 
 def test_the_table_has_nine_fields_by_upstreams_names() -> None:
-    lines = upstream_table(BY_HAND).splitlines()
+    lines = format_table(BY_HAND).splitlines()
     names = [line.split("|")[1].strip() for line in lines if line.startswith("|")]
     assert names[0] == "Stat" and len(names) == 10
     assert "Avg. IP tokens per request" in names and "Avg. InFlight requests" not in names
@@ -84,15 +90,15 @@ def test_reference_figures_within_the_tolerance_pass(tmp_path: Path) -> None:
     path = tmp_path / "reference.json"
     path.write_text(json.dumps({"tiny": {"Avg. latency (ms)": 476.2, "Total requests": 10}}))
     # 550 - 476.2 = 73.8 is just within 50 + 5 % of 476.2 = 73.81.
-    assert check_reference(BY_HAND, path, "tiny", UPSTREAM) == []
+    assert check_reference(BY_HAND, path, "tiny", UPSTREAM_TOLERANCE) == []
     [sentence] = check_reference(BY_HAND, path, "tiny", Tolerance(0.05, 49))
-    assert sentence.startswith("Avg. latency (ms) is 550.00, and 476.2 in ")
+    assert sentence.startswith("Avg. latency (ms) is 550.00, but 476.2 in ")
 
 
 def test_faster_than_the_reference_is_off_too_as_upstream_has_it(tmp_path: Path) -> None:
     path = tmp_path / "reference.json"
     path.write_text(json.dumps({"tiny": {"Avg. latency (ms)": 1000}}))
-    assert len(check_reference(BY_HAND, path, "tiny", UPSTREAM)) == 1
+    assert len(check_reference(BY_HAND, path, "tiny", UPSTREAM_TOLERANCE)) == 1
 
 
 @pytest.mark.parametrize(
@@ -102,7 +108,7 @@ def test_faster_than_the_reference_is_off_too_as_upstream_has_it(tmp_path: Path)
         ('{"big": {"Total requests": 1}}', "choices: big"),
         ("[]", "choices: none"),
         ('{"tiny": {}}', "no reference figures for 'tiny'"),
-        ('{"tiny": {"Total requests": "many"}}', "no number"),
+        ('{"tiny": {"Total requests": "many"}}', "not a number"),
         ('{"tiny": {"Speed": 1}}', "unknown field 'Speed'"),
     ],
 )
@@ -110,4 +116,4 @@ def test_reference_files_that_cannot_be_used_are_told(tmp_path: Path, text: str,
     path = tmp_path / "reference.json"
     path.write_text(text)
     with pytest.raises(RunNotFound, match=words):
-        check_reference(BY_HAND, path, "tiny", UPSTREAM)
+        check_reference(BY_HAND, path, "tiny", UPSTREAM_TOLERANCE)

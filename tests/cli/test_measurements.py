@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from tests.bench.measured import measured
 from trtllm_hpc.bench.records import append_records
-from trtllm_hpc.bench.summary import write_measurement
+from trtllm_hpc.bench.results import write_measurement
 from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.errors import RunNotFound
 
@@ -37,7 +37,7 @@ def test_a_summary_outside_a_run_folder_is_shown() -> None:
 def test_it_is_compared_with_the_records_that_lie_beside_it(tmp_path: Path) -> None:
     compared = types("bench", "compare", "up.json", "down.json")
     assert compared.exit_code == 0
-    assert f"note: {tmp_path / 'up.json'} has one pass: its spread is that of" in compared.stdout
+    assert f"note: {tmp_path / 'up.json'} has one pass: its spread is estimated" in compared.stdout
     assert f"note: {tmp_path / 'down.json'} has one pass and no records" in compared.stdout
 
 

@@ -8,7 +8,7 @@ from functools import cache
 
 from tests.report.make import Made, make, searched
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
-from trtllm_hpc.bench.summary import Verdict
+from trtllm_hpc.bench.results import Verdict
 
 HOSTILE = (
     "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'>{{ 7 * 7 }}\u2028'\""

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_hpc.bench.judgement.slo import parse_slo
+from trtllm_hpc.bench.analysis.aggregate import error_counts, token_totals
+from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
 from trtllm_hpc.bench.metrics import Sample, figures
 from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, write_records
-from trtllm_hpc.bench.server.metrics import ServerSample, write_samples
-from trtllm_hpc.bench.summary import (
+from trtllm_hpc.bench.results import (
     ClientUse,
     Distribution,
     Interval,
@@ -30,7 +30,7 @@ from trtllm_hpc.bench.summary import (
     Window,
     write_measurement,
 )
-from trtllm_hpc.bench.totals import kinds_of_errors, token_totals
+from trtllm_hpc.bench.server_metrics.sampling import ServerSample, write_samples
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint
@@ -94,7 +94,7 @@ def make(
         provenance=PROVENANCE,
         levels=results,
         tokens=token_totals(records),
-        errors=kinds_of_errors(records),
+        errors=error_counts(records),
         verdict=verdict,
     )
     return Made(measurement, records, make_samples(records))

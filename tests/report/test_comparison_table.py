@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.bench.measured import measured
-from trtllm_hpc.bench.comparison.compare import compare
-from trtllm_hpc.bench.comparison.rows import Row
-from trtllm_hpc.bench.summary import Verdict
+from trtllm_hpc.bench.analysis.compare import Row, compare
+from trtllm_hpc.bench.results import Verdict
 from trtllm_hpc.report.comparison_table import comparison_table, remarks, verdict
 from trtllm_hpc.report.tables import as_text
 
@@ -43,6 +42,12 @@ def test_the_table_shows_both_figures_the_change_and_how_sure_it_is() -> None:
     ]
 
 
+def test_different_workloads_have_no_verdict() -> None:
+    a, b = measured("before", repeats=2), measured("after", repeats=2, capacity_per_s=60, max_tokens=32)
+    assert "worse" not in as_text(comparison_table(compare(a, b)))
+    assert "worse" in as_text(comparison_table(compare(a, b, allow_different_workload=True)))
+
+
 def test_each_level_is_named_once() -> None:
     found = compare(measured("before", rates=(20, 50)), measured("after", rates=(20, 50)))
     text = as_text(comparison_table(found))
@@ -57,8 +62,8 @@ def test_everything_that_must_be_known_is_remarked() -> None:
     lines = remarks(compare(a, b))
     for line in (
         "not valid: The figures of after may not be used: Sent late.",
-        "asked differently: max_tokens: 16 against 32",
-        'differs: engine.key: "k1" against "k2"',
+        "different workload: max_tokens: 16 against 32",
+        'different environment: engine.key: "k1" against "k2"',
     ):
         assert line in lines
     assert any(line.startswith("note: before has one pass") for line in lines)

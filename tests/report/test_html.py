@@ -15,7 +15,7 @@ import pytest
 from tests.report.cases import CASES, HOSTILE
 from tests.report.make import BUILD_STEP, Made, make, searched, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
-from trtllm_hpc.bench.summary import Interval, Verdict
+from trtllm_hpc.bench.results import Interval, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.html import page

@@ -9,7 +9,7 @@ import pytest
 from tests.report.cases import CASES
 from tests.report.make import Made, make, searched, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
-from trtllm_hpc.bench.summary import Interval, Verdict
+from trtllm_hpc.bench.results import Interval, Verdict
 from trtllm_hpc.report.measurement_table import measurement_table, measurement_text
 from trtllm_hpc.report.sentences import sentences
 from trtllm_hpc.report.sparkline import BLOCKS

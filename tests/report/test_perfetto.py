@@ -8,7 +8,7 @@ from typing import Any
 from tests.report.make import make
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.server.metrics import ServerSample
+from trtllm_hpc.bench.server_metrics.sampling import ServerSample
 from trtllm_hpc.report.perfetto import slots, write_perfetto
 
 # Keys that each kind of event needs, from "Trace Event Format" (Google, 2016), with their types.

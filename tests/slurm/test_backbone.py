@@ -18,8 +18,8 @@ import pytest
 from tests.ended import ended_when_asked
 from tests.slurm.conftest import Person, eventually, user_processes
 from trtllm_hpc.bench.records import read_records
-from trtllm_hpc.bench.server.metrics import read_samples
-from trtllm_hpc.bench.summary import read_measurement
+from trtllm_hpc.bench.results import read_measurement
+from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, RankRecord

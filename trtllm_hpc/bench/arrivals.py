@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.summary import Window
+from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.workload.random_numbers import Stream, random_source
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark

@@ -1,8 +1,7 @@
-"""A whole measurement: every level and repeat, and the files that it leaves.
+"""A whole measurement: every level and repeat, and the files in the results folder.
 
-After each pass the records and the summary so far are on the disk: whatever
-ends the measurement early, what was measured is kept and says that it is not
-all.
+Records and summary are written after each pass. If the measurement ends early, what was
+measured is kept, and the summary says that it is incomplete.
 """
 
 from __future__ import annotations
@@ -14,24 +13,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from trtllm_hpc.bench.judgement.gone import ENDED_EARLY
-from trtllm_hpc.bench.judgement.slo import parse_slo
-from trtllm_hpc.bench.judgement.verdicts import verdict_of
+from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
+from trtllm_hpc.bench.analysis.slo import parse_slo
+from trtllm_hpc.bench.analysis.validity import SERVER_GONE
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load import Clock, Target
-from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length, timed_length
-from trtllm_hpc.bench.progress import Progress
-from trtllm_hpc.bench.progress_shown import reported, terminal_bar
+from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length, step_of, timed_length
+from trtllm_hpc.bench.progress import Progress, reported, terminal_bar
 from trtllm_hpc.bench.provenance import provenance
 from trtllm_hpc.bench.records import RequestRecord, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
+from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
-from trtllm_hpc.bench.server.metrics import Samples, sampled, write_samples
-from trtllm_hpc.bench.statistics import over_repeats
-from trtllm_hpc.bench.steps import step_of
-from trtllm_hpc.bench.summary import LevelResult, Measurement, Pass, SearchResult, write_measurement
+from trtllm_hpc.bench.server_metrics.sampling import Samples, sampled, write_samples
 from trtllm_hpc.bench.targets import targets_of
-from trtllm_hpc.bench.totals import kinds_of_errors, token_totals
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.request import BuiltWorkload, write_workload
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
@@ -42,13 +37,13 @@ from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
 _CLOSED_LOOP_REQUESTS = 1000
-"""Requests made beforehand for a closed loop that ends by time; more are made when they run out."""
+"""Requests generated in advance for a closed loop that ends by time; more follow when they run out."""
 _SEARCH_WARMUP_S = 1.0
-_INTERRUPTED = "The measurement was interrupted before its end."
+_INTERRUPTED = "The measurement was interrupted."
 
 
 class Interrupted(Exception):
-    """Somebody ended the measurement, as with Ctrl-C; what was measured is written down."""
+    """The measurement was interrupted, for example by Ctrl-C; what was measured is on the disk."""
 
     def __init__(self, measurement: Measurement) -> None:
         super().__init__()
@@ -57,7 +52,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: a served model, and the run that it belongs to."""
+    """What is measured: a served model and its run."""
 
     paths: RunPaths
     endpoint: Endpoint
@@ -69,13 +64,13 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     """Measure, write everything into the run folder, and return the summary.
 
     Args:
-        name: of the measurement. Only the companion's reports its progress to
-            those who watch the run.
+        name: name of the measurement. Only the companion's writes its progress for those
+            who watch the run.
 
     Raises:
         Interrupted: with the summary of what was measured.
-        NotReady: no connection to the endpoint from the first.
-        RequestFailed: the model cannot be asked in this way.
+        NotReady: the endpoint could not be reached even once.
+        RequestFailed: the model does not support such requests.
         ConfigError, BadSlo: the workload's file, or the limits, cannot be read.
     """
     slo = parse_slo(settings.slo) if settings.slo else None
@@ -91,10 +86,10 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     passes = Passes(settings, targets[0], feed, clock, progress, tokens.tokenizer, slo)
     progress_file = subject.paths.benchmark_progress if name == COMPANION_MEASUREMENT else None
     subject.paths.results.mkdir(exist_ok=True)
-    measuring = _Measuring(subject, settings, name, passes, [tokens.note] if tokens.note else [])
+    measuring = _Run(subject, settings, name, passes, [tokens.note] if tokens.note else [])
     with (
         terminal_bar() as show,
-        _kept_samples(subject, clock, name) as samples,
+        _server_samples(subject, clock, name) as samples,
         reported(progress, progress_file, show),
     ):
         ended_early = measuring.run()
@@ -105,8 +100,8 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
 
 
 @contextmanager
-def _kept_samples(subject: Subject, clock: Clock, name: str) -> Iterator[Samples]:
-    """The server's metrics meanwhile. They are written however it ends: a server's last ones tell most."""
+def _server_samples(subject: Subject, clock: Clock, name: str) -> Iterator[Samples]:
+    """Sample the server's metrics, and write them even after an error, when the last ones matter most."""
     samples: Samples | None = None
     try:
         with sampled(subject.endpoint, clock) as samples:
@@ -117,15 +112,15 @@ def _kept_samples(subject: Subject, clock: Clock, name: str) -> Iterator[Samples
 
 
 def expected_requests(settings: Benchmark) -> int:
-    """How many requests the passes take together, as far as that is known."""
+    """Return the requests of all passes together, as far as they are known in advance."""
     counts = [_requests_of(level, settings) for level in levels_of(settings)]
-    if settings.workload.kind == "trace":  # asked anew in each pass
+    if settings.workload.kind == "trace":  # each pass sends it again
         return WHOLE_TRACE if settings.find_max else max(counts)
     return sum(counts) * settings.repeats
 
 
 def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
-    """The settings of one rate of a search: where requests are counted, enough of them for a window."""
+    """Return the settings for one rate of a search, with enough requests to fill a window."""
     if settings.duration_seconds is not None:
         return settings
     window_s = max(SEARCH_WINDOW_S, settings.min_window_seconds)
@@ -139,7 +134,7 @@ def _requests_of(level: Level, settings: Benchmark) -> int:
     if isinstance(level, OpenLoop):
         return open_length(level, settings)
     count, until_s = closed_length(level, settings)
-    if count is None and settings.workload.kind == "trace":  # which grows no longer once it is read
+    if count is None and settings.workload.kind == "trace":  # it has a fixed length
         return timed_length(level, until_s or 0.0, WHOLE_TRACE)
     return count or _CLOSED_LOOP_REQUESTS
 
@@ -165,8 +160,8 @@ def _workload(
     )
 
 
-class _Measuring:
-    """The passes that were run so far, and the files that tell of them."""
+class _Run:
+    """A measurement that is going on: the passes so far, and its files."""
 
     def __init__(
         self, subject: Subject, settings: Benchmark, name: str, passes: Passes, notes: list[str]
@@ -177,7 +172,7 @@ class _Measuring:
         self._passes = passes
         self._notes = notes
         self._files = subject.paths.measurement(name)
-        for file in self._files.present:  # of an earlier attempt of the companion
+        for file in self._files.present:  # from an earlier attempt of the companion
             if not file.is_dir():
                 file.unlink()
         self._records: list[RequestRecord] = []
@@ -185,12 +180,12 @@ class _Measuring:
         self._search: SearchResult | None = None
 
     def run(self) -> str | None:
-        """Run every pass; returns why it ended early, if it did, in a sentence."""
+        """Run every pass; return a sentence if the measurement ended early."""
         try:
             if self._settings.find_max:
                 return self._run_search()
-            ends = (self._run_level(level, self._passes) for level in levels_of(self._settings))
-            return next(filter(None, ends), None)
+            endings = (self._run_level(level, self._passes) for level in levels_of(self._settings))
+            return next(filter(None, endings), None)
         except KeyboardInterrupt:
             return _INTERRUPTED
 
@@ -210,27 +205,27 @@ class _Measuring:
         self._search = find_max(measure, settings.rate_per_second, settings.slo)
         return ended_early
 
-    def _run_level(self, level: Level, passes_of: Passes) -> str | None:
-        """Every pass over one level; returns why it ended early, if it did."""
+    def _run_level(self, level: Level, runner: Passes) -> str | None:
+        """Run every pass over one level; return a sentence if the measurement ended early."""
         place, passes = len(self._results), list[Pass]()
         for repeat in range(self._settings.repeats):
             try:
-                ran = passes_of.run(level, step_of(self._settings, place, level, repeat))
+                outcome = runner.run(level, step_of(self._settings, place, level, repeat))
             except NotReady:
                 if not self._results:
                     raise
-                return ENDED_EARLY
-            passes.append(ran.result)
-            self._records += ran.records
-            append_records(self._files.requests, ran.records)
+                return SERVER_GONE
+            passes.append(outcome.result)
+            self._records += outcome.records
+            append_records(self._files.requests, outcome.records)
             self._results[place:] = [LevelResult(level, passes, over_repeats([it.metrics for it in passes]))]
-            if ran.interrupted or ran.gone:
-                return _INTERRUPTED if ran.interrupted else ENDED_EARLY
-            self.write(["The measurement is not finished."])
+            if outcome.interrupted or outcome.gone:
+                return _INTERRUPTED if outcome.interrupted else SERVER_GONE
+            self.write(["The measurement did not finish."])
         return None
 
     def write(self, findings: Sequence[str] = (), warnings: Sequence[str] = ()) -> Measurement:
-        """Write the summary and the workload of what was measured so far, and return the summary."""
+        """Write the summary and the workload so far, and return the summary."""
         feed = self._passes.feed
         write_workload(self._files.workload, feed.sent)
         target = self._passes.target
@@ -244,8 +239,8 @@ class _Measuring:
             provenance=provenance(self._subject.paths, self._subject.endpoint, self._files.workload),
             levels=self._results,
             tokens=token_totals(self._records),
-            errors=kinds_of_errors(self._records),
-            verdict=verdict_of(
+            errors=error_counts(self._records),
+            verdict=overall_verdict(
                 self._results,
                 self._search,
                 findings=findings,
@@ -257,5 +252,5 @@ class _Measuring:
         return measurement
 
     def finish(self, samples: Samples, ended_early: str | None) -> Measurement:
-        """Write what is known at the end."""
+        """Write the final summary, and return it."""
         return self.write([ended_early] if ended_early else [], [samples.warning] if samples.warning else [])

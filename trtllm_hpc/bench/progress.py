@@ -1,20 +1,32 @@
-"""How far a running benchmark is: counted by the load, looked at by others."""
+"""The progress of a running benchmark: counted by the load, reported by a thread of its own."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.paths import read_json, write_json
 
-_LATENCIES = 1000
-"""Latencies that the running p99 is made of."""
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_INTERVAL_S = 0.5
+"""Between two reports: those who follow a run read its files this often. Drawing takes about 1 ms, during
+which nothing is sent."""
+_MAX_LATENCIES = 1000
+"""The running p99 covers this many latencies."""
 _RATE_SPAN_S = 3.0
-"""The rate is that of so many last seconds."""
+"""The running rate covers this many seconds."""
+_BAR_WIDTH = 20
+_MIN_BAR_WIDTH = 8
+"""A narrower bar is left out; the text tells the same."""
 
 
 @dataclass(frozen=True)
@@ -22,63 +34,62 @@ class Step:
     """One pass over one level."""
 
     level: int = 0
-    """Which level, counted from 0."""
+    """Index of the level, from 0."""
     levels: int | None = 1
-    """How many there are; ``None`` while a search looks for the highest rate."""
+    """Number of levels; ``None`` while a search looks for the highest rate."""
     label: str = ""
-    """What the level is, e.g. ``8/s``."""
+    """The level's label, e.g. ``8/s``."""
     repeat: int = 0
-    """Which pass over it, counted from 0."""
+    """Index of the pass over this level, from 0."""
     repeats: int = 1
     requests: int | None = None
-    """Requests that it will send, warm-up included; ``None`` where time ends it."""
+    """Requests of the pass, warm-up included; ``None`` if time ends it."""
     length_s: float | None = None
-    """How long it will send, warm-up included; ``None`` where a number of requests ends it."""
+    """Length of the pass, warm-up included; ``None`` if a number of requests ends it."""
     then_s: float | None = None
-    """Planned length of all passes after it; ``None`` if nobody knows."""
+    """Planned length of all later passes; ``None`` if unknown."""
 
     @property
     def is_last(self) -> bool:
         """Whether no pass follows."""
         return (self.level + 1, self.repeat + 1) == (self.levels, self.repeats)
 
-    @property
-    def words(self) -> str:
-        """What it is, e.g. ``level 2 of 4 (8/s), pass 1 of 3``; what there is one of goes without saying."""
+    def __str__(self) -> str:
+        """Return e.g. ``level 2 of 4 (8/s), pass 1 of 3``; a count of one is left out."""
         label = f" ({self.label})" if self.label else ""
         if self.levels == 1:
             level = self.label
         else:
             level = f"level {self.level + 1}" + (f" of {self.levels}" if self.levels else "") + label
         repeat = f"pass {self.repeat + 1} of {self.repeats}" if self.repeats > 1 else ""
-        return ", ".join(word for word in (level, repeat) if word)
+        return ", ".join(filter(None, (level, repeat)))
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How far a measurement is at one moment; as it stands in ``progress.json``."""
+    """The progress at one moment, as written to ``progress.json``."""
 
     step: Step
     done: int
-    """Requests of this pass that have ended, those with an error among them."""
+    """Requests of this pass that have ended, including failed ones."""
     errors: int
     elapsed_s: float
     """Since this pass began."""
     rate_per_s: float | None = None
-    """Requests that ended in each of the last seconds; ``None`` before any did."""
+    """Requests that ended per second, lately; ``None`` before the first."""
     p99_ms: float | None = None
-    """Of the latency from schedule, over the last 1,000 whole answers of this pass; nearest rank."""
+    """Latency from schedule over the last 1,000 answers of this pass; nearest rank."""
 
     @property
     def share(self) -> float | None:
-        """How much of the pass is done, from 0 to 1: by requests if their number is known, else by time."""
+        """The share of the pass that is done: by requests if their number is known, else by time."""
         if self.step.requests:
             return min(1.0, self.done / self.step.requests)
         return min(1.0, self.elapsed_s / self.step.length_s) if self.step.length_s else None
 
     @property
     def left_s(self) -> float | None:
-        """Until the pass is over: by its plan, else at the pace so far; ``None`` before the first answer."""
+        """Seconds to the end of the pass: as planned, else at the pace so far; ``None`` if unknown."""
         if self.step.length_s is not None:
             return max(0.0, self.step.length_s - self.elapsed_s)
         if self.step.requests is None or not self.done:
@@ -86,26 +97,25 @@ class Snapshot:
         return max(0.0, self.elapsed_s / self.done * (self.step.requests - self.done))
 
     @property
-    def amount(self) -> str:
-        """How much is done, e.g. ``132 of 200 requests`` or, where time ends it, ``12 of 30 s``."""
+    def figures(self) -> str:
+        """What is done, rate, errors, latency and the time left, as far as they are known."""
+        parts = (
+            self._amount(),
+            f"{self.rate_per_s:.1f}/s" if self.rate_per_s is not None else "",
+            f"{self.errors} error{'' if self.errors == 1 else 's'}" if self.errors else "",
+            f"p99 {self.p99_ms:.0f} ms" if self.p99_ms is not None else "",
+            self._time_left(),
+        )
+        return ", ".join(filter(None, parts))
+
+    def _amount(self) -> str:
         if self.step.requests is not None:
             return f"{self.done} of {self.step.requests} requests"
         if self.step.length_s is not None:
             return f"{min(self.elapsed_s, self.step.length_s):.0f} of {self.step.length_s:.0f} s"
         return f"{self.done} requests" if self.done else ""
 
-    @property
-    def figures(self) -> str:
-        """Rate, errors, latency and the time left, as far as they are known."""
-        words = [
-            f"{self.rate_per_s:.1f}/s" if self.rate_per_s is not None else "",
-            f"{self.errors} error{'' if self.errors == 1 else 's'}" if self.errors else "",
-            f"p99 {self.p99_ms:.0f} ms" if self.p99_ms is not None else "",
-            self._left(),
-        ]
-        return ", ".join(word for word in words if word)
-
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         if self.left_s is None:
             return ""
         then_s = 0.0 if self.step.is_last else self.step.then_s
@@ -114,7 +124,7 @@ class Snapshot:
         return f"{_clock(self.left_s + then_s)} left"
 
     def __str__(self) -> str:
-        return ", ".join(word for word in (self.step.words, self.amount, self.figures) if word)
+        return ", ".join(filter(None, (str(self.step), self.figures)))
 
 
 def _clock(span_s: float) -> str:
@@ -123,75 +133,75 @@ def _clock(span_s: float) -> str:
 
 
 class Progress:
-    """What the load counts and others look at.
+    """Counts ended requests.
 
-    :meth:`count` is called for each request by the thread that sends: it only
-    adds, and whoever looks works out the rest.
+    The sending thread calls :meth:`count` for each request, which only adds up;
+    :meth:`snapshot` does the rest in the thread that reports.
     """
 
     def __init__(self, step: Step | None = None) -> None:
         self.begin(step or Step(label="prepares"))
 
     def begin(self, step: Step) -> None:
-        """A pass begins: the counts start at 0."""
-        self._pass = _Pass(step)
+        """Begin a pass: the counts start at 0."""
+        self._pass = _PassCounts(step)
 
     def count(self, ok: bool, latency_s: float | None = None) -> None:
-        """One more request has ended, so many seconds after it was due."""
-        now = self._pass
-        now.done += 1
+        """Count a request that has ended, ``latency_s`` after it was due."""
+        counts = self._pass
+        counts.done += 1
         if not ok:
-            now.errors += 1
+            counts.errors += 1
         elif latency_s is not None:
-            now.latencies_s.append(latency_s)
+            counts.latencies_s.append(latency_s)
 
     def snapshot(self) -> Snapshot:
-        """How far it is now."""
+        """Return the progress of the current pass."""
         return self._pass.snapshot()
 
 
-class _Pass:
-    """One object for each pass, so that who looks never sees the counts of two."""
+class _PassCounts:
+    """The counts of one pass: an object for each, so that a snapshot never mixes two."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
         self.done = self.errors = 0
-        self.latencies_s: deque[float] = deque(maxlen=_LATENCIES)
+        self.latencies_s: deque[float] = deque(maxlen=_MAX_LATENCIES)
         self._begun = time.monotonic()
-        self._seen = deque([(self._begun, 0)])
+        self._history = deque([(self._begun, 0)])
         self._last: Snapshot | None = None
 
     def snapshot(self) -> Snapshot:
-        """As it is now; once all have ended, as it was when that was first seen."""
+        """Return the progress now; after the last request, as it was when that was first seen."""
         if self._last is None or self._last.done != self.step.requests:
-            self._last = self._look()
+            self._last = self._measure()
         return self._last
 
-    def _look(self) -> Snapshot:
+    def _measure(self) -> Snapshot:
         now, done = time.monotonic(), self.done
-        self._seen.append((now, done))
-        while len(self._seen) > 2 and now - self._seen[1][0] >= _RATE_SPAN_S:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        # Copying is one step for the interpreter, so that the sender cannot come between.
+        self._history.append((now, done))
+        while len(self._history) > 2 and now - self._history[1][0] >= _RATE_SPAN_S:
+            self._history.popleft()
+        since, done_then = self._history[0]
+        # Copying a deque is atomic under the interpreter's lock, so the sender cannot interfere.
         ordered = sorted(self.latencies_s.copy())
         return Snapshot(
             step=self.step,
             done=done,
             errors=self.errors,
             elapsed_s=now - self._begun,
-            rate_per_s=(done - before) / (now - then) if done and now > then else None,
+            rate_per_s=(done - done_then) / (now - since) if done and now > since else None,
             p99_ms=ordered[math.ceil(0.99 * len(ordered)) - 1] * 1e3 if ordered else None,
         )
 
 
 def write_progress(path: Path, snapshot: Snapshot) -> None:
-    """Write it for who follows the run; its sentence too, for who reads the file."""
+    """Write a snapshot for those who follow the run, with its sentence for people who read the file."""
     write_json(path, {**asdict(snapshot), "words": str(snapshot)})
 
 
 def read_progress(path: Path) -> Snapshot | None:
-    """What :func:`write_progress` wrote; ``None`` if it is not there, or another version's."""
+    """Read what :func:`write_progress` wrote; ``None`` if it is missing or of another version."""
     try:
         plain: Any = read_json(path)
         step = Step(**_known(Step, plain["step"]))
@@ -202,3 +212,82 @@ def read_progress(path: Path) -> Snapshot | None:
 
 def _known(kind: type[Step] | type[Snapshot], plain: dict[str, Any]) -> dict[str, Any]:
     return {field.name: plain[field.name] for field in fields(kind) if field.name in plain}
+
+
+Show = Callable[[Snapshot], None]
+
+
+@contextmanager
+def reported(progress: Progress, path: Path | None, show: Show | None = None) -> Iterator[None]:
+    """Write ``progress`` to ``path`` and pass it to ``show`` twice a second, and once more at the end.
+
+    A thread does it, because a slow shared file system must not delay the sender.
+
+    Args:
+        path: ``None`` writes nothing.
+    """
+    if path is None and show is None:
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_report, args=(progress, path, show, ended), name="progress", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _report(progress: Progress, path: Path | None, show: Show | None, ended: threading.Event) -> None:
+    over = False
+    while not over:
+        over = ended.is_set()
+        snapshot = progress.snapshot()
+        if show is not None:
+            show(snapshot)
+        if path is not None:
+            with suppress(OSError):  # a full disk must not end the measurement
+                write_progress(path, snapshot)
+        ended.wait(_INTERVAL_S)
+
+
+@contextmanager
+def terminal_bar() -> Iterator[Show | None]:
+    """Draw a live bar on standard error; ``None`` if that is no terminal."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    # Drawn by the caller's thread: the library's own would compete with the sender more often.
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+        yield lambda snapshot: live.update(bar_lines(snapshot, console.width), refresh=True)
+
+
+def bar_lines(snapshot: Snapshot, width: int) -> Table:
+    """Lay out step, bar and figures for a terminal: on one line if they fit, else the step on its own line.
+
+    The bar takes what room the figures leave, and is left out where that is too little.
+    """
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    step, figures = str(snapshot.step), snapshot.figures
+    lines = Table.grid()
+    if len(step) + _BAR_WIDTH + len(figures) + 2 > width:
+        lines.add_row(Text(step))
+        step = ""
+    bar_width = min(_BAR_WIDTH, width - len(figures) - 1)
+    line: list[Text | ProgressBar] = [Text(step)] if step else []
+    if snapshot.share is not None and bar_width >= _MIN_BAR_WIDTH:
+        line.append(ProgressBar(total=1.0, completed=snapshot.share, width=bar_width))
+    row = Table.grid(padding=(0, 1))
+    row.add_row(*line, Text(figures))
+    lines.add_row(row)
+    return lines

@@ -1,34 +1,34 @@
-"""The highest rate at which limits hold, by doubling and bisection."""
+"""Find the highest rate at which limits hold, by doubling and bisection."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from trtllm_hpc.bench.judgement.slo import Slo
-from trtllm_hpc.bench.summary import Figure, Pass, SearchResult, Tried
+from trtllm_hpc.bench.analysis.slo import Slo
+from trtllm_hpc.bench.results import Figure, Pass, SearchResult, Tried
 
 PRECISION = 0.05
-"""The search ends when the lowest failing rate is less than this share above the highest that holds."""
+"""The search ends when the lowest failing rate exceeds the highest that holds by less than this share."""
 HIGHEST_PER_S = 100_000.0
-"""No rate above is tried: it is the highest that settings take."""
+"""No higher rate is tried: it is the highest that the settings allow."""
 LOWEST_SHARE = 1 / 64
-"""No rate below this share of the first is tried: a slow rate takes long to measure."""
-MOST_TRIED = 40
+"""No rate below this share of the first is tried, because low rates take long to measure."""
+MAX_TRIED = 40
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the passes at one rate have shown."""
+    """What the passes at one rate showed."""
 
     passes_held: int
     passes: int
     broken: list[str]
     """Why passes did not hold, in sentences."""
     level: int
-    """The place of the rate among the levels of the measurement."""
+    """Index of the rate among the levels of the measurement."""
     unusable: str | None = None
-    """Why the passes tell nothing of the server, in a sentence: the search ends there."""
+    """Why the passes say nothing about the server, in a sentence: the search ends there."""
 
     @property
     def holds(self) -> bool:
@@ -39,36 +39,35 @@ class Outcome:
 def outcome_of(passes: Sequence[Pass], slo: Slo, level: int, max_error_share: float) -> Outcome:
     """Judge the passes at one rate.
 
-    A pass holds if its figures keep the limits, its server kept up with the
-    load, and no more requests failed than may. A pass that is invalid for
-    any other reason, first of all a client at its limit, says nothing of the
-    server, and is held against nobody: the others decide. Where none is left
-    the rate is unusable. Nor do passes without any answer tell anything.
+    A pass holds if its figures keep the limits, the server kept up with the load, and no
+    more requests failed than allowed. A pass that is invalid for another reason, above
+    all a client at its limit, says nothing about the server and is ignored. If no pass is
+    left, or no request was answered in any, the rate is unusable.
     """
     if not any(one.measured > one.failed for one in passes):
-        why = "No request was answered: is the server there? If it only drowned, begin at a lower rate."
+        why = "No request was answered. Check the server; if it was only overloaded, start at a lower rate."
         return Outcome(0, len(passes), [], level, unusable=why)
-    held, told, broken = 0, 0, list[str]()
+    held, judged, broken = 0, 0, list[str]()
     for one in passes:
-        wrong = _wrong(one, slo, max_error_share)
-        if one.verdict.client_limited or (not wrong and not one.verdict.valid):
+        violations = _violations(one, slo, max_error_share)
+        if one.verdict.client_limited or (not violations and not one.verdict.valid):
             continue
-        told += 1
-        held += not wrong
-        broken += [sentence for sentence in wrong if sentence not in broken]
-    if not told:
+        judged += 1
+        held += not violations
+        broken += [sentence for sentence in violations if sentence not in broken]
+    if not judged:
         return Outcome(0, len(passes), [], level, unusable=_unusable(passes[-1]))
-    return Outcome(held, told, broken, level)
+    return Outcome(held, judged, broken, level)
 
 
-def _wrong(one: Pass, slo: Slo, max_error_share: float) -> list[str]:
-    """What the server did wrong in a pass, in sentences."""
-    wrong = slo.broken_by(one.metrics)
+def _violations(one: Pass, slo: Slo, max_error_share: float) -> list[str]:
+    """Return what the server did wrong in a pass, in sentences."""
+    violations = slo.violations(one.metrics)
     if _error_share(one.metrics) > max_error_share:
-        wrong.append(f"{one.failed} of {one.measured} requests failed.")
+        violations.append(f"{one.failed} of {one.measured} requests failed.")
     if one.verdict.unsteady:
-        wrong.append("Latency grew over the window: the server did not keep up.")
-    return wrong
+        violations.append("Latency grew over the window: the server did not keep up.")
+    return violations
 
 
 def _error_share(figures: dict[str, Figure]) -> float:
@@ -77,12 +76,9 @@ def _error_share(figures: dict[str, Figure]) -> float:
 
 
 def _unusable(one: Pass) -> str:
-    who = (
-        "The client, not the server, is the limit"
-        if one.verdict.client_limited
-        else "The figures are invalid"
-    )
-    return f"{who}: {' '.join(one.verdict.findings)}"
+    client = "The client, not the server, is the limit"
+    reason = client if one.verdict.client_limited else "The figures are invalid"
+    return f"{reason}: {' '.join(one.verdict.findings)}"
 
 
 def find_max(
@@ -90,14 +86,14 @@ def find_max(
 ) -> SearchResult:
     """Find the highest rate at which the limits hold.
 
-    From the first rate the search doubles while the limits hold, or halves
-    until they do, and then bisects until the lowest failing rate is less than
-    ``precision`` above the highest that holds. It ends early, and says so,
-    where passes cannot be used: above such a rate nothing can be known.
+    From the first rate on, the search doubles while the limits hold, or halves until they
+    do. Then it bisects until the lowest failing rate exceeds the highest that holds by
+    less than ``precision``. It ends early, and says so, at a rate whose passes cannot be
+    used, since nothing can be known above it.
 
     Args:
         measure: runs the passes at a rate and judges them, see :func:`outcome_of`.
-        slo: the limits in words, for the result.
+        slo: the limits as text, for the result.
     """
     search = _Search(measure)
     rate: float | None = start_per_s
@@ -109,7 +105,7 @@ def find_max(
 
 @dataclass
 class _Search:
-    """What is known so far."""
+    """The state of a search."""
 
     measure: Callable[[float], Outcome]
     low: float | None = None
@@ -135,11 +131,11 @@ class _Search:
             self.low = rate
         else:
             self.high = rate
-        if len(self.tried) >= MOST_TRIED:
-            self.stopped = f"The search ended after {MOST_TRIED} rates."
+        if len(self.tried) >= MAX_TRIED:
+            self.stopped = f"The search ended after {MAX_TRIED} rates."
 
     def next_rate(self, start: float, precision: float) -> float | None:
-        """The rate to try next; ``None`` if enough is known."""
+        """Return the rate to try next; ``None`` if the search is over."""
         if self.low is None:
             return None if self.high is None else self._halved(self.high, start)
         if self.high is None:
@@ -157,5 +153,5 @@ class _Search:
     def _doubled(self, rate: float) -> float | None:
         if rate < HIGHEST_PER_S:
             return min(2 * rate, HIGHEST_PER_S)
-        self.stopped = f"The limits hold even at {rate:g}/s, the highest rate that can be asked for."
+        self.stopped = f"The limits hold even at {rate:g}/s, the highest rate that can be requested."
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trtllm_hpc.bench.judgement.slo import Slo, parse_slo
+from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.load import CoreModel, Target
 from trtllm_hpc.client.describe import ServedModel, describe
 from trtllm_hpc.client.tensors import TextModel
@@ -46,7 +46,7 @@ def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> list
 
 def _refuse_unmeasurable(slo: Slo, target: Target) -> None:
     """Limits that no answer could keep or break: a search would go down to the lowest rate for nothing."""
-    if not slo.streamed or (target.streaming and target.decoupled):
+    if not slo.needing_streaming or (target.streaming and target.decoupled):
         return
     if target.decoupled:
         why, hint = "answers are not streamed", "stream them (--streaming, companion.benchmark.streaming)"
@@ -54,7 +54,7 @@ def _refuse_unmeasurable(slo: Slo, target: Target) -> None:
         why = f"model {target.model!r} gives each answer in one piece"
         hint = "serve it with repository.decoupled: true"
     raise InvalidMeasurement(
-        f"Limits of the SLO are about {', '.join(slo.streamed)}, which only an answer that is "
+        f"Limits of the SLO are about {', '.join(slo.needing_streaming)}, which only an answer that is "
         f"streamed has; {why}.",
         hint=f"{hint}, or limit the latency instead (--slo 'latency<1s')",
     )

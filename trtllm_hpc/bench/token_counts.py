@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from trtllm_hpc.bench.load import Chunk, ParsedReply, Reply
 from trtllm_hpc.bench.records import DRAIN, MEASURED, WARMUP, RequestRecord
-from trtllm_hpc.bench.summary import Window
+from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.workload.request import BY_MODEL, BY_REQUEST, BY_RESPONSES, Request, Tokenizer
 
 _BATCH = 512

@@ -12,8 +12,7 @@ from trtllm_hpc.cli.options import json_option, runs_option
 from trtllm_hpc.errors import InvalidMeasurement
 
 if TYPE_CHECKING:
-    from trtllm_hpc.bench.comparison.rows import Comparison
-    from trtllm_hpc.bench.comparison.tolerance import Tolerance
+    from trtllm_hpc.bench.analysis.compare import Comparison, Tolerance
 
 
 @click.command("compare")
@@ -26,13 +25,19 @@ if TYPE_CHECKING:
     default=0.05,
     show_default=True,
     metavar="SHARE",
-    help="Figures may be so far apart, as a share of A's,",
+    help="How far a figure of B may be from that of A, as a share of A's.",
 )
 @click.option(
     "--absolute-tolerance",
     type=click.FloatRange(min=0),
     metavar="NUMBER",
-    help="and this much more, in the unit of each.  [default: 0; upstream's 50 with --upstream-json]",
+    help="Added to the relative one, in the unit of each figure.  [default: 0; upstream's 50 with "
+    "--upstream-json]",
+)
+@click.option(
+    "--allow-different-workload",
+    is_flag=True,
+    help="Judge B even if its prompts, lengths or arrivals differ from A's.",
 )
 @click.option(
     "--upstream-json",
@@ -48,16 +53,18 @@ def command(
     runs: Any,
     relative_tolerance: float,
     absolute_tolerance: float | None,
+    allow_different_workload: bool,
     upstream_json: Path | None,
     upstream_key: str | None,
     as_json: bool,
 ) -> None:
     """Compare measurement B with A, figure by figure, at the levels of load that both have.
 
-    A and B are RUN, RUN:NAME or a file results/NAME.json. Ends with exit code
-    10 if B is worse than A in any figure, beyond the tolerance and by more
-    than chance. Figures whose spread is unknown are shown and decide nothing:
-    measure both with --repeats 5.
+    A and B are RUN, RUN:NAME or a file results/NAME.json. The exit code is 10
+    if B is worse than A in any figure, by more than the tolerance and by more
+    than chance. It is 2 if the two had different workloads: their figures are
+    shown but not judged. Figures whose spread is unknown are shown and decide
+    nothing: measure both with --repeats 5.
 
     \b
     Examples:
@@ -65,33 +72,26 @@ def command(
       trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --relative-tolerance 0.1
       trtllm-hpc bench compare latest --upstream-json base.json --upstream-key llama
     """
-    from trtllm_hpc.bench.comparison.tolerance import UPSTREAM, Tolerance
+    from trtllm_hpc.bench.analysis.compare import UPSTREAM_TOLERANCE, Side, Tolerance, compare, raise_if_worse
 
-    usual = 0.0 if upstream_json is None else UPSTREAM.absolute
-    tolerance = Tolerance(relative_tolerance, usual if absolute_tolerance is None else absolute_tolerance)
+    default = 0.0 if upstream_json is None else UPSTREAM_TOLERANCE.absolute
+    tolerance = Tolerance(relative_tolerance, default if absolute_tolerance is None else absolute_tolerance)
     if upstream_json is not None or upstream_key is not None:
         if upstream_json is None or upstream_key is None or b is not None:
-            raise click.UsageError("--upstream-json and --upstream-key go together, in the place of B.")
+            raise click.UsageError("--upstream-json and --upstream-key go together, instead of B.")
         _compare_with_file(a, upstream_json, upstream_key, tolerance)
-    elif b is None:
+        return
+    if b is None:
         raise click.UsageError("B is missing: the measurement to compare with A.")
-    else:
-        _compare(a, b, tolerance, as_json)
-
-
-def _compare(a: Found, b: Found, tolerance: Tolerance, as_json: bool) -> None:
-    from trtllm_hpc.bench.comparison.compare import Side, compare
-    from trtllm_hpc.bench.comparison.rows import refuse_worse
-
     first, second = (Side(found.call_name, found.summary(), found.records()) for found in (a, b))
-    comparison = compare(first, second, tolerance)
+    comparison = compare(first, second, tolerance, allow_different_workload=allow_different_workload)
     if as_json:
         import json
 
         click.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False))
     else:
         _print(comparison)
-    refuse_worse(comparison, tolerance)
+    raise_if_worse(comparison, tolerance)
 
 
 def _print(comparison: Comparison) -> None:
@@ -104,19 +104,18 @@ def _print(comparison: Comparison) -> None:
 
 
 def _compare_with_file(found: Found, path: Path, key: str, tolerance: Tolerance) -> None:
-    from trtllm_hpc.bench.comparison.rows import Worse
-    from trtllm_hpc.bench.upstream import check_reference
-    from trtllm_hpc.cli.bench_show import upstream_passes
+    from trtllm_hpc.bench.analysis.compare import Worse
+    from trtllm_hpc.bench.analysis.upstream_table import check_reference, upstream_passes
 
     measurement = found.summary()
     if not measurement.verdict.valid:
         wrong = " ".join(measurement.verdict.findings)
         raise InvalidMeasurement(f"The figures of {found.call_name} may not be used: {wrong}")
-    apart = [
+    differences = [
         f"{label}: {sentence}" if len(measurement.levels) > 1 else sentence
-        for label, fields in upstream_passes(found)
+        for label, fields in upstream_passes(measurement, found.records())
         for sentence in check_reference(fields, path, key, tolerance)
     ]
-    if apart:
-        raise Worse("\n".join(apart))
+    if differences:
+        raise Worse("\n".join(differences))
     click.echo(f"{found.call_name} is within {tolerance} of {key} in {path}.")

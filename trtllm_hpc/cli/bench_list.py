@@ -14,7 +14,7 @@ from trtllm_hpc.paths import RunPaths, call_name
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trtllm_hpc.bench.summary import Measurement
+    from trtllm_hpc.bench.results import Measurement
 
 
 @click.command("list")

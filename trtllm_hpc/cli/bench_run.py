@@ -20,7 +20,7 @@ from trtllm_hpc.paths import COMPANION_MEASUREMENT, RESERVED_ENDINGS, RunPaths, 
 
 if TYPE_CHECKING:
     from trtllm_hpc.bench.measure import Subject
-    from trtllm_hpc.bench.summary import Measurement
+    from trtllm_hpc.bench.results import Measurement
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.config.job import JobFile
 
@@ -128,10 +128,10 @@ def refuse_invalid(found: Found, measurement: Measurement) -> None:
 
 def _next(found: Found, measurement: Measurement) -> str:
     """What to type or to change, by what went wrong most."""
-    from trtllm_hpc.bench.judgement.gone import ENDED_EARLY, unanswered_end
+    from trtllm_hpc.bench.analysis.validity import SERVER_GONE, requests_without_server
 
     run, failed = call_name(found.run), [one for one in found.records() if one.measured and not one.ok]
-    if ENDED_EARLY in measurement.verdict.findings or unanswered_end(found.records()):
+    if SERVER_GONE in measurement.verdict.findings or requests_without_server(found.records()):
         return f"trtllm-hpc status {run}"
     if not failed:
         return f"trtllm-hpc bench show {found.call_name}"

@@ -1,17 +1,14 @@
-"""``trtllm-hpc bench show``: a measurement again, as table, JSON, upstream's table or trace."""
+"""``trtllm-hpc bench show``: print a measurement again as table, JSON, upstream's table or trace."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from trtllm_hpc.cli.measurements import Found, MeasurementType
 from trtllm_hpc.cli.options import OutputFile, json_option, runs_option
-
-if TYPE_CHECKING:
-    from trtllm_hpc.bench.records import RequestRecord
 
 
 def upstream_options(command: Any) -> Any:
@@ -41,10 +38,10 @@ def command(
     perfetto: bool,
     as_json: bool,
 ) -> None:
-    """Print a measurement again: that called NAME.
+    """Print the measurement NAME of RUN again.
 
-    Without NAME it is the companion's measurement, else the run's newest;
-    'trtllm-hpc bench list' tells the names. A file results/NAME.json does, too.
+    The default is the companion's measurement, else the newest of the run.
+    'trtllm-hpc bench list' lists the names. A file results/NAME.json works, too.
 
     \b
     Examples:
@@ -58,43 +55,29 @@ def command(
 
 
 def show(found: Found, *, as_json: bool, upstream_table: bool, upstream_csv: Path | None) -> None:
-    """Print a measurement in the form that was asked for."""
+    """Print a measurement in the requested form."""
     if upstream_csv is not None:
-        from trtllm_hpc.bench.upstream import append_csv
+        from trtllm_hpc.bench.analysis.upstream_table import append_csv, upstream_passes
 
-        for _, fields in upstream_passes(found):
+        for _, fields in upstream_passes(found.summary(), found.records()):
             append_csv(upstream_csv, fields)
     if as_json:
-        found.summary()  # raises if it is not whole
+        found.summary()  # raises if it is incomplete
         click.echo(found.files.summary.read_text(encoding="utf-8").rstrip())
     elif upstream_table:
-        from trtllm_hpc.bench.upstream import upstream_table as table
+        from trtllm_hpc.bench.analysis.upstream_table import format_table, upstream_passes
 
-        for label, fields in upstream_passes(found):
-            click.echo(f"{label}\n{table(fields)}")
+        for label, fields in upstream_passes(found.summary(), found.records()):
+            click.echo(f"{label}\n{format_table(fields)}")
     else:
         from trtllm_hpc.report.measurement_table import print_measurement
 
         print_measurement(found.summary(), found.records())
 
 
-def upstream_passes(found: Found) -> list[tuple[str, dict[str, float]]]:
-    """Upstream's fields of each pass that the summary knows, with the name of the pass."""
-    from trtllm_hpc.bench.upstream import upstream_fields
-
-    passes: dict[tuple[int, int], list[RequestRecord]] = {}
-    for record in found.records():
-        passes.setdefault((record.level, record.repeat), []).append(record)
-    return [
-        (f"{result.level.label}, pass {one.repeat + 1}", upstream_fields(passes.get((level, one.repeat), [])))
-        for level, result in enumerate(found.summary().levels)
-        for one in result.passes
-    ]
-
-
 def write_trace(found: Found) -> Path:
-    """Write the requests and the server's metrics as a trace for Perfetto."""
-    from trtllm_hpc.bench.server.metrics import read_samples
+    """Write the requests and the server's metrics as a trace for Perfetto; return its path."""
+    from trtllm_hpc.bench.server_metrics.sampling import read_samples
     from trtllm_hpc.report.perfetto import write_perfetto
 
     write_perfetto(found.records(), read_samples(found.files.samples), found.files.trace)

@@ -16,7 +16,7 @@ from trtllm_hpc.runs.find import find_run, list_runs
 
 if TYPE_CHECKING:
     from trtllm_hpc.bench.records import RequestRecord
-    from trtllm_hpc.bench.summary import Measurement
+    from trtllm_hpc.bench.results import Measurement
 
     _FoundParameter = click.ParamType["Found"]
 else:
@@ -49,7 +49,7 @@ class Found:
 
     def summary(self) -> Measurement:
         """What it found; raises RunNotFound if it is not whole."""
-        from trtllm_hpc.bench.summary import read_measurement
+        from trtllm_hpc.bench.results import read_measurement
 
         return read_measurement(self.files.summary)
 

@@ -72,16 +72,16 @@ class _Look:
 
 
 def _since_start(endpoint: Endpoint) -> _Look:
-    from trtllm_hpc.bench.server.metrics import look_now
-    from trtllm_hpc.bench.server.series import since_start
+    from trtllm_hpc.bench.server_metrics.sampling import look_now
+    from trtllm_hpc.bench.server_metrics.series import since_start
 
     return _Look(since_start(look_now(endpoint)), None)
 
 
 def _looks(endpoint: Endpoint, interval_s: float) -> Iterator[_Look]:
     """One for each interval; the first after the first of them."""
-    from trtllm_hpc.bench.server.metrics import look_now
-    from trtllm_hpc.bench.server.series import values
+    from trtllm_hpc.bench.server_metrics.sampling import look_now
+    from trtllm_hpc.bench.server_metrics.series import values
 
     before, before_s = look_now(endpoint), time.monotonic()
     while True:

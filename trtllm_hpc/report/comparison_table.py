@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtllm_hpc.bench.comparison.rows import Comparison, Row
+from trtllm_hpc.bench.analysis.compare import Comparison, Row
 from trtllm_hpc.report.tables import plain_table
 from trtllm_hpc.report.words import NONE, quantity, share
 
@@ -31,7 +31,7 @@ def comparison_table(comparison: Comparison) -> Table:
             _figure(row, row.b),
             NONE if row.change is None else f"{row.change:+.1%}",
             _interval(row),
-            Text(verdict(row), style="bold red" if row.regressed else ""),
+            Text(verdict(row), style="bold red" if row.regressed else "") if comparison.judged else NONE,
         )
         level = row.level
     return table
@@ -42,8 +42,9 @@ def remarks(comparison: Comparison) -> list[str]:
     told = [f"A: {comparison.a}", f"B: {comparison.b}"]
     for word, lines in (
         ("not valid", comparison.invalid),
-        ("asked differently", comparison.apart),
-        ("differs", comparison.surroundings),
+        ("different workload", comparison.workload),
+        ("different setting", comparison.settings),
+        ("different environment", comparison.environment),
         ("note", comparison.notes),
     ):
         told += [f"{word}: {line}" for line in lines]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from trtllm_hpc.bench.levels import ClosedLoop
-from trtllm_hpc.bench.summary import Interval, LevelResult, Measurement
+from trtllm_hpc.bench.results import Interval, LevelResult, Measurement
 
 KEPT_UP = 0.9
 """Share of the requests sent each second that a server finishes at least which keeps up with them: what is

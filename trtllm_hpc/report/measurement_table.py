@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trtllm_hpc.bench.metrics import BY_KEY, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.summary import Interval, LevelResult, Measurement
+from trtllm_hpc.bench.results import Interval, LevelResult, Measurement
 from trtllm_hpc.report.headline import headline_level, is_valid, level_labels
 from trtllm_hpc.report.sentences import sentences, title
 from trtllm_hpc.report.sparkline import over_time, spread
@@ -161,4 +161,6 @@ def _values(key: str, measured: Sequence[RequestRecord]) -> list[float]:
     metric = BY_KEY[key]
     if not isinstance(metric, PerRequest):
         return []
-    return [value for record in measured if record.ok or metric.of_failed for value in metric.values(record)]
+    return [
+        value for record in measured if record.ok or metric.includes_failed for value in metric.values(record)
+    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.server.metrics import ServerSample
+from trtllm_hpc.bench.server_metrics.sampling import ServerSample
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.report.in_flight import in_flight
 

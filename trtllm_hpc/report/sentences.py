@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trtllm_hpc.bench.judgement.slo import BadSlo, parse_slo
-from trtllm_hpc.bench.summary import Measurement, SearchResult
+from trtllm_hpc.bench.analysis.slo import BadSlo, parse_slo
+from trtllm_hpc.bench.results import Measurement, SearchResult
 from trtllm_hpc.report.headline import is_valid, level_labels
 from trtllm_hpc.report.words import cut, search_words
 
@@ -80,7 +80,7 @@ def _judged(measurement: Measurement, slo: str) -> Iterator[_Kept]:
     except BadSlo:
         return  # of another version: the figures can be read all the same
     for label, result in zip(level_labels(measurement), measurement.levels, strict=True):
-        broken = [limits.broken_by(one.metrics) for one in result.passes]
+        broken = [limits.violations(one.metrics) for one in result.passes]
         held = sum(not one for one in broken)
         words = [sentence for one in broken for sentence in one]
         yield _Kept(label, held == len(broken), held, len(broken), words)

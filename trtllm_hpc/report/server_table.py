@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from trtllm_hpc.bench.server.series import describe
+from trtllm_hpc.bench.server_metrics.series import describe
 from trtllm_hpc.report.engines import in_bytes
 
 _NONE = "-"
@@ -18,7 +18,7 @@ def server_table(values: Mapping[str, float]) -> Table:
     """What the engine and the host tell, and below it a row for each of Triton's models.
 
     Args:
-        values: by the keys of :mod:`trtllm_hpc.bench.server.series`.
+        values: by the keys of :mod:`trtllm_hpc.bench.server_metrics.series`.
     """
     whole = Table.grid()
     models = [key for key in values if describe(key).of == "model"]

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from trtllm_hpc.bench.records import read_records
-from trtllm_hpc.bench.summary import read_measurement
+from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, read_json
 from trtllm_hpc.report.measurement_table import print_measurement

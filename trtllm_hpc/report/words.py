@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.bench.summary import Interval, SearchResult
+from trtllm_hpc.bench.results import Interval, SearchResult
 
 NONE = "-"
 _LONGEST_TEXT = 300

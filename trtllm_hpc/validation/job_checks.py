@@ -95,7 +95,7 @@ def _has_slo(context: Context) -> bool:
 
 def slo(context: Context) -> Diagnostic:
     """The benchmark would otherwise fail with this message only after the server is up."""
-    from trtllm_hpc.bench.judgement.slo import BadSlo, parse_slo
+    from trtllm_hpc.bench.analysis.slo import BadSlo, parse_slo
 
     benchmark = context.job.companion.benchmark
     assert benchmark is not None and benchmark.slo is not None
@@ -105,10 +105,10 @@ def slo(context: Context) -> Diagnostic:
         # The message of a check is one line without a full stop.
         return fail(" ".join(error.message.split()).rstrip("."), "mend companion.benchmark.slo")
     unstreamed = _unstreamed(context)
-    if limits.streamed and unstreamed is not None:
+    if limits.needing_streaming and unstreamed is not None:
         return fail(
-            f"limits on {', '.join(limits.streamed)} can never be kept, nor broken: only an answer that is "
-            f"streamed has them, and {unstreamed} is false",
+            f"limits on {', '.join(limits.needing_streaming)} cannot be checked: only streamed answers have "
+            f"these figures, and {unstreamed} is false",
             f"set {unstreamed} to true, or limit the latency instead (companion.benchmark.slo: latency<1s)",
         )
     return ok(f"the benchmark's limits are {limits}")

@@ -11,7 +11,7 @@ from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.process import UsageMeter, gc_paused, on_sigint
 from trtllm_hpc.bench.load.timing import Clock, KernelTimer
 from trtllm_hpc.bench.records import NO_CONNECTION, OK
-from trtllm_hpc.bench.summary import ClientUse
+from trtllm_hpc.bench.results import ClientUse
 
 _LEAD_S = 0.05
 """From the connection to the first request, where no start is given."""

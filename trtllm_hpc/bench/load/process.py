@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trtllm_hpc.bench.summary import ClientUse
+from trtllm_hpc.bench.results import ClientUse
 
 _POLICY, _PRIORITY = os.SCHED_RR, 1
 """The lowest real-time priority: before all ordinary processes, behind the system's own. A nice value is

@@ -21,7 +21,7 @@ from trtllm_hpc.bench.load.loops import (
 )
 from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.bench.load.timing import Clock
-from trtllm_hpc.bench.summary import ClientUse
+from trtllm_hpc.bench.results import ClientUse
 from trtllm_hpc.errors import NotReady
 
 _LEAD_S = 0.2

@@ -1,26 +1,32 @@
-"""Every figure of the benchmark: a small class each, with unit, formula and what is better."""
+"""The metrics of a pass: what each means, its formula, and its figure for a sample of requests.
+
+To add one: define it in :mod:`trtllm_hpc.bench.metrics.definitions`, and add a row to
+``docs/metrics.md`` and a test to ``tests/bench/test_metrics.py``.
+"""
 
 from __future__ import annotations
 
-from trtllm_hpc.bench.metrics.base import Metric, NoValue, PerRequest, Sample, distribution
-from trtllm_hpc.bench.metrics.goodput import Goodput, GoodputShare
-from trtllm_hpc.bench.metrics.latency import (
-    ClientLateness,
-    InterTokenLatency,
-    LatencyFromSchedule,
-    LatencyFromSend,
-    TimePerOutputToken,
-    TimeToFirstToken,
-    TimeToFirstTokenFromSend,
+from trtllm_hpc.bench.metrics.base import Limits, Metric, NoValue, PerRequest, Sample, distribution
+from trtllm_hpc.bench.metrics.definitions import (
+    BY_KEY,
+    CLIENT_LATENESS,
+    ITL,
+    LATENCY,
+    METRICS,
+    TPOT,
+    TTFT,
+    figures,
 )
-from trtllm_hpc.bench.metrics.load import AskedRate, ErrorShare, InFlight, SentRate
-from trtllm_hpc.bench.metrics.throughput import FinishedRate, OutputTokenRate, TotalTokenRate
-from trtllm_hpc.bench.metrics.tokens import InputTokens, OutputTokens
-from trtllm_hpc.bench.summary import Figure
 
 __all__ = [
     "BY_KEY",
+    "CLIENT_LATENESS",
+    "ITL",
+    "LATENCY",
     "METRICS",
+    "TPOT",
+    "TTFT",
+    "Limits",
     "Metric",
     "NoValue",
     "PerRequest",
@@ -28,38 +34,3 @@ __all__ = [
     "distribution",
     "figures",
 ]
-
-METRICS: tuple[Metric, ...] = (
-    AskedRate(),
-    SentRate(),
-    FinishedRate(),
-    OutputTokenRate(),
-    TotalTokenRate(),
-    TimeToFirstToken(),
-    TimeToFirstTokenFromSend(),
-    TimePerOutputToken(),
-    InterTokenLatency(),
-    LatencyFromSchedule(),
-    LatencyFromSend(),
-    ClientLateness(),
-    ErrorShare(),
-    Goodput(),
-    GoodputShare(),
-    InFlight(),
-    InputTokens(),
-    OutputTokens(),
-)
-"""In the order of tables."""
-
-BY_KEY: dict[str, Metric] = {metric.key: metric for metric in METRICS}
-
-
-def figures(sample: Sample) -> dict[str, Figure]:
-    """Every metric that has a value for the sample, by its key; a missing figure is never shown as zero."""
-    found: dict[str, Figure] = {}
-    for metric in METRICS:
-        try:
-            found[metric.key] = metric.of(sample)
-        except NoValue:
-            continue
-    return found

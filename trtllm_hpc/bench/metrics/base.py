@@ -1,122 +1,127 @@
-"""What a metric is, and what it is computed from."""
+"""What a metric is, and the sample of requests that it is computed from."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.summary import Distribution, Figure, Window
+from trtllm_hpc.bench.results import Distribution, Figure, Window
 
 
 class NoValue(Exception):
-    """The records do not hold what the figure needs."""
+    """The records lack what the metric needs."""
 
 
 class Limits(Protocol):
-    """What a request must keep to be good; see :class:`trtllm_hpc.bench.judgement.slo.Slo`."""
+    """The limits that a good request keeps; see :class:`trtllm_hpc.bench.analysis.slo.Slo`."""
 
     def met_by(self, record: RequestRecord) -> bool:
         """Whether an answered request keeps every limit on single requests."""
 
-    def judges(self, records: Sequence[RequestRecord]) -> bool:
-        """Whether the records hold what the limits are about."""
+    def can_judge(self, records: Sequence[RequestRecord]) -> bool:
+        """Whether the records hold the values that the limits apply to."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One pass over one level, from which every figure is computed."""
+    """The requests of one pass over one level of load."""
 
     records: Sequence[RequestRecord]
-    """Of the whole pass: warm-up requests keep the server busy in the window too."""
+    """All requests of the pass: those of the warm-up keep the server busy in the window, too."""
     window: Window
     level: Level
     slo: Limits | None = None
-    """For goodput; without it there is none."""
+    """Needed for goodput."""
 
     @cached_property
     def measured(self) -> list[RequestRecord]:
-        """The requests that were due in the window, failed ones too."""
+        """The requests that were due in the window, including failed ones."""
         return [record for record in self.records if record.measured]
 
     @cached_property
     def answered(self) -> list[RequestRecord]:
-        """The measured requests with a whole answer, however late it came."""
+        """The measured requests with a complete answer, however late."""
         return [record for record in self.measured if record.ok]
 
     def rate(self, events: float) -> float:
-        """So many events in the window, per second of it."""
+        """Return events per second of the window; raises NoValue if the window is empty."""
         if self.window.length_s <= 0:
             raise NoValue
         return events / self.window.length_s
 
     def within(self, moment_s: float) -> bool:
-        """Whether what came then came in the window: after its start, and not after its end.
+        """Return whether the moment lies in the window, its start excluded and its end included.
 
-        An answer that opens the window made room for the first measured
-        request and belongs to the time before.
+        The answer that opens the window belongs to the time before it: it made room for
+        the first measured request.
         """
         return self.window.start_s < moment_s <= self.window.end_s
 
 
+@dataclass(frozen=True, kw_only=True)
 class Metric(abc.ABC):
-    """One figure. Subclasses say what it is; :meth:`of` computes it."""
+    """A metric: its description, and its figure for a sample."""
 
-    key: ClassVar[str]
-    """Its name in files; ends with the unit where that is one of time or rate."""
-    label: ClassVar[str]
+    key: str
+    """Its name in files. A time ends with ``_ms``, a rate with ``_per_s``."""
+    label: str
     """Its name in tables and plots."""
-    unit: ClassVar[str]
-    meaning: ClassVar[str]
-    formula: ClassVar[str]
-    better: ClassVar[Literal["lower", "higher"] | None] = None
-    """``None``: it tells of the load, not of how well the server did."""
-    streamed: ClassVar[bool] = False
-    """Whether only an answer that comes in parts has it."""
+    unit: str
+    meaning: str
+    formula: str
+    better: Literal["lower", "higher"] | None = None
+    """``None``: it describes the load and not the server."""
+    needs_streaming: bool = False
+    """Whether only streamed answers have it."""
+    slo_name: str | None = None
+    """Its name in an SLO; ``None`` if it cannot be limited."""
 
     @abc.abstractmethod
     def of(self, sample: Sample) -> Figure:
-        """The figure; raises NoValue."""
+        """Return the figure for a sample; raises NoValue."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Single(Metric):
+    """A metric that is one number for a whole pass."""
+
+    compute: Callable[[Sample], float]
+    """Returns the number, or raises NoValue."""
+
+    def of(self, sample: Sample) -> float:
+        """Return the number; raises NoValue."""
+        return self.compute(sample)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PerRequest(Metric):
-    """A distribution over values that each request has on its own."""
+    """A metric that each request has by itself; its figure is the distribution of all values."""
 
-    of_failed: ClassVar[bool] = False
-    """Whether requests without an answer have values too."""
+    values: Callable[[RequestRecord], Sequence[float]]
+    """Returns the values of one request: none, one, or several."""
+    includes_failed: bool = False
+    """Whether failed requests have values, too."""
 
-    @abc.abstractmethod
-    def values(self, record: RequestRecord) -> Sequence[float]:
-        """The values of one request: none, one, or several."""
+    def all_values(self, sample: Sample) -> list[float]:
+        """Return the values of all measured requests."""
+        records = sample.measured if self.includes_failed else sample.answered
+        return [value for record in records for value in self.values(record)]
 
     def of(self, sample: Sample) -> Distribution:
-        """Over all values of the measured requests; raises NoValue if there are none."""
-        records = sample.measured if self.of_failed else sample.answered
-        return distribution(value for record in records for value in self.values(record))
-
-
-class OneEach(PerRequest):
-    """A distribution over one value a request."""
-
-    @abc.abstractmethod
-    def value(self, record: RequestRecord) -> float | None:
-        """The value of one request; ``None`` if it has none."""
-
-    def values(self, record: RequestRecord) -> Sequence[float]:
-        """One value, or none."""
-        value = self.value(record)
-        return () if value is None else (value,)
+        """Return the distribution of all values; raises NoValue if there are none."""
+        return distribution(self.all_values(sample))
 
 
 def distribution(values: Iterable[float]) -> Distribution:
-    """Summarise values; percentiles are linear between neighbours, as ``numpy.percentile`` has them.
+    """Summarise values. Percentiles are interpolated linearly, as ``numpy.percentile`` does.
 
     Raises:
-        NoValue: there are none.
+        NoValue: there are no values.
     """
     import numpy as np
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtllm_hpc.bench.summary import Interval, LevelResult
+from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.report.headline import is_valid, load_of
 from trtllm_hpc.report.html.chart import Chart, NoChart, Row, Section, altair, described
 from trtllm_hpc.report.html.load_curve import load_chart

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trtllm_hpc.bench.metrics.base import PerRequest
-from trtllm_hpc.bench.metrics.latency import (
-    InterTokenLatency,
-    LatencyFromSchedule,
-    TimePerOutputToken,
-    TimeToFirstToken,
-)
+from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
 from trtllm_hpc.report.headline import load_of
 from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
 from trtllm_hpc.report.html.curves import no_figure
@@ -26,10 +20,10 @@ MOST_POINTS = 120
 _HEIGHT = 240
 _SHARES = [0, 0.25, 0.5, 0.75, 0.9, 0.99]
 _METRICS: tuple[tuple[PerRequest, str], ...] = (
-    (TimeToFirstToken(), "Time to first token (TTFT)"),
-    (TimePerOutputToken(), "Time per output token (TPOT), mean of each request"),
-    (InterTokenLatency(), "Inter-token latency (ITL), all gaps pooled"),
-    (LatencyFromSchedule(), "End-to-end latency, from schedule"),
+    (TTFT, "Time to first token (TTFT)"),
+    (TPOT, "Time per output token (TPOT), mean of each request"),
+    (ITL, "Inter-token latency (ITL), all gaps pooled"),
+    (LATENCY, "End-to-end latency, from schedule"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trtllm_hpc.bench.levels import ClosedLoop
-from trtllm_hpc.bench.summary import Interval, LevelResult
+from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.report.html.chart import Chart, NoChart, Row, altair, described
 from trtllm_hpc.report.html.theme import QUIET
 from trtllm_hpc.report.words import high_of, low_of, quantity, with_interval

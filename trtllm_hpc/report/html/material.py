@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trtllm_hpc.bench.records import RequestRecord, read_records
-from trtllm_hpc.bench.server.metrics import ServerSample, read_samples
-from trtllm_hpc.bench.summary import Measurement, read_measurement
+from trtllm_hpc.bench.results import Measurement, read_measurement
+from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.headline import headline_level, level_labels
 from trtllm_hpc.report.html.phases import Story, read_story

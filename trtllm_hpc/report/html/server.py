@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trtllm_hpc.bench.server.metrics import ServerSample
+from trtllm_hpc.bench.server_metrics.sampling import ServerSample
 from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
 from trtllm_hpc.report.html.material import Material
 from trtllm_hpc.report.html.timelines import bands, end_of, seconds_axis, shaded

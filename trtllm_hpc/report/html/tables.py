@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trtllm_hpc.bench.metrics import BY_KEY, METRICS
-from trtllm_hpc.bench.summary import Interval, LevelResult
+from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.report.headline import is_valid
 from trtllm_hpc.report.html.material import Material

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trtllm_hpc.bench.summary import Interval, LevelResult
+from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.report.headline import finished_rate, is_valid, keeps_up
 from trtllm_hpc.report.html.material import Material
 from trtllm_hpc.report.words import plus_minus, quantity, share

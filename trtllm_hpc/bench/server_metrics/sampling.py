@@ -13,8 +13,8 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Protocol
 
-from trtllm_hpc.bench.server.page import Page
-from trtllm_hpc.bench.server.series import values
+from trtllm_hpc.bench.server_metrics.page import Page
+from trtllm_hpc.bench.server_metrics.series import values
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.records import Endpoint
@@ -41,7 +41,7 @@ class ServerSample:
     within_s: float
     """Half of the GET's time: the page was written at ``time_s``, give or take this."""
     values: dict[str, float]
-    """By key of the series, see :mod:`trtllm_hpc.bench.server.series`. What the server does not
+    """By key of the series, see :mod:`trtllm_hpc.bench.server_metrics.series`. What the server does not
     tell is absent, never zero; so are a rate and a mean in the first sample, and a mean over
     requests where none finished since the sample before."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtllm_hpc.bench.levels import levels_of
-from trtllm_hpc.bench.steps import step_of
+from trtllm_hpc.bench.passes import step_of
 from trtllm_hpc.config.benchmark import Benchmark
 
 

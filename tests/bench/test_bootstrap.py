@@ -6,25 +6,24 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trtllm_hpc.bench.comparison.estimates import Difference, Estimate, difference, of_passes
-from trtllm_hpc.bench.comparison.resampling import BLOCKS, OnePass, of_counted
+from trtllm_hpc.bench.analysis.bootstrap import BLOCKS, blocks, estimates
+from trtllm_hpc.bench.analysis.statistics import Difference, Estimate, mean_of_passes, value_of, welch_test
 from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.metrics import BY_KEY
-from trtllm_hpc.bench.statistics import value_of
+from trtllm_hpc.bench.metrics import BY_KEY, Sample
 
 from .make import request, sample
 from .queueing import last_due_ms, served
 
 
-def one_pass(rate: float, requests: int, seed: int) -> OnePass:
+def one_pass(rate: float, requests: int, seed: int) -> Sample:
     records = served(rate, requests=requests, warmup=50, seed=seed)
-    return OnePass(sample(records, end_ms=last_due_ms(records), level=OpenLoop(rate)))
+    return sample(records, end_ms=last_due_ms(records), level=OpenLoop(rate))
 
 
 def test_passes_are_compared_by_welchs_test() -> None:
     source = random.Random(3)
     a, b = [source.gauss(10, 1) for _ in range(4)], [source.gauss(12, 3) for _ in range(6)]
-    found = difference(of_passes(a), of_passes(b))
+    found = welch_test(mean_of_passes(a), mean_of_passes(b))
     theirs = stats.ttest_ind(b, a, equal_var=False)
     interval = theirs.confidence_interval(0.95)
     assert found is not None
@@ -34,13 +33,13 @@ def test_passes_are_compared_by_welchs_test() -> None:
 
 
 def test_a_single_pass_without_records_tells_nothing_of_chance() -> None:
-    assert of_passes([5.0]) == Estimate(5.0, None)
-    assert difference(of_passes([5.0]), of_passes([6.0, 7.0])) is None
+    assert mean_of_passes([5.0]) == Estimate(5.0, None)
+    assert welch_test(mean_of_passes([5.0]), mean_of_passes([6.0, 7.0])) is None
 
 
 def test_figures_without_any_spread_differ_or_do_not() -> None:
-    assert difference(of_passes([1.0, 1.0]), of_passes([2.0, 2.0])) == Difference(1, 1, 0)
-    assert difference(of_passes([1.0, 1.0]), of_passes([1.0, 1.0])) == Difference(0, 0, 1)
+    assert welch_test(mean_of_passes([1.0, 1.0]), mean_of_passes([2.0, 2.0])) == Difference(1, 1, 0)
+    assert welch_test(mean_of_passes([1.0, 1.0]), mean_of_passes([1.0, 1.0])) == Difference(0, 0, 1)
 
 
 @pytest.mark.parametrize("key", ["latency_ms", "finished_rate_per_s", "in_flight", "error_share"])
@@ -48,7 +47,7 @@ def test_the_figure_of_one_pass_is_the_pass_own(key: str) -> None:
     records = served(50, requests=200)
     whole = sample(records, end_ms=last_due_ms(records), level=OpenLoop(50))
     statistics = ("p50", "p99") if key == "latency_ms" else (None,)
-    found = OnePass(whole).estimates(BY_KEY[key], statistics)
+    found = estimates(whole, BY_KEY[key], statistics)
     for statistic in statistics:
         assert found[statistic].value == value_of(BY_KEY[key].of(whole), statistic)
 
@@ -56,21 +55,21 @@ def test_the_figure_of_one_pass_is_the_pass_own(key: str) -> None:
 def test_the_blocks_add_up_to_the_pass() -> None:
     records = served(50, requests=200, warmup=20)
     whole = sample(records, end_ms=last_due_ms(records), level=OpenLoop(50))
-    blocks = OnePass(whole).blocks
-    assert sum(len(block.measured) for block in blocks) == len(whole.measured)
+    parts = blocks(whole)
+    assert sum(len(part.measured) for part in parts) == len(whole.measured)
     for key in ("finished_rate_per_s", "output_tokens_per_s", "in_flight", "sent_rate_per_s"):
-        parts = [value_of(BY_KEY[key].of(block), None) for block in blocks]
-        assert sum(parts) / BLOCKS == pytest.approx(value_of(BY_KEY[key].of(whole), None), rel=0.01)
+        rates = [value_of(BY_KEY[key].of(part), None) for part in parts]
+        assert sum(rates) / BLOCKS == pytest.approx(value_of(BY_KEY[key].of(whole), None), rel=0.01)
 
 
 def test_independent_latencies_have_the_error_that_theory_says() -> None:
     # The mean of n values is off by their deviation / sqrt n; the median of normal ones by 1.2533 times that.
     source = random.Random(5)
     records = [request(due, due, due + source.gauss(100, 10)) for due in range(0, 10_000, 5)]
-    found = OnePass(sample(records, end_ms=10_000)).estimates(BY_KEY["latency_ms"], ("mean", "p50"))
+    found = estimates(sample(records, end_ms=10_000), BY_KEY["latency_ms"], ("mean", "p50"))
     of_mean = 10 / len(records) ** 0.5
-    assert found["mean"].error == pytest.approx(of_mean, rel=0.35)
-    assert found["p50"].error == pytest.approx(1.2533 * of_mean, rel=0.35)
+    assert found["mean"].standard_error == pytest.approx(of_mean, rel=0.35)
+    assert found["p50"].standard_error == pytest.approx(1.2533 * of_mean, rel=0.35)
 
 
 def test_latencies_that_hang_together_are_less_sure_than_their_number_says() -> None:
@@ -78,32 +77,20 @@ def test_latencies_that_hang_together_are_less_sure_than_their_number_says() -> 
     source = random.Random(6)
     levels = [source.gauss(100, 10) for _ in range(20)]
     records = [request(due, due, due + levels[due // 500]) for due in range(0, 10_000, 10)]
-    error = OnePass(sample(records, end_ms=10_000)).estimates(BY_KEY["latency_ms"], ("mean",))["mean"].error
+    error = estimates(sample(records, end_ms=10_000), BY_KEY["latency_ms"], ("mean",))["mean"].standard_error
     assert error == pytest.approx(float(np.std(levels)) / 20**0.5, rel=0.2)
 
 
 def test_a_stretch_without_an_answer_has_a_rate_of_zero() -> None:
     # 20/s for half of the window, then nothing: 20 stretches whose rates deviate by 10 from their mean of 10.
     records = [request(due, due, due + 10) for due in range(5, 5000, 50)]
-    found = OnePass(sample(records, end_ms=10_000)).estimates(BY_KEY["finished_rate_per_s"], (None,))[None]
-    assert found.value == 10 and found.error == pytest.approx(10 / 20**0.5, rel=0.1)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_values_with_counts_are_as_if_written_out(seed: int) -> None:
-    source = np.random.default_rng(seed)
-    values, counts = np.sort(source.exponential(size=50)), source.integers(0, 4, size=50).astype(float)
-    written_out = np.repeat(values, counts.astype(int))
-    for percent in (50, 90, 95, 99):
-        exact = float(np.percentile(written_out, percent))
-        assert of_counted(values, counts, f"p{percent}") == pytest.approx(exact)
-    assert of_counted(values, counts, "mean") == pytest.approx(float(written_out.mean()))
-    assert of_counted(values, counts, "max") == written_out.max()
+    found = estimates(sample(records, end_ms=10_000), BY_KEY["finished_rate_per_s"], (None,))[None]
+    assert found.value == 10 and found.standard_error == pytest.approx(10 / 20**0.5, rel=0.1)
 
 
 def test_too_few_requests_tell_no_spread() -> None:
     few = sample([request(place, place, place + 50) for place in range(59)])
-    assert OnePass(few).estimates(BY_KEY["latency_ms"], ("p50",))["p50"] == Estimate(50.0)
+    assert estimates(few, BY_KEY["latency_ms"], ("p50",))["p50"] == Estimate(50.0)
 
 
 @pytest.mark.long
@@ -112,9 +99,9 @@ def test_two_runs_of_the_same_server_seldom_differ() -> None:
     alarms = {statistic: 0 for statistic in statistics}
     for seed in range(60):
         a, b = one_pass(50, 1000, 2 * seed), one_pass(50, 1000, 2 * seed + 1)
-        of_a, of_b = (one.estimates(BY_KEY["latency_ms"], statistics) for one in (a, b))
+        of_a, of_b = (estimates(one, BY_KEY["latency_ms"], statistics) for one in (a, b))
         for statistic in statistics:
-            found = difference(of_a[statistic], of_b[statistic])
+            found = welch_test(of_a[statistic], of_b[statistic])
             assert found is not None
             alarms[statistic] += found.p_value < 0.05
     # 3 of 60 are expected; more than 9 come of chance once in 1000 times.

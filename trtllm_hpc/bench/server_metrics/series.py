@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from trtllm_hpc.bench.server.page import Page, Series, Source
+from trtllm_hpc.bench.server_metrics.page import Page, Series, Source
 
 _REQUESTS = "nv_trt_llm_request_metrics", "request_type"
 _MEMORY = "nv_trt_llm_runtime_memory_metrics", "memory_type"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from trtllm_hpc.bench.judgement.verdicts import verdict_of
+from trtllm_hpc.bench.analysis.aggregate import error_counts, overall_verdict
 from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.summary import LevelResult, Pass, SearchResult, Verdict, Window
+from trtllm_hpc.bench.results import LevelResult, Pass, SearchResult, Verdict, Window
 
-from .make import IDLE
+from .make import IDLE, request
 
-FEW = "{} requests were answered: with fewer than 100 the p99 is the maximum in effect."
+FEW = "{} requests were answered: below 100, p99 is practically the maximum."
 
 
 def level(rate: float, *passes: Sequence[str], wrong: Sequence[str] = ()) -> LevelResult:
@@ -24,7 +25,7 @@ def level(rate: float, *passes: Sequence[str], wrong: Sequence[str] = ()) -> Lev
 
 
 def warnings(*levels: LevelResult) -> list[str]:
-    return verdict_of(levels, None).warnings
+    return overall_verdict(levels, None).warnings
 
 
 def test_of_a_single_pass_nothing_is_said_before_the_sentence() -> None:
@@ -40,8 +41,17 @@ def test_sentences_that_differ_in_numbers_only_are_one_with_the_range() -> None:
     assert sentence == f"all levels: {FEW.format('5 to 95')}"
     shares = [["3 of 200 requests failed (1.5%)."], ["1,200 of 4000 requests failed (30.0%)."]]
     assert warnings(level(2, shares[0]), level(4, shares[1])) == [
-        "all levels: 3 to 1,200 of 200 to 4000 requests failed (1.5 to 30.0%)."
+        "all levels: up to 1,200 of 4000 requests failed (1.5 to 30.0%)."
     ]
+
+
+def test_a_count_and_its_total_are_read_together() -> None:
+    each, some = "In all {} answers, look out.", "In {} of {} answers, look out."
+    levels = [level(2, [each.format(10)]), level(4, [each.format(160)])]
+    assert warnings(*levels) == ["all levels: In all 10 to 160 answers, look out."]
+    levels = [level(2, [some.format(3, 10)]), level(4, [some.format(16, 160)]), level(8, [])]
+    assert warnings(*levels) == ["2/s, 4/s: In up to 3 of 10 answers, look out."]
+    assert warnings(level(2, ["3 of 10 failed."], ["1 of 10 failed."])) == ["Up to 3 of 10 failed."]
 
 
 def test_numbers_within_names_are_left_alone() -> None:
@@ -64,5 +74,14 @@ def test_passes_are_named_where_not_all_of_a_level_are_meant() -> None:
 
 def test_what_was_wrong_in_a_search_are_notes() -> None:
     search = SearchResult("ttft.p99<1s", 2.0, 4.0, [])
-    found = verdict_of([level(2, []), level(4, [], wrong=["3 failed."])], search)
+    found = overall_verdict([level(2, []), level(4, [], wrong=["3 failed."])], search)
     assert found.valid and found.warnings == ["4/s: 3 failed."]
+
+
+def test_errors_are_told_in_their_own_words() -> None:
+    words = ["300 tokens exceed 256", "no luck", "400 tokens exceed 256", "300 tokens exceed 256", "no luck"]
+    records = [replace(request(0, 0, 1, status="INTERNAL"), error=error) for error in words]
+    assert error_counts(records) == {
+        "300 tokens exceed 256 (and 1 more that differ only in numbers)": 3,
+        "no luck": 2,
+    }

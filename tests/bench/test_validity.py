@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from trtllm_hpc.bench.judgement.gate import judge
+from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import WARMUP, RequestRecord
-from trtllm_hpc.bench.summary import ClientUse, Verdict
+from trtllm_hpc.bench.results import ClientUse, Verdict
 from trtllm_hpc.bench.workload.request import BY_REQUEST, BY_RESPONSES
 from trtllm_hpc.config.benchmark import Benchmark
 
@@ -41,7 +41,7 @@ def verdict(
     settings: Benchmark = SETTINGS,
     **kwargs: object,
 ) -> Verdict:
-    return judge(sample(records, **kwargs), client, settings)  # type: ignore[arg-type]
+    return check_pass(sample(records, **kwargs), client, settings)  # type: ignore[arg-type]
 
 
 def only_finding(records: Sequence[RequestRecord], **kwargs: object) -> str:
@@ -77,7 +77,7 @@ def test_failures_of_the_warm_up_do_not_count() -> None:
 
 def test_no_answer_at_all_is_said_so_and_nothing_else() -> None:
     found = verdict([failed(record) for record in steady(3)])
-    assert found.findings == ["No request was answered, of 3; see what the server says of them."]
+    assert found.findings == ["None of 3 requests was answered; the server's errors say why."]
     assert "No request was due" in verdict([]).findings[0]
 
 
@@ -86,12 +86,12 @@ def test_a_server_that_goes_in_the_middle_is_told(words: str) -> None:
     records = steady()
     lost = replace(failed(records[60]), error="the connection was lost")
     refused = [replace(failed(record), error=words) for record in records[61:]]
-    told = "The server was gone at the end: the last 40 requests lost it or found no connection."
+    told = "The server was gone at the end: the last 40 requests lost the connection or could not connect."
     assert verdict([*records[:60], lost, *refused]).findings[0] == told
     assert verdict(refused).findings[0].startswith("The server was gone at the end: the last 39")
     warming = [replace(record, phase=WARMUP) for record in refused]
     assert verdict(warming).findings == [
-        "The server was gone at the end: the last 39 requests lost it or found no connection."
+        "The server was gone at the end: the last 39 requests lost the connection or could not connect."
     ]
     # One that is there again, or that lives and refuses, is not gone.
     assert "gone" not in str(verdict([*refused[:30], *records[91:]]).findings)
@@ -106,7 +106,7 @@ def test_sends_late_by_more_than_a_millisecond_and_a_hundredth_of_the_gap() -> N
     assert verdict([late(records[0], 1.2), *records[1:]]).valid
     sentence = only_finding([late(records[0], 1.2), late(records[1], 30), *records[2:]])
     assert sentence.startswith("2 of 100 requests (2.0%) were sent more than 1.10 ms late")
-    assert "at worst 30.0 ms" in sentence and "--processes" in sentence
+    assert "the worst by 30.0 ms" in sentence and "--processes" in sentence
 
 
 def test_the_gap_is_that_of_the_rate() -> None:
@@ -134,13 +134,13 @@ def test_it_is_told_whether_the_client_was_the_limit() -> None:
 
 def test_tokens_that_nobody_counted_are_missing() -> None:
     records = [*steady()[1:], request(0, 0, 50, tokens_out=None)]
-    assert only_finding(records).startswith("Nobody counted the output tokens of 1 of 100 answers")
+    assert only_finding(records).startswith("1 of 100 answers have no known number of output tokens")
 
 
 def test_empty_answers_are_like_errors() -> None:
     empty = request(0, 0, 50, tokens_out=0)
     assert verdict([*steady()[1:], empty]).valid
-    assert only_finding([*steady()[2:], empty, empty]).startswith("2 of 100 answers hold no token")
+    assert only_finding([*steady()[2:], empty, empty]).startswith("2 of 100 answers are empty")
 
 
 @pytest.mark.parametrize("given", [9, 11])
@@ -149,26 +149,31 @@ def test_exact_output_is_exact(given: int) -> None:
     assert verdict(records).valid
     sentence = only_finding(records, settings=Benchmark(exact_output=True))
     assert (
-        sentence.startswith("1 of 100 answers are not as long") and f"{given} tokens and not 10" in sentence
+        sentence.startswith("1 of 100 answers do not have the requested length")
+        and f"{given} tokens and not 10" in sentence
     )
     assert verdict(steady(), settings=Benchmark(exact_output=True)).valid
 
 
 def test_too_few_requests() -> None:
-    assert only_finding(steady(9)).startswith("9 requests were measured; it takes 10 (min_requests).")
+    assert only_finding(steady(9)).startswith(
+        "9 requests were measured; at least 10 are needed (min_requests)."
+    )
     assert verdict(steady(10)).valid
     assert verdict(steady(9), settings=Benchmark(min_requests=9)).valid
 
 
 def test_a_window_that_is_too_short() -> None:
     records = [request(place * 9, place * 9, place * 9 + 50) for place in range(100)]
-    assert "is 0.90 s long; it takes 1.00 s (min_window_seconds)" in only_finding(records, end_ms=900)
+    assert "is 0.90 s long; at least 1.00 s are needed (min_window_seconds)" in only_finding(
+        records, end_ms=900
+    )
     assert verdict(records, end_ms=900, settings=Benchmark(min_window_seconds=0.9)).valid
 
 
 def test_a_window_that_is_shorter_than_an_answer_takes() -> None:
     records = [replace(record, ended_s=record.scheduled_s + 1.5) for record in steady()]
-    assert "it takes 1.50 s (half of the requests took longer)" in only_finding(records)
+    assert "at least 1.50 s are needed (the median latency)" in only_finding(records)
 
 
 def test_every_cause_is_told_at_once() -> None:
@@ -179,19 +184,23 @@ def test_every_cause_is_told_at_once() -> None:
 
 def test_answers_that_nobody_counted_are_refused_even_with_the_number_asked_for() -> None:
     found = verdict(steady(output_by=BY_REQUEST))
-    assert not found.valid and "Nobody counted the output tokens of 100 of 100" in found.findings[0]
+    assert not found.valid and "100 of 100 answers have no known number of output tokens" in found.findings[0]
 
 
 def test_failed_requests_are_told_even_where_they_may_be() -> None:
     found = verdict([*steady(199), replace(steady()[0], status="UNAVAILABLE", output_tokens=None)])
     assert found.valid and any(
-        "1 of 200 requests failed and is in no latency" in warning for warning in found.warnings
+        "1 of 200 requests failed and has no latency" in warning for warning in found.warnings
     )
 
 
 def test_counts_from_a_poor_source_are_warned_of() -> None:
     found = verdict(steady(output_by=BY_RESPONSES))
-    assert found.valid and len(found.warnings) == 1 and found.warnings[0].startswith("In 100 of 100 answers")
+    assert (
+        found.valid
+        and len(found.warnings) == 1
+        and found.warnings[0].startswith("In all 100 answers, each response was counted as one output token.")
+    )
 
 
 def test_chunks_that_do_not_add_up_are_warned_of() -> None:
@@ -202,7 +211,7 @@ def test_chunks_that_do_not_add_up_are_warned_of() -> None:
 
 def test_fewer_than_a_hundred_have_no_p99() -> None:
     assert verdict(steady(99)).warnings == [
-        "99 requests were answered: with fewer than 100 the p99 is the maximum in effect."
+        "99 requests were answered: below 100, p99 is practically the maximum."
     ]
 
 
@@ -213,18 +222,18 @@ def test_nobody_reads_of_the_p99_of_figures_that_are_refused() -> None:
 def test_one_request_is_not_several() -> None:
     assert only_finding([request(0, 0, 50)]).startswith("1 request was measured;")
     warned = verdict([request(0, 0, 50)], settings=Benchmark(min_requests=1)).warnings
-    assert warned == ["1 request was answered: with fewer than 100 the p99 is the maximum in effect."]
+    assert warned == ["1 request was answered: below 100, p99 is practically the maximum."]
 
 
 def test_an_interruption_is_told() -> None:
-    assert "interrupted" in judge(sample(steady()), IDLE, SETTINGS, interrupted=True).warnings[0]
-    nothing = judge(sample([]), IDLE, SETTINGS, interrupted=True)
+    assert "interrupted" in check_pass(sample(steady()), IDLE, SETTINGS, interrupted=True).warnings[0]
+    nothing = check_pass(sample([]), IDLE, SETTINGS, interrupted=True)
     assert nothing.findings and nothing.warnings
 
 
 def test_a_server_that_cannot_follow_is_told() -> None:
     records = served(130, requests=400, warmup=40)
-    found = judge(sample(records, end_ms=last_due_ms(records), level=OpenLoop(130)), IDLE, SETTINGS)
+    found = check_pass(sample(records, end_ms=last_due_ms(records), level=OpenLoop(130)), IDLE, SETTINGS)
     assert found.unsteady and found.warnings[0].startswith("The load was not steady: latency grew from")
 
 
@@ -233,7 +242,7 @@ def test_a_server_that_follows_is_not_accused() -> None:
     for seed in range(50):
         records = served(70, requests=200, warmup=60, seed=seed)
         pass_ = sample(records, end_ms=last_due_ms(records), level=OpenLoop(70))
-        accused += judge(pass_, IDLE, SETTINGS).unsteady
+        accused += check_pass(pass_, IDLE, SETTINGS).unsteady
     assert accused <= 3
 
 
@@ -247,4 +256,4 @@ def test_a_drift_that_is_sure_but_small_does_not_matter(growth_ms: float, unstea
 def test_a_load_that_is_made_to_rise_is_not_tested() -> None:
     records = served(130, requests=400)
     rising = OpenLoop(130, ramp_to_per_s=200)
-    assert not judge(sample(records, end_ms=last_due_ms(records), level=rising), IDLE, SETTINGS).unsteady
+    assert not check_pass(sample(records, end_ms=last_due_ms(records), level=rising), IDLE, SETTINGS).unsteady

@@ -1,0 +1,1 @@
+"""What recorded requests amount to: validity, limits, figures over passes, and comparisons."""

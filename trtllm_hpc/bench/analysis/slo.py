@@ -1,0 +1,214 @@
+"""Limits on figures: ``ttft.p99<500ms,tpot.p99<50ms``."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from trtllm_hpc.bench.analysis.statistics import STATISTICS, value_of
+from trtllm_hpc.bench.metrics import METRICS, Metric, PerRequest, distribution
+from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.results import Figure
+from trtllm_hpc.config.diagnostics import nearest
+from trtllm_hpc.errors import ExitCode, TrtllmHpcError
+
+DEFAULT_STATISTIC = "p99"
+
+_METRICS: dict[str, Metric] = {
+    metric.slo_name: metric
+    for metric in sorted(METRICS, key=lambda metric: not isinstance(metric, PerRequest))
+    if metric.slo_name is not None
+}
+"""The metrics that can be limited, latencies first."""
+
+_UNITS: dict[str, dict[str, float]] = {
+    "ms": {"ms": 1.0, "s": 1e3, "us": 1e-3},
+    "share": {"%": 0.01, "": 1.0},
+    "requests/s": {"/s": 1.0, "": 1.0},
+    "tokens/s": {"/s": 1.0, "": 1.0},
+}
+"""The units that a limit may have, by the metric's own unit, each with its factor."""
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_LIMIT = re.compile(r"([^\s.<>=:]+)(?:\.([^\s<>=:]*))?\s*(<=|>=|<|>|:)\s*([0-9.eE+-]+)\s*([^\s0-9]*)")
+_EXAMPLE = "--slo 'ttft.p99<500ms,tpot.p99<50ms'"
+
+
+class BadSlo(TrtllmHpcError):
+    """A limit that cannot be parsed."""
+
+    exit_code = ExitCode.USAGE
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One limit, in the unit of its metric."""
+
+    name: str
+    """The metric's short name, e.g. ``ttft``."""
+    metric: Metric
+    statistic: str | None
+    """``None`` if the metric is a single number."""
+    sign: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self._subject}{self.sign}{_with_unit(self.bound, self.metric.unit)}"
+
+    @property
+    def _subject(self) -> str:
+        return self.name if self.statistic is None else f"{self.name}.{self.statistic}"
+
+    def holds_for(self, value: float) -> bool:
+        """Return whether a value of the metric keeps the limit."""
+        return _COMPARE[self.sign](value, self.bound)
+
+    def violation(self, figures: Mapping[str, Figure]) -> str | None:
+        """Return a sentence if the figures break the limit or lack its metric; ``None`` if they keep it."""
+        figure = figures.get(self.metric.key)
+        if figure is None:
+            return f"{self._subject} has no value. {self.metric.meaning}"
+        value = value_of(figure, self.statistic)
+        if self.holds_for(value):
+            return None
+        unit = self.metric.unit
+        return (
+            f"{self._subject} is {_with_unit(value, unit)}, not {self.sign} {_with_unit(self.bound, unit)}."
+        )
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Limits that must all hold."""
+
+    limits: tuple[Limit, ...]
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.limits))
+
+    @property
+    def needing_streaming(self) -> list[str]:
+        """The names of limits on metrics that only streamed answers have."""
+        return list(dict.fromkeys(limit.name for limit in self.limits if limit.metric.needs_streaming))
+
+    @cached_property
+    def _per_request(self) -> list[tuple[Limit, PerRequest]]:
+        return [(limit, limit.metric) for limit in self.limits if isinstance(limit.metric, PerRequest)]
+
+    def violations(self, figures: Mapping[str, Figure]) -> list[str]:
+        """Return a sentence for each limit that the figures of a pass break."""
+        return [sentence for limit in self.limits if (sentence := limit.violation(figures)) is not None]
+
+    def met_by(self, record: RequestRecord) -> bool:
+        """Return whether an answered request keeps every limit on single requests.
+
+        If it has several values (``itl``), the limit's statistic is taken over these. A
+        request without a value, such as the time between tokens of an answer of one
+        token, cannot break the limit.
+        """
+        return all(_keeps(limit, metric.values(record)) for limit, metric in self._per_request)
+
+    def can_judge(self, records: Sequence[RequestRecord]) -> bool:
+        """Return whether the records hold values for every limit on single requests."""
+        return all(any(metric.values(record) for record in records) for _, metric in self._per_request)
+
+
+def _keeps(limit: Limit, values: Sequence[float]) -> bool:
+    if not values:
+        return True
+    value = values[0] if len(values) == 1 else getattr(distribution(values), limit.statistic or "mean")
+    return limit.holds_for(value)
+
+
+def parse_slo(text: str) -> Slo:
+    """Parse limits, separated by commas: ``NAME[.STATISTIC]<VALUE[UNIT]``.
+
+    The default statistic is ``p99``. A colon stands for ``<`` or ``>``, whichever
+    makes sense for the metric (``ttft:500ms``, as in ``--goodput`` of vLLM and
+    GenAI-Perf), and needs no quotes in a shell.
+
+    Raises:
+        BadSlo: with the limit that cannot be parsed, why, and the choices.
+    """
+    limits = [limit for part in text.split(",") if (limit := part.strip())]
+    if not limits:
+        raise BadSlo("The SLO is empty.", hint=_EXAMPLE)
+    return Slo(tuple(map(_parse_limit, limits)))
+
+
+def _parse_limit(text: str) -> Limit:
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        raise BadSlo(
+            f"Cannot parse the limit {text!r} of the SLO. The form is NAME[.STATISTIC]<VALUE UNIT; in a "
+            "shell, put the SLO in quotes, or write ':' for '<'.",
+            hint=_EXAMPLE,
+        )
+    name, statistic, sign, number, unit = match.groups()
+    metric = _METRICS.get(name) or next((it for it in _METRICS.values() if it.key == name), None)
+    if metric is None:
+        raise _bad(text, f"no metric is called {name!r}", name, _METRICS)
+    sign = _sign(sign, name, metric, text)
+    bound = _number(number, text) * _factor(unit, name, metric, text)
+    return Limit(metric.slo_name or name, metric, _statistic(statistic, name, metric, text), sign, bound)
+
+
+def _statistic(statistic: str | None, name: str, metric: Metric, limit: str) -> str | None:
+    if not isinstance(metric, PerRequest):
+        if statistic is not None:
+            raise BadSlo(f"In {limit!r} of the SLO: {name} is a single number; leave .{statistic} out.")
+        return None
+    if statistic is None:
+        return DEFAULT_STATISTIC
+    if statistic not in STATISTICS:
+        raise _bad(limit, f"no statistic is called {statistic!r}", statistic, STATISTICS)
+    return statistic
+
+
+def _sign(sign: str, name: str, metric: Metric, limit: str) -> str:
+    expected = "<" if metric.better == "lower" else ">"
+    if sign == ":":
+        return expected
+    if not sign.startswith(expected):
+        raise BadSlo(f"In {limit!r} of the SLO: for {name}, {metric.better} is better; write {expected}.")
+    return sign
+
+
+def _number(number: str, limit: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise BadSlo(f"In {limit!r} of the SLO: {number!r} is no number of at least 0.")
+    return value
+
+
+def _factor(unit: str, name: str, metric: Metric, limit: str) -> float:
+    units = _UNITS[metric.unit]
+    if unit in units:
+        return units[unit]
+    wrong = f"{unit!r} is no unit of {name}" if unit else f"the value of {name} needs a unit"
+    raise _bad(limit, wrong, unit, [known or "none" for known in units])
+
+
+def _bad(limit: str, wrong: str, given: str, choices: Iterable[str]) -> BadSlo:
+    choices = list(choices)
+    meant = nearest(given, choices)
+    question = f" Did you mean {meant!r}?" if meant else ""
+    return BadSlo(f"In {limit!r} of the SLO: {wrong}.{question}\n    choices: {', '.join(choices)}")
+
+
+def _with_unit(value: float, unit: str) -> str:
+    if unit == "share":
+        return f"{value * 100:.6g}%"
+    return f"{value:.6g}ms" if unit == "ms" else f"{value:.6g}/s"

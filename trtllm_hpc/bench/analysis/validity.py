@@ -1,0 +1,260 @@
+"""Whether the figures of a pass are valid.
+
+A finding makes the figures invalid; a warning is shown with them. Each sentence
+gives the number, the limit, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
+
+from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.metrics import LATENCY, Sample
+from trtllm_hpc.bench.records import NO_CONNECTION, RequestRecord
+from trtllm_hpc.bench.results import ClientUse, Verdict
+from trtllm_hpc.bench.workload.request import BY_MODEL, BY_REQUEST, BY_RESPONSES
+from trtllm_hpc.config.benchmark import Benchmark
+
+LATE_S = 0.001
+LATE_SHARE_OF_GAP = 0.01
+"""A request is late if it is sent more than ``LATE_S`` plus this share of the mean gap after its time."""
+MAX_BUSY_SHARE = 0.9
+"""From this share of a core on, a client process waits for its own interpreter and not for the server."""
+P99_REQUESTS = 100
+"""With fewer values the 99th percentile lies between the two largest."""
+SERVER_GONE = "The measurement ended early: the server was gone."
+
+PARTS = 10
+"""Parts of the window whose mean latencies are tested for a trend. Unlike the latencies of neighbours in a
+queue, means of parts are nearly independent (batch means; Law, Simulation Modeling and Analysis, 9.5.3)."""
+MIN_REQUESTS_PER_PART = 3
+"""On average; with fewer, the means are noise."""
+TREND_P_VALUE = 0.01
+"""The share of steady loads that may be called growing."""
+MIN_GROWTH = 1.2
+"""Growth of latency from the first half of the window to the second; less is harmless drift."""
+
+_CLIENT_REMEDY = "give the client more cores or a node of its own, raise --processes, or lower the rate"
+
+
+def check_pass(
+    sample: Sample, client: ClientUse, settings: Benchmark, *, interrupted: bool = False
+) -> Verdict:
+    """Judge the figures of one pass.
+
+    Args:
+        interrupted: whether the pass was ended early, for example by Ctrl-C.
+    """
+    warnings = ["The measurement was interrupted, so it is shorter than requested."] if interrupted else []
+    gone = list(_server_gone(sample.records))
+    if not sample.answered:
+        # If the server was gone in the warm-up already, a longer window would not help.
+        return Verdict(gone if gone and not sample.measured else [*gone, _no_answer(sample)], warnings)
+    client_limits = [*_late(sample, settings), *_busy(client)]
+    growth = latency_growth(sample)
+    findings = [
+        *gone,
+        *_errors(sample, settings),
+        *client_limits,
+        *_missing_tokens(sample, settings),
+        *_too_short(sample, settings),
+    ]
+    warnings += [*_doubtful_tokens(sample), *_failed(sample), *([] if findings else _too_few_for_p99(sample))]
+    return Verdict(
+        findings=findings,
+        warnings=[*warnings, *([growth] if growth else [])],
+        client_limited=bool(client_limits),
+        unsteady=growth is not None,
+    )
+
+
+def requests_without_server(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """Return the requests at the end of a pass that found the server gone, last first; mostly none.
+
+    Requests that were in flight when the server went away are among them.
+    """
+    in_order = sorted(records, key=lambda record: record.sent_s)
+    last = list(takewhile(lambda record: record.status == "UNAVAILABLE", reversed(in_order)))
+    return last if last and (last[0].error or "").startswith(NO_CONNECTION) else []
+
+
+def _server_gone(records: Iterable[RequestRecord]) -> Iterator[str]:
+    last = requests_without_server(records)
+    if last:
+        which = "request" if len(last) == 1 else f"{len(last)} requests"
+        yield f"The server was gone at the end: the last {which} lost the connection or could not connect."
+
+
+def _no_answer(sample: Sample) -> str:
+    if not sample.measured:
+        return (
+            "No request was due in the measured window. Use more requests (--requests) or a longer window "
+            "(--duration)."
+        )
+    return f"None of {len(sample.measured)} requests was answered; the server's errors say why."
+
+
+def _errors(sample: Sample, settings: Benchmark) -> Iterator[str]:
+    failed, measured = len(sample.measured) - len(sample.answered), len(sample.measured)
+    if failed > settings.max_error_share * measured:
+        yield (
+            f"{failed} of {measured} requests failed ({failed / measured:.1%}); the limit is "
+            f"{settings.max_error_share * 100:.4g}% (max_error_share). The figures cover only the others."
+        )
+
+
+def _late(sample: Sample, settings: Benchmark) -> Iterator[str]:
+    """Report if the client sent late. The gap is the mean one, because bursts have gaps of nearly zero."""
+    measured = sample.measured
+    allowed_s = LATE_S + LATE_SHARE_OF_GAP * max(sample.window.length_s, 0.0) / len(measured)
+    delays_s = [record.sent_s - record.scheduled_s for record in measured]
+    late = sum(delay_s > allowed_s for delay_s in delays_s)
+    if late > settings.max_late_share * len(measured):
+        yield (
+            f"{late} of {len(measured)} requests ({late / len(measured):.1%}) were sent more than "
+            f"{allowed_s * 1e3:.2f} ms late (1 ms plus 1% of the mean gap), the worst by "
+            f"{max(delays_s) * 1e3:.1f} ms; the limit is {settings.max_late_share * 100:.4g}% "
+            f"(max_late_share). The server did not get the requested load: {_CLIENT_REMEDY}."
+        )
+
+
+def _busy(client: ClientUse) -> Iterator[str]:
+    if client.busiest_share >= MAX_BUSY_SHARE:
+        yield (
+            f"The client's busiest process used {client.busiest_share:.0%} of a core. From "
+            f"{MAX_BUSY_SHARE:.0%} on, the client is the limit and not the server: {_CLIENT_REMEDY}."
+        )
+
+
+def _missing_tokens(sample: Sample, settings: Benchmark) -> Iterator[str]:
+    answered = sample.answered
+    uncounted = sum(record.output_tokens is None or record.output_by == BY_REQUEST for record in answered)
+    if uncounted:
+        yield (
+            f"{uncounted} of {len(answered)} answers have no known number of output tokens; the requested "
+            "number is too high if the model stopped early. Name the tokenizer's folder (workload.tokenizer, "
+            "--tokenizer)."
+        )
+    empty = sum(record.output_tokens == 0 for record in answered)
+    if empty > settings.max_error_share * len(answered):
+        yield (
+            f"{empty} of {len(answered)} answers are empty, which makes them look fast; the limit is "
+            f"{settings.max_error_share * 100:.4g}% (max_error_share)."
+        )
+    if settings.exact_output:
+        yield from _wrong_length(answered)
+
+
+def _wrong_length(answered: Sequence[RequestRecord]) -> Iterator[str]:
+    """Compare only counts of the model's own tokens: tokenizing the text again may give another number."""
+    wrong = [
+        record
+        for record in answered
+        if record.output_by in (BY_MODEL, BY_RESPONSES) and record.output_tokens != record.requested_tokens
+    ]
+    if wrong:
+        yield (
+            f"{len(wrong)} of {len(answered)} answers do not have the requested length (exact_output); the "
+            f"first has {wrong[0].output_tokens} tokens and not {wrong[0].requested_tokens}. Check that the "
+            "model supports min_length."
+        )
+
+
+def _too_short(sample: Sample, settings: Benchmark) -> Iterator[str]:
+    measured, length_s = len(sample.measured), sample.window.length_s
+    if measured < settings.min_requests:
+        yield (
+            f"{_requests_were(measured)} measured; at least {settings.min_requests} are needed "
+            "(min_requests). Use more requests (--requests) or a longer window (--duration)."
+        )
+    median_s = LATENCY.of(sample).p50 / 1e3
+    least_s = max(settings.min_window_seconds, median_s)
+    if length_s < least_s:
+        why = "the median latency" if median_s >= least_s else "min_window_seconds"
+        yield (
+            f"The measured window is {length_s:.2f} s long; at least {least_s:.2f} s are needed ({why}). Use "
+            "more requests (--requests) or a longer window (--duration)."
+        )
+
+
+_TOKEN_DOUBTS: tuple[tuple[Callable[[RequestRecord], bool], str], ...] = (
+    (
+        lambda record: record.output_by == BY_RESPONSES,
+        "each response was counted as one output token.",
+    ),
+    (
+        lambda record: bool(record.chunks_s) and record.output_tokens not in (None, sum(record.chunk_tokens)),
+        "the tokens of the chunks do not add up to the answer's: the inter-token latency is that between "
+        "responses.",
+    ),
+)
+
+
+def _doubtful_tokens(sample: Sample) -> Iterator[str]:
+    total = len(sample.answered)
+    for is_doubtful, doubt in _TOKEN_DOUBTS:
+        count = sum(map(is_doubtful, sample.answered))
+        if count:
+            yield f"In {f'all {total}' if count == total else f'{count} of {total}'} answers, {doubt}"
+
+
+def _failed(sample: Sample) -> Iterator[str]:
+    measured, failed = len(sample.measured), len(sample.measured) - len(sample.answered)
+    if failed:
+        yield (
+            f"{failed} of {measured} requests failed and {'have' if failed > 1 else 'has'} no latency: the "
+            "tail that users see is longer than the one shown."
+        )
+
+
+def _too_few_for_p99(sample: Sample) -> Iterator[str]:
+    answered = len(sample.answered)
+    if answered < P99_REQUESTS:
+        yield f"{_requests_were(answered)} answered: below {P99_REQUESTS}, p99 is practically the maximum."
+
+
+def _requests_were(count: int) -> str:
+    return "1 request was" if count == 1 else f"{count} requests were"
+
+
+def latency_growth(sample: Sample) -> str | None:
+    """Return a sentence if latency grew over the window, which means that the server did not keep up.
+
+    An open loop keeps sending when the server cannot follow: each request then waits
+    longer than the one before, and the figures depend mostly on the length of the
+    window. The test is the one-sided Mann-Kendall test for a trend (Mann 1945; Kendall
+    1975) on the mean latencies of the window's parts. A ramp is not tested.
+    """
+    means = None if _is_ramp(sample) else _mean_latencies_ms(sample)
+    if means is None:
+        return None
+    from scipy import stats
+
+    trend = stats.kendalltau(range(PARTS), means, alternative="greater")
+    half = PARTS // 2
+    first_ms, second_ms = sum(means[:half]) / half, sum(means[half:]) / (PARTS - half)
+    if not trend.pvalue < TREND_P_VALUE or second_ms < MIN_GROWTH * first_ms:
+        return None
+    return (
+        f"The load was not steady: latency grew from {first_ms:.0f} ms in the first half of the window to "
+        f"{second_ms:.0f} ms in the second. The server did not keep up, or the warm-up was too short; a "
+        "longer window would show even higher latencies."
+    )
+
+
+def _is_ramp(sample: Sample) -> bool:
+    level = sample.level
+    return isinstance(level, OpenLoop) and level.ramp_to_per_s not in (None, level.rate_per_s)
+
+
+def _mean_latencies_ms(sample: Sample) -> list[float] | None:
+    """Return the mean latency of each part of the window, by when requests were due; ``None`` if too few."""
+    window = sample.window
+    if window.length_s <= 0 or len(sample.answered) < MIN_REQUESTS_PER_PART * PARTS:
+        return None
+    parts: list[list[float]] = [[] for _ in range(PARTS)]
+    for record in sample.answered:
+        place = int((record.scheduled_s - window.start_s) / window.length_s * PARTS)
+        parts[min(max(place, 0), PARTS - 1)].append((record.ended_s - record.scheduled_s) * 1e3)
+    return [sum(part) / len(part) for part in parts] if all(parts) else None

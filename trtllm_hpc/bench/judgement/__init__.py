@@ -1,1 +1,0 @@
-"""Whether figures may be used, and whether they keep limits."""

@@ -1,0 +1,361 @@
+"""Every metric of the benchmark, with its unit and formula.
+
+Times are measured from the schedule and from the send. From the schedule, what a
+stalled server or a late client holds up counts in full: there is no coordinated
+omission. Times that only a stream shows have no value without streaming; they are
+never zero then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.metrics.base import Metric, NoValue, PerRequest, Sample, Single
+from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.results import Figure
+
+# The load -------------------------------------------------------------------------------------------
+
+
+def _scheduled_rate(sample: Sample) -> float:
+    if not isinstance(sample.level, OpenLoop):
+        raise NoValue
+    return sample.rate(len(sample.measured))
+
+
+SCHEDULED_RATE = Single(
+    key="asked_rate_per_s",
+    label="scheduled rate",
+    unit="requests/s",
+    meaning="The rate of the schedule in the window. Open loop only.",
+    formula="requests due in the window / its length",
+    compute=_scheduled_rate,
+)
+
+
+def _sent_rate(sample: Sample) -> float:
+    window = sample.window
+    return sample.rate(sum(window.start_s <= record.sent_s < window.end_s for record in sample.records))
+
+
+SENT_RATE = Single(
+    key="sent_rate_per_s",
+    label="sent rate",
+    unit="requests/s",
+    meaning="The rate at which the client sent requests, whenever they were due.",
+    formula="requests sent in the window / its length",
+    compute=_sent_rate,
+)
+
+
+def _in_flight(sample: Sample) -> float:
+    window = sample.window
+    spans = (
+        min(record.ended_s, window.end_s) - max(record.sent_s, window.start_s) for record in sample.records
+    )
+    return sample.rate(sum(span for span in spans if span > 0))
+
+
+# Little's law: in flight = rate times latency from send.
+IN_FLIGHT = Single(
+    key="in_flight",
+    label="in flight",
+    unit="requests",
+    meaning="The mean number of requests that were sent and not yet ended.",
+    formula="sum over requests of the time between send and end that lies in the window / its length",
+    compute=_in_flight,
+)
+
+# Throughput -----------------------------------------------------------------------------------------
+#
+# Requests of the warm-up that end in the window count, and measured ones that end after it do not. So the
+# rate is neither too low at the start of the window nor too high while the load drains.
+
+
+def _all_answered(sample: Sample) -> list[RequestRecord]:
+    answered = [record for record in sample.records if record.ok]
+    if not answered:
+        raise NoValue
+    return answered
+
+
+def _output_tokens_in_window(sample: Sample) -> float:
+    return sum(_arrived_tokens(record, sample) for record in _all_answered(sample))
+
+
+def _arrived_tokens(record: RequestRecord, sample: Sample) -> float:
+    """Return the output tokens of one answer that came in the window."""
+    if record.output_tokens is None:
+        raise NoValue
+    counted = sum(record.chunk_tokens)
+    if not counted or len(record.chunk_tokens) != len(record.chunks_s):
+        return record.output_tokens if sample.within(record.ended_s) else 0
+    inside = sum(
+        tokens
+        for chunk_s, tokens in zip(record.chunks_s, record.chunk_tokens, strict=True)
+        if sample.within(chunk_s)
+    )
+    # The answer's own count is the better one where the chunks were counted by a poorer source.
+    return record.output_tokens * inside / counted
+
+
+def _total_tokens_in_window(sample: Sample) -> float:
+    prompts = 0
+    for record in _all_answered(sample):
+        if record.input_tokens is None:
+            raise NoValue
+        first_s = record.ended_s if record.first_token_s is None else record.first_token_s
+        prompts += record.input_tokens if sample.within(first_s) else 0
+    return prompts + _output_tokens_in_window(sample)
+
+
+FINISHED_RATE = Single(
+    key="finished_rate_per_s",
+    label="request throughput",
+    unit="requests/s",
+    meaning="The rate at which complete answers came.",
+    formula="requests of the pass that were answered in the window / its length",
+    better="higher",
+    slo_name="requests",
+    compute=lambda sample: sample.rate(
+        sum(sample.within(record.ended_s) for record in _all_answered(sample))
+    ),
+)
+OUTPUT_TOKEN_RATE = Single(
+    key="output_tokens_per_s",
+    label="output token throughput",
+    unit="tokens/s",
+    meaning="The rate at which output tokens came, of whichever request.",
+    formula=(
+        "output tokens that came in the window / its length: by the times of chunks, or all at the end if "
+        "the answer was not streamed; complete answers only"
+    ),
+    better="higher",
+    slo_name="tokens",
+    compute=lambda sample: sample.rate(_output_tokens_in_window(sample)),
+)
+TOTAL_TOKEN_RATE = Single(
+    key="total_tokens_per_s",
+    label="total token throughput",
+    unit="tokens/s",
+    meaning="The rate at which prompts and answers were processed, in tokens.",
+    formula=(
+        "(output tokens that came in the window + input tokens of requests whose first output came in it) "
+        "/ its length"
+    ),
+    better="higher",
+    slo_name="total_tokens",
+    compute=lambda sample: sample.rate(_total_tokens_in_window(sample)),
+)
+
+# Latency --------------------------------------------------------------------------------------------
+
+
+def _time_per_output_token(record: RequestRecord) -> Sequence[float]:
+    """The tokens of a single chunk came together: when they were generated is unknown."""
+    tokens = record.output_tokens
+    if len(record.chunks_s) < 2 or tokens is None or tokens < 2:
+        return ()
+    return [(record.chunks_s[-1] - record.chunks_s[0]) * 1e3 / (tokens - 1)]
+
+
+def _inter_token_latencies(record: RequestRecord) -> Sequence[float]:
+    """Return one value for each token after the first chunk."""
+    if len(record.chunk_tokens) != len(record.chunks_s):
+        return ()
+    gaps: list[float] = []
+    previous_s = record.chunks_s[0] if record.chunks_s else 0.0
+    for chunk_s, tokens in zip(record.chunks_s[1:], record.chunk_tokens[1:], strict=True):
+        # A chunk without a token is skipped: the gap of the next token spans it.
+        if tokens > 0:
+            gaps += [(chunk_s - previous_s) * 1e3 / tokens] * tokens
+            previous_s = chunk_s
+    return gaps
+
+
+TTFT = PerRequest(
+    key="ttft_ms",
+    label="time to first token",
+    unit="ms",
+    meaning="How long a user waits for the first output. Needs streaming.",
+    formula="first chunk - scheduled",
+    better="lower",
+    needs_streaming=True,
+    slo_name="ttft",
+    values=lambda record: [(first_s - record.scheduled_s) * 1e3 for first_s in record.chunks_s[:1]],
+)
+TTFT_FROM_SEND = PerRequest(
+    key="ttft_from_send_ms",
+    label="time to first token, from send",
+    unit="ms",
+    meaning="The same without the client's own delay; what other tools call TTFT. Needs streaming.",
+    formula="first chunk - sent",
+    better="lower",
+    needs_streaming=True,
+    slo_name="ttft_from_send",
+    values=lambda record: [(first_s - record.sent_s) * 1e3 for first_s in record.chunks_s[:1]],
+)
+# One mean for each request: a stall shows in the inter-token latency only.
+TPOT = PerRequest(
+    key="tpot_ms",
+    label="time per output token",
+    unit="ms",
+    meaning="The mean time between tokens of one request. Needs streaming in two chunks or more.",
+    formula="(last chunk - first chunk) / (output tokens - 1)",
+    better="lower",
+    needs_streaming=True,
+    slo_name="tpot",
+    values=_time_per_output_token,
+)
+# Over all tokens of all requests, so that means do not hide rare stalls.
+ITL = PerRequest(
+    key="itl_ms",
+    label="inter-token latency",
+    unit="ms",
+    meaning=(
+        "The time from one token to the next, over all tokens of all requests, without the wait for the "
+        "first. Needs streaming."
+    ),
+    formula="each chunk of k tokens after the first: k times (chunk - previous chunk) / k",
+    better="lower",
+    needs_streaming=True,
+    slo_name="itl",
+    values=_inter_token_latencies,
+)
+LATENCY = PerRequest(
+    key="latency_ms",
+    label="latency",
+    unit="ms",
+    meaning="How long the complete answer took, including any wait to be sent.",
+    formula="end - scheduled",
+    better="lower",
+    slo_name="latency",
+    values=lambda record: [(record.ended_s - record.scheduled_s) * 1e3],
+)
+LATENCY_FROM_SEND = PerRequest(
+    key="latency_from_send_ms",
+    label="latency, from send",
+    unit="ms",
+    meaning="How long the complete answer took after the send; what other tools call latency.",
+    formula="end - sent",
+    better="lower",
+    slo_name="latency_from_send",
+    values=lambda record: [(record.ended_s - record.sent_s) * 1e3],
+)
+CLIENT_LATENESS = PerRequest(
+    key="client_lateness_ms",
+    label="client lateness",
+    unit="ms",
+    meaning="How much later than scheduled the client sent: the client's fault, not the server's.",
+    formula="sent - scheduled, including failed requests",
+    values=lambda record: [(record.sent_s - record.scheduled_s) * 1e3],
+    includes_failed=True,
+)
+
+# Errors and goodput (DistServe, Zhong et al. 2024, section 2) ---------------------------------------
+
+
+def _error_share(sample: Sample) -> float:
+    if not sample.measured:
+        raise NoValue
+    return (len(sample.measured) - len(sample.answered)) / len(sample.measured)
+
+
+def _goodput(sample: Sample) -> float:
+    answered = [record for record in sample.records if record.ok]
+    if sample.slo is None or not sample.slo.can_judge(answered):
+        raise NoValue
+    return sample.rate(
+        sum(sample.within(record.ended_s) and sample.slo.met_by(record) for record in answered)
+    )
+
+
+def _good_share(sample: Sample) -> float:
+    if sample.slo is None or not sample.measured or not sample.slo.can_judge(sample.answered):
+        raise NoValue
+    return sum(map(sample.slo.met_by, sample.answered)) / len(sample.measured)
+
+
+ERROR_SHARE = Single(
+    key="error_share",
+    label="errors",
+    unit="share",
+    meaning="The share of requests without a complete answer: 0.01 is 1 %.",
+    formula="measured requests that failed / measured requests",
+    better="lower",
+    slo_name="errors",
+    compute=_error_share,
+)
+GOODPUT = Single(
+    key="goodput_per_s",
+    label="goodput",
+    unit="requests/s",
+    meaning="The rate of answers that kept every limit of the SLO.",
+    formula="requests of the pass that were answered in the window and kept every limit / its length",
+    better="higher",
+    compute=_goodput,
+)
+GOODPUT_SHARE = Single(
+    key="goodput_share",
+    label="good requests",
+    unit="share",
+    meaning="The share of requests that were answered and kept every limit of the SLO: 0.99 is 99 %.",
+    formula="measured requests that were answered and kept every limit / measured requests",
+    better="higher",
+    compute=_good_share,
+)
+
+# Lengths --------------------------------------------------------------------------------------------
+
+INPUT_TOKENS = PerRequest(
+    key="input_tokens",
+    label="input tokens per request",
+    unit="tokens",
+    meaning="The length of a prompt.",
+    formula="input tokens of an answered request, if known",
+    values=lambda record: [] if record.input_tokens is None else [record.input_tokens],
+)
+OUTPUT_TOKENS = PerRequest(
+    key="output_tokens",
+    label="output tokens per request",
+    unit="tokens",
+    meaning="The length of an answer.",
+    formula="output tokens of an answered request, if known",
+    values=lambda record: [] if record.output_tokens is None else [record.output_tokens],
+)
+
+METRICS: tuple[Metric, ...] = (
+    SCHEDULED_RATE,
+    SENT_RATE,
+    FINISHED_RATE,
+    OUTPUT_TOKEN_RATE,
+    TOTAL_TOKEN_RATE,
+    TTFT,
+    TTFT_FROM_SEND,
+    TPOT,
+    ITL,
+    LATENCY,
+    LATENCY_FROM_SEND,
+    CLIENT_LATENESS,
+    ERROR_SHARE,
+    GOODPUT,
+    GOODPUT_SHARE,
+    IN_FLIGHT,
+    INPUT_TOKENS,
+    OUTPUT_TOKENS,
+)
+"""In the order of tables."""
+
+BY_KEY: dict[str, Metric] = {metric.key: metric for metric in METRICS}
+
+
+def figures(sample: Sample) -> dict[str, Figure]:
+    """Return the figure of every metric that has a value, by key; a missing figure is never zero."""
+    found: dict[str, Figure] = {}
+    for metric in METRICS:
+        try:
+            found[metric.key] = metric.of(sample)
+        except NoValue:
+            continue
+    return found
