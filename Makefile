@@ -5,7 +5,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 VENV := $(shell .ci/venv-path)
 BIN := $(VENV)/bin
-CODE := trtllm_hpc tests benchmarks
+CODE := trtllm_hpc tests benchmarks setup.py
 
 .PHONY: help
 help: ## this list
@@ -33,7 +33,7 @@ lint: setup ## ruff, mypy --strict, import-linter, shellcheck
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	if command -v shellcheck >/dev/null; then shellcheck .ci/setup .ci/demo .ci/test .ci/run .ci/venv-path; fi
+	if command -v shellcheck >/dev/null; then shellcheck .ci/*; fi
 
 .PHONY: golden
 golden: setup ## render the golden scripts anew, for `git diff` to review

@@ -139,7 +139,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     # A copy: building beside the code would leave build/ and egg-info there.
-    names = ["trtllm_hpc", "templates", "jobs", "slurm", "setup.cfg", "pyproject.toml", "README.md"]
+    names = ["trtllm_hpc", "templates", "jobs", "slurm"]
+    names += ["setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"]
     source.mkdir()
     for name in names:
         path = ROOT / name

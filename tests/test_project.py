@@ -1,0 +1,73 @@
+"""What stands around the code: documents, metadata, linters."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(#[^)\s]*)?\)")
+SETUP = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
+
+
+def prose(document: Path) -> str:
+    """The text without its blocks of code."""
+    return re.sub(r"(?ms)^```.*?^```$", "", document.read_text(encoding="utf-8"))
+
+
+def anchors(document: Path) -> set[str]:
+    """Each heading as GitHub links to it: lower case, punctuation dropped, hyphens for spaces."""
+    headings = re.findall(r"(?m)^#+ (.+)$", prose(document))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(document: Path) -> None:
+    for target, anchor in LINK.findall(prose(document)):
+        path = (document.parent / target).resolve() if target else document
+        assert path.exists(), f"{document.name} links to {target}"
+        if anchor:
+            assert anchor[1:] in anchors(path), f"{document.name} links to {target}{anchor}"
+
+
+def test_a_package_index_shows_links_that_work_or_none() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    published = SETUP["description"](readme, "https://example.org/me/trtllm-hpc")
+    assert "](https://example.org/me/trtllm-hpc/blob/HEAD/docs/benchmark.md)" in published
+    assert LINK.findall(published) == []
+    plain = SETUP["description"](readme, None)
+    assert LINK.findall(plain) == []
+    assert "(`docs/benchmark.md` in the source)" in plain
+    assert SETUP["project_urls"](None) == {}
+
+
+def test_links_to_other_places_and_headings_stay_as_they_are() -> None:
+    text = "[a](https://example.org/a) [b](#heading) [c](docs/c.md)"
+    assert SETUP["description"](text, "https://x.org").startswith(
+        "[a](https://example.org/a) [b](#heading) [c](https"
+    )
+
+
+def test_commits_are_linted_as_make_lint_does() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    words = [shlex.split(hook["entry"]) for hook in hooks]
+    programs = {entry[entry[0] == ".ci/in-venv"] for entry in words}
+    lint = re.search(r"(?m)^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text())
+    assert lint is not None
+    assert set(re.findall(r"\$\(BIN\)/([\w-]+)|then (\w+)", lint[1])) == {
+        (program, "") if program != "shellcheck" else ("", program) for program in programs
+    }
+
+
+def test_a_program_missing_from_the_environment_names_the_next_command() -> None:
+    done = subprocess.run(
+        [ROOT / ".ci/in-venv", "no-such-program"], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr.rpartition(". ")[2]) == (1, "Type: make setup\n")
