@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from tests.runs.conftest import fake_slurm  # noqa: F401
@@ -284,54 +283,6 @@ def test_a_runs_folder_that_cannot_be_is_told(home: Path, capsys: pytest.Capture
     assert Typed(capsys, "render", "job.yaml", "--cluster", "local", "--runs", "file").code == ExitCode.USAGE
     below = Typed(capsys, "render", "job.yaml", "--cluster", "local", "--runs", "file/runs")
     assert below.code == ExitCode.RENDER and "cannot be written" in below.errors
-
-
-def test_the_shell_completes_runs(home: Path) -> None:
-    make(home / "runs" / "llama-1", "llama", 10)
-    make(home / "elsewhere" / "falcon-1", "falcon", 0)
-    complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
-
-    def offered(*words: str, incomplete: str = "") -> list[str]:
-        return [item.value for item in complete.get_completions(list(words), incomplete)]
-
-    assert offered("status") == ["latest", "llama-1"]
-    assert offered("cancel", incomplete="ll") == ["llama-1"]
-    assert offered("status", "--runs", "elsewhere") == ["latest", "falcon-1"]
-    assert "submit" in offered(incomplete="sub")
-
-
-def test_the_shell_completes_profiles_and_job_files(home: Path) -> None:
-    (home / "site.yaml").write_text("name: site\n")
-    (home / "notes.txt").write_text("")
-    (home / ".hidden.yaml").write_text("")
-    (home / "jobs").mkdir()
-    (home / "jobs" / "a b.yml").write_text("name: a\n")
-    complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
-
-    def offered(*words: str, incomplete: str = "") -> list[str]:
-        return [item.value for item in complete.get_completions(list(words), incomplete)]
-
-    profiles = offered("submit", "job.yaml", "--cluster")
-    assert {"local", "sandbox", "site.yaml", "jobs/"} <= set(profiles)
-    assert not {"notes.txt", ".hidden.yaml", "tiny-llama"} & set(profiles)
-    assert offered("render", "job.yaml", "--cluster", incomplete="si") == ["site.yaml"]
-    assert "tiny-llama" in offered("render", incomplete="tiny")
-    assert offered("render", incomplete="jobs/") == ["jobs/a b.yml"]
-    assert offered("render", incomplete="none/") == []
-
-
-def test_the_shell_completes_what_is_known_of_releases_and_checks() -> None:
-    complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
-
-    def offered(*words: str, incomplete: str = "") -> list[str]:
-        return [item.value for item in complete.get_completions(list(words), incomplete)]
-
-    assert offered("versions", "show", incomplete="0.16") == ["0.16.0"]
-    assert offered("versions", "check", incomplete="24.12") == ["24.12"]
-    assert offered("versions", "show", "0.16", incomplete="trt") == ["trtllm-build"]
-    assert offered("versions", "show", "0.16", "build.py", "--family", incomplete="enc") == ["enc_dec"]
-    assert offered("submit", "job.yaml", "--ignore", incomplete="model-") == ["model-divides", "model-files"]
-    assert offered("templates", "show", "job.yaml", incomplete="post") == ["postprocessing"]
 
 
 def test_runs_may_be_kept_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

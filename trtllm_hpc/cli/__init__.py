@@ -98,6 +98,8 @@ def command() -> None:
 
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command line and leave the process with the code of what failed."""
+    if "_TRTLLM_HPC_COMPLETE" in os.environ:
+        importlib.import_module("trtllm_hpc.cli.completion")  # registers our completion for bash
     try:
         code = command.main(args=args, prog_name="trtllm-hpc", standalone_mode=False)
         sys.stdout.flush()

@@ -1,113 +1,192 @@
-"""What a shell offers for words that this project knows; asked only when Tab is pressed."""
+"""Shell completion of names that this project knows; imported when a command is, run when Tab is pressed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import re
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    split_arg_string,
+)
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
-Complete = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
+_BREAKS = (":", "=")
+"""Characters at which bash splits a word (its COMP_WORDBREAKS) and that occur in our arguments."""
+_ADD_REPLY = "COMPREPLY+=($value)"
+_HEAD_BYTES = 65536
+
+
+@add_completion_class
+class _BashComplete(BashComplete):
+    """click's completion for bash, for words with ``:`` or ``=`` too (``latest:sweep``, ``serve.nodes=2``).
+
+    bash passes such a word in pieces and replaces only the last piece.
+    """
+
+    # After 'serve.nodes=' or 'jobs/' the word goes on, so no space is added.
+    source_template = BashComplete.source_template.replace(
+        _ADD_REPLY, f"{_ADD_REPLY}\n            [[ $value == *[=/] ]] && compopt -o nospace"
+    )
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the cursor and the word at it, put together again."""
+        count = int(os.environ["COMP_CWORD"]) + 1
+        words = [*split_arg_string(os.environ["COMP_WORDS"])[:count], ""][:count]
+        joined: list[str] = []
+        goes_on = False
+        for word in words[1:]:
+            if joined and (goes_on or word in _BREAKS):
+                joined[-1] += word
+            else:
+                joined.append(word)
+            goes_on = word in _BREAKS
+        incomplete = joined.pop() if joined else ""
+        self._kept = incomplete[: max(incomplete.rfind(mark) for mark in _BREAKS) + 1]
+        if incomplete == words[-1]:  # COMP_WORDBREAKS is changed: bash replaces the whole word
+            self._kept = ""
+        return joined, incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return the completion without the pieces that bash keeps."""
+        return f"{item.type},{item.value.removeprefix(self._kept)}"
 
 
 def complete_with(names: Callable[[click.Context], Iterable[str]]) -> Complete:
-    """For ``shell_complete``: those of the names that begin with what is typed so far."""
+    """Return a ``shell_complete`` that offers those of the names that begin with what is typed."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
         return [CompletionItem(name) for name in names(ctx) if name.startswith(incomplete)]
 
     return complete
 
 
 def releases(ctx: click.Context) -> list[str]:
-    """Versions of TensorRT-LLM, and Triton's tags."""
+    """Return the versions of TensorRT-LLM and Triton's tags."""
     from trtllm_hpc.tensorrt_llm.releases import releases as known
 
     return [name for release in known() for name in (release.version, *release.tags)]
 
 
 def programs(ctx: click.Context) -> list[str]:
-    """Upstream's programs."""
+    """Return upstream's programs."""
     from trtllm_hpc.tensorrt_llm.releases import COMMANDS
 
     return list(COMMANDS)
 
 
 def families(ctx: click.Context) -> list[str]:
-    """Families of models that any program is for."""
+    """Return the model families that upstream's programs know."""
     from trtllm_hpc.tensorrt_llm.releases.load import read_data
 
     return sorted(read_data("examples")["family"])
 
 
 def checks(ctx: click.Context) -> list[str]:
-    """Ids of the checks of ``doctor``."""
+    """Return the ids of the checks of ``doctor``."""
     from trtllm_hpc.validation.run_checks import CHECKS
 
     return [check.id for check in CHECKS]
 
 
 def templates(ctx: click.Context) -> list[str]:
-    """Models of upstream's templates."""
+    """Return the models of upstream's templates."""
     from trtllm_hpc.tensorrt_llm.releases.placeholders import templates as known
 
     return sorted({model for _, model in known()})
 
 
+def settings(ctx: click.Context) -> list[str]:
+    """Return the keys that ``--set`` takes, each with its ``=``."""
+    from trtllm_hpc.config.cluster import ClusterProfile
+    from trtllm_hpc.config.explain import all_keys
+    from trtllm_hpc.config.job import JobFile
+
+    return [f"{key}=" for key in (*all_keys(JobFile), *all_keys(ClusterProfile, "cluster."))]
+
+
+def job_names(ctx: click.Context) -> list[str]:
+    """Return the names of the shipped job files."""
+    from trtllm_hpc.config.files import jobs
+
+    return list(jobs())
+
+
 def engines(cache_of: Callable[[Path | None, str | None], Iterable[str]]) -> Complete:
-    """Names in the cache that ``--engines`` and ``--cluster`` tell; none where it cannot be read."""
+    """Return a completion of the names in the cache of ``--engines`` or ``--cluster``."""
 
     def names(ctx: click.Context) -> Iterable[str]:
         from trtllm_hpc.errors import TrtllmHpcError
 
         folder, cluster = ctx.params.get("folder"), ctx.params.get("cluster")
-        # Not "is None": click 8.3 and later keep a sentinel of their own for an option not given.
+        # Not "is None": click 8.3 and later use a sentinel for an option that was not given.
         try:
             return cache_of(
                 Path(folder) if isinstance(folder, (str, Path)) else None,
                 cluster if isinstance(cluster, str) else None,
             )
         except (OSError, TrtllmHpcError):
-            return ()
+            return ()  # a cache that cannot be read offers no names
 
     return complete_with(names)
 
 
 def job_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the names of the shipped job files, and files."""
+    """Offer the names of the shipped job files, and YAML files that are no cluster profile."""
+    from trtllm_hpc.config.cluster import ClusterProfile
     from trtllm_hpc.config.files import jobs
+    from trtllm_hpc.config.job import JobFile
 
-    return _names_and_files(jobs(), incomplete)
+    only_profiles = ClusterProfile.model_fields.keys() - JobFile.model_fields.keys()
+    return _names_and_files(jobs(), incomplete, only_profiles)
 
 
 def cluster_profiles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the names of the cluster profiles, and files."""
+    """Offer the names of the cluster profiles, and YAML files that are no job file."""
+    from trtllm_hpc.config.cluster import ClusterProfile
     from trtllm_hpc.config.files import profiles
+    from trtllm_hpc.config.job import JobFile
 
-    return _names_and_files(profiles(), incomplete)
+    only_jobs = JobFile.model_fields.keys() - ClusterProfile.model_fields.keys()
+    return _names_and_files(profiles(), incomplete, only_jobs)
 
 
-def _names_and_files(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    """Return the names, and the folders and YAML files, that begin with ``incomplete``."""
-    from click.shell_completion import CompletionItem
+def _names_and_files(
+    names: Iterable[str], incomplete: str, other_keys: Collection[str]
+) -> list[CompletionItem]:
+    """Return the names, folders and YAML files that begin with ``incomplete``.
 
+    Args:
+        other_keys: top-level keys that show a file to be of the other kind.
+    """
     begun = incomplete.rpartition("/")[2]
     prefix = incomplete[: len(incomplete) - len(begun)]
     found = [name for name in names if name.startswith(incomplete)]
     try:
         entries = sorted(Path(prefix or ".").iterdir())
     except (OSError, ValueError):
-        entries = []  # no such folder, or not ours to read: no files to offer
+        entries = []  # no such folder, or not ours to read
     for entry in entries:
         if entry.name.startswith(begun) and (begun or not entry.name.startswith(".")):
             if entry.suffix in (".yaml", ".yml"):
-                found.append(prefix + entry.name)
+                if not _top_level_keys(entry) & set(other_keys):
+                    found.append(prefix + entry.name)
             elif entry.is_dir():
                 found.append(f"{prefix}{entry.name}/")
     return [CompletionItem(word) for word in found]
+
+
+def _top_level_keys(file: Path) -> set[str]:
+    """Return the keys in the first column of a YAML file; none if it cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+    except OSError:
+        return set()
+    return {key.decode() for key in re.findall(rb"^([a-z_]+)[ \t]*:", head, re.MULTILINE)}

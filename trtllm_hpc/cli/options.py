@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trtllm_hpc.cli.completion import cluster_profiles, job_files
+from trtllm_hpc.cli.completion import cluster_profiles, complete_with, job_files
+from trtllm_hpc.cli.completion import settings as setting_keys
 from trtllm_hpc.paths import RunPaths, default_runs_folder
 from trtllm_hpc.runs.find import find_run, list_runs
 
@@ -118,6 +119,7 @@ def set_option(command: Command) -> Command:
         "settings",
         multiple=True,
         metavar="A.B=C",
+        shell_complete=complete_with(setting_keys),
         help="Override one key, e.g. --set serve.nodes=2 or --set cluster.partition=gpu.  [repeatable]",
     )(command)
 
