@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.validation.load import load
+from trtllm_hpc.validation.rules import Resolved
 
 JOB = "name: demo\n"
 CLUSTER = "name: here\n"

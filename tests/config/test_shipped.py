@@ -41,9 +41,7 @@ def test_every_job_renders_on_every_profile_of_its_kind(name: str, tmp_path: Pat
         resolved = load(jobs()[name], cluster)
         if resolved.job.engine.is_tensorrt_llm and cluster in ("local", "sandbox"):
             continue  # the kind without NVIDIA's container and without GPUs
-        plan = make_plan(
-            resolved.job, resolved.cluster, RunPaths(tmp_path / "runs" / name), "/usr/bin/python3"
-        )
+        plan = make_plan(resolved.facts, RunPaths(tmp_path / "runs" / name), "/usr/bin/python3")
         scripts = render_scripts(plan)
         if resolved.job.engine.is_tensorrt_llm and cluster == "pyxis":
             release = find_release(None, resolved.job.engine.tensorrt_llm_version)

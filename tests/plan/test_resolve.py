@@ -10,8 +10,8 @@ import pytest
 
 from tests.render.cases import CASES, plan_of
 from trtllm_hpc.errors import RenderError
-from trtllm_hpc.plan.backends.reference_models import MODELS
 from trtllm_hpc.plan.model import Dependency, Plan
+from trtllm_hpc.plan.reference import MODELS
 
 JOB: dict[str, Any] = {"name": "demo"}
 CLUSTER: dict[str, Any] = {"name": "here"}

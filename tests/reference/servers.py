@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.triton import free_ports, link_backends, wheel_folder
-from trtllm_hpc.plan.backends.reference_models import MODELS, model_source
+from trtllm_hpc.plan.reference import MODELS, model_source
 from trtllm_hpc.render.environment import render_template
 
 START_LIMIT_S = 120.0

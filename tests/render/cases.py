@@ -18,6 +18,7 @@ from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_repository, render_scripts
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -184,12 +185,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def plan_of(job: dict[str, Any], cluster: dict[str, Any], folder: str) -> Plan:
-    return make_plan(
-        JobFile.model_validate(job),
-        ClusterProfile.model_validate(cluster),
-        RunPaths(folder),
-        python="/opt/trtllm-hpc/bin/python3",
-    )
+    facts = JobFacts(JobFile.model_validate(job), ClusterProfile.model_validate(cluster))
+    return make_plan(facts, RunPaths(folder), python="/opt/trtllm-hpc/bin/python3")
 
 
 def render_case(name: str) -> dict[str, str]:

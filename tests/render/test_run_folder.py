@@ -117,9 +117,9 @@ def test_the_runtime_starts_with_nothing_but_the_standard_library(tmp_path: Path
 def test_the_runtime_imports_nothing_that_it_does_not_carry() -> None:
     """Imports inside functions too, which ``--help`` never comes to; mpi4py is the container's."""
     archive = zipfile.ZipFile(BytesIO(runtime_zipapp()))
-    carried = {name.removesuffix(".py").replace("/", ".") for name in archive.namelist()}
-    carried |= {name.removesuffix(".__init__") for name in carried}
-    allowed = carried | {"mpi4py"}
+    shipped = {name.removesuffix(".py").replace("/", ".") for name in archive.namelist()}
+    shipped |= {name.removesuffix(".__init__") for name in shipped}
+    allowed = shipped | {"mpi4py"}
     for name in archive.namelist():
         for node in ast.walk(ast.parse(archive.read(name))):
             if isinstance(node, ast.Import):

@@ -8,8 +8,8 @@ from tests.config.files import CLUSTER, JOB, Folder
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile, Serve
-from trtllm_hpc.config.resolved import Resolved
-from trtllm_hpc.validation.rules import check
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.validation.rules import Resolved, check
 
 LOCAL = CLUSTER + "scheduler: local\n"
 
@@ -166,14 +166,15 @@ def test_a_prompt_that_no_command_line_can_carry(files: Folder) -> None:
 
 def test_check_takes_values_that_were_built_without_files() -> None:
     job = JobFile(name="a", engine=Engine(tensor_parallel=3), serve=Serve(nodes=2))
-    (finding,) = check(Resolved(job, ClusterProfile(name="b"), "a.yaml", "b.yaml"))
+    (finding,) = check(Resolved(JobFacts(job, ClusterProfile(name="b")), "a.yaml", "b.yaml"))
     assert (finding.code, finding.file, finding.field, finding.line) == (
         "conflict",
         "a.yaml",
         "serve.nodes",
         None,
     )
-    assert check(Resolved(JobFile(name="a"), ClusterProfile(name="b"), "a.yaml", "b.yaml")) == []
+    facts = JobFacts(JobFile(name="a"), ClusterProfile(name="b"))
+    assert check(Resolved(facts, "a.yaml", "b.yaml")) == []
 
 
 def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder) -> None:

@@ -16,6 +16,7 @@ from trtllm_hpc.plan.layout import Layout
 from trtllm_hpc.plan.mounts import all_mounts
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,19 @@ class Plan:
     """Where the container has them."""
     stages: tuple[Stage, ...]
     """In the order of submission."""
-    job: JobFile
-    cluster: ClusterProfile
+    facts: JobFacts
     notes: tuple[str, ...] = ()
-    """What a person should know, though nothing is wrong with it."""
+    """What the user should know, though nothing is wrong."""
+
+    @property
+    def job(self) -> JobFile:
+        """The job file."""
+        return self.facts.job
+
+    @property
+    def cluster(self) -> ClusterProfile:
+        """The cluster profile."""
+        return self.facts.cluster
 
     def stage(self, name: str) -> Stage | None:
         """The stage of that name, or ``None`` if this run has none."""
@@ -154,11 +164,7 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain JSON types (job and profile have files of their own)."""
-        record = {
-            name: value
-            for name, value in self.__dict__.items()
-            if name not in ("job", "cluster", "repository")
-        }
+        record = {name: value for name, value in self.__dict__.items() if name not in ("facts", "repository")}
         record["layout"] = asdict(self.layout)
         record["repository"] = [model.name for model in self.repository_models]
         record["server"] = asdict(self.server)

@@ -3,65 +3,51 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.backends import reference
+from trtllm_hpc.plan import reference
 from trtllm_hpc.plan.layout import Layout, make_layout, one_node
 from trtllm_hpc.plan.model import Plan, RepositoryModel
 from trtllm_hpc.plan.server import disaggregated_ranks, server_plan
 from trtllm_hpc.plan.stages import make_stages
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.tensorrt_llm.release_of_job import release_of
-from trtllm_hpc.tensorrt_llm.releases import Release, UnknownRelease
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What was found on this machine when the plan was made; a plan depends on nothing else."""
-
-    engines_folder: str | None = None
-    """The cache of engines; ``None`` is ``engines`` beside the folder of runs."""
-    engine_found: str | None = None
-    """The engine that the job asks for, if the cache has it."""
-    templates: str | None = None
-    """Folder of upstream's model templates, if this machine has the image's."""
-    model_config: Mapping[str, Any] | None = field(default=None)
-    """The model's ``config.json``, if it can be read here."""
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 
 def make_plan(
-    job: JobFile,
-    cluster: ClusterProfile,
+    facts: JobFacts,
     paths: RunPaths,
     python: str,
-    around: Surroundings | None = None,
+    *,
+    engines_folder: str | None = None,
+    templates: str | None = None,
 ) -> Plan:
-    """Resolve a job file and a profile into a plan.
+    """Resolve a job file and a profile into a plan, which depends on these arguments only.
 
     Args:
         python: the interpreter to use on the nodes when the profile names none.
-        around: what was found on this machine; nothing by default.
+        engines_folder: the cache of engines; by default ``engines`` beside the folder of runs.
+        templates: folder of upstream's model templates, if this machine has the image's.
 
     Raises:
         RenderError: the ranks cannot be laid out, or the run folder's name
             means something else to Slurm or to the container runtime.
     """
-    around = around or Surroundings()
-    engines = around.engines_folder or str(paths.folder.parent.parent / "engines")
+    job, cluster = facts.job, facts.cluster
+    engines = engines_folder or str(paths.folder.parent.parent / "engines")
     _refuse_folders(paths, cluster, engines)
+    if facts.unknown_release is not None:  # the rules refuse such files, if they were loaded
+        raise RenderError(f"{facts.unknown_release.message}.", hint=facts.unknown_release.hint)
     chosen = cluster.python or python
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
-    release = _release(job, cluster)
+    release = facts.release
     layout = _layout(job, cluster)
-    steps = _steps(job, cluster, release, layout, task_python, around)
-    builds = bool(steps) and around.engine_found is None
+    steps = _steps(facts, layout, task_python)
     return Plan(
         name=job.name,
         run_folder=str(paths.folder),
@@ -72,26 +58,23 @@ def make_plan(
         release=release.version if release is not None else None,
         engines_folder=engines,
         engine_folder=job.engine.directory or str(paths.engine),
-        engine_found=around.engine_found if steps else None,
+        engine_found=None,
         build_steps=steps,
-        repository=_repository(job, release, paths, around),
+        repository=_repository(facts, paths),
         repository_values=_repository_values(job, paths),
-        templates=around.templates,
+        templates=templates,
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
-        stages=make_stages(job, cluster, layout, paths, builds=builds),
-        job=job,
-        cluster=cluster,
-        notes=_notes(job, release, around),
+        stages=make_stages(job, cluster, layout, paths, builds=bool(steps)),
+        facts=facts,
+        notes=_notes(facts),
     )
 
 
-def _release(job: JobFile, cluster: ClusterProfile) -> Release | None:
-    try:
-        return release_of(job, cluster)
-    except UnknownRelease as error:
-        # Files that were loaded have been judged; this is for plans made in other ways.
-        raise RenderError(f"{error.message}.", hint=error.hint) from None
+def with_engine(plan: Plan, engine: str) -> Plan:
+    """Return the plan without its build stage: the engine is in the cache."""
+    stages = make_stages(plan.job, plan.cluster, plan.layout, RunPaths(plan.run_folder), builds=False)
+    return replace(plan, engine_found=engine, stages=stages)
 
 
 def _layout(job: JobFile, cluster: ClusterProfile) -> Layout:
@@ -123,39 +106,30 @@ def _repository_values(job: JobFile, paths: RunPaths) -> dict[str, str | int | b
     return reference.repository_values(job, job.engine.directory or str(paths.engine))
 
 
-def _steps(
-    job: JobFile,
-    cluster: ClusterProfile,
-    release: Release | None,
-    layout: Layout,
-    python: str,
-    around: Surroundings,
-) -> tuple[BuildStep, ...]:
-    if job.engine.directory is not None or not job.engine.has_engine:
+def _steps(facts: JobFacts, layout: Layout, python: str) -> tuple[BuildStep, ...]:
+    if facts.job.engine.directory is not None or not facts.job.engine.has_engine:
         return ()
-    if release is None:
-        return reference.build_steps(job, python)
-    from trtllm_hpc.plan.backends import tensorrt_llm
+    if facts.release is None:
+        return reference.build_steps(facts.job, python)
+    from trtllm_hpc.plan.build_steps import make_steps
 
-    return tensorrt_llm.make_steps(job, cluster, release, layout, around.model_config)
+    return make_steps(facts, layout)
 
 
-def _notes(job: JobFile, release: Release | None, around: Surroundings) -> tuple[str, ...]:
-    if release is None:
+def _notes(facts: JobFacts) -> tuple[str, ...]:
+    if facts.release is None:
         return ()
-    from trtllm_hpc.plan.backends import tensorrt_llm
+    from trtllm_hpc.plan.build_steps import make_notes
 
-    return tensorrt_llm.make_notes(job, release, around.model_config)
+    return make_notes(facts)
 
 
-def _repository(
-    job: JobFile, release: Release | None, paths: RunPaths, around: Surroundings
-) -> tuple[RepositoryModel, ...] | RepositoryRecipe:
-    if release is None:
+def _repository(facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...] | RepositoryRecipe:
+    if facts.release is None:
         return reference.repository()
-    from trtllm_hpc.plan.backends import repository
+    from trtllm_hpc.plan import repository
 
-    return repository.recipe(job, release, paths, around.model_config)
+    return repository.recipe(facts, facts.release, paths)
 
 
 def _refuse_folders(paths: RunPaths, cluster: ClusterProfile, engines: str) -> None:

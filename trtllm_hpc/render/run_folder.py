@@ -8,8 +8,8 @@ import shutil
 import sys
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
-from importlib import resources
+from collections.abc import Collection, Iterator, Mapping
+from importlib import metadata, resources
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +18,11 @@ from trtllm_hpc.config.dump import cluster_yaml, job_yaml
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.render.carried import protobuf_files
-from trtllm_hpc.render.scripts import recipe_of, render_repository, render_scripts
+from trtllm_hpc.render.scripts import Build, render_build, render_repository, render_scripts
 from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.render import FinishedModel, render_models, write_repository
+from trtllm_hpc.runtime.model_repository.schema import VENDORED
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -31,16 +31,23 @@ _ZIPPED = ("__init__.py", "errors.py", "paths.py")
 """Modules beside ``runtime/`` that travel with it; standard library only, like it."""
 
 
+_NOT_NEEDED = ("compiler", "pyext", "testdata", "util", "__pycache__")
+"""Parts of protobuf for its own compiler, its compiled forms and its tests."""
+
+
 def new_run_folder(runs_folder: Path, name: str) -> RunPaths:
     """Paths of a run folder that does not exist yet: job name, time and four random digits."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return RunPaths(runs_folder / f"{name}-{stamp}-{secrets.token_hex(2)}")
 
 
-def write_run(plan: Plan, side_outputs: Mapping[str, Path] | None = None) -> RunPaths:
+def write_run(
+    plan: Plan, build: Build | None = None, side_outputs: Mapping[str, Path] | None = None
+) -> RunPaths:
     """Write the run folder of a plan, whole or not at all.
 
     Args:
+        build: how the engine is built, where it is rendered already.
         side_outputs: what else was found in the cache with the engine, by the step that made it.
 
     Raises:
@@ -48,13 +55,15 @@ def write_run(plan: Plan, side_outputs: Mapping[str, Path] | None = None) -> Run
     """
     paths = RunPaths(plan.run_folder)
     # All text first: a value that fits nowhere must leave no half-made folder.
-    scripts = render_scripts(plan)
+    if plan.stage("build") is not None:
+        build = build or render_build(plan)
+    scripts = render_scripts(plan, build)
     repository = render_repository(plan)
     filled = fill_repository(plan)
     try:
         paths.make_folders()
         _fill(paths, plan, scripts, repository)
-        _link_engine(paths, plan, side_outputs or {})
+        _link_engine(paths, plan, build, side_outputs or {})
         _fill_from_templates(paths, plan, filled)
         # Last: a folder with a plan is a whole run.
         write_text(paths.plan, json.dumps(plan.as_json(), indent=2, ensure_ascii=False) + "\n")
@@ -85,10 +94,10 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
         aside.chmod(0o700)
 
 
-def _link_engine(paths: RunPaths, plan: Plan, side_outputs: Mapping[str, Path]) -> None:
-    """What the build stage works from, or links to what it need not make."""
-    if plan.stage("build") is not None:
-        recipe_of(plan).write(paths.build_recipe)
+def _link_engine(paths: RunPaths, plan: Plan, build: Build | None, side_outputs: Mapping[str, Path]) -> None:
+    """Write the recipe that the build stage reads, or links to the outputs that are in the cache."""
+    if plan.stage("build") is not None and build is not None:
+        build.recipe.write(paths.build_recipe)
         return
     if plan.engine_found is not None:
         link(paths.engine, Path(plan.engine_found))
@@ -141,13 +150,38 @@ def runtime_zipapp(further: Mapping[str, bytes] | None = None) -> bytes:
     return b"#!/usr/bin/env python3\n" + buffer.getvalue()
 
 
-def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """Every Python file below a package's folder, by its name in the zip."""
+def _sources(
+    folder: Traversable, name: str, skipped: Collection[str] = ("__pycache__",)
+) -> Iterator[tuple[str, bytes]]:
+    """Yield every Python file below a package's folder, by its name in the zip."""
     for item in sorted(folder.iterdir(), key=lambda item: item.name):
-        if item.is_dir():
-            yield from _sources(item, f"{name}/{item.name}")
+        if item.is_dir() and item.name not in skipped:
+            yield from _sources(item, f"{name}/{item.name}", skipped)
         elif item.name.endswith(".py"):
             yield f"{name}/{item.name}", item.read_bytes()
+
+
+def protobuf_files() -> dict[str, bytes]:
+    """protobuf in pure Python and Triton's schema, by their names in the zipapp.
+
+    For ``runtime_zipapp`` when the job itself fills the model repository. The
+    two are those installed here, so they fit each other.
+    """
+    protobuf = resources.files("google.protobuf")
+    files = dict(_sources(protobuf, f"{VENDORED}/google/protobuf", skipped=_NOT_NEEDED))
+    # A package of its own, and not a part of whatever "google" the container has: another version's
+    # compiled part would be found beside it.
+    files[f"{VENDORED}/google/__init__.py"] = b""
+    schema = resources.files("tritonclient").joinpath("grpc").joinpath("model_config_pb2.py")
+    files[f"{VENDORED}/model_config_pb2.py"] = schema.read_bytes()
+    files |= _license()
+    return files
+
+
+def _license() -> dict[str, bytes]:
+    """protobuf's licence, which must come with every copy."""
+    text = metadata.distribution("protobuf").read_text("LICENSE")
+    return {f"{VENDORED}/google/protobuf/LICENSE": text.encode()} if text else {}
 
 
 def default_python() -> str:

@@ -1,41 +1,88 @@
-"""A plan to the text of its scripts and of its model repository.
+"""A plan to the text of its scripts and of its model repository, and to the recipe of its engine.
 
-Nothing is written here: the same functions serve ``render``, ``submit`` and
-the golden tests.
+Nothing is written here: the same functions serve ``render``, ``submit`` and the golden tests.
 """
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass
+
 from trtllm_hpc import __version__
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.render.build_recipe import build_recipe
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runtime.engine_cache.recipe import Recipe
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 
-
-def render_scripts(plan: Plan) -> dict[str, str]:
-    """File name in ``scripts/`` to text, for every script of the run."""
-    paths = RunPaths(plan.run_folder)
-    files = {f"{stage.name}.sbatch": f"{stage.name}.sbatch.j2" for stage in plan.stages}
-    if plan.stage("build") is not None:
-        files["build.sh"] = "build.sh.j2"
-    files["rank.sh"] = "rank.sh.j2"
-    if plan.job.companion.enabled:
-        files["companion.sh"] = "companion.sh.j2"
-    return {name: _script(plan, paths, template) for name, template in files.items()}
+_MARGIN_S = 60
+"""Seconds before the job's time limit at which a wait for another build ends, to leave time to report it."""
 
 
-def recipe_of(plan: Plan) -> Recipe:
-    """What the engine cache is to build, or to look for.
+@dataclass(frozen=True)
+class Build:
+    """How the engine is built."""
 
-    The plan must have build steps.
+    script: str
+    """Text of ``build.sh``."""
+    recipe: Recipe
+    """What the engine cache builds, or looks for."""
+
+
+def render_build(plan: Plan) -> Build | None:
+    """Render ``build.sh`` and make the recipe; ``None`` if the plan has no build steps."""
+    if not plan.build_steps:
+        return None
+    script = _script(plan, "build.sh.j2")
+    limit_s = plan.job.build.time_limit_minutes * 60
+    recipe = Recipe(
+        engines_folder=plan.engines_folder,
+        steps=plan.build_steps,
+        model_path=plan.job.model.path,
+        tensorrt_llm=plan.release,
+        compute_capability=plan.cluster.compute_capability,
+        script_sha256=hashlib.sha256(script.encode()).hexdigest(),
+        wait_seconds=max(limit_s - _MARGIN_S, limit_s / 2),
+        about=_about(plan),
+    )
+    return Build(script, recipe)
+
+
+def _about(plan: Plan) -> dict[str, str]:
+    """The engine's description in tables of engines."""
+    engine, model = plan.job.engine, plan.job.model
+    layout = {
+        "tp": engine.tensor_parallel,
+        "pp": engine.pipeline_parallel,
+        "cp": engine.context_parallel,
+    }
+    parts = [f"{name} {count}" for name, count in layout.items() if count > 1 or name == "tp"]
+    return {
+        "model": model.path.rstrip("/").rpartition("/")[2] if model.path else f"synthetic {model.synthetic}",
+        "backend": engine.backend,
+        "version": plan.release or __version__,
+        "layout": " ".join(parts),
+    }
+
+
+def render_scripts(plan: Plan, build: Build | None = None) -> dict[str, str]:
+    """Return the text of every script of the run, by its name in ``scripts/``.
+
+    Args:
+        build: the plan's, where it is rendered already.
     """
-    return build_recipe(plan, _script(plan, RunPaths(plan.run_folder), "build.sh.j2"))
+    scripts = {f"{stage.name}.sbatch": _script(plan, f"{stage.name}.sbatch.j2") for stage in plan.stages}
+    if plan.stage("build") is not None:
+        build = build or render_build(plan)
+        assert build is not None, "a plan with a build stage has build steps"
+        scripts["build.sh"] = build.script
+    scripts["rank.sh"] = _script(plan, "rank.sh.j2")
+    if plan.job.companion.enabled:
+        scripts["companion.sh"] = _script(plan, "companion.sh.j2")
+    return scripts
 
 
-def _script(plan: Plan, paths: RunPaths, template: str) -> str:
+def _script(plan: Plan, template: str) -> str:
     return render_template(
         f"scripts/{template}",
         plan=plan,
@@ -43,19 +90,19 @@ def _script(plan: Plan, paths: RunPaths, template: str) -> str:
         cluster=plan.cluster,
         layout=plan.layout,
         container=plan.cluster.container,
-        paths=paths,
+        paths=RunPaths(plan.run_folder),
         version=__version__,
         stage=plan.stage(template.partition(".")[0]),
     )
 
 
 def render_repository(plan: Plan) -> dict[str, str]:
-    """File name in ``repository/`` to text, for every model that has a template of our own."""
+    """Return the text of every file in ``repository/``, by name, for models with templates of our own."""
     files: dict[str, str] = {}
     if isinstance(plan.repository, RepositoryRecipe):
         return files
     for model in plan.repository:
         files[f"{model.name}/config.pbtxt"] = render_template(model.config_template, **plan.repository_values)
-        # Triton wants a version folder even where nothing stands in it (an ensemble).
+        # Triton wants a version folder even where it is empty (an ensemble's).
         files[f"{model.name}/1/model.py" if model.source else f"{model.name}/1/.keep"] = model.source
     return files

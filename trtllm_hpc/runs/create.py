@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from trtllm_hpc.config.closed import naming_keys
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.paths import RunPaths, default_runs_folder, engines_folder
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.resolve import Surroundings, make_plan
+from trtllm_hpc.plan.resolve import make_plan, with_engine
 from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
-from trtllm_hpc.render.scripts import recipe_of
+from trtllm_hpc.render.scripts import Build, render_build
 from trtllm_hpc.render.templates_cache import find_templates
-from trtllm_hpc.tensorrt_llm.model_config import read_model_config
 from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.load import load, load_cluster
 from trtllm_hpc.validation.precheck import context_of
@@ -33,14 +30,10 @@ class PlannedRun(NamedTuple):
     plan: Plan
     paths: RunPaths
     """Of the folder that the run would get."""
-    surroundings: Surroundings
 
     def with_engine(self, engine: Hit | Miss | Unknown | None) -> Plan:
         """Return the plan, without its build stage if the engine was found."""
-        if not isinstance(engine, Hit):
-            return self.plan
-        surroundings = replace(self.surroundings, engine_found=str(engine.entry.output))
-        return make_plan(self.plan.job, self.plan.cluster, self.paths, self.plan.python, surroundings)
+        return with_engine(self.plan, str(engine.entry.output)) if isinstance(engine, Hit) else self.plan
 
 
 class CreatedRun(NamedTuple):
@@ -74,9 +67,15 @@ def plan_run(
     resolved = load(job_file, cluster, tuple(settings), command=command, options=options)
     with naming_keys(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
         paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
-        surroundings = _surroundings(resolved, paths.folder.parent)
-        plan = make_plan(resolved.job, resolved.cluster, paths, default_python(), surroundings)
-        yield PlannedRun(plan, paths, surroundings)
+        templates = find_templates(resolved.cluster) if resolved.job.engine.is_tensorrt_llm else None
+        plan = make_plan(
+            resolved.facts,
+            paths,
+            default_python(),
+            engines_folder=str(engines_folder(resolved.cluster.engines_folder, paths.folder.parent)),
+            templates=None if templates is None else str(templates),
+        )
+        yield PlannedRun(plan, paths)
 
 
 def create_run(
@@ -100,9 +99,10 @@ def create_run(
     with plan_run(job_file, cluster, settings, runs, command=command) as planned:
         for warning in (*check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):
             warn(warning)
-        engine = _claim_engine(planned)
+        build = render_build(planned.plan)
+        engine = _claim_engine(planned, build)
         plan = planned.with_engine(engine)
-        return CreatedRun(plan, write_run(plan, _side_outputs(engine)), engine)
+        return CreatedRun(plan, write_run(plan, build, _side_outputs(engine)), engine)
 
 
 def check_context(
@@ -115,7 +115,8 @@ def check_context(
     """
     if job_file is not None:
         with plan_run(job_file, cluster, settings, runs, command="doctor") as planned:
-            return context_of(planned.with_engine(find_engine(planned.plan)))
+            engine = find_engine(render_build(planned.plan))
+            return context_of(planned.with_engine(engine))
     profile = load_cluster(cluster, tuple(settings))
     folder = (runs or runs_folder(profile)).absolute()
     return Context(profile, folder, engines_folder(profile.engines_folder, folder))
@@ -126,24 +127,14 @@ def runs_folder(cluster: ClusterProfile) -> Path:
     return Path(cluster.runs_folder) if cluster.runs_folder else default_runs_folder()
 
 
-def find_engine(plan: Plan) -> Hit | Miss | Unknown | None:
-    """Look for the plan's engine in the cache; ``None`` if the plan needs none from it."""
-    return lookup(recipe_of(plan)) if plan.build_steps else None
+def find_engine(build: Build | None) -> Hit | Miss | Unknown | None:
+    """Look for an engine in the cache; ``None`` if the run needs none from it."""
+    return lookup(build.recipe) if build is not None else None
 
 
-def _surroundings(resolved: Resolved, runs: Path) -> Surroundings:
-    """Return what this machine knows of a job, before the engine cache is searched."""
-    templates = find_templates(resolved.cluster) if resolved.job.engine.is_tensorrt_llm else None
-    return Surroundings(
-        engines_folder=str(engines_folder(resolved.cluster.engines_folder, runs)),
-        templates=None if templates is None else str(templates),
-        model_config=read_model_config(resolved.job.model.path),
-    )
-
-
-def _claim_engine(planned: PlannedRun) -> Hit | Miss | Unknown | None:
+def _claim_engine(planned: PlannedRun, build: Build | None) -> Hit | Miss | Unknown | None:
     """Look for the engine and register this run as its user, so that ``engines prune`` keeps it."""
-    engine = find_engine(planned.plan)
+    engine = find_engine(build)
     if not isinstance(engine, Hit):
         return engine
     if not all([entry.register(planned.paths.folder) for entry in engine.entries]):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import DEFAULTS, Engine
-from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.types import Section
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 EVERYWHERE = ("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens")
 REFERENCE = (
@@ -38,14 +37,16 @@ LLM_API = (
 """Arguments of ``LLM()`` that the job file has keys for; others go into ``repository.parameters``."""
 
 
-def reference_keys(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def reference_keys(facts: JobFacts) -> Diagnostics:
     """The reference backend is not built by TensorRT-LLM's programs."""
+    job = facts.job
     if job.engine.backend == "reference":
         yield from _unknown(job.engine, REFERENCE, "the reference backend has no such thing")
 
 
-def llm_api_keys(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def llm_api_keys(facts: JobFacts) -> Diagnostics:
     """The LLM API builds no engine."""
+    job = facts.job
     if job.engine.backend != "llmapi":
         return
     yield from _unknown(job.engine, LLM_API, "the LLM API builds no engine that this could change")

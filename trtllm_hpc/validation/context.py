@@ -15,10 +15,8 @@ from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.checks.engine_config import EngineConfig, NotAnEngine, read_engines
 from trtllm_hpc.scheduler.discovery import Partition, query_mpi_plugins, query_partitions, supports_pyxis
+from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 from trtllm_hpc.tensorrt_llm.memory.families import synthetic_config
-from trtllm_hpc.tensorrt_llm.model_config import read_model_config
-from trtllm_hpc.tensorrt_llm.release_of_job import release_of
-from trtllm_hpc.tensorrt_llm.releases import Release
 
 
 class Context:
@@ -51,11 +49,6 @@ class Context:
         """The job file; only for checks of a job."""
         return self.plan.job
 
-    @cached_property
-    def release(self) -> Release | None:
-        """TensorRT-LLM that computes; ``None`` for the reference backend."""
-        return release_of(self.job, self.cluster)
-
     def here(self, path: str) -> Path:
         """Where a path inside the container lies on this machine, by the profile's mounts."""
         found = Path(path)
@@ -80,7 +73,11 @@ class Context:
         """The model's ``config.json``; a synthetic model's shape."""
         if self.job.model.synthetic is not None:
             return synthetic_config(self.job.model.synthetic)
-        return None if self.model_folder is None else read_model_config(str(self.model_folder))
+        if self.model_folder is None:
+            return None
+        if str(self.model_folder) == self.job.model.path:
+            return self.plan.facts.model_config
+        return read_model_config(str(self.model_folder))
 
     @property
     def engine_folder(self) -> str | None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.job_rules import asked_tokens
-from trtllm_hpc.validation.release_rules import Facts, builds, facts, route_of
+
+if TYPE_CHECKING:
+    from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Toolchain
+    from trtllm_hpc.tensorrt_llm.releases.families import Family
 
 LEAST_CAPABILITY: Mapping[str, tuple[int, int]] = {
     "fp8": (8, 9),
@@ -22,10 +26,11 @@ NO_VOLTA_SINCE = "0.16.0"
 """Release notes of 0.15 and 0.16: Volta is no longer supported."""
 
 
-def gpu_computes_type(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def gpu_computes_type(facts: JobFacts) -> Diagnostics:
     """The profile's GPUs compute in the types that the job names."""
-    known = facts(job, cluster)
-    if known is None or cluster.compute_capability is None:
+    job, cluster = facts.job, facts.cluster
+    release = facts.release
+    if release is None or cluster.compute_capability is None:
         return
     there = _capability(cluster.compute_capability)
     for key, kind in _types(job):
@@ -34,12 +39,10 @@ def gpu_computes_type(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
             message = f"{kind} needs GPUs of compute capability {least[0]}.{least[1]}, these have"
             message += f" {cluster.compute_capability}"
             yield in_job("release", key, message, "choose another type, or another partition", kind)
-    from packaging.version import Version
-
-    if there < (8, 0) and Version(known.release.version) >= Version(NO_VOLTA_SINCE):
-        message = f"TensorRT-LLM {known.release.version} does not compute on GPUs older than 8.0"
+    if there < (8, 0) and release.at_least(NO_VOLTA_SINCE):
+        message = f"TensorRT-LLM {release.version} does not compute on GPUs older than 8.0"
         hint = "take a release before 0.16, or another partition"
-        yield in_job("release", "engine.tensorrt_llm_version", message, hint, known.release.version)
+        yield in_job("release", "engine.tensorrt_llm_version", message, hint, release.version)
 
 
 def _capability(text: str) -> tuple[int, int]:
@@ -57,9 +60,10 @@ def _types(job: JobFile) -> Iterator[tuple[str, str]]:
         yield "engine.dtype", job.engine.dtype
 
 
-def inflight_needs_paged_cache(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def inflight_needs_paged_cache(facts: JobFacts) -> Diagnostics:
     """Requests join and leave a batch only over a paged KV cache and packed prompts."""
-    if not builds(job) or job.repository.batching_strategy == "V1":
+    job, toolchain = facts.job, facts.toolchain
+    if not facts.builds_engine or job.repository.batching_strategy == "V1":
         return
     engine = job.engine
     hint = "leave it out, or set repository.batching_strategy to V1"
@@ -69,22 +73,21 @@ def inflight_needs_paged_cache(job: JobFile, cluster: ClusterProfile) -> Diagnos
     if engine.remove_input_padding is False:
         message = f"padded prompts rule out {job.repository.batching_strategy}"
         yield in_job("conflict", "engine.remove_input_padding", message, hint, False)
-    found = route_of(job, cluster)
-    if found is not None and found[1].by_build_py and not engine.inflight_batching:
-        build = found[1].programs[-1].command
+    if toolchain is not None and toolchain.by_build_py and not engine.inflight_batching:
+        build = toolchain.programs[-1].command
         message = f"{job.repository.batching_strategy} needs an engine that {build.name} of {build.release}"
         message += " has made for it"
         hint = "set engine.inflight_batching to true, or repository.batching_strategy to V1"
         yield in_job("conflict", "repository.batching_strategy", message, hint)
 
 
-def decoding_matches(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def decoding_matches(facts: JobFacts) -> Diagnostics:
     """A server that drafts tokens, or streams weights, needs an engine built for it."""
-    known = facts(job, cluster)
-    if known is None or not builds(job):
+    job, release = facts.job, facts.release
+    if release is None or not facts.builds_engine:
         return
     mode, wanted = job.repository.decoding_mode, job.engine.speculative
-    there = known.release.placeholders("inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
+    there = release.placeholders("inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
     # A mode that the release does not have at all is a finding of its own.
     drafts = mode in _DRAFTING and there is not None and mode in there.choices
     if drafts and (wanted is None or wanted.mode != mode):
@@ -99,10 +102,10 @@ def decoding_matches(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
         yield in_job("conflict", "repository.gpu_weights_percent", message, hint, share)
 
 
-def prompts_over_paged_cache(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def prompts_over_paged_cache(facts: JobFacts) -> Diagnostics:
     """KV cache reuse and chunked context need prompts computed over the paged cache."""
-    found = route_of(job, cluster)
-    if found is None or _is_paged(job, found[1].program("build")):
+    job, toolchain = facts.job, facts.toolchain
+    if toolchain is None or _is_paged(job, toolchain):
         return
     for key in ("kv_cache_reuse", "chunked_context"):
         if getattr(job.repository, key):
@@ -112,50 +115,49 @@ def prompts_over_paged_cache(job: JobFile, cluster: ClusterProfile) -> Diagnosti
             )
 
 
-def _is_paged(job: JobFile, build: object) -> bool:
+def _is_paged(job: JobFile, toolchain: Toolchain) -> bool:
     from trtllm_hpc.tensorrt_llm.command_lines import speculative
-    from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Program
 
     if job.engine.paged_context_fmha is not None:
         return job.engine.paged_context_fmha
     how = speculative.mode(job)
     if how is not None and how.paged_context_fmha:
         return True
-    option = build.command.options.get("--use_paged_context_fmha") if isinstance(build, Program) else None
+    build = toolchain.program("build")
+    option = build.command.options.get("--use_paged_context_fmha") if build is not None else None
     return option is not None and option.default in ("enable", True)
 
 
-def encoder_decoder_matches(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def encoder_decoder_matches(facts: JobFacts) -> Diagnostics:
     """Two engines are for models with an encoder and a decoder, and for those only."""
-    known = facts(job, cluster)
-    if known is None or known.family is None or not builds(job):
+    job, family = facts.job, facts.family
+    if facts.release is None or family is None or not facts.builds_engine:
         return
-    if job.engine.encoder_decoder and not known.family.encoder_decoder:
-        message = f"a model of the family {known.family.name} has no encoder"
+    if job.engine.encoder_decoder and not family.encoder_decoder:
+        message = f"a model of the family {family.name} has no encoder"
         yield in_job("conflict", "engine.encoder_decoder", message, "remove it, or mend model.family", True)
-    if known.family.encoder_decoder:
-        yield from _encoder_decoder(job, known)
+    if family.encoder_decoder:
+        yield from _encoder_decoder(job, family)
 
 
-def _encoder_decoder(job: JobFile, known: Facts) -> Diagnostics:
-    assert known.family is not None
+def _encoder_decoder(job: JobFile, family: Family) -> Diagnostics:
     if job.engine.backend == "python":
         message = "Triton's Python backend loads decoders only, and the model has an encoder too"
         yield in_job("conflict", "engine.backend", message, "set it to tensorrtllm", "python")
     if job.repository.chunked_context:
         message = "encoder-decoder models do not run with chunked context"
         yield in_job("conflict", "repository.chunked_context", message, "remove it", True)
-    if job.engine.context_fmha and known.family.context_fmha is False:
-        message = f"fused attention cannot compute {known.family.name}, whose attention has a position bias"
+    if job.engine.context_fmha and family.context_fmha is False:
+        message = f"fused attention cannot compute {family.name}, whose attention has a position bias"
         yield in_job("conflict", "engine.context_fmha", message, "leave it out", True)
 
 
-def answers_fit_default(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def answers_fit_default(facts: JobFacts) -> Diagnostics:
     """The companion asks for no longer answers than the release builds for when nothing is said."""
-    found = route_of(job, cluster)
-    if found is None or job.engine.max_seq_len is not None or not job.companion.enabled:
+    job, toolchain = facts.job, facts.toolchain
+    if toolchain is None or job.engine.max_seq_len is not None or not job.companion.enabled:
         return
-    build = found[1].program("build") or found[1].program("build_py")
+    build = toolchain.program("build") or toolchain.program("build_py")
     option = build.command.options.get("--max_output_len") if build is not None else None
     if option is None or not isinstance(option.default, int):
         return
@@ -166,7 +168,7 @@ def answers_fit_default(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
             yield in_job("conflict", key, message, "set engine.max_seq_len", tokens)
 
 
-RULES: Sequence[Callable[[JobFile, ClusterProfile], Diagnostics]] = (
+RULES: Sequence[Callable[[JobFacts], Diagnostics]] = (
     gpu_computes_type,
     inflight_needs_paged_cache,
     decoding_matches,

@@ -257,7 +257,7 @@ def mount_sources(context: Context) -> Diagnostic:
 
 def upstream_files(context: Context) -> Diagnostic:
     """Until 0.16 the images carry neither upstream's programs nor its model templates."""
-    release, plan = context.release, context.plan
+    release, plan = context.plan.facts.release, context.plan
     if release is None:
         return ok("the reference backend needs none of upstream's files")
     wanted = {"container.examples": release.paths.examples} if _programs(context) else {}

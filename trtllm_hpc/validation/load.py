@@ -22,13 +22,12 @@ from trtllm_hpc.config.layers import (
     with_built_in_model,
 )
 from trtllm_hpc.config.partial import UnknownValueError
-from trtllm_hpc.config.resolved import Resolved
 from trtllm_hpc.config.swapped import swapped
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.errors import ConfigError, Diagnostic
-from trtllm_hpc.tensorrt_llm.release_of_job import with_image
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, with_image
 from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
-from trtllm_hpc.validation.rules import cluster_problems, problems
+from trtllm_hpc.validation.rules import Resolved, cluster_problems, problems
 
 
 def load(
@@ -53,14 +52,14 @@ def load(
         ConfigError: with every finding about both files and about how they go together.
     """
     trees = _Trees.read(find_job(job_file), cluster, overrides)
-    job, cluster_profile = trees.models()
-    if job is None or cluster_profile is None or trees.diagnostics:
+    facts = trees.facts()
+    if facts is None or trees.diagnostics:
         typed = ["trtllm-hpc", command, str(job_file), "--cluster", cluster]
         settings = [_to_be_typed(setting, trees.diagnostics) for setting in overrides]
         typed += [word for setting in settings for word in ("--set", setting)]
         shipped = str(job_file) if trees.job_file != job_file else None
         raise trees.error(shlex.join([*typed, *options]), shipped)
-    return Resolved(job, cluster_profile, str(trees.job_file), str(trees.cluster_file))
+    return Resolved(facts, str(trees.job_file), str(trees.cluster_file))
 
 
 def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
@@ -120,8 +119,8 @@ class _Trees:
         path = None if isinstance(profile, Diagnostic) else profile
         return cls(job_file, path, job_tree, cluster_tree, findings)
 
-    def models(self) -> tuple[JobFile | None, ClusterProfile | None]:
-        """Both models, partial where there are findings; ``None`` for one that cannot be built at all."""
+    def facts(self) -> JobFacts | None:
+        """Both models, judged by every rule; ``None`` if one of them cannot be built at all."""
         job = cluster = None
         if self.job is not None:
             job, found = validate(JobFile, self.job)
@@ -129,13 +128,15 @@ class _Trees:
         if self.cluster is not None:
             cluster, found = validate(ClusterProfile, self.cluster)
             self.diagnostics += found
-        if job is not None and cluster is not None:
-            # What is wrong with these values is found by the rules below.
-            with suppress(UnknownRelease, UnknownValueError):
-                engine = job.engine
-                cluster = with_image(cluster, engine.tensorrt_llm_version if engine.is_tensorrt_llm else None)
-            self.diagnostics += [self._placed(problem) for problem in problems(job, cluster)]
-        return job, cluster
+        if job is None or cluster is None:
+            return None
+        # Wrong values are found by the rules below.
+        with suppress(UnknownRelease, UnknownValueError):
+            engine = job.engine
+            cluster = with_image(cluster, engine.tensorrt_llm_version if engine.is_tensorrt_llm else None)
+        facts = JobFacts(job, cluster)
+        self.diagnostics += [self._placed(problem) for problem in problems(facts)]
+        return facts
 
     def _placed(self, problem: Diagnostic) -> Diagnostic:
         tree = self.job if problem.file == JOB_FILE else self.cluster

@@ -14,7 +14,7 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
     if config is None:
         return None
     try:
-        return plan_memory(context.job, context.cluster, config, context.release)
+        return plan_memory(context.job, context.cluster, config, context.plan.facts.release)
     except UnknownModel as error:
         return error
 

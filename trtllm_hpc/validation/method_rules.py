@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
-from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.validation.release_rules import builds, route_of
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 
-def lora_names_modules(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def lora_names_modules(facts: JobFacts) -> Diagnostics:
     """An engine that takes adapters must know of which modules, and of which rank."""
-    if not builds(job):
+    job = facts.job
+    if not facts.builds_engine:
         return
     lora, rank = job.engine.lora, job.engine.max_lora_rank
     if rank and not lora.target_modules and not lora.directories:
@@ -24,21 +23,20 @@ def lora_names_modules(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
         yield in_job("conflict", "engine.lora", "is set, but engine.max_lora_rank is 0: built without", hint)
 
 
-def adapters_can_be_converted(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def adapters_can_be_converted(facts: JobFacts) -> Diagnostics:
     """The release has a program for adapters, and each goes into a folder of its own name."""
-    found = route_of(job, cluster)
+    job, toolchain = facts.job, facts.toolchain
     adapters = job.engine.lora.adapters
-    if found is None or not adapters:
+    if toolchain is None or not adapters:
         return
-    from trtllm_hpc.tensorrt_llm.command_lines.lora import PROGRAM
-    from trtllm_hpc.tensorrt_llm.command_lines.raw_options import lora_problems
-    from trtllm_hpc.tensorrt_llm.command_lines.refusals import lifetime
+    from trtllm_hpc.tensorrt_llm.command_lines.raw_options import LORA_PROGRAM, lora_problems
+    from trtllm_hpc.tensorrt_llm.releases.refusal import option_lifetime
 
-    release, family = found[0].release, found[1].family.examples
-    command = release.command(PROGRAM, family)
+    release, family = toolchain.release, toolchain.family.examples
+    command = release.command(LORA_PROGRAM, family)
     if command is None:
-        since = lifetime(PROGRAM, "--in-file", family)
-        message = f"TensorRT-LLM {release.version} has no {PROGRAM}: {since}"
+        known = option_lifetime(LORA_PROGRAM, "--in-file", family)
+        message = f"TensorRT-LLM {release.version} has no {LORA_PROGRAM}: {known.clause if known else ''}"
         yield in_job("release", "engine.lora.adapters", message, "remove it, or take another release")
         return
     names = [PurePosixPath(adapter).name for adapter in adapters]
@@ -48,10 +46,11 @@ def adapters_can_be_converted(job: JobFile, cluster: ClusterProfile) -> Diagnost
     yield from lora_problems(job, command)
 
 
-def speculative_is_whole(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def speculative_is_whole(facts: JobFacts) -> Diagnostics:
     """Each way to draft tokens has what it needs."""
+    job = facts.job
     wanted = job.engine.speculative
-    if wanted is None or not builds(job):
+    if wanted is None or not facts.builds_engine:
         return
     from trtllm_hpc.tensorrt_llm.command_lines import speculative
 
@@ -73,15 +72,16 @@ def speculative_is_whole(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
         yield in_job("conflict", "engine.paged_context_fmha", message, hint, False)
 
 
-def quantization_is_whole(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def quantization_is_whole(facts: JobFacts) -> Diagnostics:
     """The keys of a quantization go with its method."""
+    job = facts.job
     wanted = job.engine.quantization
     field = "engine.quantization"
     if wanted.method == "auto" and not wanted.auto_formats:
         yield in_job("missing", f"{field}.auto_formats", "auto needs formats", "e.g. [fp8, int4_awq]")
     if wanted.method == "auto" and wanted.auto_bits is None:
         yield in_job("missing", f"{field}.auto_bits", "auto needs a number of bits", "e.g. 5")
-    if wanted.method == "int4_gptq" and wanted.checkpoint is None and builds(job):
+    if wanted.method == "int4_gptq" and wanted.checkpoint is None and facts.builds_engine:
         message = "int4_gptq needs weights that GPTQ has quantized"
         yield in_job("missing", f"{field}.checkpoint", message, "set it to their file")
     for key, methods in _ONLY_WITH.items():
@@ -101,28 +101,27 @@ _ONLY_WITH: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def build_py_has_scales(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def build_py_has_scales(facts: JobFacts) -> Diagnostics:
     """LLaMA's build.py reads int8 scales that another program has computed."""
-    found = route_of(job, cluster)
-    wanted = job.engine.quantization
-    if found is None or not found[1].by_build_py:
+    toolchain, wanted = facts.toolchain, facts.job.engine.quantization
+    if toolchain is None or not toolchain.by_build_py:
         return
     from trtllm_hpc.tensorrt_llm.command_lines.quantization import tool
 
     chosen = tool(wanted, by_build_py=True)
     if wanted.tool is not None and wanted.tool != chosen:
-        message = f"with build.py of {found[0].release.version} there is no choice between programs"
+        message = f"with build.py of {toolchain.release.version} there is no choice between programs"
         yield in_job("release", "engine.quantization.tool", message, "leave it out", wanted.tool)
-    if found[1].program("prepare") is not None:
+    if toolchain.program("prepare") is not None:
         return
     needs = wanted.method == "int8_sq" or wanted.kv_cache == "int8"
     if needs and wanted.checkpoint is None:
-        message = f"build.py of {found[0].release.version} reads scales for int8 from a checkpoint"
+        message = f"build.py of {toolchain.release.version} reads scales for int8 from a checkpoint"
         hint = "make one with hf_llama_convert.py (-sq 0.5, or -kv for the KV cache) and name it here"
         yield in_job("missing", "engine.quantization.checkpoint", message, hint)
 
 
-RULES: Sequence[Callable[[JobFile, ClusterProfile], Diagnostics]] = (
+RULES: Sequence[Callable[[JobFacts], Diagnostics]] = (
     lora_names_modules,
     adapters_can_be_converted,
     speculative_is_whole,

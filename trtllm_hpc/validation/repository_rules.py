@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job
-from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.release_of_job import release_of
-from trtllm_hpc.tensorrt_llm.releases import Release, UnknownRelease
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.releases import Release
 from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, known_placeholders
 from trtllm_hpc.tensorrt_llm.repository_keys import GROUPS, KEYS, PLANNED, as_words, settable
 
@@ -45,17 +43,14 @@ _KEYS_OF: Mapping[str, tuple[str, ...]] = {
 """Keys that do something where no template of upstream's pipeline is filled."""
 
 
-def _release(job: JobFile, cluster: ClusterProfile) -> Release | None:
-    """The release, if templates of it are filled at all."""
-    try:
-        return release_of(job, cluster) if job.engine.has_engine else None
-    except UnknownRelease:
-        return None
+def _release(facts: JobFacts) -> Release | None:
+    """The release whose templates are filled; ``None`` where none are."""
+    return facts.release if facts.job.engine.has_engine else None
 
 
-def repository_keys_exist(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def repository_keys_exist(facts: JobFacts) -> Diagnostics:
     """A key of ``repository`` is a placeholder, or a parameter, of the release's templates."""
-    release = _release(job, cluster)
+    job, release = facts.job, _release(facts)
     if release is None:
         return
     for key, places in KEYS.items():
@@ -73,8 +68,9 @@ def repository_keys_exist(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
             yield in_job("bad-value", f"repository.{key}", message, "choose another value", value)
 
 
-def backend_has_the_key(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def backend_has_the_key(facts: JobFacts) -> Diagnostics:
     """A key that the backend's repository has no place for would be lost in silence."""
+    job = facts.job
     backend = job.engine.backend
     if backend not in _KEYS_OF:
         return
@@ -92,31 +88,33 @@ def backend_has_the_key(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
         yield in_job("conflict", f"repository.{key}", message, hint, value)
 
 
-def one_window_before_lists(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def one_window_before_lists(facts: JobFacts) -> Diagnostics:
     """A window for each layer came with 0.13; before, a list is read as its first number."""
-    release, windows = _release(job, cluster), job.repository.max_attention_window_size
+    release, windows = _release(facts), facts.job.repository.max_attention_window_size
     if release is None or windows is None or len(windows) < 2:
         return
-    if not _at_least(release, "0.13.0"):
+    if not release.at_least("0.13.0"):
         message = f"TensorRT-LLM {release.version} takes one window for all layers; lists came with 0.13.0"
         field = "repository.max_attention_window_size"
         yield in_job("conflict", field, message, "leave one number in the list", windows)
 
 
-def repository_has_tokenizer(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def repository_has_tokenizer(facts: JobFacts) -> Diagnostics:
     """Pre- and postprocessing do not load without a tokenizer."""
-    if _release(job, cluster) is None:
+    job = facts.job
+    if _release(facts) is None:
         return
     if job.repository.tokenizer is None and job.model.path is None:
         message = "no tokenizer is named, and no model to take it from"
         yield in_job("missing", "repository.tokenizer", message, "name the tokenizer's folder")
 
 
-def repository_parameters_exist(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def repository_parameters_exist(facts: JobFacts) -> Diagnostics:
     """Each entry of ``repository.parameters`` is a placeholder of the release that no other key fills."""
+    job = facts.job
     if job.engine.backend == "llmapi":
         yield from _only_model(job.repository.parameters)
-    release = _release(job, cluster)
+    release = _release(facts)
     if release is None:
         return
     copies = {copy.name: "tensorrt_llm" for copy in job.repository.models}
@@ -179,18 +177,12 @@ def _history(release: Release, model: str, name: str) -> str:
     known = known_placeholders(release.version, GROUPS[model], model).get(name)
     if known is None:
         return ""
-    if not _at_least(release, known.since):
+    if not release.at_least(known.since):
         return f", which came with {known.since}"
     return f", which went after {known.until}" if known.until is not None else ""
 
 
-def _at_least(release: Release, version: str) -> bool:
-    from packaging.version import Version
-
-    return Version(Version(release.version).base_version) >= Version(version)
-
-
-RULES: Sequence[Callable[[JobFile, ClusterProfile], Diagnostics]] = (
+RULES: Sequence[Callable[[JobFacts], Diagnostics]] = (
     repository_keys_exist,
     backend_has_the_key,
     one_window_before_lists,

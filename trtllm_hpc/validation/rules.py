@@ -6,15 +6,14 @@ One small generator for each rule. What a rule looks at is valid when it is judg
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE, PROFILE, Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.partial import UnknownValueError
-from trtllm_hpc.config.resolved import Resolved
-from trtllm_hpc.config.types import Section
 from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation import (
     backend_rules,
     cluster_rules,
@@ -27,17 +26,36 @@ from trtllm_hpc.validation import (
 )
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """What loading both files gives: a job file and a profile, each valid and fitting each other."""
+
+    facts: JobFacts
+    job_file: str
+    cluster_file: str
+
+    @property
+    def job(self) -> JobFile:
+        """The job file."""
+        return self.facts.job
+
+    @property
+    def cluster(self) -> ClusterProfile:
+        """The cluster profile."""
+        return self.facts.cluster
+
+
 def check(resolved: Resolved) -> list[Diagnostic]:
     """Every rule on values that need not come from files; without lines."""
     files = {JOB_FILE: resolved.job_file, PROFILE: resolved.cluster_file}
-    return [replace(it, file=files[it.file]) for it in problems(resolved.job, resolved.cluster)]
+    return [replace(it, file=files[it.file]) for it in problems(resolved.facts)]
 
 
-def problems(job: JobFile, cluster: ClusterProfile) -> list[Diagnostic]:
-    """Everything that keeps this job file and this profile from going together."""
-    found = [problem for rule in job_rules.RULES for problem in _judged(rule, job)]
-    found += cluster_problems(cluster)
-    found += [problem for rule in _together() for problem in _judged(rule, job, cluster)]
+def problems(facts: JobFacts) -> list[Diagnostic]:
+    """Everything that keeps this job file and this profile from working together."""
+    found = [problem for rule in job_rules.RULES for problem in _judged(rule, facts.job)]
+    found += cluster_problems(facts.cluster)
+    found += [problem for rule in _together() for problem in _judged(rule, facts)]
     return found
 
 
@@ -46,7 +64,7 @@ def rules() -> tuple[Callable[..., Diagnostics], ...]:
     return (*job_rules.RULES, *cluster_rules.RULES, *_together())
 
 
-def _together() -> tuple[Callable[[JobFile, ClusterProfile], Diagnostics], ...]:
+def _together() -> tuple[Callable[[JobFacts], Diagnostics], ...]:
     return (
         *(ranks_spread, gpus_suffice, build_gpus),
         *serve_rules.RULES,
@@ -63,16 +81,19 @@ def cluster_problems(cluster: ClusterProfile) -> list[Diagnostic]:
     return [problem for rule in cluster_rules.RULES for problem in _judged(rule, cluster)]
 
 
-def _judged(rule: Callable[..., Diagnostics], *models: Section) -> list[Diagnostic]:
-    """What a rule finds; nothing if it asks for a field that is wrong itself."""
+def _judged(
+    rule: Callable[..., Diagnostics], subject: JobFile | ClusterProfile | JobFacts
+) -> list[Diagnostic]:
+    """Return what a rule finds; nothing if it reads a field that is wrong itself."""
     try:
-        return list(rule(*models))
+        return list(rule(subject))
     except UnknownValueError:
         return []
 
 
-def ranks_spread(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def ranks_spread(facts: JobFacts) -> Diagnostics:
     """Every node runs the same number of ranks, and the local scheduler has one node."""
+    job, cluster = facts.job, facts.cluster
     world, nodes = job.engine.world_size, job.serve.nodes
     if nodes is None or job.serve.mode != "leader":
         return
@@ -87,8 +108,9 @@ def ranks_spread(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
         yield in_job("conflict", "serve.nodes", message, hint, nodes)
 
 
-def gpus_suffice(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def gpus_suffice(facts: JobFacts) -> Diagnostics:
     """One GPU a rank, where the cluster has GPUs."""
+    job, cluster = facts.job, facts.cluster
     world, gpus = job.engine.world_size, cluster.gpus_per_node
     nodes = 1 if cluster.scheduler == "local" else job.serve.nodes
     if job.serve.mode != "leader":
@@ -103,8 +125,9 @@ def gpus_suffice(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     yield in_job("conflict", "serve.nodes", message, f"set serve.nodes to {fewest}", nodes)
 
 
-def build_gpus(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def build_gpus(facts: JobFacts) -> Diagnostics:
     """The build runs on one node."""
+    job, cluster = facts.job, facts.cluster
     wanted, there = job.build.gpus, cluster.gpus_per_node
     if wanted is not None and wanted > there:
         message = f"{wanted} GPUs for the build, but a node of {cluster.name!r} has {there}"

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from packaging.version import Version
-
-from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.tensorrt_llm.release_of_job import release_of
-from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 _FIRST_RELEASE = {
     # launch_triton_server.py has --multi-model from backend v0.9.0 on.
@@ -20,8 +16,9 @@ _FIRST_RELEASE = {
 }
 
 
-def mode_has_its_models(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def mode_has_its_models(facts: JobFacts) -> Diagnostics:
     """Each mode of serving has a section of its own, and the others' are left out."""
+    job = facts.job
     mode = job.serve.mode
     if mode == "orchestrator" and not job.repository.models:
         message = "serve.mode orchestrator serves the models of this list, which is empty"
@@ -41,8 +38,9 @@ def mode_has_its_models(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
         )
 
 
-def mode_fits_backend(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def mode_fits_backend(facts: JobFacts) -> Diagnostics:
     """Only TensorRT-LLM's C++ backend orchestrates, from a certain release on, and on one node."""
+    job = facts.job
     mode = job.serve.mode
     if mode == "leader":
         return
@@ -54,18 +52,15 @@ def mode_fits_backend(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
     if job.serve.nodes not in (None, 1):
         message = f"serve.mode {mode} serves on one node only"
         yield in_job("conflict", "serve.nodes", message, "leave serve.nodes out", job.serve.nodes)
-    try:
-        release = release_of(job, cluster)
-    except UnknownRelease:
-        return
-    first = _FIRST_RELEASE[mode]
-    if release is not None and Version(release.version) < Version(first):
+    release, first = facts.release, _FIRST_RELEASE[mode]
+    if release is not None and not release.at_least(first):
         message = f"TensorRT-LLM {release.version} has no mode {mode}: it came with {first}"
         yield in_job("conflict", "serve.mode", message, f"take {first} or later, or leader mode", mode)
 
 
-def copies_have_gpus(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def copies_have_gpus(facts: JobFacts) -> Diagnostics:
     """Each copy of the engine needs a GPU a rank, of its own and there."""
+    job, cluster = facts.job, facts.cluster
     taken: dict[int, str] = {}
     world, there = job.engine.world_size, cluster.gpus_per_node
     for field, gpus, own_engine in _copies(job):
@@ -82,8 +77,9 @@ def copies_have_gpus(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
             taken.setdefault(gpu, field)
 
 
-def copies_have_names(job: JobFile, cluster: ClusterProfile) -> Diagnostics:
+def copies_have_names(facts: JobFacts) -> Diagnostics:
     """Two models of a repository cannot share a name."""
+    job = facts.job
     names = [copy.name for copy in job.repository.models]
     for number, name in enumerate(names):
         if name in names[:number]:
@@ -103,7 +99,7 @@ def _copies(job: JobFile) -> Iterator[tuple[str, list[int], bool]]:
             yield f"serve.disaggregated.{name}.instances[{number}]", gpus, phase.engine is not None
 
 
-RULES: Sequence[Callable[[JobFile, ClusterProfile], Diagnostics]] = (
+RULES: Sequence[Callable[[JobFacts], Diagnostics]] = (
     mode_has_its_models,
     mode_fits_backend,
     copies_have_gpus,

@@ -8,10 +8,10 @@ from typing import Any
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.plan.backends.tensorrt_llm import make_notes, make_steps
+from trtllm_hpc.plan.build_steps import make_notes, make_steps
 from trtllm_hpc.plan.layout import make_layout
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep
-from trtllm_hpc.tensorrt_llm.release_of_job import release_of
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.validation.rules import problems
 
@@ -35,9 +35,16 @@ def cluster(**keys: Any) -> ClusterProfile:
     return ClusterProfile.model_validate({**CLUSTER, **keys})
 
 
+def facts(
+    made: JobFile, where: ClusterProfile | None = None, config: Mapping[str, Any] | None = None
+) -> JobFacts:
+    """What the job and the profile mean together, with this ``config.json`` of the model."""
+    return JobFacts(made, where or cluster(), read_config=lambda folder: config)
+
+
 def found(made: JobFile, where: ClusterProfile | None = None) -> list[Diagnostic]:
     """What is wrong with it."""
-    return problems(made, where or cluster())
+    return problems(JobFacts(made, where or cluster()))
 
 
 def steps(
@@ -51,19 +58,15 @@ def steps(
 def planned(
     made: JobFile, where: ClusterProfile | None = None, config: Mapping[str, Any] | None = None
 ) -> tuple[BuildStep, ...]:
-    """The steps of a job that somebody else has judged."""
-    where = where or cluster()
-    release = release_of(made, where)
-    assert release is not None
-    layout = make_layout(made.engine.world_size, made.serve.nodes, where.gpus_per_node)
-    return make_steps(made, where, release, layout, config)
+    """The steps of a job that the rules have not judged."""
+    known = facts(made, where, config)
+    layout = make_layout(made.engine.world_size, made.serve.nodes, known.cluster.gpus_per_node)
+    return make_steps(known, layout)
 
 
 def notes(made: JobFile, config: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """What a person is told of a job with which nothing is wrong."""
-    release = release_of(made, cluster())
-    assert release is not None
-    return make_notes(made, release, config)
+    """The notes on a job with which nothing is wrong."""
+    return make_notes(facts(made, config=config))
 
 
 def text(word: Argument) -> str:

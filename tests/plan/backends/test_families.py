@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.tensorrt_llm.model_config import read_model_config
+from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 from trtllm_hpc.tensorrt_llm.releases.families import families, find_family
 from trtllm_hpc.tensorrt_llm.releases.load import family_folder
 

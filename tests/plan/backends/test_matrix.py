@@ -17,7 +17,8 @@ from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Placeholder
-from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoRoute, find_route
+from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoToolchain, find_toolchain
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases
 from trtllm_hpc.tensorrt_llm.releases.families import Family, families
 from trtllm_hpc.validation import engine_rules, method_rules, release_rules
@@ -198,25 +199,26 @@ def test_every_key_is_rendered_or_refused_with_a_release(release: Release, famil
 
 
 @pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
-def test_every_family_has_a_way_or_a_release_that_has_one(family: Family) -> None:
-    ways = 0
+def test_every_family_has_a_toolchain_or_a_release_that_has_one(family: Family) -> None:
+    found = 0
     for release in releases():
         made = job(release.version, family.name)
         try:
-            route = find_route(made, release, family)
-        except NoRoute as error:
+            toolchain = find_toolchain(made, release, family)
+        except NoToolchain as error:
             assert len(RELEASE.findall(error.message)) >= 2, error.message
             continue
-        ways += 1
-        for program in route.programs:
+        found += 1
+        for program in toolchain.programs:
             assert set(program.folders) <= set(program.command.options)
-    assert ways
+    assert found
 
 
 def _refused(made: JobFile) -> list[Diagnostic]:
     """What the rules of releases say; those of other things would only take time."""
     rules = (*release_rules.RULES, *engine_rules.RULES, *method_rules.RULES)
-    return [problem for rule in rules for problem in rule(made, SITE)]
+    facts = JobFacts(made, SITE)
+    return [problem for rule in rules for problem in rule(facts)]
 
 
 def _exists(made: JobFile, release: Release, family: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.backends.repository import recipe
+from trtllm_hpc.plan.repository import recipe
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import release_of_version
 
 
@@ -28,4 +30,4 @@ def make_recipe(version: str, **sections: dict[str, Any]) -> RepositoryRecipe:
     job = make_job(version, **sections)
     release = release_of_version(version)
     assert release is not None
-    return recipe(job, release, RunPaths("/runs/one"))
+    return recipe(JobFacts(job, ClusterProfile(name="here")), release, RunPaths("/runs/one"))

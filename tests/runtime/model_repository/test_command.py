@@ -15,8 +15,7 @@ from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.upstream import write_all_models
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.render.carried import protobuf_files
-from trtllm_hpc.render.run_folder import runtime_zipapp
+from trtllm_hpc.render.run_folder import protobuf_files, runtime_zipapp
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.render import render_models
 
@@ -114,7 +113,7 @@ def test_what_is_wrong_is_told_without_a_traceback(paths: RunPaths) -> None:
         (lambda paths: paths.repository_recipe.write_text("{"), "repository.json cannot be read"),
         (lambda paths: paths.runtime.write_bytes(runtime_zipapp()), "protobuf"),
     ],
-    ids=["no recipe", "half a recipe", "nothing carried"],
+    ids=["no recipe", "half a recipe", "nothing vendored"],
 )
 def test_a_run_folder_that_is_not_whole_is_told(paths: RunPaths, prepare: object, said: str) -> None:
     assert callable(prepare)

@@ -13,6 +13,7 @@ from tests.runtime.model_repository.test_releases import parameters, parsed
 from tests.runtime.model_repository.upstream import write_all_models
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.runtime.model_repository.render import render_models
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import releases
 from trtllm_hpc.tensorrt_llm.repository_keys import KEYS
 from trtllm_hpc.validation.repository_rules import repository_keys_exist
@@ -81,7 +82,7 @@ def test_every_key_has_a_value_to_try() -> None:
 def test_a_key_arrives_or_is_refused(tmp_path: Path, version: str) -> None:
     accepted = {}
     for key, (value, *_) in VALUES.items():
-        found = list(repository_keys_exist(make_job(version, repository={key: value}), HERE))
+        found = list(repository_keys_exist(JobFacts(make_job(version, repository={key: value}), HERE)))
         for problem in found:
             assert problem.field == f"repository.{key}"
             assert version in problem.message, problem.message
@@ -108,4 +109,4 @@ def test_a_key_arrives_or_is_refused(tmp_path: Path, version: str) -> None:
 def test_some_that_are_refused(version: str, refused: set[str]) -> None:
     for key in refused:
         job = make_job(version, repository={key: VALUES[key][0]})
-        assert list(repository_keys_exist(job, HERE)), key
+        assert list(repository_keys_exist(JobFacts(job, HERE))), key

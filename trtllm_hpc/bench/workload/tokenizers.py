@@ -22,7 +22,7 @@ from trtllm_hpc.client.http import call_json
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
-from trtllm_hpc.tensorrt_llm.model_config import read_model_config
+from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 
 _FILE = "tokenizer.json"
 _SERVED_MODEL = "preprocessing"

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-CARRIED = "carried"
+VENDORED = "vendored"
 """Folder of the zipapp with protobuf and the schema; see ``render.protobuf_files``."""
 
 _MODULE = "model_config_pb2"
@@ -28,7 +28,7 @@ def schema() -> ModuleType:
     """The module with ``ModelConfig``."""
     archive = _archive()
     if archive is not None:
-        _prefer(f"{archive}/{CARRIED}")
+        _prefer(f"{archive}/{VENDORED}")
         return importlib.import_module(_MODULE)
     return _installed()
 
@@ -44,8 +44,8 @@ def _archive() -> Path | None:
     for folder in Path(__file__).parents:
         if folder.is_file():
             with zipfile.ZipFile(folder) as archive:
-                carried = f"{CARRIED}/{_MODULE}.py" in archive.namelist()
-            return folder if carried else None
+                vendored = f"{VENDORED}/{_MODULE}.py" in archive.namelist()
+            return folder if vendored else None
     return None
 
 

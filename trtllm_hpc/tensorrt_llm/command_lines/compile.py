@@ -1,74 +1,88 @@
-"""The walk: every wish of a job file against the options of the release."""
+"""Compile the engine section of a job file to the options of a toolchain's programs.
+
+Every key that is set becomes an ``OptionRequest``; the release's own list of options decides which
+option carries it, and a key without one becomes a problem of the job file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtllm_hpc.config.diagnostics import in_job
+from trtllm_hpc.config.diagnostics import in_job, nearest, shown
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.command_lines import encoder_decoder, lora, quantization, speculative
+from trtllm_hpc.tensorrt_llm.command_lines import encoder_decoder, quantization, speculative
 from trtllm_hpc.tensorrt_llm.command_lines import option_table as table
-from trtllm_hpc.tensorrt_llm.command_lines.argv import words
-from trtllm_hpc.tensorrt_llm.command_lines.defaults import written_out
-from trtllm_hpc.tensorrt_llm.command_lines.option_request import Context, Role, Unsayable, Wish
-from trtllm_hpc.tensorrt_llm.command_lines.raw_options import raw_words
-from trtllm_hpc.tensorrt_llm.command_lines.refusals import refusal, too_much
-from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Program, Route
+from trtllm_hpc.tensorrt_llm.command_lines.encoder_decoder import Part
+from trtllm_hpc.tensorrt_llm.command_lines.option_request import (
+    Context,
+    NotExpressible,
+    OptionRequest,
+    Role,
+    argv,
+)
+from trtllm_hpc.tensorrt_llm.command_lines.raw_options import raw_argv
+from trtllm_hpc.tensorrt_llm.command_lines.toolchain import PROGRAMS, Program, Toolchain
+from trtllm_hpc.tensorrt_llm.releases import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.defaults import parsed
+from trtllm_hpc.tensorrt_llm.releases.refusal import option_lifetime
 
-Part = encoder_decoder.Part
-OptionWords = tuple[str, ...]
+OptionArgv = tuple[str, ...]
 """An option and its values."""
+NOT_OF_THE_ENGINE = ("--workers", "--log_level")
+"""Options that do not change the engine."""
+_TYPES = ("float16", "bfloat16", "float32")
 
 
 @dataclass
-class Spelling:
-    """What each program is told, besides the folders that it reads and writes."""
+class CommandLines:
+    """The options of each program, without the folders that it reads and writes."""
 
-    route: Route
-    said: dict[Role, dict[str, OptionWords]] = field(default_factory=dict)
+    toolchain: Toolchain
+    options: dict[Role, dict[str, OptionArgv]] = field(default_factory=dict)
     """By program and option, in the order of the table."""
-    left_out: dict[Role, set[str]] = field(default_factory=dict)
-    """Options that say what is wanted by not being there."""
-    defaults: dict[Role, dict[str, OptionWords]] = field(default_factory=dict)
-    """Defaults that are not those of every release, written out."""
+    omitted: dict[Role, set[str]] = field(default_factory=dict)
+    """Options that express a value by being left out."""
+    defaults: dict[Role, dict[str, OptionArgv]] = field(default_factory=dict)
+    """Defaults that differ between releases, written out."""
     problems: list[Diagnostic] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def words(self, role: Role) -> tuple[str, ...]:
-        """Everything that this program is told, as words."""
-        told = {**self.said.get(role, {}), **self.defaults.get(role, {})}
-        return tuple(word for option in told.values() for word in option)
+    def argv(self, role: Role) -> tuple[str, ...]:
+        """All arguments of one program."""
+        options = {**self.options.get(role, {}), **self.defaults.get(role, {})}
+        return tuple(word for option in options.values() for word in option)
 
 
-def spell(
-    job: JobFile, route: Route, model_config: Mapping[str, Any] | None, part: Part | None = None
-) -> Spelling:
-    """What upstream's programs are told of a job file.
+def compile_options(
+    job: JobFile, toolchain: Toolchain, model_config: Mapping[str, Any] | None, part: Part | None = None
+) -> CommandLines:
+    """Compile a job file to the options of the toolchain's programs.
 
     Args:
         model_config: the model's ``config.json``, where it could be read.
-        part: of an encoder-decoder model; ``None`` for the engine of any other.
+        part: the engine of an encoder-decoder model; ``None`` for all other models.
     """
-    spelling = Spelling(route)
+    compiled = CommandLines(toolchain)
     context = Context(resolved_dtype(job, model_config), job.engine.max_input_len)
-    for wish in _wishes(job, route, part):
-        _say(spelling, wish, context)
-    for program in route.programs:
-        _require(spelling, program, job)
-        told = {*spelling.said.get(program.role, ()), *spelling.left_out.get(program.role, ())}
-        told |= {word.partition("=")[0] for word in raw_words(job, program.role)}
-        if "--autoq_format" in told:
-            told.add("--qformat")  # not looked at beside the other
-        spelling.defaults[program.role] = written_out(program, told, context)
-    spelling.notes += _notes(job, route, context)
-    return spelling
+    for request in _requests(job, toolchain, part):
+        _compile(compiled, request, context)
+    for program in toolchain.programs:
+        raw = {word.partition("=")[0] for word in raw_argv(job, program.role)}
+        _require(compiled, program, raw)
+        given = {*compiled.options.get(program.role, ()), *compiled.omitted.get(program.role, ()), *raw}
+        if "--autoq_format" in given:
+            given.add("--qformat")  # quantize.py ignores it then
+        compiled.defaults[program.role] = changed_defaults(program, given, context)
+    compiled.notes += _notes(job, toolchain, context)
+    return compiled
 
 
 def resolved_dtype(job: JobFile, model_config: Mapping[str, Any] | None) -> str | None:
-    """The type that the model is computed in; ``None`` where only its ``config.json`` tells, and is not here.
+    """The type that the model is computed in; ``None`` where only its unreadable ``config.json`` tells.
 
     Upstream's ``auto`` takes the checkpoint's own type, but float16 for float32.
     """
@@ -79,91 +93,120 @@ def resolved_dtype(job: JobFile, model_config: Mapping[str, Any] | None) -> str 
     return {"float32": "float16", "float16": "float16", "bfloat16": "bfloat16"}.get(str(own))
 
 
-def _wishes(job: JobFile, route: Route, part: Part | None) -> Iterator[Wish]:
-    wishes = [
+def _requests(job: JobFile, toolchain: Toolchain, part: Part | None) -> Iterator[OptionRequest]:
+    requests = [
         *table.rows(job),
         *table.plugins(job),
-        *quantization.wishes(job, by_build_py=route.by_build_py),
-        *lora.wishes(job),
-        *speculative.wishes(job),
+        *quantization.requests(job, by_build_py=toolchain.by_build_py),
+        *table.lora(job),
+        *speculative.requests(job),
     ]
-    yield from wishes if part is None else encoder_decoder.adapted(wishes, job, route.family, part)
+    if part is None:
+        yield from requests
+    else:
+        yield from encoder_decoder.adapted(requests, job, toolchain.family, part)
 
 
-def _say(spelling: Spelling, wish: Wish, context: Context) -> None:
-    told: set[Role] = set()
+def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -> None:
+    """Add the options that carry a request, or a problem where no program of the toolchain has one."""
+    done: set[Role] = set()
     reasons: list[str] = []
-    for way in wish.ways:
-        program = spelling.route.program(way.role)
-        if program is None or way.role in told or (told and not wish.everywhere):
+    for mapping in request.mappings:
+        program = compiled.toolchain.program(mapping.role)
+        if program is None or mapping.role in done or (done and not request.in_every_program):
             continue
-        option = program.command.options.get(way.option)
+        option = program.command.options.get(mapping.option)
         if option is None:
             continue
         try:
-            value = way.value(wish.value, option, program.command, context)
-        except Unsayable as error:
-            spelling.problems.append(in_job("release", wish.key, error.message, error.hint, wish.value))
+            value = mapping.value(request.value, option, program.command, context)
+        except NotExpressible as error:
+            problem = in_job("release", request.key, error.message, error.hint, request.value)
+            compiled.problems.append(problem)
             return
-        said = words(option, value) if value is not None else None
-        if said is None:
-            reasons.append(too_much(program.command, option, wish.value))
+        arguments = argv(option, value) if value is not None else None
+        if arguments is None:
+            reasons.append(_not_taken(program.command, option, request.value))
             continue
-        told.add(way.role)
-        _keep(spelling, program, option.name, said)
-    if not told and wish.needed:
-        message, hint = refusal(wish, spelling.route, reasons)
-        spelling.problems.append(in_job("release", wish.key, message, hint, wish.value))
+        done.add(mapping.role)
+        if arguments:
+            compiled.options.setdefault(program.role, {})[option.name] = arguments
+        else:
+            compiled.omitted.setdefault(program.role, set()).add(option.name)
+    if not done and request.needed:
+        message, hint = _no_option(request, compiled.toolchain, reasons)
+        compiled.problems.append(in_job("release", request.key, message, hint, request.value))
 
 
-def _require(spelling: Spelling, program: Program, job: JobFile) -> None:
-    """Options that the program wants and that no key says must stand among the further words."""
-    given = {word.partition("=")[0] for word in raw_words(job, program.role)}
-    told = {*spelling.said.get(program.role, ()), *program.folders, *spelling.route.family.convert}
+def _require(compiled: CommandLines, program: Program, raw: Collection[str]) -> None:
+    """Add a problem for each required option that neither a key nor ``engine.options`` sets."""
+    given = {*compiled.options.get(program.role, ()), *program.folders, *raw}
+    given.update(compiled.toolchain.family.convert)
     for option in program.command.options.values():
-        if option.required and not {option.name, *option.aliases} & (told | given):
-            key = f"engine.options.{program.role}"
+        if option.required and not {option.name, *option.aliases} & given:
             message = f"{program.command.name} {program.command.release} wants {option.name}"
             choices = f" VALUE], VALUE one of {', '.join(option.choices)}" if option.choices else " VALUE]"
             hint = f"set it to [{option.name},{choices}"
-            spelling.problems.append(in_job("release", key, message, hint))
+            compiled.problems.append(in_job("release", f"engine.options.{program.role}", message, hint))
 
 
-def _keep(spelling: Spelling, program: Program, option: str, said: OptionWords) -> None:
-    if said:
-        spelling.said.setdefault(program.role, {})[option] = said
-    else:
-        spelling.left_out.setdefault(program.role, set()).add(option)
+def changed_defaults(program: Program, given: Collection[str], context: Context) -> dict[str, OptionArgv]:
+    """Return the options that are not given and whose default differs between releases, with this default.
+
+    The plan then shows what it relies on, and planning the same job file for another release shows the
+    difference.
+    """
+    skipped = {*given, *NOT_OF_THE_ENGINE, *program.folders}
+    found: dict[str, OptionArgv] = {}
+    for option in program.command.options.values():
+        if option.changed is not None and option.name not in skipped:
+            value = _default_for_model(option, context)
+            arguments = argv(option, value) if value is not None else None
+            if arguments:
+                found[option.name] = arguments
+    return found
 
 
-def _notes(job: JobFile, route: Route, context: Context) -> Iterator[str]:
-    yield from _dtype_note(job, route, context)
-    yield from _calibration_note(job, route)
+def _default_for_model(option: Option, context: Context) -> object:
+    """The default of an option; for a plugin's type, the model's own type.
+
+    Before 0.11 the attention plugin's default is float16 whatever the model is,
+    and a plugin of another type than the model does not compute it.
+    """
+    if option.name.endswith("_plugin") and option.default in _TYPES and context.dtype is not None:
+        return context.dtype
+    return option.default
+
+
+def _notes(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str]:
+    yield from _dtype_note(job, toolchain, context)
+    yield from _calibration_note(job, toolchain)
     gathered = (job.engine.gather_context_logits, job.engine.gather_generation_logits)
-    build = route.program("build") or route.program("build_py")
+    build = toolchain.program("build") or toolchain.program("build_py")
     one_of_two = any(gathered) and not all(gathered)
     if build is not None and one_of_two and "--gather_context_logits" not in build.command.options:
-        yield f"{build.command.name} {route.release.version} gathers the logits of both prompt and answer."
+        name = f"{build.command.name} {toolchain.release.version}"
+        yield f"{name} gathers the logits of both prompt and answer."
 
 
-def _dtype_note(job: JobFile, route: Route, context: Context) -> Iterator[str]:
-    first = route.programs[0].command
+def _dtype_note(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str]:
+    first = toolchain.programs[0].command
     option = first.options.get("--dtype") or first.options.get("--storage-type")
     if job.engine.dtype != "auto" or context.dtype is not None or option is None:
         return
     if "auto" not in option.choices and option.default not in ("auto", None):
         yield (
-            f"engine.dtype is auto, but {first.name} {route.release.version} takes {option.default} "
+            f"engine.dtype is auto, but {first.name} {toolchain.release.version} takes {option.default} "
             "unless told, and the model's config.json cannot be read here: set engine.dtype."
         )
 
 
-def _calibration_note(job: JobFile, route: Route) -> Iterator[str]:
+def _calibration_note(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
     wanted = job.engine.quantization
-    chosen = quantization.tool(wanted, by_build_py=route.by_build_py)
+    chosen = quantization.tool(wanted, by_build_py=toolchain.by_build_py)
     if not quantization.is_calibrated(wanted, chosen) or wanted.calibration_dataset is not None:
         return
-    program = route.program("quantize") or route.programs[0]
+    program = toolchain.program("quantize") or toolchain.programs[0]
     option = program.command.options.get("--calib_dataset")
     default = f" ({option.default})" if option is not None and option.default else ""
     remedy = (
@@ -175,3 +218,81 @@ def _calibration_note(job: JobFile, route: Route) -> Iterator[str]:
         f"{program.command.name} downloads its calibration samples{default}, which compute nodes often "
         f"cannot: {remedy}."
     )
+
+
+def _not_taken(command: Command, option: Option, value: Any) -> str:
+    """Why an option that is there does not take the value."""
+    if option.choices:
+        return f"{command.name}'s {option.name} takes {', '.join(option.choices)}"
+    return f"{command.name}'s {option.name} cannot express {shown(value)}"
+
+
+def _no_option(request: OptionRequest, toolchain: Toolchain, reasons: Sequence[str]) -> tuple[str, str]:
+    """A message and a hint for a request that no program of the toolchain has an option for.
+
+    Args:
+        reasons: why the options that are there do not take the value.
+    """
+    version = toolchain.release.version
+    if reasons:
+        known = "; ".join(dict.fromkeys((*reasons, *_lifetimes(request, toolchain, exactly=True))))
+        message = f"TensorRT-LLM {version} cannot do {shown(request.value)}: {known}"
+        return message, f"choose another value, or leave {request.key} out"
+    known = "; ".join(dict.fromkeys(_lifetimes(request, toolchain, exactly=False)))
+    history = f": {known}" if known else ", and no release that is known here does"
+    hint = f"leave {request.key} out, or take a release that has it"
+    if not known:
+        is_plugin = request.key.startswith("engine.plugins.")
+        near = nearest(request.key.rpartition(".")[2], _plugins(toolchain)) if is_plugin else None
+        hint = f"did you mean '{near}'?" if near else f"leave {request.key} out"
+    return f"TensorRT-LLM {version} has no option for it{history}", _replacement(request, toolchain) or hint
+
+
+def _plugins(toolchain: Toolchain) -> list[str]:
+    """Names of the plugins that the toolchain's programs have options for."""
+    options = (option for program in toolchain.programs for option in program.command.options)
+    names = (re.fullmatch(r"--(?:use_)?(.+)_plugin", option) for option in options)
+    return [name[1] for name in names if name is not None]
+
+
+def _lifetimes(request: OptionRequest, toolchain: Toolchain, *, exactly: bool) -> Iterator[str]:
+    """Which releases have each option of a request, a clause each.
+
+    Args:
+        exactly: whether to count only releases whose option takes the value.
+    """
+    for mapping in request.mappings:
+        if isinstance(mapping.translate, Mapping) and request.value not in mapping.translate:
+            continue
+        program = toolchain.program(mapping.role)
+        family = program.command.family if program is not None else None
+        is_same = isinstance(request.value, str) and (exactly or mapping.translate is None)
+        value = request.value if is_same and not isinstance(mapping.translate, Mapping) else None
+        found = option_lifetime(
+            PROGRAMS[mapping.role], mapping.option, family or toolchain.family.examples, value
+        )
+        # If this release has it too, the option belongs to a program outside the toolchain.
+        if found is not None and toolchain.release.version not in found.releases:
+            yield found.clause
+
+
+def _replacement(request: OptionRequest, toolchain: Toolchain) -> str | None:
+    """What upstream names as the replacement of the option that was dropped last."""
+    gone = [
+        history
+        for mapping in request.mappings
+        if (program := toolchain.program(mapping.role)) is not None
+        and (history := program.command.history(mapping.option)) is not None
+        and history.last is not None
+        and parsed(history.last) < parsed(toolchain.release.version)
+    ]
+    last = max(gone, key=lambda history: parsed(str(history.last)), default=None)
+    if last is None or last.replaced_by is None:
+        return None
+    placeholder, where, _ = last.replaced_by.partition(" in the config.pbtxt of tensorrt_llm")
+    if where:
+        return f"leave {request.key} out and set repository.parameters.tensorrt_llm.{placeholder}"
+    nothing, _, why = last.replaced_by.partition("nothing: ")
+    if not nothing:
+        return f"leave {request.key} out: {why}"
+    return f"leave {request.key} out; {last.name} became {last.replaced_by}"

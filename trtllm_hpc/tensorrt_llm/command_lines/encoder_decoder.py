@@ -1,4 +1,4 @@
-"""The two engines of an encoder-decoder model: what differs between them.
+"""The two engines of an encoder-decoder model, and what differs between their command lines.
 
 Source: tensorrtllm_backend v0.12.0 and v0.16.0, docs/encoder_decoder.md.
 """
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.tensorrt_llm.command_lines.option_request import Say, Wish
+from trtllm_hpc.tensorrt_llm.command_lines.option_request import OptionMapping, OptionRequest
 from trtllm_hpc.tensorrt_llm.command_lines.option_table import plugin
 from trtllm_hpc.tensorrt_llm.releases.families import Family
 
@@ -25,43 +25,48 @@ DECODER_ONLY = (
     "engine.gather_generation_logits",
     "engine.paged_context_fmha",
 )
-"""An encoder answers nothing and keeps no KV cache."""
+"""Keys that mean nothing to an encoder: it generates no answer and keeps no KV cache."""
 DECODER_START = 1
-"""Tokens of a decoder's prompt: the one that starts the answer."""
+"""Length of a decoder's prompt: one token, which starts the answer."""
 _NO_CACHE: Mapping[str, str | bool] = {"disabled": "disabled"}
 
 
-def adapted(wishes: Sequence[Wish], job: JobFile, family: Family, part: Part) -> Iterator[Wish]:
-    """The wishes for one of the two engines."""
-    for wish in wishes:
-        if wish.key == "engine.max_input_len" or (part == "encoder" and wish.key in DECODER_ONLY):
+def adapted(
+    requests: Sequence[OptionRequest], job: JobFile, family: Family, part: Part
+) -> Iterator[OptionRequest]:
+    """Return the requests for one of the two engines."""
+    for request in requests:
+        if request.key == "engine.max_input_len" or (part == "encoder" and request.key in DECODER_ONLY):
             continue
-        yield wish
+        yield request
     yield from _encoder(job) if part == "encoder" else _decoder(job)
     if job.engine.context_fmha is None and family.context_fmha is not None:
-        ways = (Say("build", "--context_fmha"),)
-        yield Wish("model.family", family.context_fmha, ways)
+        mappings = (OptionMapping("build", "--context_fmha"),)
+        yield OptionRequest("model.family", family.context_fmha, mappings)
     if "moe" not in job.engine.plugins:
         # Neither part has experts, and upstream's guides switch the plugin off.
         yield replace(plugin("engine.encoder_decoder", "moe", "disable"), needed=False)
 
 
-def _encoder(job: JobFile) -> Iterator[Wish]:
+def _encoder(job: JobFile) -> Iterator[OptionRequest]:
     longest = job.engine.max_encoder_input_len or job.engine.max_input_len
     if longest is not None:
         key = "engine.max_encoder_input_len" if job.engine.max_encoder_input_len else "engine.max_input_len"
-        yield Wish(key, longest, (Say("build", "--max_input_len"),))
-    yield Wish(
+        yield OptionRequest(key, longest, (OptionMapping("build", "--max_input_len"),))
+    yield OptionRequest(
         "engine.encoder_decoder",
         "disabled",
-        (Say("build", "--kv_cache_type", _NO_CACHE), Say("build", "--paged_kv_cache", {"disabled": False})),
+        (
+            OptionMapping("build", "--kv_cache_type", _NO_CACHE),
+            OptionMapping("build", "--paged_kv_cache", {"disabled": False}),
+        ),
     )
 
 
-def _decoder(job: JobFile) -> Iterator[Wish]:
+def _decoder(job: JobFile) -> Iterator[OptionRequest]:
     both = job.engine.max_encoder_input_len is not None
     start = job.engine.max_input_len if both and job.engine.max_input_len is not None else DECODER_START
-    yield Wish("engine.max_input_len", start, (Say("build", "--max_input_len"),))
+    yield OptionRequest("engine.max_input_len", start, (OptionMapping("build", "--max_input_len"),))
     if not both and job.engine.max_input_len is not None:
-        ways = (Say("build", "--max_encoder_input_len"),)
-        yield Wish("engine.max_input_len", job.engine.max_input_len, ways)
+        mappings = (OptionMapping("build", "--max_encoder_input_len"),)
+        yield OptionRequest("engine.max_input_len", job.engine.max_input_len, mappings)

@@ -1,26 +1,25 @@
-"""A key of the job file with its value, and the ways to say it."""
+"""A key of the job file with its value, and the options of upstream's programs that can carry it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtllm_hpc.tensorrt_llm.releases import Command, Option
 
 Role = Literal["build_py", "prepare", "convert", "quantize", "build"]
-"""What a program does on the way from a model to its engine; ``engine.options`` has the same names."""
+"""What a program does in a toolchain; ``engine.options`` has the same names."""
+
+OMIT: Any = object()
+"""A value that is expressed by leaving the option out."""
 
 
-SILENT: Any = object()
-"""A value that an option says by being left out."""
-
-
-class Unsayable(Exception):
-    """A value that no option can carry, whatever the release's spelling.
+class NotExpressible(Exception):
+    """A value that no option can carry in this release.
 
     Args:
-        message: why, in words that follow the key.
+        message: why, to follow the name of the key.
         hint: what to do.
     """
 
@@ -32,7 +31,7 @@ class Unsayable(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What a value may depend on besides itself."""
+    """What the value of an option may depend on besides the value of the key."""
 
     dtype: str | None
     """The type that the model is computed in; ``None`` where only its ``config.json`` tells."""
@@ -41,37 +40,71 @@ class Context:
 
 
 Translate = Callable[[Any, Option, Command, Context], Any]
-"""The value as the option takes it; ``None``: this option cannot say it."""
+"""Return the value as the option takes it; ``None`` if this option cannot carry it."""
 
 
 @dataclass(frozen=True)
-class Say:
-    """One spelling: an option of one program."""
+class OptionMapping:
+    """One option of one program, and how the value of the key becomes the option's."""
 
     role: Role
     option: str
-    means: Mapping[Any, Any] | Translate | None = None
-    """The option's value for the key's; a mapping need not hold every value. ``None``: the same."""
+    translate: Mapping[Any, Any] | Translate | None = None
+    """The option's value for the key's; a mapping need not hold every value. ``None``: the same value."""
 
     def value(self, value: Any, option: Option, command: Command, context: Context) -> Any:
-        """The value as this option takes it; ``None``: it cannot say it."""
-        if self.means is None:
+        """Return the value as this option takes it; ``None`` if it cannot carry it."""
+        if self.translate is None:
             return value
-        if callable(self.means):
-            return self.means(value, option, command, context)
-        return self.means.get(value)
+        if callable(self.translate):
+            return self.translate(value, option, command, context)
+        return self.translate.get(value)
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A key that the job file sets."""
+class OptionRequest:
+    """A key that the job file sets, to be expressed by an option."""
 
     key: str
-    """Dotted, for findings."""
+    """Dotted, for diagnostics."""
     value: Any
-    ways: tuple[Say, ...]
+    mappings: tuple[OptionMapping, ...]
     """In the order of preference."""
-    everywhere: bool = False
-    """Whether every program that can be told is told; else the first."""
+    in_every_program: bool = False
+    """Whether each program that has an option for it gets it; else the first only."""
     needed: bool = True
-    """Whether it is an error that no program can be told."""
+    """Whether it is an error that no program has an option for it."""
+
+
+def argv(option: Option, value: Any) -> tuple[str, ...] | None:
+    """Return an option and its value as arguments; ``None`` if the option does not take the value.
+
+    A flag that is off is left out.
+    """
+    if value is OMIT:
+        return ()
+    if option.form == "flag":
+        if not isinstance(value, bool):
+            return None
+        if value:
+            return (option.name,)
+        return () if not option.default else None
+    if option.form == "list":
+        items = [value] if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
+        return (option.name, *map(str, items)) if items and _are_choices(option, items) else None
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool):
+        value = "enable" if value else "disable"
+        if option.form != "switch" and value not in option.choices:
+            return None
+    if not isinstance(value, (str, int, float)):
+        return None
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return (option.name, text) if _are_choices(option, [text]) else None
+
+
+def _are_choices(option: Option, items: Sequence[Any]) -> bool:
+    """Whether the option takes each item: one of its choices, or anything where it has none."""
+    choices = option.choices or (("enable", "disable") if option.form == "switch" else ())
+    return not choices or all(str(item) in choices for item in items)

@@ -1,7 +1,7 @@
-"""The table: each key of the job file and the options that have carried it.
+"""The table: each key of the job file, and the options that have carried it in one release or another.
 
-Sources: the lists of options in ``versions/data`` (each with its own source);
-what an option means is told by upstream's help texts and examples.
+Sources: the lists of options in ``releases/data``, each with its own source; what an option means is
+in upstream's help texts and examples.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from trtllm_hpc.config.engine import Plugin
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.tensorrt_llm.command_lines.option_request import (
-    SILENT,
+    OMIT,
     Context,
+    NotExpressible,
+    OptionMapping,
+    OptionRequest,
     Role,
-    Say,
     Translate,
-    Unsayable,
-    Wish,
 )
 from trtllm_hpc.tensorrt_llm.releases import Command, Option
 
@@ -33,12 +33,12 @@ def output_len(value: Any, option: Option, command: Command, context: Context) -
         default = command.options.get("--max_input_len")
         prompt = default.default if default is not None and isinstance(default.default, int) else None
     if prompt is None:
-        raise Unsayable(
+        raise NotExpressible(
             f"is written as {option.name} in {command.name} {command.release}, without the prompt",
             "set engine.max_input_len too",
         )
     if value <= prompt:
-        raise Unsayable(
+        raise NotExpressible(
             f"leaves no room for an answer: without engine.max_input_len a prompt of {command.name} "
             f"{command.release} may have {prompt} tokens",
             f"set it above {prompt}, or set engine.max_input_len",
@@ -47,7 +47,7 @@ def output_len(value: Any, option: Option, command: Command, context: Context) -
 
 
 def model_dtype(value: Any, option: Option, command: Command, context: Context) -> str | None:
-    """``auto`` as the type itself, where the release wants it told."""
+    """``auto`` as the type itself, where the release's option does not know ``auto``."""
     if value != "auto" or "auto" in option.choices or option.default == "auto":
         return str(value)
     return context.dtype
@@ -62,33 +62,35 @@ def plugin_dtype(value: Any, option: Option, command: Command, context: Context)
 
 @dataclass(frozen=True)
 class Row:
-    """A key and its spellings."""
+    """A key and the options that carry it."""
 
     key: str
-    ways: tuple[Say, ...]
-    everywhere: bool = False
+    mappings: tuple[OptionMapping, ...]
+    in_every_program: bool = False
     neutral: Any = None
-    """A value that need not be said, since all releases do so by themselves."""
+    """A value that needs no option, since every release does the same without one."""
     always: bool = False
-    """Whether the neutral value is written all the same where there is an option for it."""
+    """Whether the neutral value is written, too, where there is an option for it."""
     needed: bool = True
-    """Whether it is an error that no program can be told a value that is not the neutral one."""
+    """Whether it is an error that no program has an option for a value that is not neutral."""
 
 
-def row(key: str, *ways: Say, **kind: Any) -> Row:
-    """A row of the engine section; ``kind`` is what else a ``Row`` has."""
-    return Row(f"engine.{key}", ways, **kind)
+def row(key: str, *mappings: OptionMapping, **kind: Any) -> Row:
+    """A row of the engine section; ``kind`` holds the other fields of ``Row``."""
+    return Row(f"engine.{key}", mappings, **kind)
 
 
-def same(option: str, *roles: Role, means: Mapping[Any, Any] | Translate | None = None) -> tuple[Say, ...]:
+def same(
+    option: str, *roles: Role, translate: Mapping[Any, Any] | Translate | None = None
+) -> tuple[OptionMapping, ...]:
     """One option of that name in several programs."""
-    return tuple(Say(role, option, means) for role in roles)
+    return tuple(OptionMapping(role, option, translate) for role in roles)
 
 
 WORLD = (
-    Say("build_py", "--world_size"),
-    Say("convert", "--world_size"),
-    Say("convert", "--world-size"),
+    OptionMapping("build_py", "--world_size"),
+    OptionMapping("convert", "--world_size"),
+    OptionMapping("convert", "--world-size"),
 )
 """All ranks; programs that know tensor parallelism only have this instead of ``--tp_size``."""
 PAGED: Mapping[str, bool] = {"paged": True, "continuous": False}
@@ -99,9 +101,9 @@ ROWS: Sequence[Row] = (
     row(
         "tensor_parallel",
         *same("--tp_size", "build_py", "convert", "quantize"),
-        Say("prepare", "--tensor-parallelism"),
+        OptionMapping("prepare", "--tensor-parallelism"),
         *WORLD,
-        everywhere=True,
+        in_every_program=True,
         neutral=1,
         always=True,
     ),
@@ -112,9 +114,9 @@ ROWS: Sequence[Row] = (
     # Numbers.
     row(
         "dtype",
-        *same("--dtype", "build_py", "convert", "quantize", means=model_dtype),
-        Say("prepare", "--storage-type", model_dtype),
-        everywhere=True,
+        *same("--dtype", "build_py", "convert", "quantize", translate=model_dtype),
+        OptionMapping("prepare", "--storage-type", model_dtype),
+        in_every_program=True,
         neutral="auto",
         always=True,
     ),
@@ -122,9 +124,9 @@ ROWS: Sequence[Row] = (
     row("max_input_len", *same("--max_input_len", "build_py", "build")),
     row(
         "max_seq_len",
-        Say("build", "--max_seq_len"),
-        Say("build", "--max_output_len", output_len),
-        Say("build_py", "--max_output_len", output_len),
+        OptionMapping("build", "--max_seq_len"),
+        OptionMapping("build", "--max_output_len", output_len),
+        OptionMapping("build_py", "--max_output_len", output_len),
     ),
     row("max_num_tokens", *same("--max_num_tokens", "build_py", "build")),
     row("opt_num_tokens", *same("--opt_num_tokens", "build_py", "build")),
@@ -151,19 +153,19 @@ ROWS: Sequence[Row] = (
     # How it is computed.
     row(
         "kv_cache",
-        Say("build", "--kv_cache_type"),
-        *same("--paged_kv_cache", "build", "build_py", means=PAGED),
+        OptionMapping("build", "--kv_cache_type"),
+        *same("--paged_kv_cache", "build", "build_py", translate=PAGED),
     ),
-    row("inflight_batching", Say("build_py", "--use_inflight_batching")),
+    row("inflight_batching", OptionMapping("build_py", "--use_inflight_batching")),
     row("remove_input_padding", *same("--remove_input_padding", "build_py", "build")),
     row(
         "context_fmha",
-        Say("build", "--context_fmha"),
+        OptionMapping("build", "--context_fmha"),
         *same("--enable_context_fmha", "build", "build_py"),
     ),
     row(
         "context_fmha_fp32_acc",
-        Say("build", "--context_fmha_fp32_acc"),
+        OptionMapping("build", "--context_fmha_fp32_acc"),
         *same("--enable_context_fmha_fp32_acc", "build", "build_py"),
     ),
     row("paged_context_fmha", *same("--use_paged_context_fmha", "build", "build_py")),
@@ -171,32 +173,34 @@ ROWS: Sequence[Row] = (
     row("multi_block_mode", *same("--multi_block_mode", "build", "build_py")),
     row("custom_all_reduce", *same("--use_custom_all_reduce", "build", "build_py")),
     row("fused_mlp", *same("--use_fused_mlp", "build", "build_py", "convert")),
-    row("reduce_fusion", Say("build", "--reduce_fusion")),
-    row("multiple_profiles", Say("build", "--multiple_profiles")),
-    row("weight_streaming", Say("build", "--weight_streaming")),
-    row("weight_sparsity", Say("build", "--weight_sparsity")),
+    row("reduce_fusion", OptionMapping("build", "--reduce_fusion")),
+    row("multiple_profiles", OptionMapping("build", "--multiple_profiles")),
+    row("weight_streaming", OptionMapping("build", "--weight_streaming")),
+    row("weight_sparsity", OptionMapping("build", "--weight_sparsity")),
     row("strongly_typed", *same("--strongly_typed", "build", "build_py")),
     row("embedding_sharing", *same("--use_embedding_sharing", "convert", "build_py")),
     row("parallel_embedding", *same("--use_parallel_embedding", "convert", "build_py")),
-    row("hidden_act", Say("build_py", "--hidden_act")),
+    row("hidden_act", OptionMapping("build_py", "--hidden_act")),
     row(
         "workers",
         *same("--workers", "convert", "build"),
-        Say("build_py", "--parallel_build", lambda value, *_: value > 1),
-        Say("prepare", "--processes"),
-        everywhere=True,
+        OptionMapping("build_py", "--parallel_build", lambda value, *_: value > 1),
+        OptionMapping("prepare", "--processes"),
+        in_every_program=True,
     ),
 )
 
 
-def rows(job: JobFile) -> Iterator[Wish]:
-    """The wishes of the table's rows, of what the job file sets."""
+def rows(job: JobFile) -> Iterator[OptionRequest]:
+    """Return a request for each row whose key the job file sets."""
     for each in ROWS:
         value = _get(job, each.key)
         is_neutral = value == each.neutral and type(value) is type(each.neutral)
         if value is None or (is_neutral and not each.always):
             continue
-        yield Wish(each.key, value, each.ways, each.everywhere, needed=each.needed and not is_neutral)
+        yield OptionRequest(
+            each.key, value, each.mappings, each.in_every_program, needed=each.needed and not is_neutral
+        )
 
 
 def _get(job: JobFile, key: str) -> Any:
@@ -206,24 +210,45 @@ def _get(job: JobFile, key: str) -> Any:
     return value
 
 
-def plugins(job: JobFile) -> Iterator[Wish]:
-    """``engine.plugins``, named as upstream does with and without ``use_``."""
+def plugins(job: JobFile) -> Iterator[OptionRequest]:
+    """Return the requests of ``engine.plugins``; upstream names them with and without ``use_``."""
     for name, value in job.engine.plugins.items():
         yield plugin(f"engine.plugins.{name}", name, value)
 
 
-def plugin(key: str, name: str, value: Plugin) -> Wish:
+def plugin(key: str, name: str, value: Plugin) -> OptionRequest:
     """A TensorRT plugin, on with a type or off."""
-    ways = (
-        Say("build", f"--{name}_plugin", _plugin_value),
-        *same(f"--use_{name}_plugin", "build", "build_py", means=_plugin_value),
+    mappings = (
+        OptionMapping("build", f"--{name}_plugin", _plugin_value),
+        *same(f"--use_{name}_plugin", "build", "build_py", translate=_plugin_value),
     )
-    return Wish(key, value, ways)
+    return OptionRequest(key, value, mappings)
+
+
+def lora(job: JobFile) -> Iterator[OptionRequest]:
+    """LoRA: what the engine must be built with so that requests may name adapters."""
+    engine = job.engine
+    if engine.max_lora_rank == 0:
+        return
+    in_programs: tuple[Role, ...] = ("build", "convert", "build_py")  # in 0.8 the conversion, later the build
+    yield OptionRequest("engine.max_lora_rank", engine.max_lora_rank, same("--max_lora_rank", *in_programs))
+    if "lora" not in engine.plugins:
+        # Without its plugin an engine takes no adapters. Its type is the model's.
+        yield plugin("engine.max_lora_rank", "lora", "auto")
+    keys: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+        "target_modules": (engine.lora.target_modules, ("--lora_target_modules",)),
+        "directories": (engine.lora.directories, ("--lora_dir", "--hf_lora_dir")),
+        "checkpoint_source": (engine.lora.checkpoint_source, ("--lora_ckpt_source",)),
+    }
+    for key, (value, options) in keys.items():
+        if value:
+            mappings = tuple(each for option in options for each in same(option, *in_programs))
+            yield OptionRequest(f"engine.lora.{key}", value, mappings)
 
 
 def _plugin_value(value: Any, option: Option, command: Command, context: Context) -> Any:
     if option.form == "flag" or (option.form == "switch" and not option.choices):
         return {"enable": True, NO_PLUGIN: False}.get(value)
     if value == NO_PLUGIN and NO_PLUGIN not in option.choices and not option.default:
-        return SILENT
+        return OMIT
     return plugin_dtype(value, option, command, context)

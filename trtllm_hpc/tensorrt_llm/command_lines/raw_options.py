@@ -1,80 +1,83 @@
-"""``engine.options``: further words for upstream's programs, checked against the release's list."""
+"""``engine.options``: further arguments for upstream's programs, checked against the release's options."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import get_args
 
 from trtllm_hpc.config.diagnostics import in_job, nearest, shown
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.command_lines.managed_options import managing_key
 from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
-from trtllm_hpc.tensorrt_llm.command_lines.refusals import lifetime
-from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Route
+from trtllm_hpc.tensorrt_llm.command_lines.option_table import ROWS
+from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Toolchain
 from trtllm_hpc.tensorrt_llm.releases import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.refusal import option_lifetime
 
+LORA_PROGRAM = "hf_lora_convert.py"
+"""Converts a Hugging Face adapter into the arrays that requests carry; no part of a toolchain."""
 RAW_ROLES: Sequence[Role] = tuple(role for role in get_args(Role) if role != "prepare")
 
 
 @dataclass(frozen=True)
-class _Word:
-    """One word and what is wrong with it."""
+class _Fault:
+    """One argument and what is wrong with it."""
 
     index: int
     message: str
     hint: str
 
 
-def raw_words(job: JobFile, role: Role) -> tuple[str, ...]:
-    """The further words for a program."""
+def raw_argv(job: JobFile, role: Role) -> tuple[str, ...]:
+    """The further arguments for a program."""
     return tuple(getattr(job.engine.options, role)) if role in RAW_ROLES else ()
 
 
-def raw_problems(job: JobFile, route: Route) -> Iterator[Diagnostic]:
-    """What the release's programs would refuse, or what a key of the job file says already."""
+def raw_problems(job: JobFile, toolchain: Toolchain) -> Iterator[Diagnostic]:
+    """Yield what the release's programs would refuse, and what a key of the job file sets already."""
     for role in RAW_ROLES:
-        given = raw_words(job, role)
-        program = route.program(role)
+        given = raw_argv(job, role)
+        program = toolchain.program(role)
         if not given:
             continue
         if program is None:
-            yield _unused(role, route)
+            yield _unused(role, toolchain)
             continue
-        yield from _problems(given, role, program.command, route.family.examples)
+        yield from _problems(given, role, program.command, toolchain.family.examples)
 
 
 def lora_problems(job: JobFile, command: Command) -> Iterator[Diagnostic]:
-    """The same for ``hf_lora_convert.py``, which is beside the way from model to engine."""
+    """The same for ``hf_lora_convert.py``."""
     yield from _problems(tuple(job.engine.options.lora), "lora", command, "")
 
 
 def _problems(given: tuple[str, ...], role: str, command: Command, family: str) -> Iterator[Diagnostic]:
     for found in _checked(given, role, command, family):
-        field = f"engine.options.{role}[{found.index}]"
-        yield in_job("release", field, found.message, found.hint, given[found.index])
+        key = f"engine.options.{role}[{found.index}]"
+        yield in_job("release", key, found.message, found.hint, given[found.index])
 
 
-def raw_notes(job: JobFile, route: Route) -> Iterator[str]:
-    """Words that the release takes and does nothing with."""
-    for program in route.programs:
-        for word in raw_words(job, program.role):
+def raw_notes(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
+    """Yield a note for each argument that the release takes and ignores."""
+    for program in toolchain.programs:
+        for word in raw_argv(job, program.role):
             option = program.command.find(word.partition("=")[0])
             if option is not None and option.ignored:
                 yield f"engine.options.{program.role}: {word} does nothing. {option.ignored}"
 
 
-def _unused(role: Role, route: Route) -> Diagnostic:
-    programs = ", then ".join(program.command.name for program in route.programs)
-    message = (
-        f"are for a program that has no part in this: TensorRT-LLM {route.release.version} runs {programs}"
-    )
+def _unused(role: Role, toolchain: Toolchain) -> Diagnostic:
+    programs = ", then ".join(program.command.name for program in toolchain.programs)
+    release = toolchain.release.version
+    message = f"are for a program that has no part in this: TensorRT-LLM {release} runs {programs}"
     hint = "remove them, or write them under the program that they are for"
     return in_job("release", f"engine.options.{role}", message, hint)
 
 
-def _checked(given: Sequence[str], role: str, command: Command, family: str) -> Iterator[_Word]:
+def _checked(given: Sequence[str], role: str, command: Command, family: str) -> Iterator[_Fault]:
     open_option: Option | None = None
     values = 0
     for index, word in enumerate(given):
@@ -83,7 +86,7 @@ def _checked(given: Sequence[str], role: str, command: Command, family: str) -> 
             yield from _value(index, word, open_option, values)
             continue
         if open_option is not None and open_option.form != "flag" and values == 0:
-            yield _Word(index - 1, f"{open_option.name} wants a value after it", "add the value")
+            yield _Fault(index - 1, f"{open_option.name} wants a value after it", "add the value")
         name, equals, value = word.partition("=")
         open_option, values = command.find(name), 0
         yield from _option(index, name, role, command, family)
@@ -91,27 +94,27 @@ def _checked(given: Sequence[str], role: str, command: Command, family: str) -> 
             values = 1
             yield from _value(index, value, open_option, values)
     if open_option is not None and open_option.form != "flag" and values == 0:
-        yield _Word(len(given) - 1, f"{open_option.name} wants a value after it", "add the value")
+        yield _Fault(len(given) - 1, f"{open_option.name} wants a value after it", "add the value")
 
 
 def _is_option(word: str) -> bool:
     return word.startswith("-") and not word[1:2].isdigit()
 
 
-def _option(index: int, name: str, role: str, command: Command, family: str) -> Iterator[_Word]:
+def _option(index: int, name: str, role: str, command: Command, family: str) -> Iterator[_Fault]:
     option = command.find(name)
     if option is None:
-        yield _Word(index, _unknown(name, command, family), _instead(name, command))
+        yield _Fault(index, _unknown(name, command, family), _instead(name, command))
         return
     key = managing_key(role, option.name)
     if key is not None:
-        yield _Word(index, f"{name} is set by the toolkit itself", key)
+        yield _Fault(index, f"{name} is set by the toolkit itself", key)
 
 
 def _unknown(name: str, command: Command, family: str) -> str:
-    history = lifetime(command.name, name, command.family or family)
-    told = f": {history}" if history is not None else ""
-    return f"{command.name} {command.release} has no option {shown(name)}{told}"
+    known = option_lifetime(command.name, name, command.family or family)
+    history = f": {known.clause}" if known is not None else ""
+    return f"{command.name} {command.release} has no option {shown(name)}{history}"
 
 
 def _instead(name: str, command: Command) -> str:
@@ -123,18 +126,103 @@ def _instead(name: str, command: Command) -> str:
     return f"did you mean {near}? '{shows}' lists all" if near else f"'{shows}' lists those that it has"
 
 
-def _value(index: int, word: str, option: Option | None, count: int) -> Iterator[_Word]:
+def _value(index: int, word: str, option: Option | None, count: int) -> Iterator[_Fault]:
     if option is None:
         if count == 1 and index == 0:
-            yield _Word(
+            yield _Fault(
                 index, f"{shown(word)} belongs to no option", "begin with an option, e.g. --log_level"
             )
         return
     if option.form == "flag" or (count > 1 and option.form != "list"):
         message = f"{shown(word)} is one word more than {option.name} takes"
-        yield _Word(index, message, "remove it")
+        yield _Fault(index, message, "remove it")
     elif option.choices and word not in option.choices:
         message = f"{option.name} does not take {shown(word)}"
-        yield _Word(index, message, f"write one of {', '.join(option.choices)}")
+        yield _Fault(index, message, f"write one of {', '.join(option.choices)}")
     elif option.form == "switch" and not option.choices and word not in ("enable", "disable"):
-        yield _Word(index, f"{option.name} does not take {shown(word)}", "write enable or disable")
+        yield _Fault(index, f"{option.name} does not take {shown(word)}", "write enable or disable")
+
+
+_FOLDERS: Mapping[str, str] = {
+    "--model_dir": "set model.path",
+    "--in-file": "set model.path",
+    "--output_dir": "leave it out: the engine goes into the cache of engines",
+    "--model-dir": "set model.path",
+    "--hf_model_dir": "set model.path",
+    "--output-model-dir": "leave it out: the checkpoint goes into the cache of engines",
+    "--out-dir": "leave it out: the checkpoint goes into the cache of engines",
+    "--export_path": "leave it out: the checkpoint goes into the cache of engines",
+    "--checkpoint_dir": "leave it out: it is what the step before has written",
+    "--gpus_per_node": "leave it out: it comes from the cluster profile and serve.nodes",
+    "--model_type": "set model.family",
+}
+_OTHERS: Mapping[str, str] = {
+    "--use_weight_only": "quantization.method",
+    "--weight_only_precision": "quantization.method",
+    "--per_group": "quantization.method",
+    "--qformat": "quantization.method",
+    "--autoq_format": "quantization.auto_formats",
+    "--auto_quantize_bits": "quantization.auto_bits",
+    "--use_fp8_rowwise": "quantization.method",
+    "--use_fp8": "quantization.method",
+    "--enable_fp8": "quantization.method",
+    "--use_smooth_quant": "quantization.method",
+    "--smoothquant": "quantization.smoothquant",
+    "--per_token": "quantization.per_token",
+    "--per_channel": "quantization.per_channel",
+    "--group_size": "quantization.group_size",
+    "--int8_kv_cache": "quantization.kv_cache",
+    "--fp8_kv_cache": "quantization.kv_cache",
+    "--kv_cache_dtype": "quantization.kv_cache",
+    "--calib_dataset": "quantization.calibration_dataset",
+    "--calib_size": "quantization.calibration_size",
+    "--batch_size": "quantization.batch_size",
+    "--awq_block_size": "quantization.awq_block_size",
+    "--quant_ckpt_path": "quantization.checkpoint",
+    "--modelopt_quant_ckpt_path": "quantization.checkpoint",
+    "--ammo_quant_ckpt_path": "quantization.checkpoint",
+    "--quantized_fp8_model_path": "quantization.checkpoint",
+    "--ft_model_dir": "quantization.checkpoint",
+    "--max_lora_rank": "max_lora_rank",
+    "--lora_target_modules": "lora.target_modules",
+    "--lora_dir": "lora.directories",
+    "--hf_lora_dir": "lora.directories",
+    "--lora_ckpt_source": "lora.checkpoint_source",
+    "--speculative_decoding_mode": "speculative.mode",
+    "--max_draft_len": "speculative.max_draft_len",
+    "--max_medusa_token_len": "speculative.max_draft_len",
+    "--redrafter_draft_len_per_beam": "speculative.max_draft_len",
+    "--medusa_model_dir": "speculative.model",
+    "--eagle_model_dir": "speculative.model",
+    "--drafter_model_dir": "speculative.model",
+    "--num_medusa_heads": "speculative.heads",
+    "--redrafter_num_beams": "speculative.heads",
+    "--num_medusa_layers": "speculative.layers",
+    "--num_eagle_layers": "speculative.layers",
+    "--max_non_leaves_per_layer": "speculative.max_non_leaves_per_layer",
+}
+"""Keys below ``engine``."""
+
+
+def managing_key(role: str, option: str) -> str | None:
+    """What to do instead of writing this option by hand; ``None`` if nothing else sets it."""
+    if role == "lora" and option == "--storage-type":
+        return "set engine.lora.storage_type"
+    if role == "lora" and option == "--in-file":
+        return "set engine.lora.adapters"
+    if option in _FOLDERS:
+        return _FOLDERS[option]
+    key = _keys_of_options().get((role, option)) or _OTHERS.get(option)
+    if key is not None:
+        return f"set engine.{key}"
+    plugin = re.fullmatch(r"--(?:use_)?([a-z0-9_]+)_plugin", option)
+    return f"set engine.plugins.{plugin[1]}" if plugin is not None else None
+
+
+@cache
+def _keys_of_options() -> Mapping[tuple[str, str], str]:
+    return {
+        (mapping.role, mapping.option): row.key.removeprefix("engine.")
+        for row in reversed(ROWS)
+        for mapping in row.mappings
+    }

@@ -1,4 +1,4 @@
-"""Speculative decoding: whose programs convert the model, and in which words.
+"""Speculative decoding: which programs convert the model, with which options.
 
 Sources: the READMEs of examples/medusa, examples/eagle, examples/redrafter and
 examples/lookahead (0.8 to 1.0), and docs/source/advanced/speculative-decoding.md.
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role, Say, Wish
+from trtllm_hpc.tensorrt_llm.command_lines.option_request import OptionMapping, OptionRequest, Role
 
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to draft tokens."""
+    """One method of speculative decoding."""
 
     build: str
     """``trtllm-build --speculative_decoding_mode``."""
@@ -24,9 +24,9 @@ class Mode:
     weights: str | None = None
     """That program's option for the heads' folder."""
     paged_context_fmha: bool = False
-    """Whether upstream's guides ask for attention over a paged cache for prompts too."""
+    """Whether upstream's guides want prompts computed over the paged KV cache, too."""
     needs_length: bool = False
-    """Whether nothing else says how many tokens are drafted."""
+    """Whether only ``max_draft_len`` tells how many tokens are drafted."""
 
 
 MODES: Mapping[str, Mode] = {
@@ -39,28 +39,30 @@ MODES: Mapping[str, Mode] = {
 
 
 def mode(job: JobFile) -> Mode | None:
-    """How the job drafts tokens; ``None``: not at all."""
+    """How the job drafts tokens; ``None`` without speculative decoding."""
     return MODES[job.engine.speculative.mode] if job.engine.speculative is not None else None
 
 
-def wishes(job: JobFile) -> Iterator[Wish]:
-    """Everything that ``engine.speculative`` says."""
+def requests(job: JobFile) -> Iterator[OptionRequest]:
+    """Return the requests of ``engine.speculative``."""
     wanted, how = job.engine.speculative, mode(job)
     if wanted is None or how is None:
         return
-    # 0.9 tells a target model by its draft length alone, and Medusa's by its checkpoint.
-    told_otherwise = wanted.mode == "medusa" or wanted.max_draft_len is not None
-    yield Wish(
+    # 0.9 knows a target model by its draft length alone, and Medusa's by its checkpoint.
+    implied = wanted.mode == "medusa" or wanted.max_draft_len is not None
+    yield OptionRequest(
         "engine.speculative.mode",
         wanted.mode,
-        (Say("build", "--speculative_decoding_mode", {wanted.mode: how.build}),),
-        needed=not (told_otherwise and wanted.mode in ("medusa", "draft_tokens_external")),
+        (OptionMapping("build", "--speculative_decoding_mode", {wanted.mode: how.build}),),
+        needed=not (implied and wanted.mode in ("medusa", "draft_tokens_external")),
     )
     if how.paged_context_fmha and job.engine.paged_context_fmha is None:
-        yield Wish("engine.speculative.mode", True, (Say("build", "--use_paged_context_fmha"),))
+        yield OptionRequest(
+            "engine.speculative.mode", True, (OptionMapping("build", "--use_paged_context_fmha"),)
+        )
     if how.weights is not None and wanted.model is not None:
-        heads = (Say("convert", how.weights), Say("quantize", how.weights))
-        yield Wish("engine.speculative.model", wanted.model, heads)
+        heads = (OptionMapping("convert", how.weights), OptionMapping("quantize", how.weights))
+        yield OptionRequest("engine.speculative.model", wanted.model, heads)
     numbers = {
         "max_draft_len": (wanted.max_draft_len, _draft_length(wanted.mode)),
         "heads": (wanted.heads, ("--num_medusa_heads", "--redrafter_num_beams")),
@@ -70,8 +72,8 @@ def wishes(job: JobFile) -> Iterator[Wish]:
     for key, (value, options) in numbers.items():
         if value is not None:
             roles: tuple[Role, ...] = ("convert", "quantize", "build", "build_py")
-            ways = tuple(Say(role, option) for role in roles for option in options)
-            yield Wish(f"engine.speculative.{key}", value, ways)
+            mappings = tuple(OptionMapping(role, option) for role in roles for option in options)
+            yield OptionRequest(f"engine.speculative.{key}", value, mappings)
 
 
 def _draft_length(name: str) -> tuple[str, ...]:

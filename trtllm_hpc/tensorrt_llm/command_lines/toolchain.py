@@ -1,8 +1,8 @@
-"""Which of upstream's programs make a model into an engine, in a given release."""
+"""The toolchain: which of upstream's programs make a model into an engine in a given release."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trtllm_hpc.config.job import JobFile
@@ -11,8 +11,15 @@ from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
 from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases_with
 from trtllm_hpc.tensorrt_llm.releases.families import Family
 from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
-from trtllm_hpc.tensorrt_llm.releases.refusal import meant_family
+from trtllm_hpc.tensorrt_llm.releases.refusal import meant_family, option_lifetime
 
+PROGRAMS: Mapping[Role, str] = {
+    "build_py": "build.py",
+    "prepare": "hf_gpt_convert.py",
+    "convert": "convert_checkpoint.py",
+    "quantize": "quantize.py",
+    "build": "trtllm-build",
+}
 PREPARED = ("gpt",)
 """Families whose ``build.py`` reads weights in FasterTransformer's format, not Hugging Face's."""
 MODEL_OPTIONS = (
@@ -23,13 +30,13 @@ MODEL_OPTIONS = (
     "--weight_dir",
     "--in-file",
 )
-"""What a program reads, by the names that it has had."""
+"""Options for what a program reads, in the order of preference."""
 OUTPUT_OPTIONS = ("--output_dir", "--output-model-dir", "--export_path", "--out-dir")
-"""Where a program writes."""
+"""Options for where a program writes."""
 
 
-class NoRoute(Exception):
-    """The release has no way from this model to an engine.
+class NoToolchain(Exception):
+    """The release has no programs that make an engine of this model.
 
     Args:
         key: the key of the job file that rules it out.
@@ -46,7 +53,7 @@ class NoRoute(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """One of upstream's programs on the way."""
+    """One of upstream's programs in a toolchain."""
 
     role: Role
     command: Command
@@ -66,110 +73,108 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Route:
-    """The programs in their order."""
+class Toolchain:
+    """The programs from model to engine, in the order in which they run."""
 
     release: Release
     family: Family
     programs: tuple[Program, ...]
 
     def program(self, role: Role) -> Program | None:
-        """The program that does this, if it is on the way."""
+        """The program of this role, if the toolchain has one."""
         return next((program for program in self.programs if program.role == role), None)
 
     @property
     def by_build_py(self) -> bool:
-        """Whether ``build.py`` does it, which reads the model itself."""
+        """Whether ``build.py`` builds the engine; it reads the model itself."""
         return self.program("build_py") is not None
 
 
-def find_route(job: JobFile, release: Release, family: Family) -> Route:
-    """The programs for this model in this release.
+def find_toolchain(job: JobFile, release: Release, family: Family) -> Toolchain:
+    """Return the programs for this model in this release.
 
     Raises:
-        NoRoute: the release cannot build it.
+        NoToolchain: the release cannot build it.
     """
     if job.engine.encoder_decoder or family.encoder_decoder:
-        _encoder_decoder(release, family)
+        _require_encoder_decoder(release, family)
         if job.engine.speculative is not None:
             message = f"TensorRT-LLM {release.version} drafts no tokens for an encoder and a decoder"
-            raise NoRoute("engine.speculative.mode", message, "leave engine.speculative out")
+            raise NoToolchain("engine.speculative.mode", message, "leave engine.speculative out")
     if release.command("build.py", family.examples) is not None:
-        return Route(release, family, _through_build_py(job, release, family))
-    return Route(release, family, _through_checkpoint(job, release, family))
+        return Toolchain(release, family, _through_build_py(job, release, family))
+    return Toolchain(release, family, _through_checkpoint(job, release, family))
 
 
 def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
     how = speculative.mode(job)
     if how is not None and how.examples is not None:
-        first = _first("convert_checkpoint.py", how.examples)
+        first = _span("convert_checkpoint.py", how.examples)
         message = f"TensorRT-LLM {release.version} cannot draft tokens in this way{first}"
-        raise NoRoute("engine.speculative.mode", message, "take a newer release, or leave it out")
-    programs = [_program("build_py", "build.py", release, family.examples)]
+        raise NoToolchain("engine.speculative.mode", message, "take a newer release, or leave it out")
+    programs = [_program("build_py", release, family.examples)]
     if quantization.tool(job.engine.quantization, by_build_py=True) == "quantize":
         method = str(job.engine.quantization.method)
         if quantization.BEFORE_BUILD_PY[method] not in programs[0].command.options:
             message = f"build.py of TensorRT-LLM {release.version} reads nothing of quantize.py's for "
-            raise NoRoute(
+            raise NoToolchain(
                 "engine.quantization.method", message + family.name, "take a newer release, or another method"
             )
-        programs.insert(0, _program("quantize", "quantize.py", release, family.examples))
+        programs.insert(0, _program("quantize", release, family.examples))
     elif family.examples in PREPARED:
-        programs.insert(0, _program("prepare", "hf_gpt_convert.py", release, family.examples))
+        programs.insert(0, _program("prepare", release, family.examples))
     return tuple(programs)
 
 
 def _through_checkpoint(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
     how = speculative.mode(job)
     if quantization.tool(job.engine.quantization, by_build_py=False) == "quantize":
-        first = _program("quantize", "quantize.py", release, family.examples)
+        first = _program("quantize", release, family.examples)
         if how is not None and how.weights is not None and how.weights not in first.command.options:
             message = f"quantize.py of TensorRT-LLM {release.version} does not join a model and its heads"
             hint = "set engine.quantization.tool to convert, or leave engine.speculative out"
-            raise NoRoute("engine.speculative.mode", message, hint)
+            raise NoToolchain("engine.speculative.mode", message, hint)
     else:
         key = "engine.speculative.mode" if how is not None and how.examples else "model.family"
         examples = how.examples if how is not None and how.examples else family.examples
-        first = _program("convert", "convert_checkpoint.py", release, examples, key)
-    return (first, _program("build", "trtllm-build", release, family.examples))
+        first = _program("convert", release, examples, key)
+    return (first, _program("build", release, family.examples))
 
 
-def _program(
-    role: Role, name: str, release: Release, family: str, key: str = "engine.tensorrt_llm_version"
-) -> Program:
+def _program(role: Role, release: Release, family: str, key: str = "engine.tensorrt_llm_version") -> Program:
+    name = PROGRAMS[role]
     command = release.command(name, family)
     if command is None:
-        known = "".join(_first(each, family) for each in dict.fromkeys((name, "build.py")))
+        known = "".join(_span(each, family) for each in dict.fromkeys((name, "build.py")))
         what = f"{name} for {family}" if role in ("convert", "build_py") else name
         hint = "take another release, or set model.family to one whose programs convert this model"
         if role in ("convert", "build_py") and not known:
             key, hint = "model.family", meant_family(release, name, family)
-        raise NoRoute(key, f"TensorRT-LLM {release.version} has no {what}{known}", hint)
+        raise NoToolchain(key, f"TensorRT-LLM {release.version} has no {what}{known}", hint)
     return Program(role, command)
 
 
-def _encoder_decoder(release: Release, family: Family) -> None:
-    from trtllm_hpc.tensorrt_llm.command_lines.refusals import lifetime
-
+def _require_encoder_decoder(release: Release, family: Family) -> None:
     option, placeholder = "--max_encoder_input_len", "encoder_engine_dir"
     build = release.command("trtllm-build", family.examples)
     if build is None or option not in build.options:
-        known = lifetime("trtllm-build", option, family.examples)
+        known = option_lifetime("trtllm-build", option, family.examples)
         message = (
-            f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton: {known}"
+            f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton: "
+            f"{known.clause if known else 'no release here does'}"
         )
-        raise NoRoute("engine.encoder_decoder", message, "take a newer release")
+        raise NoToolchain("engine.encoder_decoder", message, "take a newer release")
     if placeholder not in release.placeholders("inflight_batcher_llm", "tensorrt_llm"):
         since = known_placeholders(release.version, "inflight_batcher_llm", "tensorrt_llm")[placeholder].since
         message = (
             f"TensorRT-LLM {release.version} builds an encoder and a decoder, but Triton serves no such "
             f"pair: its model tensorrt_llm has {placeholder} since {since}"
         )
-        raise NoRoute("engine.encoder_decoder", message, "take a newer release")
+        raise NoToolchain("engine.encoder_decoder", message, "take a newer release")
 
 
-def _first(name: str, family: str) -> str:
-    """When the program was there, as the end of a sentence; empty if it never was."""
+def _span(name: str, family: str) -> str:
+    """Which releases have a program, as the end of a sentence; empty if none has."""
     having = releases_with(name, family)
     if not having:
         return ""

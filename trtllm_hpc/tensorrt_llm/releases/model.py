@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from trtllm_hpc.tensorrt_llm.releases.defaults import parsed
+
 if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder
 
@@ -136,6 +138,10 @@ class Release:
     """What ``engine.backend`` may be in its container: ``tensorrtllm``, ``python``, ``llmapi``."""
     source: str
     note: str | None = None
+
+    def at_least(self, version: str) -> bool:
+        """Whether this release is ``version`` or a later one."""
+        return parsed(self.version) >= parsed(version)
 
     def command(self, name: str, family: str = "llama") -> Command | None:
         """The tool ``name`` for models of ``family``; ``None``: this release does not have it."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 
 from trtllm_hpc.tensorrt_llm.releases.defaults import parsed
-from trtllm_hpc.tensorrt_llm.releases.load import BY_FAMILY, families_with, load_command, releases_with
-from trtllm_hpc.tensorrt_llm.releases.model import Command, OptionHistory, Release
+from trtllm_hpc.tensorrt_llm.releases.load import (
+    BY_FAMILY,
+    families_with,
+    load_command,
+    releases,
+    releases_with,
+)
+from trtllm_hpc.tensorrt_llm.releases.model import Command, Option, OptionHistory, Release
 
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
 
@@ -81,3 +89,45 @@ def _by_history(release: Release, history: OptionHistory) -> tuple[str, str | No
     if history.gone is not None and parsed(release.version) >= parsed(history.gone):
         return f"{lacks}: {history.gone} dropped it, the last with it is {history.last}{told}", hint
     return f"{lacks}{told}", hint
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """The releases that have an option of a program."""
+
+    releases: tuple[str, ...]
+    clause: str
+    """Says so, to follow a colon."""
+
+
+@cache
+def option_lifetime(program: str, option: str, family: str, value: str | None = None) -> Lifetime | None:
+    """Which releases have an option; ``None`` if none has it.
+
+    Args:
+        value: counts only releases whose option takes this value.
+    """
+    commands = {version: load_command(version, program, family) for version in releases_with(program, family)}
+    having = {version: _taking(command, option, value) for version, command in commands.items()}
+    taken = tuple(version for version, found in having.items() if found is not None)
+    if not taken:
+        return None
+    # The value is worth a mention only where others would be refused.
+    has_choices = any(found.choices for found in having.values() if found is not None)
+    what = f"{option} {value}" if value is not None and has_choices else option
+    versions = list(commands)
+    newer = versions[versions.index(taken[-1]) + 1 :]
+    if newer:
+        since = "" if taken[0] == versions[0] else f" from {taken[0]}"
+        return Lifetime(taken, f"{program} had {what}{since} until {taken[-1]}, {newer[0]} dropped it")
+    if versions[-1] != releases()[-1].version:
+        return Lifetime(taken, f"{program} had {what} from {taken[0]} until {taken[-1]}, its last release")
+    return Lifetime(taken, f"{program} has {what} since {taken[0]}")
+
+
+def _taking(command: Command | None, option: str, value: str | None) -> Option | None:
+    """The option, if the program has it and takes the value."""
+    found = command.find(option) if command is not None else None
+    if found is None or (value is not None and found.choices and value not in found.choices):
+        return None
+    return found

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trtllm_hpc.config.job import Disaggregated, JobFile
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.backends.model_yaml import model_yaml
+from trtllm_hpc.plan.model_yaml import model_yaml
+from trtllm_hpc.plan.reference import MOST_BLS_INSTANCES
 from trtllm_hpc.runtime.model_repository.fill import as_text
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import Release
-from trtllm_hpc.tensorrt_llm.releases.families import find_family
 from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
 from trtllm_hpc.tensorrt_llm.repository_keys import GROUPS, KEYS, as_words, settable
-
-MOST_BLS_INSTANCES = 8
-"""Unless more are asked for: each is a process, and all of them start with the server."""
 
 CROSS_KV_CACHE_FRACTION = 0.5
 """Upstream's documents call it the default (docs/model_config.md); its code refuses to start without."""
@@ -38,18 +35,13 @@ class _Copy:
     participant_ids: str | None = None
 
 
-def recipe(
-    job: JobFile, release: Release, paths: RunPaths, model_config: Mapping[str, Any] | None = None
-) -> RepositoryRecipe:
-    """How to make the job's repository from the release's templates.
-
-    Args:
-        model_config: the model's ``config.json``, where it could be read: it may tell of an encoder.
-    """
+def recipe(facts: JobFacts, release: Release, paths: RunPaths) -> RepositoryRecipe:
+    """Return how to make the job's repository from the release's templates."""
+    job = facts.job
     if job.engine.backend == "llmapi":
         return RepositoryRecipe(release.version, (_llmapi(job),))
     engine = job.engine.directory or str(paths.engine)
-    plan = _Recipes(job, release, has_encoder=_has_encoder(job, model_config))
+    plan = _Recipes(job, release, has_encoder=facts.is_encoder_decoder)
     if job.serve.mode == "disaggregated" and job.serve.disaggregated is not None:
         return RepositoryRecipe(release.version, plan.disaggregated(job.serve.disaggregated, engine))
     copies = [
@@ -58,14 +50,6 @@ def recipe(
     ]
     only = _Copy("tensorrt_llm", engine, instances=job.repository.instances)
     return RepositoryRecipe(release.version, plan.pipelines(copies or [only]))
-
-
-def _has_encoder(job: JobFile, model_config: Mapping[str, Any] | None) -> bool:
-    """Whether there are two engines, as the build makes them by the model's family."""
-    if job.engine.encoder_decoder or job.engine.directory is not None:
-        return job.engine.encoder_decoder
-    family = find_family(job.model.family, model_config)
-    return family is not None and family.encoder_decoder
 
 
 class _Recipes:

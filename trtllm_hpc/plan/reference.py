@@ -1,4 +1,7 @@
-"""The reference backend: PyTorch/transformers behind TensorRT-LLM's Triton models."""
+"""The reference backend: PyTorch/transformers behind TensorRT-LLM's Triton models.
+
+The models' code is read as text and never imported here: rendering works on machines without torch.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,22 @@ from importlib import resources
 from trtllm_hpc import __version__
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.plan.backends.reference_models import MODELS, model_source
 from trtllm_hpc.plan.model import RepositoryModel
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
+
+MODELS: tuple[str, ...] = (
+    "ensemble",
+    "preprocessing",
+    "tensorrt_llm",
+    "postprocessing",
+    "tensorrt_llm_bls",
+)
+"""Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
 
 _WRITES_ENGINES = ("build.py", "engine_folder.py", "sharding.py", "synthetic.py", "weights.py")
 
 MOST_BLS_INSTANCES = 8
-"""Unless more are asked for: each is a process, and all of them start with the server."""
+"""Instances of the BLS model by default, at most: each is a process that starts with the server."""
 
 
 def build_steps(job: JobFile, python: str) -> tuple[BuildStep, ...]:
@@ -38,14 +49,14 @@ def build_steps(job: JobFile, python: str) -> tuple[BuildStep, ...]:
 
 @cache
 def _builder() -> str:
-    """Short hash of the code that writes engines: between two releases its format may change, too."""
+    """Short hash of the code that writes engines: their format may change between two releases."""
     folder = resources.files("trtllm_hpc.reference")
     code = b"".join(folder.joinpath(name).read_bytes() for name in _WRITES_ENGINES)
     return hashlib.sha256(code).hexdigest()[:8]
 
 
 def _engine_options(engine: Engine) -> tuple[str, ...]:
-    """The engine's keys; what the build decides by itself when it is not asked is left out."""
+    """Options for the engine's keys that are set; the build has defaults for the others."""
     options = {
         "--tensor-parallel": engine.tensor_parallel,
         "--dtype": engine.dtype,
@@ -63,6 +74,17 @@ def _engine_options(engine: Engine) -> tuple[str, ...]:
     }
     given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     return (*given, *(name for name, is_on in switches.items() if is_on))
+
+
+def model_source(name: str) -> str:
+    """Text of the Python file that belongs at ``<repository>/<name>/1/model.py``.
+
+    Raises:
+        KeyError: the backend has no model of that name.
+    """
+    if name not in MODELS:
+        raise KeyError(name)
+    return (resources.files("trtllm_hpc.reference") / "models" / f"{name}.py").read_text(encoding="utf-8")
 
 
 def repository() -> tuple[RepositoryModel, ...]:

@@ -1,1 +1,0 @@
-"""What differs between the backends: build command, repository, server environment."""
