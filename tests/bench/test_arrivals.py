@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtllm_hpc.bench.arrivals import Schedule, open_schedule, ramped, requests_of
+from trtllm_hpc.bench.arrivals import Schedule, open_schedule, ramped, request_counts
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
@@ -18,9 +18,9 @@ ARRIVALS = ("constant", "poisson", "gamma")
 
 
 def scheduled(rate: float, arrival: str, *, repeat: int = 0, **values: Any) -> Schedule:
-    asked = Benchmark(rate_per_second=rate, **{"warmup_requests": 0, **values})
-    level = OpenLoop(rate, arrival, asked.burstiness, asked.ramp_to_per_second)
-    return open_schedule(level, asked, repeat=repeat)
+    benchmark = Benchmark(rate_per_second=rate, **{"warmup_requests": 0, **values})
+    level = OpenLoop(rate, arrival, benchmark.burstiness, benchmark.ramp_to_per_second)
+    return open_schedule(level, benchmark, repeat=repeat)
 
 
 def gaps(times: list[float]) -> list[float]:
@@ -34,13 +34,13 @@ def spread(times: list[float]) -> float:
     return float((sum((gap - mean) ** 2 for gap in found) / len(found)) ** 0.5 / mean)
 
 
-def test_a_constant_schedule_has_equal_gaps_and_a_window_as_long_as_they_are() -> None:
+def test_a_constant_schedule_has_equal_gaps_and_a_window_of_their_sum() -> None:
     made = scheduled(4.0, "constant", requests=5)
     assert made.due_s == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert (made.window.start_s, made.window.end_s) == (0.0, 1.25)
 
 
-def test_a_late_time_of_a_constant_schedule_has_not_drifted() -> None:
+def test_a_constant_schedule_does_not_drift() -> None:
     assert scheduled(1000.0, "constant", requests=100_001).due_s[-1] == 100.0
 
 
@@ -50,13 +50,13 @@ def test_warm_up_comes_before_the_window_at_the_same_rate() -> None:
     assert (made.window.start_s, made.window.end_s, made.warmup) == (1.5, 3.5, 3)
 
 
-def test_seconds_take_the_place_of_numbers() -> None:
+def test_seconds_replace_numbers_of_requests() -> None:
     made = scheduled(2.0, "poisson", duration_seconds=10.0, warmup_seconds=3.0, warmup_requests=None)
     assert (made.window.start_s, made.window.end_s) == (3.0, 13.0)
     assert (made.warmup, len(made.due_s)) == (6, 26)
 
 
-def test_a_length_that_holds_no_whole_number_of_gaps_is_met_to_half_a_gap() -> None:
+def test_a_window_in_seconds_is_met_within_half_a_gap() -> None:
     made = scheduled(0.3, "constant", duration_seconds=5.5)
     assert len(made.due_s) / made.window.length_s == pytest.approx(0.3)
     assert abs(made.window.length_s - 5.5) <= 0.5 / 0.3
@@ -82,14 +82,14 @@ def test_gamma_of_shape_one_is_poisson() -> None:
     assert scheduled(3.0, "gamma", requests=50).due_s == scheduled(3.0, "poisson", requests=50).due_s
 
 
-def test_each_repeat_has_arrivals_of_its_own_and_each_rate_the_same_ones() -> None:
+def test_repeats_have_different_arrivals_and_rates_the_same_ones() -> None:
     first = scheduled(1.0, "poisson", requests=30)
     assert scheduled(1.0, "poisson", requests=30, repeat=1).due_s != first.due_s
     assert scheduled(2.0, "poisson", requests=30).due_s == pytest.approx([due / 2 for due in first.due_s])
     assert scheduled(1.0, "poisson", requests=30, seed=1).due_s != first.due_s
 
 
-def test_a_ramp_moves_the_rate_evenly_and_has_the_mean_rate_of_its_ends() -> None:
+def test_a_ramp_changes_the_rate_linearly_and_has_the_mean_of_its_ends() -> None:
     made = scheduled(10.0, "constant", duration_seconds=20.0, ramp_to_per_second=30.0, warmup_requests=5)
     assert (made.window.start_s, made.window.length_s) == (0.5, 20.0)
     times = [due - 0.5 for due in made.due_s[5:]]
@@ -106,8 +106,8 @@ def test_a_ramp_may_go_down() -> None:
     assert gaps(made.due_s)[-1] == pytest.approx(1 / 10, rel=0.02)
 
 
-def test_a_ramp_down_to_nearly_nothing_ends_with_the_window() -> None:
-    """There rounding may leave less than nothing of the rate."""
+def test_a_ramp_down_to_almost_zero_ends_with_the_window() -> None:
+    """Rounding may make the rate negative there."""
     for requests in range(1, 200):
         length_s = requests * 2 / (1e5 + 1e-9)
         (last_s,) = ramped(np.array([float(requests)]), 1e5, 1e-9, length_s).tolist()
@@ -123,12 +123,12 @@ def test_a_ramp_down_to_nearly_nothing_ends_with_the_window() -> None:
     seed=st.integers(0, 2**31 - 1),
     counts=st.tuples(st.integers(0, 50), st.integers(1, 300)),
 )
-def test_schedules_are_sorted_and_have_exactly_the_mean_rate_whatever_is_asked(
+def test_schedules_are_sorted_and_have_exactly_the_mean_rate(
     arrival: str, rate: float, ramp: float | None, shape: float, seed: int, counts: tuple[int, int]
 ) -> None:
     warmup, requests = counts
-    asked: dict[str, Any] = {"warmup_requests": warmup, "requests": requests, "seed": seed}
-    made = scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **asked)
+    options: dict[str, Any] = {"warmup_requests": warmup, "requests": requests, "seed": seed}
+    made = scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **options)
     assert made.due_s == sorted(made.due_s)
     assert made.due_s[0] == 0.0
     assert made.due_s[-1] <= made.window.end_s
@@ -137,7 +137,7 @@ def test_schedules_are_sorted_and_have_exactly_the_mean_rate_whatever_is_asked(
     # Times are rounded to nanoseconds.
     assert made.window.length_s == pytest.approx(requests / mean, rel=1e-9, abs=2e-9)
     assert made.window.start_s == pytest.approx(warmup / rate, rel=1e-9, abs=2e-9)
-    assert made == scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **asked)
+    assert made == scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **options)
 
 
 def test_schedules_are_the_same_on_every_machine() -> None:
@@ -146,9 +146,9 @@ def test_schedules_are_the_same_on_every_machine() -> None:
 
 
 def recorded(times: list[float | None], **values: Any) -> Schedule:
-    asked = Benchmark(**{"arrival": "trace", "requests": None, "warmup_requests": 0, **values})
+    benchmark = Benchmark(**{"arrival": "trace", "requests": None, "warmup_requests": 0, **values})
     requests = [Request(1, "x", due_s=time) for time in times]
-    return open_schedule(OpenLoop(1.0, "trace"), asked, requests=requests)
+    return open_schedule(OpenLoop(1.0, "trace"), benchmark, requests=requests)
 
 
 def test_a_trace_keeps_its_times_from_its_first_request_on() -> None:
@@ -158,10 +158,12 @@ def test_a_trace_keeps_its_times_from_its_first_request_on() -> None:
     assert made.window.end_s == pytest.approx(2.0 + 2.0 / 3), "a mean gap after the last one"
 
 
-def test_the_first_requests_of_a_trace_warm_up() -> None:
+def test_the_first_requests_of_a_trace_are_warm_up() -> None:
     made = recorded([0.0, 1.0, 2.0, 4.0, 8.0], warmup_requests=1, requests=3)
     assert made.due_s == [0.0, 1.0, 2.0, 4.0]
-    assert (made.window.start_s, made.window.end_s) == (1.0, 8.0), "it ends as the next request would come"
+    assert (made.window.start_s, made.window.end_s) == (1.0, 8.0), (
+        "it ends when the next request would be due"
+    )
 
 
 def test_a_trace_may_be_cut_by_time() -> None:
@@ -170,8 +172,8 @@ def test_a_trace_may_be_cut_by_time() -> None:
     assert (made.window.start_s, made.window.end_s) == (2.0, 5.0)
 
 
-def test_the_window_of_a_trace_that_ends_before_its_time_ends_with_it() -> None:
-    """Else its rates would be those of the time after it, too, when nothing is asked."""
+def test_the_window_ends_with_a_trace_that_is_shorter() -> None:
+    """Otherwise its rates would include time in which nothing is sent."""
     made = recorded([0.0, 1.0, 2.0, 3.0], duration_seconds=60.0)
     assert made.due_s == [0.0, 1.0, 2.0, 3.0] and (made.window.start_s, made.window.end_s) == (0.0, 4.0)
     assert recorded([0.0, 1.0, 2.0, 3.0], duration_seconds=3.5).window.end_s == 3.5
@@ -183,7 +185,7 @@ def test_a_trace_without_times_is_refused(times: list[float | None]) -> None:
         recorded(times)
 
 
-def test_the_number_of_requests_is_known_beforehand() -> None:
-    asked = Benchmark(duration_seconds=10.0, warmup_requests=3)
-    assert requests_of(OpenLoop(2.0), asked) == (3, 20)
-    assert requests_of(OpenLoop(2.0, ramp_to_per_s=4.0), asked) == (3, 30)
+def test_the_number_of_requests_of_a_window_in_seconds() -> None:
+    benchmark = Benchmark(duration_seconds=10.0, warmup_requests=3)
+    assert request_counts(OpenLoop(2.0), benchmark) == (3, 20)
+    assert request_counts(OpenLoop(2.0, ramp_to_per_s=4.0), benchmark) == (3, 30)

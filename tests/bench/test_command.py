@@ -362,7 +362,7 @@ def test_a_model_that_is_not_served_is_told_before_anything_is_sent(run: RunPath
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--model", "ensemble"), "about ttft, which only an answer that is streamed has; model 'ensemble'"),
+        (("--model", "ensemble"), "limits ttft, which only streamed answers have; model 'ensemble'"),
         (("--model", "ensemble", "--streaming"), "repository.decoupled: true"),
         (("--model", "decoupled", "--no-streaming", "--find-max"), "answers are not streamed"),
     ],

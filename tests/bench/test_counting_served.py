@@ -16,7 +16,7 @@ from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
-from trtllm_hpc.client.tensors import TextModel
+from trtllm_hpc.client.served_model import TextModel
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.reference import build
 from trtllm_hpc.runtime.records import Endpoint

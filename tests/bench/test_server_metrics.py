@@ -218,12 +218,12 @@ def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.mark.triton
 def test_a_real_server_tells_its_series(tmp_path: Path) -> None:
-    from trtllm_hpc.client.ask import ask_grpc
+    from trtllm_hpc.client.generate import generate_grpc
 
     with echo_server(tmp_path) as endpoint, sampled(endpoint, Clock(), 0.05) as found:
         assert eventually(lambda: len(found))
         for _ in range(10):
-            ask_grpc(endpoint, "a question", 4, 10.0, "ensemble")
+            generate_grpc(endpoint, "a question", 4, 10.0, "ensemble")
     first, last = found.samples[0], found.samples[-1]
     assert first.values["pending[ensemble]"] == 0
     assert 0 <= last.values["cpu_share"] <= 1

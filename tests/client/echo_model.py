@@ -1,10 +1,10 @@
-"""A text model that does as its prompt says. Runs in Triton's Python stub.
+"""A text model that is controlled by its prompt. Runs in Triton's Python stub.
 
-``sleep S: text`` answers after S seconds, ``fail: text`` with the error
-``text``, ``escape`` with a terminal's escape sequence; anything else comes
-back in upper case; from a decoupled model letter by letter, the third one
-0.1 s late if the prompt begins with ``slow``. Of token ids a decoupled model
-gives the numbers from 1 on, each by itself if ``streaming`` asks for it.
+``sleep S: text`` is answered after S seconds, ``fail: text`` with the error
+``text``, ``escape`` with a terminal's escape sequence; any other prompt comes
+back in upper case. A decoupled model sends it letter by letter, the third one
+0.1 s late if the prompt begins with ``slow``. For token ids a decoupled model
+sends the numbers from 1 on, each in its own response if ``streaming`` is set.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _length(inputs: dict[str, Any]) -> Any:
 
 
 def _preprocessed(inputs: dict[str, Any]) -> Any:
-    """One id for each byte."""
+    """One token id a byte."""
     ids = np.frombuffer(inputs["QUERY"].reshape(-1)[0], dtype=np.uint8).astype(np.int32)[None]
     length = np.array([[ids.size]], dtype=np.int32)
     return pb_utils.InferenceResponse(
@@ -90,14 +90,14 @@ def _preprocessed(inputs: dict[str, Any]) -> Any:
 
 
 def _generated(inputs: dict[str, Any]) -> Any:
-    """The input, then two tokens fewer than were asked for: this model stops early."""
+    """The input, then two tokens fewer than requested: this model stops early."""
     new = np.full((1, inputs["request_output_len"].item() - 2), 7, dtype=np.int32)
     ids = np.concatenate([inputs["input_ids"], new], axis=1)
     return _ids(ids, ids.size)
 
 
 def _numbers(inputs: dict[str, Any]) -> list[Any]:
-    """From 1 to the number asked for: one by one, or all at once."""
+    """The numbers from 1 to the requested one: one by one, or all at once."""
     numbers = np.arange(1, inputs["request_output_len"].item() + 1, dtype=np.int32)[None]
     streamed = "streaming" in inputs and bool(inputs["streaming"].item())
     return np.split(numbers, numbers.size, axis=1) if streamed else [numbers]

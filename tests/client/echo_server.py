@@ -1,4 +1,4 @@
-"""A real tritonserver with models that answer at once: ``ensemble`` and its likes."""
+"""A real tritonserver with models that answer at once: ``ensemble`` and others with its inputs."""
 
 from __future__ import annotations
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from trtllm_hpc.cli.client import command
-from trtllm_hpc.client.ask import ask_grpc, ask_http_generate
+from trtllm_hpc.client.generate import Answer, generate_grpc, generate_http
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.records import Endpoint
@@ -20,6 +20,8 @@ from trtllm_hpc.runtime.records import Endpoint
 from .echo_server import echo_server
 
 pytestmark = pytest.mark.triton
+
+Generate = Callable[..., Answer]
 
 
 @pytest.fixture(scope="module")
@@ -41,24 +43,22 @@ def client(paths: RunPaths, *arguments: str) -> Result:
     return CliRunner().invoke(command, [str(paths.folder), "--runs", str(paths.folder.parent), *arguments])
 
 
-@pytest.mark.parametrize("ask", [ask_grpc, ask_http_generate])
+@pytest.mark.parametrize("generate", [generate_grpc, generate_http])
 @pytest.mark.parametrize("prompt", ["hello", "", 'a "quoted" \\ $(x)\n', "straße 東京 🙂"])
-def test_the_text_goes_there_and_back_unharmed(ask: object, prompt: str, endpoint: Endpoint) -> None:
-    asker = ask_grpc if ask is ask_grpc else ask_http_generate
-    answer = asker(endpoint, prompt, 16, 10)
+def test_texts_arrive_unchanged_both_ways(generate: Generate, prompt: str, endpoint: Endpoint) -> None:
+    answer = generate(endpoint, prompt, 16, 10)
     assert (answer.text, answer.output_tokens) == (prompt.upper(), 15)
     assert 0 < answer.latency_s < 10
 
 
-def test_a_decoupled_model_is_heard_to_its_end(endpoint: Endpoint) -> None:
-    answer = ask_grpc(endpoint, "straße, letter by letter", 16, 10, model="decoupled")
+def test_all_responses_of_a_decoupled_model_are_received(endpoint: Endpoint) -> None:
+    answer = generate_grpc(endpoint, "straße, letter by letter", 16, 10, model="decoupled")
     assert (answer.text, answer.output_tokens) == ("STRASSE, LETTER BY LETTER", 25)
 
 
-@pytest.mark.parametrize("ask", [ask_grpc, ask_http_generate])
-def test_the_llm_apis_model_is_asked_in_its_own_words(ask: object, endpoint: Endpoint) -> None:
-    asker = ask_grpc if ask is ask_grpc else ask_http_generate
-    assert asker(endpoint, "hello", 16, 10, model="llm_api").output_tokens == 15
+@pytest.mark.parametrize("generate", [generate_grpc, generate_http])
+def test_the_llm_apis_model_gets_its_own_inputs(generate: Generate, endpoint: Endpoint) -> None:
+    assert generate(endpoint, "hello", 16, 10, model="llm_api").output_tokens == 15
 
 
 def test_both_protocols_answer_and_the_answer_is_saved(run: RunPaths) -> None:
@@ -79,7 +79,7 @@ def test_json_is_the_saved_record(run: RunPaths) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_the_servers_own_words_are_passed_on(run: RunPaths, protocol: str) -> None:
+def test_the_servers_error_message_is_passed_on(run: RunPaths, protocol: str) -> None:
     error = client(run, "--prompt", "fail: out of luck", "--protocol", protocol).exception
     assert isinstance(error, RequestFailed) and "out of luck" in error.message
     assert "StatusCode" not in error.message and error.hint == f"trtllm-hpc logs {run.folder} --rank 0"
@@ -91,23 +91,22 @@ def test_an_unknown_model_is_named(run: RunPaths, protocol: str) -> None:
     assert isinstance(error, RequestFailed) and "no_such" in error.message
 
 
-@pytest.mark.parametrize("ask", [ask_grpc, ask_http_generate])
-def test_a_slow_answer_is_given_up(ask: object, endpoint: Endpoint) -> None:
-    asker = ask_grpc if ask is ask_grpc else ask_http_generate
+@pytest.mark.parametrize("generate", [generate_grpc, generate_http])
+def test_a_slow_answer_times_out(generate: Generate, endpoint: Endpoint) -> None:
     with pytest.raises(RequestFailed):
-        asker(endpoint, "sleep 0.5: x", 4, 0.1)
+        generate(endpoint, "sleep 0.5: x", 4, 0.1)
 
 
 def test_different_answers_are_an_error(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     def other(endpoint: Endpoint, prompt: str, *others: object) -> object:
-        return ask_grpc(endpoint, prompt + "!", 4, 10)
+        return generate_grpc(endpoint, prompt + "!", 4, 10)
 
-    monkeypatch.setattr("trtllm_hpc.client.ask.ask_http_generate", other)
+    monkeypatch.setattr("trtllm_hpc.client.generate.generate_http", other)
     error = client(run, "--prompt", "x").exception
     assert isinstance(error, RequestFailed) and "'X'" in error.message and "'X!'" in error.message
 
 
-def test_the_command_ends_by_itself(run: RunPaths) -> None:
+def test_the_command_exits(run: RunPaths) -> None:
     """A Triton client that is left open would keep Python from exiting."""
     code = "from trtllm_hpc.cli.client import command; command()"
     arguments = [str(run.folder), "--runs", str(run.folder.parent), "--prompt", "hello"]

@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> RunPaths:
 
 @contextmanager
 def health(status: int) -> Iterator[Endpoint]:
-    """A server that gives ``status`` to every question."""
+    """A server whose health check answers with ``status``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -83,37 +83,37 @@ def test_a_run_that_was_only_rendered_says_so(run: RunPaths, timeout_s: float) -
 
 
 @pytest.mark.parametrize(
-    ("end", "data", "kind", "words"),
+    ("end", "data", "kind", "message"),
     [
         ("stage_end", {"exit_code": 3}, BuildFailed, "failed with exit code 3"),
         ("stage_cancelled", {}, RunCancelled, "was cancelled"),
     ],
 )
-def test_a_build_that_did_not_end_well_ends_the_wait(
-    run: RunPaths, end: str, data: dict[str, int], kind: type[Exception], words: str
+def test_a_failed_or_cancelled_build_ends_the_wait(
+    run: RunPaths, end: str, data: dict[str, int], kind: type[Exception], message: str
 ) -> None:
     add_event(run, "build", "stage_begin")
     add_event(run, "build", end, **data)
     started = time.monotonic()
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=message):
         wait_for_endpoint(run, 60)
     assert time.monotonic() - started < 10
 
 
-def test_a_build_that_has_ended_well_is_no_end(run: RunPaths) -> None:
+def test_a_successful_build_does_not_end_the_wait(run: RunPaths) -> None:
     add_event(run, "build", "stage_end", exit_code=0)
     with pytest.raises(NotReady, match="published no endpoint"):
         wait_for_endpoint(run, 0)
 
 
-def test_a_server_that_is_not_ready_is_told_from_none(run: RunPaths) -> None:
+def test_a_server_that_is_not_ready_is_reported_as_such(run: RunPaths) -> None:
     with health(400) as unready:
         unready.write(run.endpoint)
         with pytest.raises(NotReady, match="did not answer as ready"):
             wait_for_endpoint(run, 0.2)
 
 
-def test_an_endpoint_where_nobody_listens_is_not_ready(run: RunPaths) -> None:
+def test_an_endpoint_without_a_listening_server_is_not_ready(run: RunPaths) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         endpoint(closed.getsockname()[1]).write(run.endpoint)
@@ -150,7 +150,7 @@ def test_the_end_of_every_rank_ends_the_wait(run: RunPaths) -> None:
         wait_for_endpoint(run, 0)
 
 
-def test_a_run_that_has_ended_well_says_so(run: RunPaths) -> None:
+def test_a_run_that_has_ended_is_reported_as_such(run: RunPaths) -> None:
     add_event(run, "serve", "stage_end", exit_code=0)
     with pytest.raises(StartFailed, match="already ended"):
         wait_for_endpoint(run, 0)

@@ -1,4 +1,4 @@
-"""When each request is to be sent: decided before the first one is."""
+"""The send times of an open loop, all fixed before the first request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Times = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Schedule:
-    """When the requests of one pass are due, in seconds after its start, and which of them count."""
+    """When the requests of one pass are due, in seconds after its start, and which of them are measured."""
 
     due_s: list[float]
     """In ascending order; the first is due at 0."""
@@ -39,37 +39,37 @@ class Schedule:
 def open_schedule(
     level: OpenLoop, settings: Benchmark, *, repeat: int = 0, requests: Sequence[Request] = ()
 ) -> Schedule:
-    """When the requests of an open loop are due.
+    """Return when the requests of an open loop are due.
 
-    Warm-up and window each hold a whole number of requests and have exactly
-    the mean rate asked for: drawn gaps are stretched, and a length asked for
-    in seconds is met to half a mean gap. Otherwise the rate would be right
-    only on average over many seeds. A ramp begins with the window.
+    Warm-up and window each have a whole number of requests and exactly the
+    configured mean rate: drawn gaps are scaled, and a length in seconds is met
+    within half a mean gap. Otherwise the rate would be right only on average
+    over many seeds. A ramp begins with the window.
 
-    Each repeat has arrivals of its own. Those of another rate are the same
-    but for their scale, so that levels differ by the rate alone.
+    Each repeat has its own arrivals. Those of another rate differ only by
+    their scale, so that levels differ only by the rate.
 
     Args:
-        requests: the workload, for arrivals as in a trace.
+        requests: the workload, for the arrivals of a trace.
 
     Raises:
-        ConfigError: a trace is wanted, and the workload has no times.
+        ConfigError: the arrivals are those of a trace, and the workload has no times.
     """
     if level.arrival == "trace":
         return _as_recorded(settings, [request.due_s for request in requests])
     rate, end = level.rate_per_s, level.ramp_to_per_s or level.rate_per_s
-    before, measured = requests_of(level, settings)
-    warmup_s, length_s = before / rate, measured * 2 / (rate + end)
-    warming = send_times(before, level, settings.seed, repeat, Stream.WARMUP_ARRIVALS) / rate
-    # The tiny gaps of a burst may vanish in rounding, but who warms up is told by the time.
-    warming = np.minimum(warming, warmup_s - 10**-_DIGITS)
-    steady = ramped(send_times(measured, level, settings.seed, repeat, Stream.ARRIVALS), rate, end, length_s)
-    due_s = np.concatenate([warming, warmup_s + steady]).round(_DIGITS)
+    warmup, measured = request_counts(level, settings)
+    warmup_s, length_s = warmup / rate, measured * 2 / (rate + end)
+    before = arrival_times(warmup, level, settings.seed, repeat, Stream.WARMUP_ARRIVALS) / rate
+    # Rounding may move the last request of a burst into the window, but the time decides what is warm-up.
+    before = np.minimum(before, warmup_s - 10**-_DIGITS)
+    even = arrival_times(measured, level, settings.seed, repeat, Stream.ARRIVALS)
+    due_s = np.concatenate([before, warmup_s + ramped(even, rate, end, length_s)]).round(_DIGITS)
     return Schedule(due_s.tolist(), Window(round(warmup_s, _DIGITS), round(warmup_s + length_s, _DIGITS)))
 
 
-def requests_of(level: OpenLoop, settings: Benchmark) -> tuple[int, int]:
-    """How many requests warm up, and how many are measured, at least one."""
+def request_counts(level: OpenLoop, settings: Benchmark) -> tuple[int, int]:
+    """Return the number of requests of the warm-up and of the measured part, which has at least one."""
     rate, end = level.rate_per_s, level.ramp_to_per_s or level.rate_per_s
     warmup, measured = settings.warmup_requests or 0, settings.requests or 1
     if settings.warmup_seconds is not None:
@@ -79,12 +79,12 @@ def requests_of(level: OpenLoop, settings: Benchmark) -> tuple[int, int]:
     return warmup, measured
 
 
-def send_times(count: int, level: OpenLoop, seed: int, repeat: int, stream: Stream) -> Times:
-    """When ``count`` requests are due at a mean rate of one a second.
+def arrival_times(count: int, level: OpenLoop, seed: int, repeat: int, stream: Stream) -> Times:
+    """Return when ``count`` requests are due at a mean rate of one a second.
 
     The first is due at 0; the gap after the last one ends at exactly
-    ``count``. Gaps are all alike (``constant``) or gamma distributed of that
-    shape, of which 1 is exponential: the arrivals of a Poisson process.
+    ``count``. Gaps are equal (``constant``) or gamma distributed; shape 1 is
+    the exponential distribution: the arrivals of a Poisson process.
     """
     if level.arrival == "constant" or count == 0:
         return np.arange(count, dtype=np.float64)
@@ -98,24 +98,24 @@ def send_times(count: int, level: OpenLoop, seed: int, repeat: int, stream: Stre
 
 
 def ramped(times: Times, start_per_s: float, end_per_s: float, length_s: float) -> Times:
-    """The times at which a rate that moves evenly over ``length_s`` has brought so many requests.
+    """Return the times for a rate that changes linearly over ``length_s``, from those for one a second.
 
     Solves ``start*t + (end - start)*t**2 / (2*length) = time`` for ``t``, in
-    the form that holds for a rate that does not move, too.
+    the form that also holds for a constant rate.
     """
     slope = (end_per_s - start_per_s) / length_s
-    # At the very end of a ramp down to nearly nothing rounding may leave less than 0.
+    # Rounding may give less than 0 at the end of a ramp down to almost 0.
     root = np.sqrt(np.maximum(start_per_s**2 + 2 * slope * times, 0.0))
     found: Times = 2 * times / (start_per_s + root)
     return found
 
 
 def _as_recorded(settings: Benchmark, recorded: Sequence[float | None]) -> Schedule:
-    """The times of a trace, from its first request on; the window ends where the next request would come."""
+    """The times of a trace, from its first request on; the window ends when the next request would be due."""
     times = [time for time in recorded if time is not None]
     if not times or len(times) < len(recorded):
-        message = "arrivals as in a trace need a workload with times, and this one has none"
-        hint = "take workload.kind trace, or arrival poisson"
+        message = "the arrivals of a trace need a workload with times, and this one has none"
+        hint = "use workload.kind trace, or arrival poisson"
         raise ConfigError(
             [Diagnostic("no-times", message, "the workload", "arrival", value="trace", hint=hint)]
         )
@@ -130,7 +130,7 @@ def _as_recorded(settings: Benchmark, recorded: Sequence[float | None]) -> Sched
 
 
 def _warmup_of(due_s: Sequence[float], settings: Benchmark) -> int:
-    """How many requests of a trace warm up; at least the last one is measured."""
+    """The number of requests of a trace that are warm-up; at least the last one is measured."""
     count = settings.warmup_requests or 0
     if settings.warmup_seconds is not None:
         count = sum(time < settings.warmup_seconds for time in due_s)
@@ -138,7 +138,7 @@ def _warmup_of(due_s: Sequence[float], settings: Benchmark) -> int:
 
 
 def _after(due_s: Sequence[float], first: int, last: int) -> float:
-    """When a measured part ends: as the next request comes, or a mean gap after the last one."""
+    """When a measured part ends: when the next request is due, or a mean gap after the last one."""
     if last < len(due_s):
         return due_s[last]
     gaps = max(1, last - first - 1)

@@ -1,4 +1,4 @@
-"""The levels of load that a measurement goes through, one after the other."""
+"""The levels of load of a measurement, which are run one after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtllm_hpc.config.benchmark import Benchmark
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Requests at times fixed beforehand, whether or not earlier ones are answered."""
+    """Requests are sent at times fixed beforehand, whether or not earlier ones are answered."""
 
     rate_per_s: float
     arrival: str = "poisson"
@@ -18,12 +18,12 @@ class OpenLoop:
     burstiness: float = 1.0
     """Shape of ``gamma`` gaps."""
     ramp_to_per_s: float | None = None
-    """The rate at the end of the window, if it moves."""
+    """The rate at the end of the window, if it changes."""
     kind: Literal["open-loop"] = "open-loop"
 
     @property
     def label(self) -> str:
-        """How tables and plots call it, e.g. ``8/s``."""
+        """Its name in tables and plots, e.g. ``8/s``."""
         if self.arrival == "trace":
             return "trace"
         to = "" if self.ramp_to_per_s is None else f" to {self.ramp_to_per_s:g}"
@@ -32,14 +32,14 @@ class OpenLoop:
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """A fixed number of requests outstanding: an answer makes room for the next."""
+    """A fixed number of requests is outstanding: each answer lets the next one be sent."""
 
     concurrency: int
     kind: Literal["closed-loop"] = "closed-loop"
 
     @property
     def label(self) -> str:
-        """How tables and plots call it, e.g. ``32 at once``."""
+        """Its name in tables and plots, e.g. ``32 at once``."""
         return f"{self.concurrency} at once"
 
 
@@ -47,7 +47,7 @@ Level = OpenLoop | ClosedLoop
 
 
 def levels_of(settings: Benchmark) -> list[Level]:
-    """The levels in the order in which they are run."""
+    """Return the levels in the order in which they are run."""
     concurrencies = settings.concurrencies or ([settings.concurrency] if settings.concurrency else [])
     if concurrencies:
         return [ClosedLoop(concurrency) for concurrency in concurrencies]

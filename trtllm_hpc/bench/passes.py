@@ -9,7 +9,7 @@ from functools import partial
 
 from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
-from trtllm_hpc.bench.arrivals import open_schedule, requests_of
+from trtllm_hpc.bench.arrivals import open_schedule, request_counts
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load import (
     Clock,
@@ -211,7 +211,7 @@ def _truncated(window: Window, load: LoadResult) -> Window:
 def open_length(level: OpenLoop, settings: Benchmark) -> int:
     """Return the requests of an open loop, warm-up included; all of a trace that is limited by times."""
     if level.arrival != "trace":
-        return sum(requests_of(level, settings))
+        return sum(request_counts(level, settings))
     if settings.requests is None or settings.warmup_seconds is not None:
         return WHOLE_TRACE
     return settings.requests + (settings.warmup_requests or 0)
@@ -271,6 +271,6 @@ def _length_s(level: Level, settings: Benchmark) -> float | None:
         return closed_length(level, settings)[1]
     if level.arrival == "trace":
         return None
-    warmup, measured = requests_of(level, settings)
+    warmup, measured = request_counts(level, settings)
     mean_rate = (level.rate_per_s + (level.ramp_to_per_s or level.rate_per_s)) / 2
     return warmup / level.rate_per_s + measured / mean_rate

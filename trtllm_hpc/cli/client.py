@@ -13,7 +13,7 @@ from trtllm_hpc.paths import RunPaths, call_name, write_aside, write_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtllm_hpc.client.ask import Answer
+    from trtllm_hpc.client.generate import Answer
     from trtllm_hpc.runtime.records import Endpoint
 
 _REQUEST_TIMEOUT_S = 120.0
@@ -126,11 +126,11 @@ def _ask(
 ) -> list[Answer]:
     from functools import partial
 
-    from trtllm_hpc.client.ask import ask_grpc, ask_http_generate
+    from trtllm_hpc.client.generate import generate_grpc, generate_http
 
     askers: dict[str, Callable[..., Answer]] = {
-        "grpc": partial(ask_grpc, logits=logits),
-        "http": ask_http_generate,
+        "grpc": partial(generate_grpc, logits=logits),
+        "http": generate_http,
     }
     chosen = askers.values() if protocol == "both" else [askers[protocol]]
     return [ask(endpoint, prompt, max_tokens, _REQUEST_TIMEOUT_S, model) for ask in chosen]

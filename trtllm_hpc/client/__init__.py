@@ -1,4 +1,4 @@
-"""Questions to a served model: waiting for the endpoint, and asking over gRPC and HTTP.
+"""Requests to a served model: wait for the endpoint, then send prompts over gRPC and HTTP.
 
 This package knows an endpoint and a run folder, not how the server was started.
 """

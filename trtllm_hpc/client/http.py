@@ -1,4 +1,4 @@
-"""The few HTTP calls of Triton's protocol that need no client library."""
+"""HTTP calls of Triton's protocol that need no client library."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
 
-# Clusters often set http_proxy for the outside world; a compute node is inside.
+# Clusters often set http_proxy for the outside world; such a proxy cannot reach compute nodes.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def is_ready(endpoint: Endpoint, timeout_s: float) -> bool:
-    """Whether ``/v2/health/ready`` answers 200 within ``timeout_s`` seconds."""
+    """Return whether ``/v2/health/ready`` answers 200 within ``timeout_s`` seconds."""
     try:
         with _OPENER.open(f"http://{endpoint.http}/v2/health/ready", timeout=timeout_s) as reply:
             return bool(reply.status == 200)
@@ -28,7 +28,7 @@ def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None)
     """GET ``path``, or POST ``body`` to it as JSON, and return the JSON answer.
 
     Raises:
-        RequestFailed: with the server's own words if it gave any.
+        RequestFailed: with the server's error message if there is one.
     """
     url = f"http://{endpoint.http}/{path.lstrip('/')}"
     data = None if body is None else json.dumps(body).encode()
@@ -37,15 +37,15 @@ def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None)
         with _OPENER.open(request, timeout=timeout_s) as reply:
             return json.loads(reply.read().decode("utf-8", errors="replace"))
     except urllib.error.HTTPError as error:
-        raise RequestFailed(f"{url} answered {error.code}: {_words(error)}") from error
+        raise RequestFailed(f"{url} answered {error.code}: {_error_message(error)}") from error
     except TimeoutError as error:
         raise RequestFailed(f"{url} did not answer within {timeout_s:g} s.") from error
     except (OSError, HTTPException, ValueError) as error:
-        raise RequestFailed(f"{url} could not be asked: {getattr(error, 'reason', error)}") from error
+        raise RequestFailed(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from error
 
 
-def _words(error: urllib.error.HTTPError) -> str:
-    """What the server says went wrong: Triton's ``{"error": ...}``, else the body as it is."""
+def _error_message(error: urllib.error.HTTPError) -> str:
+    """The message of Triton's ``{"error": ...}``, else the body as it is."""
     with error:
         text = error.read(65536).decode("utf-8", errors="replace").strip()
     try:

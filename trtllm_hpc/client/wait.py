@@ -1,4 +1,4 @@
-"""Waiting for a run's endpoint, always with an end."""
+"""Wait for a run's endpoint, with a time limit."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 _HEALTH_TIMEOUT_S = 5.0
 _SETTLE_S = 2.0
-"""A serve job that was submitted again may not have written its beginning yet: an end counts after this."""
+"""The end of a serve stage counts after this time: a job that was submitted again may not have begun yet."""
 
 
 def wait_for_endpoint(
     paths: RunPaths, timeout_s: float, *, on_wait: Callable[[float], None] | None = None
 ) -> Endpoint:
-    """The endpoint of a run, once it is published and answers as ready.
+    """Return the endpoint of a run, once it is published and answers as ready.
 
     Args:
-        timeout_s: 0 asks once, without waiting.
+        timeout_s: 0 checks once, without waiting.
         on_wait: called before each pause with the seconds waited so far.
 
     Raises:
         BuildFailed, StartFailed, RunCancelled: the build has failed, or the serve stage
-            has ended, so that no endpoint will come.
+            has ended, so there will be no endpoint.
         NotReady: no ready endpoint within ``timeout_s``.
     """
     started = time.monotonic()
@@ -53,11 +53,10 @@ def wait_for_endpoint(
 
 
 def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
-    """The error that says why no server will come; ``None`` while one may still become ready.
+    """Return the error that says why there will be no server; ``None`` while one may still become ready.
 
-    None will come when the events of the serve stage say that it has ended, or
-    those of the build before it that there is no engine, or when every rank of
-    the serve step says that it has ended.
+    There will be none if, by their events, the serve stage has ended or the
+    build before it has failed, or if by their records all ranks have ended.
     """
     hint = f"trtllm-hpc logs {call_name(paths)}"
     end = stage_end(paths, "serve")
@@ -73,17 +72,16 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
             f"The server of run {paths.run_id} has already ended.", hint="submit the job file again"
         )
     how = "was cancelled" if code is None else f"ended with exit code {code}"
-    sentence = f"The serve stage of run {paths.run_id} {how}: there is no server to ask."
+    sentence = f"The serve stage of run {paths.run_id} {how}, so there is no server."
     return (RunCancelled if code is None else StartFailed)(sentence, hint=hint)
 
 
 def _build_end(paths: RunPaths, code: int | None, hint: str) -> TrtllmHpcError:
     if code is None:
-        sentence = f"The build of run {paths.run_id} was cancelled: there will be no server to ask."
-        return RunCancelled(sentence, hint=hint)
-    sentence = (
-        f"The build of run {paths.run_id} failed with exit code {code}: there will be no server to ask."
-    )
+        return RunCancelled(
+            f"The build of run {paths.run_id} was cancelled, so there will be no server.", hint=hint
+        )
+    sentence = f"The build of run {paths.run_id} failed with exit code {code}, so there will be no server."
     return BuildFailed(sentence, hint=hint)
 
 
@@ -100,7 +98,7 @@ def _ranks_end(paths: RunPaths) -> str | None:
 
 
 def was_submitted(paths: RunPaths) -> bool:
-    """Whether ``submit`` has sent a job of the run, or a script of it has begun."""
+    """Return whether ``submit`` has submitted a job of the run, or one of its scripts has begun."""
     return paths.jobs.exists() or bool(read_events(paths))
 
 
@@ -116,7 +114,7 @@ def _not_ready(paths: RunPaths, endpoint: Endpoint | None, timeout_s: float) -> 
         message = f"Run {paths.run_id} published no endpoint{within}: its server is not ready."
     else:
         message = f"Run {paths.run_id} was never submitted"
-        message += f", and no script of it began by hand{within}." if timeout_s > 0 else "."
+        message += f", and none of its scripts was started by hand{within}." if timeout_s > 0 else "."
         files = (shlex.quote(str(paths.spec)), shlex.quote(str(paths.cluster)))
         hint = f"trtllm-hpc submit {files[0]} --cluster {files[1]}"
     return NotReady(message, hint=hint)

@@ -13,7 +13,7 @@ from tritonclient.utils import serialize_byte_tensor
 from tests.bench.load.grpc_server import endpoint
 from trtllm_hpc.bench.load import Chunk, CoreModel, ParsedReply, Reply, Target, encode_request, parse_reply
 from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.client.tensors import TextModel
+from trtllm_hpc.client.served_model import TextModel
 
 GRPC = Target(endpoint(1), "ensemble")
 HTTP = Target(endpoint(1), "ensemble", protocol="http")

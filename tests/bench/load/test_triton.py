@@ -25,7 +25,7 @@ from trtllm_hpc.bench.load import (
     run_open,
 )
 from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.client.tensors import TextModel
+from trtllm_hpc.client.served_model import TextModel
 from trtllm_hpc.errors import NotReady
 from trtllm_hpc.runtime.records import Endpoint
 

@@ -53,5 +53,5 @@ def test_the_server_counts_if_the_local_tokenizer_differs(endpoint: Endpoint, tm
 def test_without_a_server_there_is_no_served_tokenizer(endpoint: Endpoint) -> None:
     unreachable = replace(endpoint, http_port=1)
     assert find_tokenizer(Workload(), [], unreachable).tokenizer is None
-    with pytest.raises(RequestFailed, match="could not be asked"):
+    with pytest.raises(RequestFailed, match="cannot be reached"):
         ServedTokenizer(unreachable, 1)

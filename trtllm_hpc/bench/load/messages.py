@@ -15,7 +15,7 @@ import numpy as np
 
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.client.tensors import ENSEMBLE, LENGTH_OUTPUT, TEXT_OUTPUT, TextModel, text_inputs
+from trtllm_hpc.client.served_model import ENSEMBLE, LENGTH_OUTPUT, TEXT_OUTPUT, TextModel, text_inputs
 from trtllm_hpc.runtime.records import Endpoint
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from trtllm_hpc.bench.workload.request import (
     Vocabulary,
     settings_error,
 )
-from trtllm_hpc.client.ask import GRPC_OPTIONS
+from trtllm_hpc.client.generate import grpc_client, grpc_error, infer_inputs
 from trtllm_hpc.client.http import call_json
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import RequestFailed
@@ -125,29 +125,17 @@ class ServedTokenizer:
         Raises:
             RequestFailed: with the server's error message.
         """
-        from tritonclient.grpc import InferenceServerClient
         from tritonclient.utils import InferenceServerException
 
-        client = InferenceServerClient(self._endpoint.grpc, channel_args=list(GRPC_OPTIONS))
         try:
-            return [self._infer(client, text) for text in texts]
+            with grpc_client(self._endpoint) as client:
+                return [self._infer(client, text) for text in texts]
         except InferenceServerException as error:
-            reason = error.message() or error.status()
-            raise RequestFailed(
-                f"Model {_SERVED_MODEL!r} at {self._endpoint.grpc} failed: {reason}"
-            ) from error
-        finally:
-            client.close()
+            raise RequestFailed(grpc_error(error, self._endpoint, _SERVED_MODEL)) from error
 
     def _infer(self, client: Any, text: str) -> list[int]:
-        from tritonclient.grpc import InferInput
-        from tritonclient.utils import np_to_triton_dtype
-
-        tensors = []
-        for name, array in self._arrays(text).items():
-            tensor = InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
-            tensors.append(tensor.set_data_from_numpy(array))
-        answer = client.infer(_SERVED_MODEL, tensors, client_timeout=self._timeout_s)
+        inputs = infer_inputs(self._arrays(text))
+        answer = client.infer(_SERVED_MODEL, inputs, client_timeout=self._timeout_s)
         ids, lengths = answer.as_numpy("INPUT_ID"), answer.as_numpy("REQUEST_INPUT_LEN")
         if ids is None or lengths is None:
             raise RequestFailed(f"Model {_SERVED_MODEL!r} answered without INPUT_ID or REQUEST_INPUT_LEN.")

@@ -1,0 +1,99 @@
+"""A served model: its inputs, as its configuration lists them, and the tensors of a request to it.
+
+Tensors have upstream's names (``ensemble``, ``tensorrt_llm_bls``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+
+from trtllm_hpc.client.http import call_json
+from trtllm_hpc.runtime.records import Endpoint
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TEXT_OUTPUT = "text_output"
+LENGTH_OUTPUT = "sequence_length"
+"""Output tokens of each sequence, for models that declare it."""
+LLM_API_LENGTH = "sampling_param_max_tokens"
+"""``max_tokens`` of the LLM API's model (upstream's ``all_models/llmapi``, 0.19 on)."""
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """The form of a text model's inputs."""
+
+    takes_sampling_params: bool = False
+    """Whether it is the LLM API's model."""
+    batched: bool = True
+    """Whether its inputs have a batch dimension."""
+
+
+ENSEMBLE = TextModel()
+"""Upstream's ``ensemble`` and ``tensorrt_llm_bls``, of any release."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The part of a model's configuration that a client needs."""
+
+    inputs: frozenset[str]
+    """Names of its inputs."""
+    batched: bool
+    """Whether these have a batch dimension."""
+    decoupled: bool
+    """Whether a request may have any number of responses: it then takes streaming calls only."""
+
+    @property
+    def text(self) -> TextModel:
+        """The form of its inputs, if it is a text model."""
+        return TextModel(LLM_API_LENGTH in self.inputs, self.batched)
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether it takes a text instead of token ids."""
+        return "text_input" in self.inputs
+
+
+def describe(endpoint: Endpoint, model: str, timeout_s: float) -> ServedModel:
+    """Fetch a model's configuration from the server.
+
+    Raises:
+        RequestFailed: with the server's error message, for example that it has no such model.
+    """
+    config = call_json(endpoint, f"v2/models/{quote(model, safe='')}/config", timeout_s)
+    names = frozenset(str(tensor.get("name")) for tensor in config.get("input", ()))
+    policy = config.get("model_transaction_policy", {})
+    return ServedModel(names, bool(config.get("max_batch_size", 0)), bool(policy.get("decoupled", False)))
+
+
+def text_inputs(prompt: str, max_tokens: int, model: TextModel = ENSEMBLE) -> dict[str, NDArray[Any]]:
+    """Return the inputs of one request, batch of one.
+
+    ``bad_words`` and ``stop_words`` are always sent to upstream's ensemble,
+    empty: its old releases do not declare them optional.
+    """
+    shape = (1, 1) if model.batched else (1,)
+    text = np.array([prompt.encode("utf-8", errors="replace")], dtype=np.object_).reshape(shape)
+    length = np.full(shape, max_tokens, dtype=np.int32)
+    if model.takes_sampling_params:
+        return {"text_input": text, LLM_API_LENGTH: length}
+    empty = np.array([b""], dtype=np.object_).reshape(shape)
+    return {"text_input": text, "max_tokens": length, "bad_words": empty, "stop_words": empty}
+
+
+def logits_inputs(names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return the inputs that request ``context_logits`` or ``generation_logits`` from upstream's text models."""
+    return {f"return_{name}": np.array([[True]]) for name in names}
+
+
+def first_text(output: NDArray[Any]) -> str:
+    """Return the first string of a BYTES tensor; invalid UTF-8 is replaced."""
+    value = output.reshape(-1)[0]
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
