@@ -89,7 +89,7 @@ def text_inputs(prompt: str, max_tokens: int, model: TextModel = ENSEMBLE) -> di
 
 
 def logits_inputs(names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the inputs that request ``context_logits`` or ``generation_logits`` from upstream's text models."""
+    """Return the inputs that request ``context_logits`` or ``generation_logits`` from a text model."""
     return {f"return_{name}": np.array([[True]]) for name in names}
 
 
