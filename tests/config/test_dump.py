@@ -11,7 +11,6 @@ from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
 from trtllm_hpc.config.engine import Engine, Speculative
-from trtllm_hpc.config.explain import all_keys, validate
 from trtllm_hpc.config.job import (
     Companion,
     Disaggregated,
@@ -21,6 +20,7 @@ from trtllm_hpc.config.job import (
 )
 from trtllm_hpc.config.repository import ModelCopy, Repository
 from trtllm_hpc.config.tree import Source, parse
+from trtllm_hpc.config.validate import all_keys, validate
 
 
 def _loaded(text: str) -> object:

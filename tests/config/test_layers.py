@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
-from trtllm_hpc.config.explain import validate
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import read_settings
+from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.validation.load import load
 

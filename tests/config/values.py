@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.cluster import ClusterProfile, Container, Triton
 from trtllm_hpc.config.engine import Engine
-from trtllm_hpc.config.explain import all_keys
 from trtllm_hpc.config.job import (
     Build,
     Companion,
@@ -19,6 +18,7 @@ from trtllm_hpc.config.job import (
     Serve,
 )
 from trtllm_hpc.config.repository import Repository
+from trtllm_hpc.config.validate import all_keys
 
 HOSTILE = [
     "$(touch pwned)", "`touch pwned`", "a; touch pwned", "' ; touch pwned #", '" && touch pwned', "a\nb",

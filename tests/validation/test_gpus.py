@@ -7,9 +7,8 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.cluster import ClusterProfile, gpus
 from trtllm_hpc.config.dump import cluster_yaml
-from trtllm_hpc.config.gpus import gpus
 from trtllm_hpc.validation.cluster_rules import gpu_is_known
 
 

@@ -85,7 +85,7 @@ def _rank(paths: RunPaths, rank: int) -> dict[str, Any]:
 
 def _container(paths: RunPaths) -> dict[str, Any]:
     """The cluster profile's name, and what holds the server."""
-    from trtllm_hpc.config.spec import read_cluster
+    from trtllm_hpc.config.files import read_cluster
 
     try:
         profile = read_cluster(paths.cluster)
@@ -101,7 +101,7 @@ def _engine(paths: RunPaths, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked(paths: RunPaths) -> dict[str, Any]:
-    from trtllm_hpc.config.spec import read_spec
+    from trtllm_hpc.config.files import read_spec
 
     try:
         job = read_spec(paths.spec)

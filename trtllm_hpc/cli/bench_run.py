@@ -142,7 +142,7 @@ def _next(found: Found, measurement: Measurement) -> str:
 
 
 def _job_of(run: RunPaths) -> JobFile:
-    from trtllm_hpc.config.spec import read_spec
+    from trtllm_hpc.config.files import read_spec
 
     return read_spec(run.spec)
 

@@ -105,8 +105,8 @@ def templates(ctx: click.Context) -> list[str]:
 def settings(ctx: click.Context) -> list[str]:
     """Return the keys that ``--set`` takes, each with its ``=``."""
     from trtllm_hpc.config.cluster import ClusterProfile
-    from trtllm_hpc.config.explain import all_keys
     from trtllm_hpc.config.job import JobFile
+    from trtllm_hpc.config.validate import all_keys
 
     return [f"{key}=" for key in (*all_keys(JobFile), *all_keys(ClusterProfile, "cluster."))]
 

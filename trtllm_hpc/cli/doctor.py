@@ -51,14 +51,14 @@ def command(
 
     Exit code 3 if anything fails.
     """
-    from trtllm_hpc.config.closed import naming_keys
+    from trtllm_hpc.config.path_errors import path_errors
     from trtllm_hpc.runs.create import check_context
     from trtllm_hpc.validation.run_checks import rule_rows, run_checks, worst
 
     if with_rules and job_file is None:
         raise click.UsageError("--rules lists the rules that a JOB has kept: name one.")
     context = check_context(job_file, cluster, settings, runs)
-    with naming_keys(context.job if context.has_job else None, context.cluster):
+    with path_errors(context.job if context.has_job else None, context.cluster):
         rows = run_checks(context)
         record = _record(context, rows, rule_rows() if context.has_job else [])
     if as_json:

@@ -1,8 +1,15 @@
-"""The cluster profile: *where* to run."""
+"""The cluster profile: *where* to run; and what its kinds of GPU are (``gpus.toml`` beside this file)."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,6 +18,31 @@ from trtllm_hpc.config.types import AbsolutePath, AnyText, JobName, OneLine, Sec
 
 SANDBOX_ROOT = PurePosixPath("/run/trtllm-hpc")
 """Where sandboxes keep their state, ``slurm.conf`` included."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU."""
+
+    name: str
+    memory_gib: float
+    """As nvidia-smi shows it."""
+    compute_capability: str
+    source: str
+
+
+@cache
+def gpus() -> Mapping[str, Gpu]:
+    """Every kind of GPU in ``gpus.toml``, by name."""
+    # Imported here: few profiles name a kind of GPU.
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    text = (resources.files("trtllm_hpc.config") / "gpus.toml").read_text("utf-8")
+    return MappingProxyType(
+        {
+            name: Gpu(name, round(it["memory_mib"] / 1024, 2), it["compute_capability"], it["source"])
+            for name, it in toml.loads(text)["gpu"].items()
+        }
+    )
 
 
 class Container(Section):
@@ -108,17 +140,12 @@ class ClusterProfile(Section):
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """What the kind of GPU says in the keys that are left out; an unknown kind is a finding."""
+        """Fill in the keys that the kind of GPU answers; a rule refuses an unknown kind."""
         name = plain.get("gpu")
         if not isinstance(name, str):
             return plain
-        from trtllm_hpc.config.gpus import gpus
-
         gpu = gpus().get(name)
         if gpu is None:
             return plain
-        said = {"gpu_memory_gib": gpu.memory_gib, "compute_capability": gpu.compute_capability}
-        return {
-            **said,
-            **{key: value for key, value in plain.items() if value is not None or key not in said},
-        }
+        known = {"gpu_memory_gib": gpu.memory_gib, "compute_capability": gpu.compute_capability}
+        return {**known, **{key: it for key, it in plain.items() if it is not None or key not in known}}

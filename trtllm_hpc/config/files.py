@@ -1,16 +1,24 @@
-"""Diagnostic and reading the two files: by path, or by the name of a shipped one."""
+"""Find and read the two files: by path, by the name of a shipped one, or in a run folder."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from importlib import resources
 from pathlib import Path
+from typing import TypeVar
 
+from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import nearest
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.tree import Node, Source, parse
-from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.config.types import Section
+from trtllm_hpc.config.validate import validate
+from trtllm_hpc.errors import ConfigError, Diagnostic
+
+Model = TypeVar("Model", bound=Section)
 
 MAX_BYTES = 1024 * 1024
 SHIPPED_PROFILES = "trtllm_hpc.slurm"
@@ -18,7 +26,7 @@ SHIPPED_JOBS = "trtllm_hpc.jobs"
 
 
 def user_profiles_folder() -> Path:
-    """Where a person keeps profiles to be called by name: ``$XDG_CONFIG_HOME/trtllm-hpc/clusters``."""
+    """Where users keep profiles that can be called by name: ``$XDG_CONFIG_HOME/trtllm-hpc/clusters``."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     # The XDG specification wants a relative value ignored.
     home = Path(base) if base.startswith("/") else Path(os.path.expanduser("~")) / ".config"  # noqa: PTH111
@@ -26,7 +34,7 @@ def user_profiles_folder() -> Path:
 
 
 def profiles() -> dict[str, Path]:
-    """Every profile that can be called by name; a person's own one stands in for a shipped one."""
+    """Every profile that can be called by name; the user's own comes before a shipped one."""
     return {**_named(shipped(SHIPPED_PROFILES)), **_named(user_profiles_folder())}
 
 
@@ -36,7 +44,7 @@ def jobs() -> dict[str, Path]:
 
 
 def shipped(package: str) -> Path:
-    """Folder of a package of data files."""
+    """Return the folder of a package of data files."""
     return Path(str(resources.files(package)))
 
 
@@ -44,12 +52,12 @@ def _named(folder: Path) -> dict[str, Path]:
     try:
         return {path.stem: path for path in sorted(folder.iterdir()) if path.suffix == ".yaml"}
     except OSError:
-        # A folder that a person never made, or may not read, holds no profiles for them.
+        # No such folder, or it may not be read.
         return {}
 
 
 def find_profile(cluster: str) -> Path | Diagnostic:
-    """The profile of that path or name, or the finding that there is none."""
+    """Return the profile of that path or name, or a diagnostic if there is none."""
     if "/" in cluster or cluster.endswith((".yaml", ".yml")):
         return Path(cluster)
     known = profiles()
@@ -71,7 +79,7 @@ def find_profile(cluster: str) -> Path | Diagnostic:
 
 
 def find_job(job_file: Path) -> Path:
-    """The job file itself, or the shipped one when the bare name of one is given."""
+    """Return the job file itself, or the shipped one if its bare name is given."""
     name = str(job_file)
     if "/" not in name and not job_file.suffix and not os.path.lexists(name):
         return jobs().get(name, job_file)
@@ -79,34 +87,37 @@ def find_job(job_file: Path) -> Path:
 
 
 def read_tree(path: Path, what: str) -> tuple[Node | None, list[Diagnostic]]:
-    """Read and parse one file; ``what`` it is, e.g. ``job file``, goes into the messages.
+    """Read and parse one file.
+
+    Args:
+        what: the kind of file for the messages, e.g. ``job file``.
 
     Returns:
         As ``tree.parse``; the root is a mapping.
     """
-    # Not Path.absolute(): '..' is to vanish from messages and from paths derived from this one.
+    # Not Path.absolute(), which keeps '..' in messages and in the paths derived from this one.
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
     source = Source(str(path), folder=folder)
     text = _read(path, what)
     if isinstance(text, Diagnostic):
         return None, [text]
-    root, findings = parse(text, source)
+    root, wrong = parse(text, source)
     if root is None:
-        return None, findings
+        return None, wrong
     if root.value is None:
-        return Node({}, source, 1), findings
+        return Node({}, source, 1), wrong
     if not isinstance(root.value, dict):
         message = f"the {what} must be a mapping of keys to values"
         return None, [
-            *findings,
-            Diagnostic("wrong-type", message, str(path), "", root.line, value=root.plain()),
+            *wrong,
+            Diagnostic("wrong-type", message, str(path), line=root.line, value=root.plain()),
         ]
-    return Node(root.value, source, root.line), findings
+    return Node(root.value, source, root.line), wrong
 
 
 def _read(path: Path, what: str) -> str | Diagnostic:
     def diagnostic(code: str, message: str, hint: str | None = None) -> Diagnostic:
-        return Diagnostic(code, message, str(path), "", hint=hint)
+        return Diagnostic(code, message, str(path), hint=hint)
 
     try:
         raw = _read_bytes(path)
@@ -123,7 +134,7 @@ def _read(path: Path, what: str) -> str | Diagnostic:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         return Diagnostic(
-            "bad-yaml", f"the {what} is not UTF-8 text (byte {error.start})", str(path), "", line
+            "bad-yaml", f"the {what} is not UTF-8 text (byte {error.start})", str(path), line=line
         )
 
 
@@ -137,7 +148,7 @@ def _where_else(path: Path, what: str) -> str:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The file's bytes, one more than allowed at most; only of a regular file, so that nothing blocks."""
+    """Read at most one byte more than allowed, and only from a regular file, so that nothing blocks."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(handle).st_mode
@@ -149,3 +160,66 @@ def _read_bytes(path: Path) -> bytes:
             return stream.read(MAX_BYTES + 1)
     finally:
         os.close(handle)
+
+
+def read_spec(path: Path) -> JobFile:
+    """Read the job file in a run folder.
+
+    Raises:
+        ConfigError: it cannot be read, or another version of this package wrote it.
+    """
+    return _read_whole(JobFile, path, "job file of the run")
+
+
+def read_cluster(path: Path) -> ClusterProfile:
+    """Read the cluster profile in a run folder.
+
+    Raises:
+        ConfigError: as :func:`read_spec`.
+    """
+    return _read_whole(ClusterProfile, path, "cluster profile of the run")
+
+
+def _read_whole(model: type[Model], path: Path, what: str) -> Model:
+    tree, wrong = read_tree(path, what)
+    value = None
+    if tree is not None:
+        value, more = validate(model, tree)
+        wrong += more
+    if value is None or wrong:
+        hint = "another version of trtllm-hpc may have written the run; submit its job file again"
+        raise ConfigError(wrong, hint=hint)
+    return value
+
+
+def swapped(job: Node | None, cluster: Node | None) -> list[Diagnostic]:
+    """Report a job file given as the profile, or the other way round, once instead of for each key."""
+    job_is_profile = job is not None and _is(ClusterProfile, JobFile, job)
+    cluster_is_job = cluster is not None and _is(JobFile, ClusterProfile, cluster)
+    if job is not None and job_is_profile:
+        message, job_word = "this is a cluster profile, not a job file", "JOB"
+        if cluster is not None and cluster_is_job:
+            message += f"; {cluster.source.file} is the job file"
+            job_word = _word(cluster)
+        return [_swapped(job, message, f"trtllm-hpc render {job_word} --cluster {_word(job)}")]
+    if cluster is not None and cluster_is_job:
+        hint = f"trtllm-hpc render {_word(cluster)} --cluster PROFILE"
+        return [_swapped(cluster, "this is a job file, not a cluster profile", hint)]
+    return []
+
+
+def _swapped(tree: Node, message: str, hint: str) -> Diagnostic:
+    return Diagnostic("swapped", message, tree.source.file, hint=hint)
+
+
+def _word(tree: Node) -> str:
+    """Quote the file for a command; with a '/' it cannot be taken for the name of a shipped one."""
+    file = tree.source.file
+    return shlex.quote(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
+
+
+def _is(kind: type[Section], other: type[Section], tree: Node) -> bool:
+    """Whether most top-level keys are of ``kind``, and none is of ``other`` alone."""
+    keys = set(tree.value) if isinstance(tree.value, dict) else set()
+    mine, others = set(kind.model_fields), set(other.model_fields)
+    return not keys & (others - mine) and len(keys & (mine - others)) > len(keys - mine - others)

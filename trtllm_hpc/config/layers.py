@@ -102,7 +102,7 @@ def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Diagnostic]
     """Read ``a.b=c`` settings, values in YAML; later ones win.
 
     A shell takes quotes away, so ``a.b=0.16`` may be meant as text: what was typed
-    is kept, and taken where the key wants text (``config.explain``).
+    is kept, and taken where the key wants text (``config.validate``).
 
     Returns:
         The tree for the job file, the tree for the profile, and what is wrong.

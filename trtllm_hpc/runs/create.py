@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from trtllm_hpc.config.closed import naming_keys
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.paths import RunPaths, default_runs_folder, engines_folder
 from trtllm_hpc.plan.model import Plan
@@ -65,7 +65,7 @@ def plan_run(
     """
     options = () if runs is None else ("--runs", str(runs))
     resolved = load(job_file, cluster, tuple(settings), command=command, options=options)
-    with naming_keys(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
+    with path_errors(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
         paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
         templates = find_templates(resolved.cluster) if resolved.job.engine.is_tensorrt_llm else None
         plan = make_plan(

@@ -59,7 +59,7 @@ def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
     """A kind of GPU is named as the table of GPUs names it."""
     if cluster.gpu is None:
         return
-    from trtllm_hpc.config.gpus import gpus
+    from trtllm_hpc.config.cluster import gpus
 
     if cluster.gpu not in gpus():
         message = f"{cluster.gpu!r} is not in the table of GPUs"

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE
-from trtllm_hpc.config.explain import validate
-from trtllm_hpc.config.files import find_job, find_profile, read_tree
+from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import (
     job_defaults,
@@ -21,9 +20,8 @@ from trtllm_hpc.config.layers import (
     with_absolute_paths,
     with_built_in_model,
 )
-from trtllm_hpc.config.partial import UnknownValueError
-from trtllm_hpc.config.swapped import swapped
 from trtllm_hpc.config.tree import Node
+from trtllm_hpc.config.validate import UnknownValueError, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, with_image
 from trtllm_hpc.tensorrt_llm.releases import UnknownRelease

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE, PROFILE, Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.partial import UnknownValueError
+from trtllm_hpc.config.validate import UnknownValueError
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.config.closed import refused
+from trtllm_hpc.config.path_errors import path_diagnostic
 from trtllm_hpc.errors import FAIL, OK, UNKNOWN, WARN, ConfigError, Diagnostic, State, fail, ok
 from trtllm_hpc.validation import engine_checks as engine
 from trtllm_hpc.validation import file_system_checks as places
@@ -45,8 +45,8 @@ def _run(check: Check, context: Context) -> Diagnostic:
         return check.function(context)
     except OSError as error:
         job = context.job if context.has_job else None
-        further = {"--runs": str(context.runs), "engines_folder": str(context.engines)}
-        found = refused(error, job, context.cluster, further)
+        options = {"--runs": str(context.runs), "engines_folder": str(context.engines)}
+        found = path_diagnostic(error, job, context.cluster, options)
         if found is None:
             raise
         return fail(f"{found.field}: {found.message}", found.hint or "")

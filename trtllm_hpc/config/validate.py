@@ -1,4 +1,8 @@
-"""Pydantic's errors as findings: the place, the choices, and what to write instead."""
+"""Build a model from a file's tree, with every pydantic error as a diagnostic: place, choices, what to write.
+
+A model with wrong fields is built in part: rules that do not read those fields are judged too, so that all
+diagnostics come at once.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,11 @@ import re
 import types
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from trtllm_hpc.config.diagnostics import Path, nearest, shown
-from trtllm_hpc.config.partial import partial
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.types import PATTERNS, Section
 from trtllm_hpc.errors import Diagnostic
@@ -52,8 +55,9 @@ _SYNONYMS = {
 def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnostic]]:
     """Build ``model`` from a tree, with everything that is wrong in it.
 
-    With findings the model is a partial one, good only for rules that bear it
-    (``config.partial``); without a mapping at its root there is none.
+    Returns:
+        The model and the diagnostics. With diagnostics the model is a partial one, for rules only: reading
+        a wrong field raises UnknownValueError. Without a mapping at the root there is no model.
     """
     try:
         return model.model_validate(tree.plain()), []
@@ -67,7 +71,7 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnos
         findings = [_finding(model, tree, dict(detail)) for detail in details]
         if not isinstance(plain, dict):
             return None, findings
-        return partial(model, plain, [detail["loc"] for detail in details]), findings
+        return _partial(model, plain, [detail["loc"] for detail in details]), findings
 
 
 def _as_typed(node: Node, paths: Collection[Path]) -> Node:
@@ -223,3 +227,47 @@ def _retyped(kind: str, value: Any) -> str | None:
     if kind == "list_type" and "\n" not in value:
         return f"write it as a list of one: [{shown(value)}]"
     return None
+
+
+class UnknownValueError(Exception):
+    """A rule has read a field that is wrong itself."""
+
+
+class _Unknown:
+    """Stands in for a wrong value: any use of it raises."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise UnknownValueError
+
+    __getattr__ = __bool__ = __len__ = __iter__ = __contains__ = __hash__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+    __str__ = __repr__ = __format__ = __int__ = __float__ = __index__ = _refuse
+
+
+def _partial(model: type[Model], plain: dict[str, Any], wrong: Collection[Path]) -> Model:
+    """Build the model with every right field, and a stand-in for each wrong one.
+
+    Args:
+        plain: the values as they were written; not converted, since models are strict.
+        wrong: the places of pydantic's errors, as paths from the model's root.
+    """
+    plain = model.with_defaults(plain)
+    values = {
+        name: _field(field.annotation, plain[name], [path[1:] for path in wrong if path[:1] == (name,)])
+        for name, field in model.model_fields.items()
+        if name in plain
+    }
+    missing = {path[0] for path in wrong if len(path) == 1 and path[0] not in plain}
+    values.update({name: _Unknown() for name in missing if name in model.model_fields})
+    return model.model_construct(**values)
+
+
+def _field(annotation: Any, value: Any, wrong: list[Path]) -> Any:
+    section = next(_sections(annotation), None)
+    if () in wrong:
+        return _Unknown()
+    if section is not None and isinstance(value, dict):
+        return _partial(section, value, wrong)
+    return _Unknown() if wrong else value

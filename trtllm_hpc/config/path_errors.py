@@ -1,4 +1,4 @@
-"""Which key of the files named a path that the system refuses to look at."""
+"""Errors of the system about a path, as diagnostics about the key that names the path."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
 
-Named = tuple[str, str]
-"""A key, dotted, and the path that it names."""
-
 
 @contextmanager
-def naming_keys(
-    job: JobFile | None, cluster: ClusterProfile, further: Mapping[str, str] | None = None
+def path_errors(
+    job: JobFile | None, cluster: ClusterProfile, options: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """Turn what the system refuses of a path in the files into a finding about its key.
+    """Turn an OSError about a path in the files into a ConfigError about its key.
 
-    A login node may be closed to what the compute nodes read, so nothing is asked beforehand.
+    Paths are not tried beforehand, since the compute nodes may see what a login node does not.
 
     Args:
-        further: paths that stand in neither file, by what named them, e.g. ``--runs``.
+        options: paths from the command line, by option, e.g. ``--runs``.
 
     Raises:
-        ConfigError: a key, or one of ``further``, named the path. Any other OSError goes on as it is.
+        ConfigError: a key or an option names the path. Any other OSError is raised as it is.
     """
     try:
         yield
     except OSError as error:
-        found = refused(error, job, cluster, further)
+        found = path_diagnostic(error, job, cluster, options)
         if found is None:
             raise
         raise ConfigError([found]) from None
 
 
-def refused(
-    error: OSError, job: JobFile | None, cluster: ClusterProfile, further: Mapping[str, str] | None = None
+def path_diagnostic(
+    error: OSError, job: JobFile | None, cluster: ClusterProfile, options: Mapping[str, str] | None = None
 ) -> Diagnostic | None:
-    """The finding about the key that named the path; ``None`` where none did."""
+    """Return the diagnostic about the key that names the error's path; ``None`` if no key does."""
     if error.filename is None:
         return None
     path = os.fsdecode(error.filename)
     named = [("the job file", *item) for item in _paths(job.model_dump() if job is not None else {})]
-    named += [("the cluster profile", *item) for item in _paths(cluster.model_dump())]
-    named += [("the command line", *item) for item in (further or {}).items()]
+    # The node-local folders are not read, and every path in /tmp would be theirs.
+    named += [
+        ("the cluster profile", *item) for item in _paths(cluster.model_dump(exclude={"node_local_folders"}))
+    ]
+    named += [("the command line", *item) for item in (options or {}).items()]
     fitting = [item for item in named if PurePath(path).is_relative_to(item[2])]
-    # A parent may be what is refused, when a folder is to be made.
+    # When a folder is to be made, the error may be about one of its parents.
     fitting = fitting or [item for item in named if PurePath(item[2]).is_relative_to(path)]
     if not fitting:
         return None
@@ -61,7 +61,8 @@ def refused(
     return Diagnostic("unreadable", message, file, key, value=value, hint=hint)
 
 
-def _paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[Named]:
+def _paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Each dotted key whose value is a path, and the path."""
     for name, value in plain.items():
         if isinstance(value, Mapping):
             yield from _paths(value, f"{prefix}{name}.")
@@ -70,5 +71,5 @@ def _paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[Named]:
             if isinstance(item, Mapping):
                 yield from _paths(item, f"{prefix}{name}.")
             elif isinstance(item, str) and item.startswith("/"):
-                # A mount is source:target:flags, and the source is what lies here.
+                # A mount is source:target:flags, and only the source lies on this machine.
                 yield prefix + name, item.partition(":")[0] if name == "mounts" else item

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
-from trtllm_hpc.config.closed import naming_keys
+from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def test_the_key_is_named_with_a_next_step(files: Folder, refused: str, file: st
     cluster = f"{CLUSTER}runs_folder: /site/runs\n"
     cluster += "container: {runtime: pyxis, image: /i.sqsh, mounts: ['/lustre:/models']}\n"
     both = files.load(JOB + "model: {path: /closed/model}\n", cluster)
-    with pytest.raises(ConfigError) as caught, naming_keys(both.job, both.cluster, {"--runs": "/mine"}):
+    with pytest.raises(ConfigError) as caught, path_errors(both.job, both.cluster, {"--runs": "/mine"}):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), refused)
     [finding] = caught.value.diagnostics
     assert (finding.file, finding.field) == (file, key)
@@ -38,6 +38,6 @@ def test_the_key_is_named_with_a_next_step(files: Folder, refused: str, file: st
 def test_what_no_key_names_goes_on_as_it_is(files: Folder) -> None:
     both = files.load()
     for error in (OSError(errno.ENOSPC, "full"), PermissionError(errno.EACCES, "no", "/else")):
-        with pytest.raises(OSError) as caught, naming_keys(both.job, both.cluster):
+        with pytest.raises(OSError) as caught, path_errors(both.job, both.cluster):
             raise error
         assert caught.value is error
