@@ -104,6 +104,24 @@ def test_a_log_that_is_not_there_is_named(run: RunPaths) -> None:
     assert error.hint == f"trtllm-hpc logs '{run.folder}'"
 
 
+@pytest.mark.parametrize("options", [[], ["--follow"], ["--rank", "0"]])
+def test_a_run_whose_engine_came_from_the_cache_has_no_build_stage(
+    tmp_path: Path, options: list[str]
+) -> None:
+    run = make_run(tmp_path / "run")
+    write_json(run.plan, {"name": "demo", "engine_found": "/cache/e1", "stages": [{"name": "serve"}]})
+    error = logs(run, "--stage", "build", *options).exception
+    assert isinstance(error, RunNotFound)
+    assert error.message == "Run run has no build stage: its engine came from the cache (/cache/e1)."
+    write_json(run.plan, {"name": "demo", "engine_found": None, "stages": [{"name": "serve"}]})
+    other = logs(run, "--stage", "build", *options).exception
+    assert isinstance(other, RunNotFound) and "names a finished engine" in other.message
+    write_json(run.plan, {"name": "demo", "engine_found": None, "stages": [{"name": "build"}]})
+    if "--follow" not in options:
+        late = logs(run, "--stage", "build", *options).exception
+        assert isinstance(late, RunNotFound) and "has not written the log of" in late.message
+
+
 def test_a_rank_that_the_run_has_not_is_a_usage_error(run: RunPaths) -> None:
     for options, words in (
         ([], "serve of run my run $(x) has ranks 0 and 1."),

@@ -17,6 +17,7 @@ from trtllm_hpc.errors import ExitCode, TrtllmHpcError
 
 COMMANDS: dict[str, str] = {
     "init": "Write a commented job file or cluster profile to start from.",
+    "jobs": "List and show the shipped job files.",
     "render": "Write a run folder with its scripts; submit nothing.",
     "doctor": "Check a job file, this machine and the cluster before submitting.",
     "submit": "Render a job file and submit its jobs.",

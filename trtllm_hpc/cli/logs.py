@@ -121,12 +121,14 @@ def _print_content(
 
     if step is None and rank is not None:
         step = "serve"
+    if step == "build":
+        _refuse_missing_build(run)
     if step is not None and rank is not None:
         _refuse_unknown_rank(run, step, rank)
     wanted = Filter(pattern, tail)
     if follow:
         return _print_lines(followed_lines(lambda: list_logs(run, step, rank), wanted), rank is None)
-    logs = _there(run, list_logs(run, step, rank))
+    logs = _written(run, list_logs(run, step, rank))
     return _print_lines(((log, line) for log in logs for line in written_lines(log, wanted)), len(logs) > 1)
 
 
@@ -140,15 +142,27 @@ def _refuse_unknown_rank(run: RunPaths, step: str, rank: int) -> None:
     raise click.BadParameter(f"{step} of run {run.run_id} has {known}.", param_hint="'--rank'")
 
 
-def _there(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
-    """The logs that have been written, without the empty ones; raises RunNotFound if there is none."""
-    there = [log for log in logs if log.path.exists()]
-    if not there:
-        names = ", ".join(log.name for log in logs) or "a log"
+def _written(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
+    """Return the logs that have been written, without empty ones; raises RunNotFound if there is none."""
+    written = [log for log in logs if log.path.exists()]
+    if not written:
+        names = ", ".join(log.name for log in logs) or "any step"
         raise RunNotFound(
-            f"Run {run.run_id} has not written {names} yet.", hint=f"trtllm-hpc logs {call_name(run)}"
+            f"Run {run.run_id} has not written the log of {names} yet.",
+            hint=f"trtllm-hpc logs {call_name(run)}",
         )
-    return [log for log in there if log.size_bytes]
+    return [log for log in written if log.size_bytes]
+
+
+def _refuse_missing_build(run: RunPaths) -> None:
+    """Raise RunNotFound, with the reason, if the run has no build stage."""
+    from trtllm_hpc.logs.files import reason_without_build
+
+    reason = reason_without_build(run)
+    if reason is not None:
+        raise RunNotFound(
+            f"Run {run.run_id} has no build stage: {reason}.", hint=f"trtllm-hpc logs {call_name(run)}"
+        )
 
 
 def _print_lines(lines: Iterable[tuple[LogFile, str]], prefixed: bool) -> int:

@@ -61,6 +61,20 @@ def planned_ranks(paths: RunPaths, step: str) -> int | None:
         return next((record.world_size for record in records if record is not None), None)
 
 
+def reason_without_build(paths: RunPaths) -> str | None:
+    """Return why a run has no build stage; ``None`` if it has one, or the plan cannot be read."""
+    try:
+        plan = read_json(paths.plan)
+        if any(stage["name"] == "build" for stage in plan["stages"]):  # type: ignore[index]
+            return None
+        engine = plan.get("engine_found")  # type: ignore[union-attr]
+    except (ValueError, TypeError, KeyError):
+        return None
+    if engine is None:
+        return "its job file names a finished engine, or its backend needs none"
+    return f"its engine came from the cache ({engine})"
+
+
 def list_logs(paths: RunPaths, step: str | None = None, rank: int | None = None) -> list[LogFile]:
     """The run's logs in the order of steps and ranks, those of one step or rank if asked.
 

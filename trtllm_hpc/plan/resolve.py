@@ -46,7 +46,7 @@ def make_plan(
     chosen = cluster.python or python
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
     release = facts.release
-    layout = _layout(job, cluster)
+    layout = layout_of(job, cluster)
     steps = _steps(facts, layout, task_python)
     return Plan(
         name=job.name,
@@ -77,7 +77,12 @@ def with_engine(plan: Plan, engine: str) -> Plan:
     return replace(plan, engine_found=engine, stages=stages)
 
 
-def _layout(job: JobFile, cluster: ClusterProfile) -> Layout:
+def layout_of(job: JobFile, cluster: ClusterProfile) -> Layout:
+    """Return how the ranks of the serve step are spread over nodes and GPUs.
+
+    Raises:
+        RenderError: they cannot be spread as the job file asks.
+    """
     if job.serve.mode == "disaggregated" and job.serve.disaggregated is not None:
         return one_node(disaggregated_ranks(job.serve.disaggregated), _gpus_named(job, cluster))
     if job.serve.mode == "orchestrator":

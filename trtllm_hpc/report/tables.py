@@ -109,8 +109,12 @@ def _cell_widths(table: Table, console: Console) -> tuple[list[int], list[int]]:
 def _share_out(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
     """Share ``room`` among columns: what each needs, then more to those that want little more."""
     widths = list(least)
-    while sum(widths) > room and max(widths) > 1:  # only words wider than the terminal get here
-        widths[widths.index(max(widths))] -= 1
+    while sum(widths) > room:  # a word is wider than the terminal: break words, of wrapped cells first
+        wrapped = [index for index, width in enumerate(widths) if least[index] < most[index] and width > 8]
+        widest = max(wrapped or range(len(widths)), key=lambda index: widths[index])
+        if widths[widest] <= 1:
+            break
+        widths[widest] -= 1
     order = sorted(range(len(widths)), key=lambda index: most[index] - widths[index])
     for position, index in enumerate(order):
         spare = max(room - sum(widths), 0)

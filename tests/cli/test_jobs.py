@@ -1,0 +1,43 @@
+"""``jobs list`` and ``jobs show``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from trtllm_hpc.cli import command
+from trtllm_hpc.config.files import jobs
+
+
+def listed() -> dict[str, dict[str, object]]:
+    done = CliRunner().invoke(command, ["jobs", "list", "--json"], catch_exceptions=False)
+    return {job["name"]: job for job in json.loads(done.output)}
+
+
+def test_every_shipped_job_file_is_listed_with_what_it_shows() -> None:
+    found = listed()
+    assert list(found) == list(jobs())
+    assert all(job["summary"] and job["backend"] and job["ranks"] for job in found.values())
+    big = found["readme-llama3-70b-tp4-pp2"]
+    assert (big["backend"], big["ranks"], big["gpus"]) == ("tensorrtllm", 8, 8)
+    assert (found["tiny-llama"]["ranks"], found["tiny-llama"]["gpus"]) == (2, 0)
+    assert found["disaggregated-llama"]["gpus"] == 2
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_list_fits_a_terminal_without_a_broken_word(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr("trtllm_hpc.report.tables.terminal_width", lambda: width)
+    output = CliRunner().invoke(command, ["jobs", "list"], catch_exceptions=False).output
+    assert all(len(line) <= width for line in output.splitlines())
+    assert set(jobs()) <= set(output.split())
+
+
+def test_a_job_file_is_shown_as_it_is() -> None:
+    done = CliRunner().invoke(command, ["jobs", "show", "tiny-llama"], catch_exceptions=False)
+    assert done.output == jobs()["tiny-llama"].read_text()
+    record = json.loads(CliRunner().invoke(command, ["jobs", "show", "tiny-llama", "--json"]).output)
+    assert record["text"] == done.output and record["ranks"] == 2
+    wrong = CliRunner().invoke(command, ["jobs", "show", "tiny"])
+    assert wrong.exit_code == 2 and "tiny-llama" in wrong.output

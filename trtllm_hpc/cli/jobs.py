@@ -1,0 +1,69 @@
+"""``trtllm-hpc jobs list|show``: the shipped job files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from trtllm_hpc.cli.completion import complete_with, job_names
+from trtllm_hpc.cli.options import json_option
+
+
+@click.group()
+def command() -> None:
+    """List the shipped job files, and print one to start from.
+
+    \b
+    Examples:
+      trtllm-hpc jobs list
+      trtllm-hpc jobs show tiny-llama > job.yaml
+      trtllm-hpc submit tiny-llama --cluster sandbox
+    """
+
+
+@command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the shipped job files and what each of them shows."""
+    from trtllm_hpc.runs.shipped_jobs import shipped_jobs
+
+    jobs = shipped_jobs()
+    if as_json:
+        click.echo(json.dumps([job.as_json() for job in jobs], indent=2, ensure_ascii=False))
+        return
+    from trtllm_hpc.report.tables import plain_table, print_table
+
+    table = plain_table(
+        *("name", "backend", "release", "ranks", "GPUs", "what it shows"),
+        right=("ranks", "GPUs"),
+        one_line=("name",),
+    )
+    table.columns[-1].min_width = 22
+    for job in jobs:
+        table.add_row(
+            job.name, job.backend, job.release or "-", str(job.ranks), str(job.gpus or "-"), job.summary
+        )
+    print_table(table, optional=("GPUs", "release", "ranks", "backend"))
+
+
+@command.command()
+@click.argument("name", shell_complete=complete_with(job_names))
+@json_option
+def show(name: str, as_json: bool) -> None:
+    """Print the shipped job file NAME with its comments."""
+    from trtllm_hpc.config.files import jobs
+    from trtllm_hpc.runs.shipped_jobs import shipped_jobs
+
+    file = jobs().get(name)
+    if file is None:
+        raise click.BadParameter(
+            f"no shipped job file is called {name!r}; there are {', '.join(jobs())}.", param_hint="NAME"
+        )
+    text = Path(file).read_text(encoding="utf-8")
+    if not as_json:
+        click.echo(text, nl=False)
+        return
+    job = next(job for job in shipped_jobs() if job.name == name)
+    click.echo(json.dumps({**job.as_json(), "text": text}, indent=2, ensure_ascii=False))

@@ -1,0 +1,81 @@
+"""The shipped job files and what each of them shows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.explain import validate
+from trtllm_hpc.config.files import jobs, read_tree
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.errors import ConfigError
+from trtllm_hpc.plan.resolve import layout_of
+
+_GPUS_PER_NODE = 8
+"""GPUs of the node that the layouts are worked out for; only the spread over nodes depends on it."""
+
+
+@dataclass(frozen=True)
+class ShippedJob:
+    """One shipped job file."""
+
+    name: str
+    """Its name for ``submit`` and the other commands that take a JOB."""
+    file: str
+    model: str
+    backend: str
+    release: str | None
+    """Release of TensorRT-LLM that the file states."""
+    ranks: int
+    gpus: int
+    """0: it needs none."""
+    summary: str
+    """First sentence, up to its colon, of the comment at its top."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain JSON types."""
+        return asdict(self)
+
+
+def shipped_jobs() -> list[ShippedJob]:
+    """Return the shipped job files by name.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    return [_described(name, path) for name, path in jobs().items()]
+
+
+def _described(name: str, path: Path) -> ShippedJob:
+    tree, diagnostics = read_tree(path, "job file")
+    job, wrong = validate(JobFile, tree) if tree is not None else (None, [])
+    if job is None:
+        raise ConfigError([*diagnostics, *wrong])
+    layout = layout_of(job, ClusterProfile(name="any", partition="any", gpus_per_node=_GPUS_PER_NODE))
+    needs_gpus = job.engine.backend != "reference"
+    return ShippedJob(
+        name,
+        str(path),
+        job.model.synthetic or Path(job.model.path or "").name,
+        job.engine.backend,
+        job.engine.tensorrt_llm_version,
+        layout.world_size,
+        layout.nodes * layout.gpus_per_node if needs_gpus else 0,
+        _summary(path.read_text(encoding="utf-8")),
+    )
+
+
+def _summary(text: str) -> str:
+    """Return the first sentence, up to its colon, of the comment at the top of a job file."""
+    lines = []
+    for line in text.splitlines():
+        comment = line.removeprefix("#").strip()
+        if not line.startswith("#") or not comment:
+            break
+        lines.append(comment)
+    comment = " ".join(lines)
+    sentence = re.match(r".+?(?=[.:](?:\s|$))", comment)
+    return sentence[0] if sentence else comment
