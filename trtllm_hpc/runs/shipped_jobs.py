@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.explain import validate
 from trtllm_hpc.config.files import jobs, read_tree
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.plan.resolve import layout_of
 
