@@ -1,13 +1,22 @@
-"""What is said of a whole measurement, from what was said of its passes."""
+"""Intervals, errors and the verdict of a whole measurement, from its passes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trtllm_hpc.bench.analysis.aggregate import error_counts, overall_verdict
+from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict
 from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.results import LevelResult, Pass, SearchResult, Verdict, Window
+from trtllm_hpc.bench.results import (
+    Distribution,
+    Figure,
+    Interval,
+    LevelResult,
+    Pass,
+    SearchResult,
+    Verdict,
+    Window,
+)
 
 from .make import IDLE, request
 
@@ -85,3 +94,27 @@ def test_errors_are_told_in_their_own_words() -> None:
         "300 tokens exceed 256 (and 1 more that differ only in numbers)": 3,
         "no luck": 2,
     }
+
+
+def test_each_statistic_of_a_distribution_has_its_own_interval() -> None:
+    passes: list[dict[str, Figure]] = [
+        {"ttft_ms": Distribution(1, 2, 3, 4, 5, 6, 10), "finished_rate_per_s": 9.0},
+        {"ttft_ms": Distribution(3, 4, 5, 6, 7, 8, 20), "finished_rate_per_s": 11.0},
+    ]
+    found = over_repeats(passes)
+    ttft, rate = found["ttft_ms"], found["finished_rate_per_s"]
+    assert isinstance(ttft, dict) and isinstance(rate, Interval)
+    assert [interval.mean for interval in ttft.values()] == [2, 3, 4, 5, 6, 7]
+    assert list(ttft) == ["mean", "p50", "p90", "p95", "p99", "max"]
+    assert rate.mean == 10 and rate.low is not None and rate.low < 9
+
+
+def test_a_figure_that_a_pass_lacks_is_left_out() -> None:
+    assert over_repeats([{"a": 1.0, "b": 2.0}, {"a": 3.0}]).keys() == {"a"}
+    assert over_repeats([]) == {}
+
+
+def test_an_interval_of_two_passes_does_not_go_below_zero() -> None:
+    found = over_repeats([{"error_share": 0.0}, {"error_share": 0.02}])["error_share"]
+    assert isinstance(found, Interval)
+    assert found.low == 0 and found.mean == 0.01 and found.high is not None and found.high > 0.13

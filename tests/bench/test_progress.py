@@ -5,15 +5,19 @@ import pty
 import sys
 import time
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
 from tests.runtime.conftest import eventually
 from trtllm_hpc.bench.progress import (
     Progress,
     Snapshot,
     Step,
+    bar_lines,
     read_progress,
     reported,
     terminal_bar,
@@ -212,6 +216,37 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(controller)
     for words in ("level 2 of 4 (8/s), pass 1 of 3", "40 of 200 requests", "1 error, p99 143 ms, 1:35 left"):
         assert words in drawn
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
+def test_step_bar_and_figures_fit_the_terminal(width: int) -> None:
+    long = Step(
+        level=11, levels=12, label="12.5/s", repeat=1, repeats=3, requests=200, length_s=999.0, then_s=7200.0
+    )
+    text = as_text(bar_lines(Snapshot(long, 140, 12, 50.0, 123.4, 12143.2), width), width)
+    lines = text.splitlines()
+    assert all(len(line) <= width for line in lines)
+    words = " ".join(" ".join(lines).replace("━", " ").split())
+    assert words == (
+        "level 12 of 12 (12.5/s), pass 2 of 3 140 of 200 requests, 123.4/s, 12 errors, p99 12143 ms, 2:15:49 "
+        "left"
+    )
+    assert len(lines) == (1 if width == 140 else 2 if width >= 80 else len(lines))
+
+
+def test_at_80_columns_the_bar_is_as_wide_as_the_figures_leave() -> None:
+    lines = as_text(bar_lines(Snapshot(SWEEP, 100, 1, 5.0, 7.9, 143.2), 80), 80).splitlines()
+    assert lines[0] == "level 2 of 4 (8/s), pass 1 of 3"
+    assert lines[1].startswith("━" * 10) and lines[1].endswith(
+        "100 of 200 requests, 7.9/s, 1 error, p99 143 ms, 1:35 left"
+    )
+    assert bar_lines(Snapshot(Step(label="prepares"), 0, 0, 1.0), 80).row_count == 1
+
+
+def as_text(table: Table, width: int) -> str:
+    text = StringIO()
+    Console(file=text, width=width, color_system=None, force_terminal=False).print(table)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
 def test_a_pipe_gets_none(capsys: pytest.CaptureFixture[str]) -> None:

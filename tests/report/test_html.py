@@ -24,6 +24,7 @@ from trtllm_hpc.report.html.material import Material, read_material
 from trtllm_hpc.report.html.phases import Story, read_story
 from trtllm_hpc.report.html.report import report_page, sections_of, write_charts, write_report
 from trtllm_hpc.report.html.scales import round_marks
+from trtllm_hpc.report.html.tables import level_table
 from trtllm_hpc.report.html.verdict import cards, headline_words, judgement
 
 
@@ -159,6 +160,29 @@ def test_a_curve_goes_from_the_lowest_load_to_the_highest_whatever_the_order() -
     rows = drawn(searched(), "TTFT against throughput").datasets["points"]
     levels = [row["level"] for row in rows if row["statistic"] == "p99"]
     assert levels == ["4/s", "8/s", "12/s", "14/s", "16/s"]
+
+
+SEARCHED = (2.0, 4.0, 8.0, 16.0, 32.0, 24.0, 20.0, 18.0, 17.0, 16.5)
+"""Rates in the order of a search."""
+
+
+def test_a_line_joins_loads_that_are_well_apart() -> None:
+    found = drawn(make([OpenLoop(rate) for rate in SEARCHED], repeats=2), "TTFT against throughput")
+    rows = [row for row in found.datasets["points"] if row["statistic"] == "p99"]
+    assert [row["level"] for row in rows if not row["joined"]] == ["16.5/s", "17/s"]
+    assert "ascending" in (found.note or "")
+
+
+def test_labels_of_a_curve_do_not_overlap() -> None:
+    made = make([OpenLoop(rate) for rate in (8.0, 40.0, 41.0, 42.0, 43.0)], repeats=2)
+    rows = drawn(made, "TTFT against throughput").datasets["points"]
+    labelled = [row["level"] for row in rows if row["labelled"]]
+    assert labelled[0] == "8/s" and len(labelled) < 5
+
+
+def test_levels_stand_in_ascending_order_whatever_the_order_tried() -> None:
+    rows = level_table(material(searched())).rows
+    assert [row[0] for row in rows] == ["4/s", "8/s", "12/s", "14/s", "16/s"]
 
 
 def test_bars_of_a_curve_are_the_intervals_over_repeats() -> None:

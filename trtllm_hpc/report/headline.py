@@ -22,6 +22,15 @@ def level_labels(measurement: Measurement) -> list[str]:
     ]
 
 
+def ascending_levels(measurement: Measurement) -> list[int]:
+    """Return the indices of the levels from the lowest load to the highest.
+
+    A search tries its rates in another order.
+    """
+    levels = measurement.levels
+    return sorted(range(len(levels)), key=lambda place: load_of(levels[place]))
+
+
 def headline_level(measurement: Measurement) -> int | None:
     """The level whose figures stand for the measurement; ``None`` without levels.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trtllm_hpc.bench.metrics import BY_KEY, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Interval, LevelResult, Measurement
-from trtllm_hpc.report.headline import headline_level, is_valid, level_labels
+from trtllm_hpc.report.headline import ascending_levels, headline_level, is_valid, level_labels
 from trtllm_hpc.report.sentences import sentences, title
 from trtllm_hpc.report.sparkline import over_time, spread
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
@@ -91,7 +91,9 @@ def _levels(measurement: Measurement, records: Sequence[RequestRecord], narrow: 
     for header in ("failed", *figures):
         table.add_column(header, justify="right")
     table.add_column("latency\nover time" if records else "", min_width=bars if records else 0)
-    for place, (label, result) in enumerate(zip(level_labels(measurement), measurement.levels, strict=True)):
+    labels = level_labels(measurement)
+    for place in ascending_levels(measurement):
+        label, result = labels[place], measurement.levels[place]
         failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
         row = [label if is_valid(result) else f"{label} !"]
         row += [f"{failed:,}" if narrow else f"{failed:,} of {measured:,}"]

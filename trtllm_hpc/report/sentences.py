@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trtllm_hpc.bench.analysis.slo import BadSlo, parse_slo
-from trtllm_hpc.bench.results import Measurement, SearchResult
-from trtllm_hpc.report.headline import is_valid, level_labels
+from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
+from trtllm_hpc.bench.results import Measurement, SearchResult, Tried
+from trtllm_hpc.report.headline import ascending_levels, is_valid, level_labels
 from trtllm_hpc.report.words import cut, search_words
 
 
@@ -69,34 +69,47 @@ def _slo_sentences(measurement: Measurement) -> Iterator[str]:
     for level in levels:
         if not level.holds:
             passes = f", in {level.passes - level.passes_held} of {level.passes} passes"
-            broken = " ".join(_once_each(level.broken))
+            broken = " ".join(level.broken)
             yield f"slo does not hold at {level.label}{passes if level.passes > 1 else ''}: {broken}"
 
 
 def _judged(measurement: Measurement, slo: str) -> Iterator[_Kept]:
-    """Each level by its passes: it holds if every one of them keeps the limits."""
-    try:
-        limits = parse_slo(slo)
-    except BadSlo:
-        return  # of another version: the figures can be read all the same
-    for label, result in zip(level_labels(measurement), measurement.levels, strict=True):
-        broken = [limits.violations(one.metrics) for one in result.passes]
-        held = sum(not one for one in broken)
-        words = [sentence for one in broken for sentence in one]
-        yield _Kept(label, held == len(broken), held, len(broken), words)
+    """Judge each level by its passes: it holds if every one of them keeps the limits."""
+    limits = _parsed(slo)
+    if limits is None:
+        return
+    labels = level_labels(measurement)
+    for place in ascending_levels(measurement):
+        figures = [one.metrics for one in measurement.levels[place].passes]
+        held = sum(not limits.violations(one) for one in figures)
+        yield _Kept(labels[place], held == len(figures), held, len(figures), limits.violations(*figures))
 
 
 def _searched(measurement: Measurement, search: SearchResult) -> Iterator[_Kept]:
-    """Each rate as the search judged it: it holds if most of its passes do."""
+    """Give each rate as the search judged it: it holds if most of its passes do."""
     labels = level_labels(measurement)
-    for tried in search.tried:
+    for tried in sorted(search.tried, key=lambda tried: tried.rate_per_s):
         label = labels[tried.level] if tried.level < len(labels) else f"{tried.rate_per_s:g}/s"
-        yield _Kept(label, tried.holds, tried.passes_held, tried.passes, tried.broken)
+        reasons = reasons_not_held(measurement, tried)
+        yield _Kept(label, tried.holds, tried.passes_held, tried.passes, reasons)
 
 
-def _once_each(broken: Sequence[str]) -> list[str]:
-    """The first sentence about each limit: of other passes only the number differs."""
-    first: dict[str, str] = {}
-    for sentence in broken:
-        first.setdefault(sentence.partition(" is ")[0], sentence)
-    return list(first.values())
+def reasons_not_held(measurement: Measurement, tried: Tried) -> list[str]:
+    """Return why the limits do not hold at a rate, with the figures that tables show.
+
+    The search judged each pass by itself; tables show the means over passes.
+    """
+    limits = None if measurement.search is None else _parsed(measurement.search.slo)
+    if tried.holds or limits is None or tried.level >= len(measurement.levels):
+        return tried.broken
+    violations = limits.violations(*(one.metrics for one in measurement.levels[tried.level].passes))
+    others = [sentence for sentence in tried.broken if not limits.names(sentence)]
+    return [*violations, *others] or tried.broken
+
+
+def _parsed(slo: str) -> Slo | None:
+    """Return the limits; ``None`` if another version wrote them: the figures can be read all the same."""
+    try:
+        return parse_slo(slo)
+    except BadSlo:
+        return None

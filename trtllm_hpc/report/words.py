@@ -53,10 +53,13 @@ def with_interval(interval: Interval) -> str:
 
 
 def plus_minus(interval: Interval) -> str:
-    """Half the width of the interval, as ``± 1.2``; empty of a single pass."""
-    if interval.low is None or interval.high is None:
+    """Return the margin of the interval, as ``± 1.2``; empty for a single pass.
+
+    It is taken from the upper end, because the lower one is cut at 0.
+    """
+    if interval.high is None:
         return ""
-    return f"± {quantity((interval.high - interval.low) / 2, 2)}"
+    return f"± {quantity(interval.high - interval.mean, 2)}"
 
 
 def search_words(search: SearchResult) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trtllm_hpc.bench.analysis.statistics import STATISTICS, t_interval, value_of
@@ -34,7 +35,9 @@ def over_repeats(passes: Sequence[Mapping[str, Figure]]) -> dict[str, Interval |
 
 
 def _interval(passes: Sequence[Mapping[str, Figure]], key: str, statistic: str | None) -> Interval:
-    return t_interval([value_of(figures[key], statistic) for figures in passes])
+    """Return the interval of one figure, cut at 0, because no rate, time, share or count is negative."""
+    found = t_interval([value_of(figures[key], statistic) for figures in passes])
+    return found if found.low is None else replace(found, low=max(found.low, min(found.mean, 0.0)))
 
 
 def token_totals(records: Iterable[RequestRecord]) -> dict[str, Any]:

@@ -62,28 +62,35 @@ class Limit:
     bound: float
 
     def __str__(self) -> str:
-        return f"{self._subject}{self.sign}{_with_unit(self.bound, self.metric.unit)}"
+        return f"{self.subject}{self.sign}{_with_unit(self.bound, self.metric.unit)}"
 
     @property
-    def _subject(self) -> str:
+    def subject(self) -> str:
+        """Metric and statistic, e.g. ``ttft.p99``."""
         return self.name if self.statistic is None else f"{self.name}.{self.statistic}"
 
     def holds_for(self, value: float) -> bool:
         """Return whether a value of the metric keeps the limit."""
         return _COMPARE[self.sign](value, self.bound)
 
-    def violation(self, figures: Mapping[str, Figure]) -> str | None:
-        """Return a sentence if the figures break the limit or lack its metric; ``None`` if they keep it."""
-        figure = figures.get(self.metric.key)
-        if figure is None:
-            return f"{self._subject} has no value. {self.metric.meaning}"
-        value = value_of(figure, self.statistic)
-        if self.holds_for(value):
+    def violation(self, *passes: Mapping[str, Figure]) -> str | None:
+        """Return a sentence if the figures of any pass break the limit or lack its metric, else ``None``.
+
+        For several passes it gives their mean, as tables do, and their range.
+        """
+        figures = [figure for one in passes if (figure := one.get(self.metric.key)) is not None]
+        if len(figures) < len(passes):
+            return f"{self.subject} has no value. {self.metric.meaning}"
+        values = [value_of(figure, self.statistic) for figure in figures]
+        if all(map(self.holds_for, values)):
             return None
-        unit = self.metric.unit
-        return (
-            f"{self._subject} is {_with_unit(value, unit)}, not {self.sign} {_with_unit(self.bound, unit)}."
+        mean, low, high = (
+            _with_unit(value, self.metric.unit, digits=4)
+            for value in (math.fsum(values) / len(values), min(values), max(values))
         )
+        bound = _with_unit(self.bound, self.metric.unit)
+        over_passes = f" on average ({low} to {high})" if len(values) > 1 else ""
+        return f"{self.subject} is {mean}{over_passes}, not {self.sign} {bound}."
 
 
 @dataclass(frozen=True)
@@ -104,9 +111,13 @@ class Slo:
     def _per_request(self) -> list[tuple[Limit, PerRequest]]:
         return [(limit, limit.metric) for limit in self.limits if isinstance(limit.metric, PerRequest)]
 
-    def violations(self, figures: Mapping[str, Figure]) -> list[str]:
-        """Return a sentence for each limit that the figures of a pass break."""
-        return [sentence for limit in self.limits if (sentence := limit.violation(figures)) is not None]
+    def violations(self, *passes: Mapping[str, Figure]) -> list[str]:
+        """Return a sentence for each limit that the figures of any of the passes break."""
+        return [sentence for limit in self.limits if (sentence := limit.violation(*passes)) is not None]
+
+    def names(self, sentence: str) -> bool:
+        """Return whether a sentence is one of :meth:`violations`."""
+        return any(sentence.startswith(f"{limit.subject} ") for limit in self.limits)
 
     def met_by(self, record: RequestRecord) -> bool:
         """Return whether an answered request keeps every limit on single requests.
@@ -208,7 +219,6 @@ def _bad(limit: str, wrong: str, given: str, choices: Iterable[str]) -> BadSlo:
     return BadSlo(f"In {limit!r} of the SLO: {wrong}.{question}\n    choices: {', '.join(choices)}")
 
 
-def _with_unit(value: float, unit: str) -> str:
-    if unit == "share":
-        return f"{value * 100:.6g}%"
-    return f"{value:.6g}ms" if unit == "ms" else f"{value:.6g}/s"
+def _with_unit(value: float, unit: str, digits: int = 6) -> str:
+    scaled, suffix = (value * 100, "%") if unit == "share" else (value, "ms" if unit == "ms" else "/s")
+    return f"{scaled:.0f}{suffix}" if abs(scaled) >= 10**digits else f"{scaled:.{digits}g}{suffix}"

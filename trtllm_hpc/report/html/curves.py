@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from trtllm_hpc.bench.results import Interval, LevelResult
@@ -9,12 +10,17 @@ from trtllm_hpc.report.headline import is_valid, load_of
 from trtllm_hpc.report.html.chart import Chart, NoChart, Row, Section, altair, described
 from trtllm_hpc.report.html.load_curve import load_chart
 from trtllm_hpc.report.html.material import Material
-from trtllm_hpc.report.html.scales import axis, scale
+from trtllm_hpc.report.html.scales import axis, is_wide, scale
 from trtllm_hpc.report.words import high_of, low_of, of_levels, quantity, with_interval
 
 _TITLES = {"latency_ms": "End-to-end latency", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 _STATISTICS = ("p50", "p90", "p99")
 _HEIGHT = 260
+_JOINED_RATIO = 1.1
+"""Loads nearer to each other than this ratio are not joined: a search ends with several loads at which the
+throughput is the same, and a line through them would only show noise."""
+_LABEL_WIDTH, _LABEL_HEIGHT = 0.09, 0.09
+"""A label's place, as shares of the chart; labels that would overlap are left to the tooltip."""
 _BELOW_ANY_AXIS = 1e-3
 """Share of a figure that stands for zero and less, which a logarithmic axis has no place for."""
 
@@ -30,17 +36,11 @@ def curve_section(material: Material) -> Section:
         reason = "One level of load was measured; a curve needs two or more."
         section.charts.append(NoChart("Latency against throughput", reason))
         return section
-    levels = _in_order(material)
+    levels = material.ascending
     for key, title in _TITLES.items():
         section.charts.append(_latency_chart(material, levels, key, f"{title} against throughput"))
     section.charts.append(load_chart([(load_of(result), label, result) for label, result in levels]))
     return section
-
-
-def _in_order(material: Material) -> list[tuple[str, LevelResult]]:
-    """Levels with their labels, from the lowest load to the highest: a search takes them in another order."""
-    pairs = zip(material.labels, material.measurement.levels, strict=True)
-    return sorted(pairs, key=lambda pair: load_of(pair[1]))
 
 
 def _latency_chart(
@@ -48,6 +48,8 @@ def _latency_chart(
 ) -> Chart | NoChart:
     by = _throughput_key(levels)
     rows = [row for place in enumerate(levels) for row in _points(*place, key, by)]
+    _mark_joined(rows, {label: load_of(result) for label, result in levels})
+    _mark_labelled(rows)
     if not rows:
         return NoChart(title, no_figure(material, key))
     worst = max(rows, key=lambda row: row["ms"])
@@ -56,7 +58,10 @@ def _latency_chart(
         f"The highest is {worst['statistic']} {quantity(worst['ms'])} ms at {worst['level']}."
     )
     x_title = "output tokens/s" if by == "output_tokens_per_s" else "requests finished/s"
-    return Chart(f"curve-{key[:-3]}", title, description, _spec(rows, x_title), {"points": rows})
+    note = None
+    if not all(row["joined"] for row in rows):
+        note = "Lines join the loads in ascending order; those within 10 % of the one before are points only."
+    return Chart(f"curve-{key[:-3]}", title, description, _spec(rows, x_title), {"points": rows}, note)
 
 
 def no_figure(material: Material, key: str) -> str:
@@ -88,9 +93,39 @@ def _points(place: int, labelled: tuple[str, LevelResult], key: str, by: str) ->
             "low": max(low_of(figures[statistic]), figures[statistic].mean * _BELOW_ANY_AXIS),
             "high": high_of(figures[statistic]),
             "valid": "yes" if is_valid(result) else "no",
+            "joined": True,
+            "labelled": False,
         }
         for statistic in _STATISTICS
     ]
+
+
+def _mark_joined(rows: list[Row], loads: dict[str, float]) -> None:
+    """Mark the rows that a line joins: from the lowest load on, those well above the one before."""
+    last = 0.0
+    for label, load in loads.items():
+        if joined := load >= last * _JOINED_RATIO:
+            last = load
+        for row in rows:
+            if row["level"] == label:
+                row["joined"] = joined
+
+
+def _mark_labelled(rows: list[Row]) -> None:
+    """Mark the p99 rows whose labels do not overlap; those of the joined levels come first."""
+    p99 = [row for row in rows if row["statistic"] == "p99"]
+    widest = max((row["x"] for row in p99), default=0.0) or 1.0
+    heights = [row["ms"] for row in rows]
+    log = bool(heights) and is_wide(heights)
+    tallest = math.log(max(heights) / min(heights)) if log else max(heights, default=0.0) or 1.0
+    taken: list[tuple[float, float]] = []
+    for row in sorted(p99, key=lambda row: not row["joined"]):
+        x, y = row["x"] / widest, (math.log(row["ms"] / min(heights)) if log else row["ms"]) / tallest
+        row["labelled"] = all(
+            abs(x - other_x) > _LABEL_WIDTH or abs(y - other_y) > _LABEL_HEIGHT for other_x, other_y in taken
+        )
+        if row["labelled"]:
+            taken.append((x, y))
 
 
 def _spec(rows: list[Row], x_title: str) -> dict[str, Any]:
@@ -104,9 +139,9 @@ def _spec(rows: list[Row], x_title: str) -> dict[str, Any]:
     tooltip = [alt.Tooltip(f"{key}:N", title=words) for key, words in {**told, "valid": "valid"}.items()]
     layers = (
         base.mark_rule(clip=True).encode(x=x, y=alt.Y("low:Q", title="ms"), y2="high:Q", color=color),
-        base.mark_line().encode(x=x, y=y, color=color, order="place:Q"),
+        base.transform_filter("datum.joined").mark_line().encode(x=x, y=y, color=color, order="place:Q"),
         base.mark_point(size=50, filled=True, opacity=1).encode(x=x, y=y, color=color, tooltip=tooltip),
-        base.transform_filter("datum.statistic == 'p99'")
+        base.transform_filter("datum.labelled")
         .mark_text(align="right", dx=-6, dy=-8)
         .encode(x=x, y=y, text="level:N"),
     )

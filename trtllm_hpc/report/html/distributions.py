@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
-from trtllm_hpc.report.headline import load_of
+from trtllm_hpc.report.headline import ascending_levels
 from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
 from trtllm_hpc.report.html.curves import no_figure
 from trtllm_hpc.report.html.material import Material
@@ -41,9 +41,8 @@ def distribution_section(material: Material) -> Section:
 
 
 def _shown_levels(material: Material) -> list[int]:
-    """The levels that are drawn, from the lowest load up: all, or both ends and evenly between."""
-    results = material.measurement.levels
-    levels = sorted(range(len(results)), key=lambda level: load_of(results[level]))
+    """Return the levels to draw, by ascending load: all, or both ends and some evenly between."""
+    levels = ascending_levels(material.measurement)
     last = len(levels) - 1
     if last < MOST_LEVELS:
         return levels

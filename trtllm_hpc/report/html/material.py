@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trtllm_hpc.bench.records import RequestRecord, read_records
-from trtllm_hpc.bench.results import Measurement, read_measurement
+from trtllm_hpc.bench.results import LevelResult, Measurement, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.report.headline import headline_level, level_labels
+from trtllm_hpc.report.headline import ascending_levels, headline_level, level_labels
 from trtllm_hpc.report.html.phases import Story, read_story
 
 
@@ -28,6 +28,12 @@ class Material:
     def labels(self) -> list[str]:
         """What each level is called."""
         return level_labels(self.measurement)
+
+    @cached_property
+    def ascending(self) -> list[tuple[str, LevelResult]]:
+        """Each level with its label, from the lowest load to the highest."""
+        levels = self.measurement.levels
+        return [(self.labels[place], levels[place]) for place in ascending_levels(self.measurement)]
 
     @cached_property
     def headline(self) -> int | None:

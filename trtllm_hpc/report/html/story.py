@@ -8,6 +8,7 @@ from trtllm_hpc.report.html.chart import Chart, NoChart, Row, Section, altair, d
 from trtllm_hpc.report.html.material import Material
 from trtllm_hpc.report.html.phases import WAITS
 from trtllm_hpc.report.html.theme import ASIDE, CATEGORIES, FAILED, QUIET
+from trtllm_hpc.report.sentences import reasons_not_held
 from trtllm_hpc.report.words import quantity, search_words
 
 _ROW = 34
@@ -74,7 +75,7 @@ def search_section(material: Material) -> Section | None:
             "rate": tried.rate_per_s,
             "state": _HOLDS if tried.holds else _BREAKS,
             "passes": f"{tried.passes_held} of {tried.passes}",
-            "why": "; ".join(tried.broken)[:160],
+            "why": " ".join(reasons_not_held(material.measurement, tried))[:160],
         }
         for step, tried in enumerate(search.tried, 1)
     ]

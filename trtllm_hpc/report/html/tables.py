@@ -35,7 +35,7 @@ class Table:
 def level_table(material: Material) -> Table:
     """One row a level, with the figures that one compares first."""
     table = Table("Figures of each level", ["level", *_LEVEL_COLUMNS])
-    for label, result in zip(material.labels, material.measurement.levels, strict=True):
+    for label, result in material.ascending:
         table.rows.append([label, *_level_cells(result)])
     return table
 
@@ -62,10 +62,7 @@ def cell(figure: object) -> str:
 
 def figure_tables(material: Material) -> list[Table]:
     """For each level every figure with all its statistics."""
-    return [
-        _figures(label, result)
-        for label, result in zip(material.labels, material.measurement.levels, strict=True)
-    ]
+    return [_figures(label, result) for label, result in material.ascending]
 
 
 def _figures(label: str, result: LevelResult) -> Table:
