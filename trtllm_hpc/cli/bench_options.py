@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trtllm_hpc.cli.client import valid_text
+from trtllm_hpc.cli.options import valid_text
 
 if TYPE_CHECKING:
     _ListParameter = click.ParamType[list[Any]]

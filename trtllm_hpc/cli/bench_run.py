@@ -13,8 +13,7 @@ from trtllm_hpc.cli.bench_options import OPTION_OF, SettingsCommand, benchmark_o
 from trtllm_hpc.cli.bench_settings import settings_of
 from trtllm_hpc.cli.bench_show import show, upstream_options, write_trace
 from trtllm_hpc.cli.measurements import Found
-from trtllm_hpc.cli.options import json_option, run_argument, wait_option
-from trtllm_hpc.cli.signals import terminating_as_interrupt
+from trtllm_hpc.cli.options import json_option, run_argument, terminating_as_interrupt, wait_option
 from trtllm_hpc.errors import InvalidMeasurement, TrtllmHpcError
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RESERVED_ENDINGS, RunPaths, call_name, write_text
 
@@ -156,7 +155,7 @@ def _base(job: JobFile) -> Benchmark:
 
 def _subject(run: RunPaths, job: JobFile, wait_seconds: float) -> Subject:
     from trtllm_hpc.bench.measure import Subject
-    from trtllm_hpc.cli.endpoint import endpoint_of
+    from trtllm_hpc.runs.endpoint import endpoint_of
 
     return Subject(run, endpoint_of(run, wait_seconds), job)
 

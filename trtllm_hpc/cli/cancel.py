@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.paths import RunPaths
 
 
@@ -28,9 +28,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     before = run_status(run)
     status = before if before.settled else cancel_run(run)
     if as_json:
-        import json
-
-        click.echo(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
+        print_json(status.as_json())
         return
     if before.state is RunState.RENDERED:
         click.echo(f"{run.run_id} was never submitted: there is nothing to cancel")

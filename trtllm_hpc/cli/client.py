@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.options import json_option, run_argument, wait_option
+from trtllm_hpc.cli.options import json_option, print_json, run_argument, valid_text, wait_option
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name, write_aside, write_json
 
@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from trtllm_hpc.runtime.records import Endpoint
 
 _REQUEST_TIMEOUT_S = 120.0
-
-
-def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Refuse text that the shell passed on in another encoding than UTF-8."""
-    for text in (value,) if isinstance(value, str) else value:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise click.BadParameter(f"{text!r} is not valid UTF-8.") from None
-    return value
 
 
 @click.command("client")
@@ -74,7 +64,7 @@ def command(
     Example:
       trtllm-hpc client latest --prompt "What is machine learning?" --max-tokens 64
     """
-    from trtllm_hpc.cli.endpoint import endpoint_of
+    from trtllm_hpc.runs.endpoint import endpoint_of
 
     wanted = {"context_logits": context_logits, "generation_logits": generation_logits}
     logits = [name for name, asked in wanted.items() if asked]
@@ -96,9 +86,7 @@ def command(
     if save:
         _save(run, record, answers)
     if as_json:
-        import json
-
-        click.echo(json.dumps(record, indent=2, ensure_ascii=False))
+        print_json(record)
     else:
         from trtllm_hpc.logs.text import for_reader
 

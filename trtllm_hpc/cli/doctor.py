@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtllm_hpc.cli.completion import job_files
-from trtllm_hpc.cli.options import cluster_option, json_option, runs_option, set_option
+from trtllm_hpc.cli.options import cluster_option, json_option, print_json, runs_option, set_option
 from trtllm_hpc.errors import Diagnostic, ExitCode
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ def command(
         rows = run_checks(context)
         record = _record(context, rows, rule_rows() if context.has_job else [])
     if as_json:
-        import json
-
-        click.echo(json.dumps(record, indent=2, ensure_ascii=False))
+        print_json(record)
     else:
         _print_tables(record, with_rules)
         click.echo(f"\n{_summary(rows)}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from trtllm_hpc.cli.completion import complete_with, job_names
-from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.cli.options import json_option, print_json
 
 
 @click.group()
@@ -31,7 +30,7 @@ def list_(as_json: bool) -> None:
 
     jobs = shipped_jobs()
     if as_json:
-        click.echo(json.dumps([job.as_json() for job in jobs], indent=2, ensure_ascii=False))
+        print_json([job.as_json() for job in jobs])
         return
     from trtllm_hpc.report.tables import plain_table, print_table
 
@@ -66,4 +65,4 @@ def show(name: str, as_json: bool) -> None:
         click.echo(text, nl=False)
         return
     job = next(job for job in shipped_jobs() if job.name == name)
-    click.echo(json.dumps({**job.as_json(), "text": text}, indent=2, ensure_ascii=False))
+    print_json({**job.as_json(), "text": text})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.paths import STEPS, RunPaths, call_name
 
@@ -76,9 +76,7 @@ def _print_list(run: RunPaths, as_json: bool) -> None:
     rows = log_rows(list_logs(run))
     _complete(run, rows)
     if as_json:
-        import json
-
-        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     print_logs(rows)
 

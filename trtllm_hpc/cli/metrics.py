@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
 
@@ -43,7 +43,7 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
       trtllm-hpc metrics tiny-llama --watch
       trtllm-hpc metrics tiny-llama --json | jq .values.kv_used_share
     """
-    from trtllm_hpc.cli.endpoint import endpoint_of
+    from trtllm_hpc.runs.endpoint import endpoint_of
 
     endpoint = endpoint_of(run, 0.0)
     try:
@@ -93,9 +93,7 @@ def _looks(endpoint: Endpoint, interval_s: float) -> Iterator[_Look]:
 
 def _show(endpoint: Endpoint, look: _Look, as_json: bool) -> None:
     if as_json:
-        import json
-
-        click.echo(json.dumps(look.as_json(endpoint), indent=2, ensure_ascii=False))
+        print_json(look.as_json(endpoint))
         return
     from trtllm_hpc.report.server_table import server_table
     from trtllm_hpc.report.tables import print_table

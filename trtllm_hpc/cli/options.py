@@ -1,14 +1,18 @@
-"""Arguments and options that several commands share."""
+"""Arguments, options and output that several commands share."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from trtllm_hpc.cli.completion import cluster_profiles, complete_with, job_files
 from trtllm_hpc.cli.completion import settings as setting_keys
@@ -29,29 +33,27 @@ class RunType(_RunParameter):
     name = "run"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> RunPaths:
-        """Find the run; raises RunNotFound with the newest runs in its message."""
+        """Return the run; raises RunNotFound, which names the newest runs."""
         if isinstance(value, RunPaths):
             return value
         return find_run(str(value), runs_folder(ctx))
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
-        """Offer the ids of known runs."""
-        from click.shell_completion import CompletionItem
-
+    ) -> list[CompletionItem]:
+        """Offer the ids of the runs."""
         names = ["latest", *(run.run_id for run in list_runs(runs_folder(ctx)))]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 class OutputFile(click.Path):
-    """A file to be written, refused before any work is done for it if it cannot be."""
+    """A file to be written; refused before any work is done if it cannot be."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; click itself looks only at a file that is there already."""
+        """Return the path; click itself checks only a file that exists."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.parent.is_dir():
             self.fail(f"{path} cannot be written: there is no folder {path.parent}.", param, ctx)
@@ -61,14 +63,14 @@ class OutputFile(click.Path):
 
 
 def runs_folder(ctx: click.Context | None) -> Path:
-    """The folder that ``--runs`` names, else the usual one."""
-    # Not "is None": click 8.3 and later keep a sentinel of their own for an option not given.
+    """Return the folder that ``--runs`` names, else the default one."""
+    # Not "is None": click 8.3 and later use a sentinel for an option that was not given.
     chosen = ctx.params.get("runs") if ctx is not None else None
     return chosen if isinstance(chosen, Path) else default_runs_folder()
 
 
 def runs_option(command: Command) -> Command:
-    """``--runs FOLDER``: where runs are kept; passed on as ``runs: Path | None``."""
+    """``--runs FOLDER``, the folder of the runs; passed on as ``runs: Path | None``."""
     return click.option(
         "--runs",
         type=click.Path(file_okay=False, path_type=Path),
@@ -83,7 +85,7 @@ def run_argument(command: Command) -> Command:
 
 
 def json_option(command: Command) -> Command:
-    """``--json``: machine-readable output; passed on as ``as_json: bool``."""
+    """``--json``, machine-readable output; passed on as ``as_json: bool``."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
 
 
@@ -94,8 +96,41 @@ def wait_option(command: Command) -> Command:
         type=click.FloatRange(min=0),
         default=0.0,
         show_default=True,
-        help="How long to wait for the server; 0: it must be ready now.",
+        help="How long to wait for the server; with 0 it must be ready now.",
     )(command)
+
+
+def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Callback of an option: refuse text that the shell passed on in another encoding than UTF-8."""
+    for text in (value,) if isinstance(value, str) else value:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise click.BadParameter(f"{text!r} is not valid UTF-8.") from None
+    return value
+
+
+@contextmanager
+def terminating_as_interrupt() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C. Slurm sends it some time before it kills a job."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def print_json(record: Any) -> None:
+    """Print a record as indented JSON."""
+    import json
+
+    click.echo(json.dumps(record, indent=2, ensure_ascii=False))
 
 
 def print_warning(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.options import job_options, json_option, print_warning
+from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
 from trtllm_hpc.report.engines import engine_json, engine_lines
 
 if TYPE_CHECKING:
@@ -39,15 +39,13 @@ def command(
     )
     scripts = [paths.sbatch(stage.name) for stage in plan.stages]
     if as_json:
-        import json
-
         record = {
             "run_id": paths.run_id,
             "folder": str(paths.folder),
             "scripts": [str(file) for file in scripts],
             "engine": engine_json(engine),
         }
-        click.echo(json.dumps(record, indent=2))
+        print_json(record)
         return
     click.echo(f"rendered {paths.folder}")
     for script in scripts:

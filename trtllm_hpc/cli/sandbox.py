@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.options import json_option
-from trtllm_hpc.cli.signals import terminating_as_interrupt
+from trtllm_hpc.cli.options import json_option, print_json, terminating_as_interrupt
 from trtllm_hpc.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -103,7 +101,7 @@ def _tell(what: str) -> None:
 
 def _show(status: Status, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(status.as_json(), indent=2))
+        print_json(status.as_json())
         return
     click.echo(f"sandbox {status.name}: {status.state}")
     for problem in status.problems:

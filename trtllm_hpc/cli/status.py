@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.paths import RunPaths
 
 
@@ -25,9 +25,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
 
     status = run_status(run)
     if as_json:
-        import json
-
-        click.echo(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
+        print_json(status.as_json())
         return
     from rich.console import Console
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtllm_hpc.cli.completion import checks, complete_with
-from trtllm_hpc.cli.options import job_options, json_option, print_warning
+from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
 from trtllm_hpc.paths import call_name
 from trtllm_hpc.report.engines import engine_json, engine_lines
 
@@ -86,14 +86,12 @@ def command(
 
 def _print_next(paths: RunPaths, engine: Hit | Miss | Unknown | None, as_json: bool) -> None:
     if as_json:
-        import json
-
         from trtllm_hpc.paths import read_json
 
         stages = (read_json(paths.jobs) or {})["stages"]
         jobs = {stage: job["job_id"] for stage, job in stages.items()}
         record = {"run_id": paths.run_id, "folder": str(paths.folder), "jobs": jobs}
-        click.echo(json.dumps({**record, "engine": engine_json(engine)}, indent=2))
+        print_json({**record, "engine": engine_json(engine)})
         return
     run = call_name(paths)
     click.echo(f"next: trtllm-hpc status {run}, or trtllm-hpc logs {run} --follow")
@@ -123,9 +121,7 @@ def _wait(paths: RunPaths, *, live: bool, keeps_serving: bool) -> RunStatus:
 
 def _print_end(status: RunStatus, paths: RunPaths, as_json: bool) -> None:
     if as_json:
-        import json
-
-        click.echo(json.dumps(status.as_json(), indent=2, ensure_ascii=False))
+        print_json(status.as_json())
         return
     from trtllm_hpc.report.summary import print_summary
 

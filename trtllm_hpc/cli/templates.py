@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trtllm_hpc.cli.completion import complete_with, templates
-from trtllm_hpc.cli.options import cluster_option, job_options, json_option, print_warning, set_option
+from trtllm_hpc.cli.options import (
+    cluster_option,
+    job_options,
+    json_option,
+    print_json,
+    print_warning,
+    set_option,
+)
 
 if TYPE_CHECKING:
     from trtllm_hpc.config.cluster import ClusterProfile
@@ -82,7 +88,7 @@ def fetch(
     for line in _of_another_release(profile, kept):
         print_warning(line)
     if as_json:
-        click.echo(json.dumps(_row(kept), indent=2))
+        print_json(_row(kept))
         return
     click.echo(f"kept {len(kept.models)} templates of {kept.image} (from {kept.origin})")
     click.echo(f"  {kept.all_models}")
@@ -120,7 +126,7 @@ def list_(as_json: bool) -> None:
 
     rows = [_row(kept) for kept in kept_templates()]
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     if not rows:
         click.echo(f"no templates in {cache_folder()}")
@@ -157,7 +163,7 @@ def show(
         raise click.BadParameter(f"{model!r} is none of {', '.join(texts)}.", param_hint="MODEL")
     if as_json:
         chosen = {name: text for name, text in texts.items() if model in (None, name)}
-        click.echo(json.dumps(chosen, indent=2, ensure_ascii=False))
+        print_json(chosen)
         return
     for name, text in texts.items():
         if model is None:

@@ -1,10 +1,10 @@
-"""The endpoint of a run for ``client`` and ``bench``, or why there will never be one."""
+"""The endpoint of a run for ``client``, ``bench`` and ``metrics``, or why there will never be one."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from trtllm_hpc.client.wait import wait_for_endpoint, was_submitted
 from trtllm_hpc.errors import (
     BuildFailed,
     JobLost,
@@ -14,57 +14,48 @@ from trtllm_hpc.errors import (
     SubmissionError,
     TrtllmHpcError,
 )
-from trtllm_hpc.paths import call_name
-
-if TYPE_CHECKING:
-    from trtllm_hpc.paths import RunPaths
-    from trtllm_hpc.runs.status import StageStatus
-    from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.runs.status import StageStatus, run_status
+from trtllm_hpc.runtime.records import Endpoint, read_events
 
 _FIRST_PAUSE_S = 5.0
-"""Slurm is asked at once, after this, and then after ever longer pauses."""
+"""Slurm is queried at once, after this pause, and then after ever longer ones."""
 
 
 def endpoint_of(run: RunPaths, wait_seconds: float) -> Endpoint:
-    """The ready endpoint of a run; asks Slurm now and then whether it can still come.
+    """Wait for the ready endpoint of a run; query Slurm now and then whether it can still come.
 
     Raises:
-        BuildFailed, StartFailed, RunCancelled, JobLost: it cannot come any more.
+        BuildFailed, StartFailed, RunCancelled, JobLost: it can never come.
         NotReady: it did not come within ``wait_seconds``.
     """
-    from trtllm_hpc.client.wait import wait_for_endpoint
-
     if "TRTLLM_HPC_JOB_ID" in os.environ:
-        # The companion itself: the node may have no Slurm commands, and cancels it with the server.
+        # This is the companion: its node may lack Slurm's commands, and it is cancelled with the server.
         return wait_for_endpoint(run, wait_seconds)
     due_s = 0.0
 
-    def ask(waited_s: float) -> None:
+    def check(waited_s: float) -> None:
         nonlocal due_s
         if waited_s >= due_s:
             due_s = 2 * waited_s + _FIRST_PAUSE_S
-            refuse_ended(run)
+            _refuse_ended(run)
 
     try:
-        return wait_for_endpoint(run, wait_seconds, on_wait=ask)
+        return wait_for_endpoint(run, wait_seconds, on_wait=check)
     except NotReady:
-        refuse_ended(run)
+        _refuse_ended(run)
         raise
 
 
-def refuse_ended(run: RunPaths) -> None:
-    """Raise the error for a run whose server has ended, or can never start, by what Slurm says."""
-    from trtllm_hpc.client.wait import was_submitted
-    from trtllm_hpc.runs.status import run_status
-    from trtllm_hpc.runtime.records import read_events
-
+def _refuse_ended(run: RunPaths) -> None:
+    """Raise the error for a run whose server has ended or can never start, according to Slurm."""
     if not was_submitted(run):
         return
     try:
         status = run_status(run)
     except SubmissionError:
-        return  # Slurm does not answer now; the wait has its own end.
-    # A server that was started again by hand does not care how the first build ended.
+        return  # Slurm does not answer now; the wait is bounded anyway
+    # For a server that was started again by hand the end of the first build does not matter.
     deciding = ("serve",) if read_events(run, "serve") else ("build", "serve")
     for stage in status.stages:
         if stage.stage in deciding and stage.final and not (stage.ok and stage.stage == "build"):
@@ -78,6 +69,6 @@ def _error(run: RunPaths, stage: StageStatus) -> TrtllmHpcError:
     kind: type[TrtllmHpcError] = BuildFailed if stage.stage == "build" else StartFailed
     kind = {"CANCELLED": RunCancelled, "LOST": JobLost}.get(stage.state, kind)
     return kind(
-        f"Run {run.run_id} has no server to ask: stage {stage.stage} {stage.sentence}.",
+        f"Run {run.run_id} has no server: stage {stage.stage} {stage.sentence}.",
         hint=f"trtllm-hpc logs {call_name(run)}",
     )
