@@ -10,14 +10,14 @@ import pytest
 
 from tests.sandbox.conftest import Commands
 from trtllm_hpc.errors import SandboxError
-from trtllm_hpc.sandbox import install, requirements
+from trtllm_hpc.sandbox import requirements
 
 
 @pytest.fixture
 def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "policy-rc.d"
-    monkeypatch.setattr(install, "POLICY", path)
-    monkeypatch.setattr(install, "SET_ASIDE", tmp_path / "policy-rc.d.before")
+    monkeypatch.setattr(requirements, "POLICY", path)
+    monkeypatch.setattr(requirements, "SET_ASIDE", tmp_path / "policy-rc.d.before")
     return path
 
 
@@ -34,7 +34,7 @@ def test_apt_get_runs_while_services_are_held_back(
     commands.add(*requirements.COMMANDS)
     monkeypatch.setattr(requirements, "LIBRARIES", {"/nowhere/libpmix.so": "libpmix-dev"})
     commands.add("apt-get", script=f"PATH=/usr/bin:/bin {policy} mariadb start; [ $? = 101 ]")
-    assert install.install_missing(tell=lambda _: None) == ["libpmix-dev"]
+    assert requirements.install_missing(tell=lambda _: None) == ["libpmix-dev"]
     assert [call.split()[-1] for call in commands.called] == ["update", "libpmix-dev"]
     assert all("apt-get" in call for call in commands.called)
     assert not policy.exists()
@@ -44,7 +44,7 @@ def test_apt_get_runs_while_services_are_held_back(
 def test_nothing_is_run_when_nothing_is_missing(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     commands.add(*requirements.COMMANDS, "apt-get")
     monkeypatch.setattr(requirements, "LIBRARIES", {})
-    assert install.install_missing(tell=lambda _: None) == []
+    assert requirements.install_missing(tell=lambda _: None) == []
     assert commands.called == []
 
 
@@ -56,8 +56,8 @@ def test_a_policy_that_was_there_is_put_back_even_after_a_failure(
     policy.chmod(0o755)
     monkeypatch.setattr(requirements, "LIBRARIES", {})
     commands.add("apt-get", script="exit 100")
-    with pytest.raises(SandboxError, match="apt-get failed with 100") as error:
-        install.install_missing(tell=lambda _: None)
+    with pytest.raises(SandboxError, match="apt-get failed with exit code 100") as error:
+        requirements.install_missing(tell=lambda _: None)
     assert error.value.hint is not None and error.value.hint.startswith("apt-get")
     assert asks(policy) == 104
 
@@ -66,7 +66,7 @@ def test_a_policy_that_was_there_is_put_back_even_after_a_failure(
 def test_a_machine_without_apt_get_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements, "LIBRARIES", {})
     with pytest.raises(SandboxError, match="no apt-get"):
-        install.install_missing(tell=lambda _: None)
+        requirements.install_missing(tell=lambda _: None)
 
 
 @pytest.mark.parametrize("before", [None, 104])
@@ -79,5 +79,5 @@ def test_a_policy_left_by_a_killed_install_no_longer_forbids(
     gone = subprocess.Popen(["true"])
     gone.wait()
     monkeypatch.setattr(os, "getpid", lambda: gone.pid)
-    with install.services_held_back():
+    with requirements.services_held_back():
         assert asks(policy) == (before or 0)

@@ -1,39 +1,42 @@
 from __future__ import annotations
 
-import threading
-from pathlib import Path
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from trtllm_hpc.errors import SandboxError
-from trtllm_hpc.sandbox.lock import lock
+from trtllm_hpc.sandbox.sandbox import lock
+
+WHAT = f"test {os.getpid()}"
 
 
-def test_a_second_holder_waits_no_longer_than_it_says(tmp_path: Path) -> None:
-    told = []
+def test_a_second_holder_waits_no_longer_than_its_limit() -> None:
+    told: list[str] = []
     with (
-        lock(tmp_path / "x", 1),
-        pytest.raises(SandboxError, match="Another process has held"),
-        lock(tmp_path / "x", 0.1, lambda: told.append("waiting")),
+        lock(WHAT),
+        pytest.raises(SandboxError, match="Another process has held the lock") as error,
+        lock(WHAT, told.append, 0.1),
     ):
         pytest.fail("two held it at once")
-    assert told == ["waiting"]
+    assert told == [f"another `sandbox` command ({WHAT})"]
+    assert error.value.hint == f"ss -xlp | grep 'trtllm-hpc {WHAT}'"
+    with lock(WHAT, timeout_s=0.1):
+        pass
 
 
-def test_a_holder_that_removes_the_folder_lets_the_next_one_have_a_new_one(tmp_path: Path) -> None:
-    folder = tmp_path / "x"
-    waits = threading.Event()
-    got = threading.Event()
-
-    def second() -> None:
-        with lock(folder, 10, waits.set):
-            assert folder.is_dir()
-            got.set()
-
-    thread = threading.Thread(target=second)
-    with lock(folder, 1):
-        thread.start()
-        assert waits.wait(10)
-        folder.rmdir()
-    assert got.wait(10)
-    thread.join()
+def test_a_killed_holder_holds_nothing() -> None:
+    script = (
+        f"from trtllm_hpc.sandbox.sandbox import lock\nwith lock({WHAT!r}): print(1, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"1\n"
+        with pytest.raises(SandboxError), lock(WHAT, timeout_s=0.1):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        with lock(WHAT, timeout_s=10):
+            pass

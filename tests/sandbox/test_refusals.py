@@ -77,7 +77,7 @@ def test_a_missing_library_counts_as_a_missing_package(
         ("exit 1", "does not permit namespaces"),
         ('case "$*" in *mount*tmpfs*) exit 1;; esac', "does not permit mounts in a namespace"),
         ('case "$*" in *bridge*) exit 1;; esac', "does not permit network bridges"),
-        ('case "$*" in *veth*) exit 1;; esac', "does not permit virtual network cables"),
+        ('case "$*" in *veth*) exit 1;; esac', "does not permit virtual network interfaces"),
     ],
 )
 def test_what_the_kernel_refuses_is_named(

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.sandbox import Machine, Sandbox
+from trtllm_hpc.sandbox import Node, Sandbox
 from trtllm_hpc.sandbox.layout import JOB_IDS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -121,7 +121,7 @@ class Person:
         return found
 
 
-def user_processes(node: Machine) -> list[Any]:
+def user_processes(node: Node) -> list[Any]:
     """Processes on a node that run as the ordinary user."""
     return [process for process in node.processes() if _uid(process.pid) == USER.pw_uid]
 

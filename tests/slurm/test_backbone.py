@@ -23,7 +23,7 @@ from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
-from trtllm_hpc.sandbox import Machine
+from trtllm_hpc.sandbox import Node
 
 pytestmark = pytest.mark.slurm
 
@@ -193,14 +193,14 @@ def serving(person: Person, engine: Path, name: str, **more: Any) -> tuple[RunPa
     return run, endpoint
 
 
-def server_process(node: Machine) -> int:
+def server_process(node: Node) -> int:
     """Process id, on this machine, of a node's tritonserver."""
     found = [process for process in user_processes(node) if process.arguments[0].endswith("bin/tritonserver")]
     assert len(found) == 1, user_processes(node)
     return int(found[0].pid)
 
 
-def batch_script_process(nodes: list[Machine]) -> int:
+def batch_script_process(nodes: list[Node]) -> int:
     found = [
         process.pid
         for node in nodes

@@ -17,7 +17,7 @@ import pytest
 from tests.slurm.conftest import Person, eventually, user_processes
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import read_events
-from trtllm_hpc.sandbox import Machine
+from trtllm_hpc.sandbox import Node
 
 pytestmark = pytest.mark.slurm
 
@@ -83,7 +83,7 @@ def test_two_builds_race_and_both_serve(person: Person) -> None:
     assert [stage["stage"] for stage in person.status(run)["stages"]] == ["serve", "companion"]
 
 
-def kill(node: Machine, victim: str) -> list[int]:
+def kill(node: Node, victim: str) -> list[int]:
     """kill -9 one part of the build that runs on a node; the processes that were hit."""
     mine = user_processes(node)
     steps = [it for it in node.processes() if it.arguments[0].startswith("slurmstepd:")]
@@ -99,7 +99,7 @@ def kill(node: Machine, victim: str) -> list[int]:
     return [process.pid for process in chosen]
 
 
-def kill_once(person: Person, job: Path, node: Machine, victim: str, moment: float) -> RunPaths:
+def kill_once(person: Person, job: Path, node: Node, victim: str, moment: float) -> RunPaths:
     """Submit, and kill so many seconds after the build began."""
     _, run = person.submit(job, "--set", f'cluster.sbatch_options=["--nodelist={node.name}"]', wait=False)
     assert eventually(partial(is_building, run), 30), person.status(run)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.errors import SandboxError
-from trtllm_hpc.sandbox import Machine, Sandbox
+from trtllm_hpc.sandbox import Node, Sandbox
 from trtllm_hpc.sandbox.layout import interface_name
 
 pytestmark = pytest.mark.slurm
@@ -249,8 +249,8 @@ def test_down_ends_running_jobs_and_leaves_nothing(other: Sandbox) -> None:
 # When it breaks -------------------------------------------------------------------------
 
 
-def kill(machine: Machine, program: str) -> None:
-    for each in machine.processes():
+def kill(node: Node, program: str) -> None:
+    for each in node.processes():
         if Path(each.arguments[0]).name == program:
             os.kill(each.pid, signal.SIGKILL)
 

@@ -54,7 +54,7 @@ def up(name: str, nodes: int, gpus_per_node: int, install: bool, as_json: bool) 
     started = time.monotonic()
     with terminating_as_interrupt():
         if install:
-            from trtllm_hpc.sandbox.install import install_missing
+            from trtllm_hpc.sandbox.requirements import install_missing
 
             install_missing(tell=_tell)
         fresh = sandbox.up(nodes, gpus_per_node, tell=_tell)

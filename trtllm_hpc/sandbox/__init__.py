@@ -11,10 +11,10 @@
 
 from __future__ import annotations
 
+from trtllm_hpc.sandbox.cluster import NodeStatus, Status
 from trtllm_hpc.sandbox.layout import Shape
-from trtllm_hpc.sandbox.machines import Machine
+from trtllm_hpc.sandbox.nodes import Node
 from trtllm_hpc.sandbox.processes import Process
 from trtllm_hpc.sandbox.sandbox import Sandbox
-from trtllm_hpc.sandbox.status import NodeStatus, Status
 
-__all__ = ["Machine", "NodeStatus", "Process", "Sandbox", "Shape", "Status"]
+__all__ = ["Node", "NodeStatus", "Process", "Sandbox", "Shape", "Status"]

@@ -1,31 +1,85 @@
-"""The members of a sandbox together, and whether its daemons answer."""
+"""A running sandbox: its nodes, and which of its daemons answer."""
 
 from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.layout import Folder
-from trtllm_hpc.sandbox.machines import Machine
+from trtllm_hpc.sandbox.layout import Folder, Layout, interface_name
+from trtllm_hpc.sandbox.nodes import Node, marked_processes
+
+PARTITIONS = ("batch", "debug")
+"""Partitions of every sandbox, the default one first."""
+
+HEALTHY = ("idle", "mixed", "allocated", "completing", "reserved", "planned")
+"""States in sinfo of a node that takes jobs; a trailing ``*`` means that the node does not respond."""
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """One compute node."""
+
+    name: str
+    address: str
+    state: str
+    """As sinfo prints it."""
+    answers: bool
+    """Whether its slurmd accepts connections; sinfo notices that it does not only after a while."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What ``sandbox status`` shows."""
+
+    name: str
+    state: str
+    """``up``, ``down``, ``starting`` (another command is starting it) or ``degraded``."""
+    nodes_wanted: int = 0
+    gpus_per_node: int = 0
+    slurm_conf: str = ""
+    subnet: str = ""
+    partitions: tuple[str, ...] = ()
+    logs: str = ""
+    daemons: dict[str, bool | None] = field(default_factory=dict)
+    """Whether each daemon answers; ``None`` if only root can find out."""
+    nodes: tuple[NodeStatus, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What is wrong, a few words each."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The status as plain JSON types."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The members of a running sandbox, and how to ask its Slurm."""
+    """The nodes of a sandbox, and its Slurm."""
 
-    folder: Folder
-    head: Machine
-    nodes: list[Machine]
-    interface: str
-    """The machine's interface to the sandbox."""
+    layout: Layout
+
+    @property
+    def folder(self) -> Folder:
+        """The state folder."""
+        return Folder.of(self.layout.name)
+
+    @property
+    def head(self) -> Node:
+        """The head node."""
+        return Node(self.layout.head.name, self.layout.head.address, self.folder)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The compute nodes."""
+        return [Node(host.name, host.address, self.folder) for host in self.layout.nodes]
 
     @property
     def environment(self) -> dict[str, str]:
-        """A small environment of its own: what surrounds `up` must not leak into jobs."""
+        """The whole environment of the daemons: that of the caller of `up` must not leak into jobs."""
         return {
             "PATH": processes.search_path(),
             "HOME": "/root",
@@ -36,28 +90,26 @@ class Cluster:
         }
 
     def slurm(self, *arguments: str, timeout_s: float = 20) -> str:
-        """Ask Slurm, from the machine, as any user would."""
+        """Run one of Slurm's commands on the machine, outside the sandbox, as any user would."""
         return processes.run(arguments, timeout_s=timeout_s, environment=self.environment)
-
-    # Probes: whether each daemon answers ---------------------------------------------
 
     def munge_answers(self) -> bool:
         """Whether munged signs a credential."""
-        socket_path = self.folder.munge_socket
-        return _listens(socket_path) and self._succeeds("munge", "--no-input", f"--socket={socket_path}")
+        path = self.folder.munge_socket
+        return _listens(path) and self._succeeds("munge", "--no-input", f"--socket={path}")
 
     def database_answers(self) -> bool | None:
-        """Whether MariaDB greets; ``None`` if this is not root, who alone can tell."""
+        """Whether MariaDB greets a client; ``None`` if this is not root, since only root can find out."""
         if os.geteuid() != 0:
             return None
         # The socket is in a file system of the head's own.
-        return _greets(Path(f"/proc/{self.head.pid}/root{self.folder.database_socket}"))
+        return _listens(Path(f"/proc/{self.head.pid}/root{self.folder.database_socket}"), greets=True)
 
     def accounting_answers(self) -> bool:
         """Whether slurmdbd accepts connections."""
         return self._accepts(self.head, 6819)
 
-    def node_answers(self, node: Machine) -> bool:
+    def node_answers(self, node: Node) -> bool:
         """Whether a node's slurmd accepts connections."""
         return self._accepts(node, 6818)
 
@@ -67,20 +119,56 @@ class Cluster:
         return reachable and self._succeeds("scontrol", "ping")
 
     def node_states(self) -> dict[str, str]:
-        """State of each node in sinfo's words; nothing if slurmctld does not answer."""
+        """State of each node as sinfo prints it; empty if slurmctld does not answer."""
         try:
             lines = self.slurm("sinfo", "--Node", "--noheader", "--format=%N %T").split("\n")
         except SandboxError:
             return {}
         return dict(line.split(" ", 1) for line in lines if " " in line)
 
-    def _accepts(self, machine: Machine, port: int) -> bool:
+    def status(self) -> Status:
+        """Which daemons and nodes answer, and what is wrong."""
+        daemons = {
+            "munged": self.munge_answers(),
+            "mariadbd": self.database_answers(),
+            "slurmdbd": self.accounting_answers(),
+            "slurmctld": self.controller_answers(),
+        }
+        states = self.node_states() if daemons["slurmctld"] else {}
+        nodes = tuple(
+            NodeStatus(
+                node.name,
+                node.address,
+                "gone" if node.pid is None else states.get(node.name, "unknown"),
+                self.node_answers(node),
+            )
+            for node in self.nodes
+        )
+        problems = [f"{daemon} does not answer" for daemon, answers in daemons.items() if answers is False]
+        problems += [f"slurmd on {node.name} does not answer" for node in nodes if not node.answers]
+        problems += [f"{node.name} is {node.state}" for node in nodes if node.state not in HEALTHY]
+        return Status(
+            name=self.layout.name,
+            state="degraded" if problems else "up",
+            nodes_wanted=self.layout.shape.nodes,
+            gpus_per_node=self.layout.shape.gpus_per_node,
+            slurm_conf=str(self.folder.slurm_conf),
+            subnet=f"{self.layout.subnet}.0/24",
+            partitions=PARTITIONS,
+            logs=str(self.folder.logs),
+            daemons=daemons,
+            nodes=nodes,
+            problems=tuple(problems),
+        )
+
+    def _accepts(self, node: Node, port: int) -> bool:
+        interface = interface_name(self.layout.name).encode()
         with socket.socket() as client:
             client.settimeout(2)
             try:
-                # Without its interface the address belongs to whoever the default route leads to.
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self.interface.encode())
-                client.connect((machine.address, port))
+                # Without the interface a dead sandbox's address would lead out by the default route.
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface)
+                client.connect((node.address, port))
             except OSError:
                 return False
         return True
@@ -93,22 +181,26 @@ class Cluster:
         return True
 
 
-def _listens(path: Path) -> bool:
-    """Whether a server is behind a UNIX socket."""
-    with socket.socket(socket.AF_UNIX) as client:
-        try:
-            client.connect(str(path))
-        except OSError:
-            return False
-    return True
+def find_status(name: str, cluster: Cluster | None, *, complete: bool) -> Status:
+    """The status of a sandbox in any condition.
+
+    Args:
+        cluster: as its state file describes it; ``None`` if there is none.
+        complete: whether `up` has finished.
+    """
+    if not marked_processes(Folder.of(name)):
+        return Status(name, "down")
+    if cluster is None:
+        return Status(name, "degraded", problems=("its state file is gone",))
+    return cluster.status() if complete else Status(name, "starting")
 
 
-def _greets(path: Path) -> bool:
-    """Whether a server behind a UNIX socket says something to a new client."""
+def _listens(path: Path, *, greets: bool = False) -> bool:
+    """Whether a server listens on a UNIX socket, and greets a new client if it is one that should."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(2)
         try:
             client.connect(str(path))
-            return bool(client.recv(1))
+            return not greets or bool(client.recv(1))
         except OSError:
             return False

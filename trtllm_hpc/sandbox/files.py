@@ -1,4 +1,4 @@
-"""The files of a sandbox: rendered configuration, key, devices, folders."""
+"""The files of a sandbox: rendered configuration, key, device files, folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.layout import Folder, Layout
 
 CPUS_PER_NODE = 16
-"""What each node claims to have: enough for several jobs side by side. The
-nodes share the machine's own processors."""
+"""Processors that each node claims to have: enough for several jobs at once. In fact all nodes
+share the machine's processors."""
 
 SHM_SIZE = "4g"
 """Size of /dev/shm on a node."""
@@ -29,14 +29,14 @@ SHM_SIZE = "4g"
 def write_files(folder: Folder, layout: Layout) -> None:
     """Write everything that the daemons read.
 
-    All is world-readable but the key and slurmdbd.conf (which insists).
+    All of it is world-readable but the key and slurmdbd.conf; slurmdbd insists on that.
     """
-    for made in (folder.etc, folder.logs, folder.private, folder.munge, folder.devices):
-        made.mkdir(mode=0o755)
+    for path in (folder.etc, folder.logs, folder.private, folder.munge, folder.devices):
+        path.mkdir(mode=0o755)
     folder.controller.mkdir(mode=0o700)
     _write_key(folder.munge_key)
     for index in range(layout.shape.gpus_per_node):
-        # The numbers of /dev/null: if anything did open it, nothing would happen.
+        # The device numbers of /dev/null, so that opening the file does no harm.
         os.mknod(folder.device(index), 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     values = _values(folder, layout)
     for path, mode in {
@@ -53,42 +53,26 @@ def write_files(folder: Folder, layout: Layout) -> None:
         write_text(path, rendered(path.name, values), mode=mode)
 
 
-def empty(folder: Folder) -> None:
-    """Remove everything in the state folder."""
-    for each in folder.path.iterdir():
-        if each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each)
-        else:
-            each.unlink()
-
-
-def remove_if_empty(folder: Folder) -> None:
-    """Remove the state folder if nothing is in it, and the folder of all sandboxes likewise."""
-    with suppress(OSError):
-        folder.path.rmdir()
-        folder.path.parent.rmdir()
-
-
 @contextmanager
 def umask(mask: int) -> Iterator[None]:
-    """Make files with this umask: root's own may hide from users what they need."""
-    before = os.umask(mask)
+    """Create files with this umask: root's own may make them unreadable for users."""
+    previous = os.umask(mask)
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(previous)
 
 
 def slurm_version() -> tuple[int, int]:
     """Slurm's release as ``(year, month)``, e.g. (22, 5).
 
     Raises:
-        SandboxError: slurmd does not say.
+        SandboxError: slurmd does not print it.
     """
-    said = processes.run(["slurmd", "-V"])
-    found = re.search(r"(\d+)\.(\d+)", said)
+    output = processes.run(["slurmd", "-V"])
+    found = re.search(r"(\d+)\.(\d+)", output)
     if found is None:
-        raise SandboxError(f"`slurmd -V` names no version: {said.strip()!r}.")
+        raise SandboxError(f"`slurmd -V` prints no version: {output.strip()!r}.")
     return int(found[1]), int(found[2])
 
 
@@ -119,7 +103,7 @@ def _machine_hosts() -> str:
 
 
 def rendered(name: str, values: dict[str, object]) -> str:
-    """One of the packaged sandbox templates, rendered."""
+    """Render one of the templates in ``slurm/sandbox``."""
     from trtllm_hpc.render.environment import environment
 
     source = resources.files("trtllm_hpc.slurm").joinpath(f"sandbox/{name}.j2")

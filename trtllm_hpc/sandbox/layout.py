@@ -1,4 +1,4 @@
-"""Names, addresses and files of one sandbox: pure values, nothing is touched."""
+"""Names, addresses and paths of one sandbox: pure values that touch nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtllm_hpc.config.cluster import SANDBOX_ROOT
 from trtllm_hpc.errors import SandboxError
 
 ROOT = Path(SANDBOX_ROOT)
-"""Where sandboxes keep their state; ``/run`` is empty after a boot, as sandboxes are."""
+"""Parent of all state folders. ``/run`` is empty after a boot, when no sandbox is up either."""
 
 POOLS = ("10.97", "10.213", "172.29", "198.18")
 """The /16 networks that subnets are taken from: private ranges that few sites use, then
@@ -24,15 +24,15 @@ MAX_NODES = 32
 MAX_GPUS = 16
 
 _INTERFACE_LIMIT = 15
-"""The kernel's IFNAMSIZ less its NUL."""
+"""The kernel's IFNAMSIZ without the final NUL."""
 
 
 def check_name(name: str) -> str:
-    """The name, if host names and files can be made of it.
+    """Return the name if it can be part of host names and file names.
 
     Raises:
-        SandboxError: it holds anything but lower-case letters, digits and
-            inner hyphens, or more than 32 characters.
+        SandboxError: it has other characters than lower-case letters, digits and inner
+            hyphens, or more than 32 of them.
     """
     if re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?", name):
         return name
@@ -62,31 +62,33 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Member:
-    """The head or a node: a host name and its address on the bridge."""
+class Host:
+    """Host name and address of the head or of a compute node."""
 
     name: str
     address: str
+    """IP address on the sandbox's bridge."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Who is who in a sandbox of a name, a shape and a subnet (``10.x.y``, a /24)."""
+    """Hosts and addresses of a sandbox."""
 
     name: str
     shape: Shape
     subnet: str
+    """The first three numbers of a /24, such as ``10.97.0``."""
 
     @property
-    def head(self) -> Member:
-        """Runs munge, the database, slurmdbd and slurmctld, and holds the bridge."""
-        return Member(f"sbx-{self.name}-head", f"{self.subnet}.1")
+    def head(self) -> Host:
+        """The head node, with munge, the database, slurmdbd, slurmctld and the bridge."""
+        return Host(f"sbx-{self.name}-head", f"{self.subnet}.1")
 
     @property
-    def nodes(self) -> list[Member]:
-        """Run slurmd."""
+    def nodes(self) -> list[Host]:
+        """The compute nodes, with slurmd."""
         return [
-            Member(f"sbx-{self.name}-n{index}", f"{self.subnet}.{10 + index}")
+            Host(f"sbx-{self.name}-n{index}", f"{self.subnet}.{10 + index}")
             for index in range(1, self.shape.nodes + 1)
         ]
 
@@ -106,12 +108,12 @@ class Layout:
 
     @property
     def cluster(self) -> str:
-        """Slurm's ClusterName, which is part of table names in the database."""
+        """Slurm's ClusterName, which becomes part of the database's table names."""
         return "sbx_" + self.name.replace("-", "_")
 
 
 def interface_name(name: str) -> str:
-    """The machine's interface to the sandbox: the one thing of it outside its namespaces."""
+    """The machine's interface to the sandbox, the only part of its network outside the namespaces."""
     plain = f"sbx-{name}"
     if len(plain) <= _INTERFACE_LIMIT:
         return plain
@@ -131,7 +133,7 @@ class Folder:
 
     @property
     def state(self) -> Path:
-        """Shape and subnet, and whether the sandbox came up whole."""
+        """Shape and subnet, and whether `up` has finished."""
         return self.path / "state.json"
 
     @property
@@ -141,7 +143,7 @@ class Folder:
 
     @property
     def slurm_conf(self) -> Path:
-        """What SLURM_CONF names."""
+        """The value of SLURM_CONF."""
         return self.etc / "slurm.conf"
 
     @property
@@ -151,47 +153,47 @@ class Folder:
 
     @property
     def hosts(self) -> Path:
-        """Stands for /etc/hosts in the sandbox."""
+        """Mounted over /etc/hosts in the sandbox."""
         return self.etc / "hosts"
 
     @property
     def init(self) -> Path:
-        """Process 1 of every member. Its path marks the sandbox's processes."""
+        """Process 1 of every node. The sandbox's processes are recognised by its path."""
         return self.path / "init.sh"
 
     @property
     def stepd_source(self) -> Path:
-        """The reaper, before each node copies it to a place where it may be run."""
+        """The reaper; each node copies it to ``stepd``, since /run may be mounted noexec."""
         return self.path / "slurmstepd.py"
 
     @property
     def epilog_source(self) -> Path:
-        """The epilog, before each node copies it to a place where it may be run."""
+        """The epilog; each node copies it to ``epilog``."""
         return self.path / "epilog.sh"
 
     @property
     def private(self) -> Path:
-        """Mount point of a tmpfs that each member has to itself; empty from outside."""
+        """Mount point of a tmpfs of each node's own; empty from outside."""
         return self.path / "private"
 
     @property
     def stepd(self) -> Path:
-        """What slurmd starts in slurmstepd's place."""
+        """The program that slurmd starts in place of slurmstepd."""
         return self.private / "slurmstepd"
 
     @property
     def epilog(self) -> Path:
-        """What slurmd runs when a job has ended."""
+        """The program that slurmd runs when a job has ended."""
         return self.private / "epilog"
 
     @property
     def database_socket(self) -> Path:
-        """Only the head sees it."""
+        """MariaDB's socket, visible on the head only."""
         return self.private / "mariadb.socket"
 
     @property
     def munge(self) -> Path:
-        """munged's files; the key is readable to root alone."""
+        """munged's files; only root can read the key."""
         return self.path / "munge"
 
     @property
@@ -201,7 +203,7 @@ class Folder:
 
     @property
     def munge_socket(self) -> Path:
-        """Open to every user of the machine, as on a real cluster."""
+        """munged's socket, open to every user of the machine as on a real cluster."""
         return self.munge / "munge.socket"
 
     @property
@@ -211,15 +213,15 @@ class Folder:
 
     @property
     def logs(self) -> Path:
-        """One file a daemon."""
+        """Folder with two files for each daemon."""
         return self.path / "log"
 
     def log(self, daemon: str) -> Path:
-        """What one daemon writes; slurmd's is ``slurmd-<host>``."""
+        """The log of a daemon; slurmd's is called ``slurmd-<host>``."""
         return self.logs / f"{daemon}.log"
 
     def output(self, daemon: str) -> Path:
-        """What one daemon says before its log is open."""
+        """What a daemon prints before it opens its log."""
         return self.logs / f"{daemon}.out"
 
     @property
@@ -228,5 +230,5 @@ class Folder:
         return self.path / "dev"
 
     def device(self, index: int) -> Path:
-        """One GPU; Slurm takes its number from the name's last digits."""
+        """The device file of one GPU; Slurm takes its number from the digits at the end."""
         return self.devices / f"gpu{index}"

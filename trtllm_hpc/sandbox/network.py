@@ -1,7 +1,7 @@
-"""The sandbox's bridge: in the head's network namespace, one cable to the machine.
+"""The sandbox's network: a bridge in the head's network namespace, and a veth pair to the machine.
 
-The bridge is not on the machine itself, since there the firewall of the
-machine (Docker's, for one) would filter what the nodes say to each other.
+The bridge is not on the machine itself, because there the machine's firewall (Docker's, for
+example) would filter the traffic between the nodes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.layout import POOLS, Layout, interface_name
-from trtllm_hpc.sandbox.machines import Machine
+from trtllm_hpc.sandbox.nodes import Node
 
 
 def free_subnet(claimed: Iterable[str]) -> str:
-    """The first three numbers of a /24 that no route of this machine covers.
+    """Return the first three numbers of a /24 that no route of this machine covers.
 
     Args:
-        claimed: other sandboxes' subnets, whose routes may not be there yet.
+        claimed: subnets of other sandboxes, which may not have routes yet.
 
     Raises:
         SandboxError: there is none.
@@ -40,7 +40,7 @@ def free_subnet(claimed: Iterable[str]) -> str:
 
 def _routed_networks() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     routes = json.loads(processes.run(["ip", "-json", "-4", "route", "show", "table", "all"]) or "[]")
-    # The default route covers everything and says nothing.
+    # The default route covers everything.
     named = [route["dst"] for route in routes if route["dst"] not in ("default", "0.0.0.0/0")]
     networks = []
     for name in named:
@@ -49,8 +49,8 @@ def _routed_networks() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     return networks
 
 
-def connect(layout: Layout, head: Machine, nodes: list[Machine]) -> None:
-    """Make the bridge in the head, and lay a cable to it from the machine and every node.
+def connect(layout: Layout, head: Node, nodes: list[Node]) -> None:
+    """Make the bridge in the head, and connect the machine and every node to it by a veth pair.
 
     A node's interface is called ``eth0``.
     """
@@ -79,16 +79,18 @@ def connect(layout: Layout, head: Machine, nodes: list[Machine]) -> None:
 
 
 def remove(name: str) -> None:
-    """Remove the machine's end of the cable; the rest goes with the namespaces."""
+    """Remove the machine's end of its veth pair; the rest ends with the namespaces."""
     interface = interface_name(name)
-    if _is_there(interface):
-        with suppress(SandboxError):  # it may go by itself at this very moment
+    if _exists(interface):
+        with suppress(SandboxError):  # the kernel may be removing it at this moment
             _ip(f"link delete {interface}")
-    if not processes.wait_until(lambda: not _is_there(interface), 10):
-        raise SandboxError(f"The interface {interface} does not go away.", hint=f"ip link delete {interface}")
+    if not processes.wait_until(lambda: not _exists(interface), 10):
+        raise SandboxError(
+            f"The interface {interface} cannot be removed.", hint=f"ip link delete {interface}"
+        )
 
 
-def _is_there(interface: str) -> bool:
+def _exists(interface: str) -> bool:
     try:
         socket.if_nametoindex(interface)
     except OSError:
@@ -97,6 +99,6 @@ def _is_there(interface: str) -> bool:
 
 
 def _ip(*lines: str, inside: Path | None = None) -> None:
-    """Run several `ip` commands, in one process, in a network namespace."""
+    """Run several `ip` commands in one process, in a network namespace if one is given."""
     enter = [] if inside is None else ["nsenter", f"--net={inside}", "--"]
     processes.run([*enter, "ip", "-batch", "-"], text_in="\n".join(lines) + "\n")

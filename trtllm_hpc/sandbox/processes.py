@@ -1,4 +1,4 @@
-"""What /proc knows, and commands with a bound on their time."""
+"""Processes as /proc shows them, and commands with a time limit."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Process:
-    """One process as this machine sees it."""
+    """One process, by the machine's own number."""
 
     pid: int
     arguments: tuple[str, ...]
 
 
 def search_path() -> str:
-    """PATH with the administrators' folders, which `su` and some cron jobs leave out."""
+    """PATH with the folders of administrators' commands, which `su` and cron may leave out."""
     given = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join([*given, *(folder for folder in ADMIN_FOLDERS if folder not in given)])
 
 
 def all_processes() -> Iterator[Process]:
-    """Every process that has a command line, kernel threads left out."""
+    """Every process that has a command line, that is, all but kernel threads."""
     for folder in PROC.iterdir():
         if not folder.name.isdigit():
             continue
         try:
             raw = (folder / "cmdline").read_bytes()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # it has just ended
         if raw:
             arguments = raw.rstrip(b"\0").decode(errors="replace").split("\0")
             yield Process(int(folder.name), tuple(arguments))
 
 
 def owner(pid: int) -> int | None:
-    """User id of a process, ``None`` once it is gone."""
+    """User id of a process; ``None`` if it has ended."""
     try:
         return (PROC / str(pid)).stat().st_uid
     except OSError:
@@ -54,7 +54,7 @@ def owner(pid: int) -> int | None:
 
 
 def pid_namespace(pid: int) -> str | None:
-    """Identity of a process's PID namespace, ``None`` if it is gone or not ours to read."""
+    """A process's PID namespace; ``None`` if the process has ended or may not be read."""
     try:
         return str((PROC / str(pid) / "ns" / "pid").readlink())
     except OSError:
@@ -62,7 +62,7 @@ def pid_namespace(pid: int) -> str | None:
 
 
 def is_first_process(pid: int) -> bool:
-    """Whether the process is number 1 of a PID namespace below this one."""
+    """Whether the process is number 1 of a PID namespace below ours."""
     try:
         status = (PROC / str(pid) / "status").read_text()
     except OSError:
@@ -78,7 +78,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     text_in: str | None = None,
 ) -> str:
-    """Run a command and give its output.
+    """Run a command and return its output.
 
     Raises:
         SandboxError: it cannot be run, fails, or takes too long.
@@ -100,15 +100,15 @@ def run(
     except subprocess.TimeoutExpired as error:
         raise SandboxError(f"`{command}` did not end within {timeout_s:g} s.") from error
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip() or "it said nothing"
-        raise SandboxError(f"`{command}` failed with {done.returncode}: {said}")
+        output = (done.stderr or done.stdout).strip() or "it printed nothing"
+        raise SandboxError(f"`{command}` failed with {done.returncode}: {output}")
     return done.stdout
 
 
-def wait_until(true: Callable[[], bool], timeout_s: float) -> bool:
-    """Ask again and again until ``true()``; whether that came within the bound."""
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Poll until the condition holds; return whether it did within the time limit."""
     deadline = time.monotonic() + timeout_s
-    while not true():
+    while not condition():
         if time.monotonic() >= deadline:
             return False
         time.sleep(POLL_S)

@@ -1,15 +1,20 @@
-"""What a sandbox needs of this machine, and which of it is missing."""
+"""What a sandbox needs of this machine, and how missing Debian packages are installed."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError, SandboxImpossible
+from trtllm_hpc.paths import write_text
 from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.machines import NAMESPACES
+from trtllm_hpc.sandbox.files import rendered
+from trtllm_hpc.sandbox.nodes import NAMESPACES
 
 COMMANDS = {
     "srun": "slurm-client",
@@ -29,41 +34,45 @@ COMMANDS = {
     "hostname": "hostname",
     "bash": "bash",
 }
-"""Each command that a sandbox runs or that its jobs expect, and its Debian package."""
+"""Debian package of each command that a sandbox or its jobs run."""
 
 LIBRARIES = {"/usr/lib/*/libpmix.so": "libpmix-dev"}
-"""What `srun --mpi=pmix` loads by this very name (hence a -dev), and its Debian package."""
+"""Debian package of each library; `srun --mpi=pmix` loads this one by the name that only -dev has."""
 
 PROBES = {
     "namespaces": ("true",),
     "mounts in a namespace": ("mount", "-t", "tmpfs", "sandbox", "/tmp"),
     "network bridges": ("ip", "link", "add", "name", "bridge0", "type", "bridge"),
-    "virtual network cables": ("ip", "link", "add", "name", "one", "type", "veth", "peer", "name", "two"),
+    "virtual network interfaces": ("ip", "link", "add", "name", "one", "type", "veth", "peer", "name", "two"),
 }
-"""What the kernel must permit, each with a command that needs it, run in namespaces of its own."""
+"""What the kernel must permit, each with a command that tries it in namespaces of its own."""
+
+POLICY = Path("/usr/sbin/policy-rc.d")
+SET_ASIDE = Path("/usr/sbin/policy-rc.d.before-trtllm-hpc")
+INSTALL_TIMEOUT_S = 900.0
 
 
 def check_platform() -> None:
-    """Raise unless this is Linux."""
+    """Raise ``SandboxImpossible`` unless this is Linux."""
     if not sys.platform.startswith("linux"):
         raise SandboxImpossible(
-            f"A sandbox is made of Linux namespaces, and this is {sys.platform}.",
+            f"A sandbox needs Linux namespaces, and this is {sys.platform}.",
             hint="trtllm-hpc submit JOB --cluster local",
         )
 
 
 def check_root() -> None:
-    """Raise unless this is root."""
+    """Raise ``SandboxImpossible`` unless this is root."""
     if os.geteuid() != 0:
         raise SandboxImpossible(
-            "Only root can start or stop a sandbox: it makes network namespaces and mounts. "
+            "Only root can start or stop a sandbox, because it makes network namespaces and mounts. "
             "Once it is up, every user can submit to it.",
             hint="run the same command as root, or trtllm-hpc submit JOB --cluster local without a sandbox",
         )
 
 
 def missing_packages() -> list[str]:
-    """The Debian packages that would bring what this machine lacks, sorted."""
+    """The Debian packages with the commands and libraries that this machine lacks, sorted."""
     path = processes.search_path()
     lacking = {package for command, package in COMMANDS.items() if shutil.which(command, path=path) is None}
     lacking |= {package for file, package in LIBRARIES.items() if not any(Path("/").glob(file.lstrip("/")))}
@@ -71,23 +80,23 @@ def missing_packages() -> list[str]:
 
 
 def install_command(packages: list[str]) -> str:
-    """What to type for these packages."""
+    """The command that installs these packages."""
     return f"apt-get install --no-install-recommends -y {' '.join(packages)}"
 
 
 def check_packages() -> None:
-    """Raise unless every program is there."""
+    """Raise ``SandboxImpossible`` if a command or library is missing."""
     packages = missing_packages()
     if packages:
         raise SandboxImpossible(
-            f"A sandbox needs Debian packages that are not here: {', '.join(packages)}.",
-            hint="trtllm-hpc sandbox up --install (their services are not started), "
+            f"A sandbox needs Debian packages that are not installed: {', '.join(packages)}.",
+            hint="trtllm-hpc sandbox up --install (starts none of their services), "
             f"or {install_command(packages)}",
         )
 
 
 def check_kernel() -> None:
-    """Raise unless the kernel, or the container around this, permits what is needed."""
+    """Raise ``SandboxImpossible`` unless the kernel, or the container that this is in, permits all PROBES."""
     for what, command in PROBES.items():
         try:
             processes.run(["unshare", *NAMESPACES, "--fork", "--kill-child", *command])
@@ -97,3 +106,80 @@ def check_kernel() -> None:
                 hint="use a virtual machine or a privileged container "
                 "(docker run --privileged), or trtllm-hpc submit JOB --cluster local",
             ) from error
+
+
+def install_missing(*, tell: Callable[[str], None]) -> list[str]:
+    """Install the Debian packages that are missing, and start no service.
+
+    Returns:
+        The packages that were installed.
+
+    Raises:
+        SandboxError: this is not root or not Linux, there is no apt-get, or it failed.
+    """
+    check_platform()
+    check_root()
+    packages = missing_packages()
+    if not packages:
+        return []
+    if shutil.which("apt-get") is None:
+        raise SandboxImpossible(
+            "There is no apt-get on this machine to install the packages with. "
+            f"A sandbox needs what Debian calls {', '.join(packages)}.",
+            hint="install them with this system's package manager, then type trtllm-hpc sandbox up",
+        )
+    tell(f"apt-get install {' '.join(packages)}")
+    with services_held_back():
+        _apt_get("update")
+        _apt_get(*install_command(packages).split()[1:])
+    return packages
+
+
+@contextmanager
+def services_held_back() -> Iterator[None]:
+    """Let no package start, stop or restart a service within this context.
+
+    Debian runs ``/usr/sbin/policy-rc.d`` before each such action (invoke-rc.d(8),
+    deb-systemd-invoke(1p)). A file that is already there is set aside and put back. If this
+    process is killed, the file that it leaves allows everything again.
+    """
+    if POLICY.exists() and not SET_ASIDE.exists():
+        POLICY.rename(SET_ASIDE)
+    started = Path("/proc/self/stat").read_text().split()[21]
+    values: dict[str, object] = {"pid": os.getpid(), "started": started, "set_aside": str(SET_ASIDE)}
+    write_text(POLICY, rendered("policy-rc.d", values), mode=0o755)
+    try:
+        yield
+    finally:
+        if SET_ASIDE.exists():
+            SET_ASIDE.replace(POLICY)
+        else:
+            POLICY.unlink(missing_ok=True)
+
+
+def _apt_get(*arguments: str) -> None:
+    """Run apt-get with its output on standard error, since standard output may be JSON."""
+    environment = {
+        **os.environ,
+        "PATH": processes.search_path(),
+        "DEBIAN_FRONTEND": "noninteractive",
+        # Ubuntu's needrestart would restart services that use a new library.
+        "NEEDRESTART_SUSPEND": "1",
+    }
+    command = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            timeout=INSTALL_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SandboxImpossible(f"apt-get did not finish within {INSTALL_TIMEOUT_S:g} s.") from error
+    if done.returncode != 0:
+        raise SandboxImpossible(
+            f"apt-get failed with exit code {done.returncode}; see its output above.",
+            hint=" ".join(["apt-get", *arguments]),
+        )

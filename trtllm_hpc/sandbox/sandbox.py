@@ -1,45 +1,46 @@
-"""One sandbox: up, down, and what is in it."""
+"""One sandbox: start it, stop it, look at it."""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import read_json, write_text
-from trtllm_hpc.sandbox import files, machines, network, requirements, services
-from trtllm_hpc.sandbox.cluster import Cluster
-from trtllm_hpc.sandbox.layout import ROOT, Folder, Layout, Member, Shape, check_name, interface_name
-from trtllm_hpc.sandbox.lock import lock
-from trtllm_hpc.sandbox.machines import Machine, Starting
-from trtllm_hpc.sandbox.status import Status, find_status
+from trtllm_hpc.sandbox import daemons, files, network, processes, requirements
+from trtllm_hpc.sandbox.cluster import Cluster, Status, find_status
+from trtllm_hpc.sandbox.daemons import Progress
+from trtllm_hpc.sandbox.layout import ROOT, Folder, Layout, Shape, check_name
+from trtllm_hpc.sandbox.nodes import Node, StartingNode, end_all, marked_processes
 
 LOCK_TIMEOUT_S = 180.0
 """How long `up` and `down` wait for another `up` or `down` of the same sandbox."""
 
-FURNISH_TIMEOUT_S = 20.0
+MOUNT_TIMEOUT_S = 20.0
 END_TIMEOUT_S = 20.0
 
 
 def _silent(_: str) -> None:
-    """For callers who want no progress."""
+    """Show no progress."""
 
 
 class Sandbox:
-    """A Slurm cluster on this machine, known by its name.
+    """A Slurm cluster on this machine, identified by its name.
 
-    Making the object touches nothing.
+    Creating the object starts nothing.
 
     Args:
-        name: lower-case letters, digits and hyphens, up to 32 of them.
+        name: lower-case letters, digits and inner hyphens, up to 32 of them.
 
     Raises:
-        SandboxError: the name cannot be one.
+        SandboxError: the name is not valid.
     """
 
     def __init__(self, name: str = "default") -> None:
@@ -51,7 +52,7 @@ class Sandbox:
 
     @property
     def slurm_conf(self) -> Path:
-        """What SLURM_CONF must be to use this sandbox."""
+        """The value of SLURM_CONF for this sandbox."""
         return self.folder.slurm_conf
 
     def environment(self) -> dict[str, str]:
@@ -60,57 +61,51 @@ class Sandbox:
 
     @property
     def layout(self) -> Layout | None:
-        """Names and addresses, ``None`` if no sandbox of this name is there."""
+        """Hosts and addresses; ``None`` if there is no sandbox of this name."""
         raw = self._state()
         if raw is None:
             return None
         return Layout(self.name, Shape(raw["nodes"], raw["gpus_per_node"]), raw["subnet"])
 
     @property
-    def nodes(self) -> list[Machine]:
-        """The nodes; none if no sandbox of this name is there."""
+    def nodes(self) -> list[Node]:
+        """The compute nodes; empty if there is no sandbox of this name."""
         layout = self.layout
-        return [] if layout is None else [self._machine(member) for member in layout.nodes]
+        return [] if layout is None else Cluster(layout).nodes
 
     @property
-    def head(self) -> Machine:
-        """Where slurmctld, slurmdbd, MariaDB and munge run.
+    def head(self) -> Node:
+        """The node of slurmctld, slurmdbd, MariaDB and munge.
 
         Raises:
-            SandboxError: no sandbox of this name is there.
+            SandboxError: there is no sandbox of this name.
         """
         layout = self.layout
         if layout is None:
             raise SandboxError(f"There is no sandbox called {self.name}.", hint=self._command("up"))
-        return self._machine(layout.head)
+        return Cluster(layout).head
 
     def status(self) -> Status:
-        """Whether it is up, with each daemon and node; asks, changes nothing."""
+        """Whether it is up, with each daemon and node; changes nothing."""
         raw = self._state()
         layout = self.layout
-        cluster = None if layout is None else self._cluster(layout)
-        return find_status(self.name, layout, cluster, complete=bool(raw and raw["complete"]))
+        cluster = None if layout is None else Cluster(layout)
+        return find_status(self.name, cluster, complete=bool(raw and raw["complete"]))
 
-    def up(
-        self,
-        nodes: int = 2,
-        gpus_per_node: int = 4,
-        *,
-        tell: Callable[[str], None] = _silent,
-    ) -> bool:
+    def up(self, nodes: int = 2, gpus_per_node: int = 4, *, tell: Progress = _silent) -> bool:
         """Start it and return when its nodes are idle.
 
         Args:
-            nodes: how many, 1 to 32.
-            gpus_per_node: how many each claims to have, 0 to 16.
-            tell: called with a few words for each thing that is waited for.
+            nodes: number of compute nodes, 1 to 32.
+            gpus_per_node: number of GPUs that each node claims to have, 0 to 16.
+            tell: called with a few words before each wait.
 
         Returns:
             Whether anything had to be started.
 
         Raises:
-            SandboxError: it cannot start here, one of another shape is up, or
-                a daemon failed. Nothing of it is left then.
+            SandboxError: it cannot start here, one of another shape is up, or a daemon failed.
+                Nothing of it is left then.
         """
         shape = Shape(nodes, gpus_per_node)
         requirements.check_platform()
@@ -123,54 +118,43 @@ class Sandbox:
             self._remove()
             try:
                 self._start(shape, tell)
-            except BaseException:  # Ctrl-C, too, must leave nothing behind
-                tell("taking down what was started")
+            except BaseException:  # Ctrl-C must leave nothing behind either
+                tell("stopping what was started")
                 self._remove()
                 raise
         return True
 
-    def down(self, *, tell: Callable[[str], None] = _silent) -> bool:
+    def down(self, *, tell: Progress = _silent) -> bool:
         """Remove every trace of it, whatever state it is in.
 
         Returns:
-            Whether anything was there.
+            Whether there was anything to remove.
 
         Raises:
-            SandboxError: not root, or something does not die.
+            SandboxError: this is not root, or a process cannot be killed.
         """
         requirements.check_root()
-        if not self.folder.path.exists() and not machines.marked_processes(self.folder):
-            network.remove(self.name)
-            return False
+        existed = self.folder.path.exists() or bool(marked_processes(self.folder))
         with self._locked(tell):
             self._remove()
-        return True
-
-    # Inside ----------------------------------------------------------------------------
+        return existed
 
     def _state(self) -> dict[str, Any] | None:
         raw = read_json(self.folder.state)
         return raw if isinstance(raw, dict) else None
 
-    def _machine(self, member: Member) -> Machine:
-        return Machine(member, self.folder)
-
-    def _cluster(self, layout: Layout) -> Cluster:
-        nodes = [self._machine(member) for member in layout.nodes]
-        return Cluster(self.folder, self._machine(layout.head), nodes, interface_name(self.name))
-
     def _command(self, verb: str) -> str:
-        chosen = "" if self.name == "default" else f" --name {self.name}"
-        return f"trtllm-hpc sandbox {verb}{chosen}"
+        option = "" if self.name == "default" else f" --name {self.name}"
+        return f"trtllm-hpc sandbox {verb}{option}"
 
     def _is_up_as(self, shape: Shape) -> bool:
-        """Whether it is up as wanted; what is left of a killed `up` counts as nothing.
+        """Whether it is up with this shape; what a killed `up` has left does not count.
 
         Raises:
-            SandboxError: another shape is up, or it is not whole.
+            SandboxError: it is up with another shape, or something in it is broken.
         """
         status = self.status()
-        # The lock is ours: whoever was starting it has ended.
+        # We hold the lock, so the command that was starting it has ended.
         if status.state in ("down", "starting"):
             return False
         again = f"{self._command('down')} && {self._command('up')}"
@@ -182,35 +166,35 @@ class Sandbox:
             )
         if status.state == "degraded":
             broken = "; ".join(status.problems)
-            raise SandboxError(f"The sandbox {self.name} is not whole: {broken}.", hint=again)
+            raise SandboxError(f"The sandbox {self.name} is broken: {broken}.", hint=again)
         return True
 
-    def _start(self, shape: Shape, tell: Callable[[str], None]) -> None:
+    def _start(self, shape: Shape, tell: Progress) -> None:
         layout = self._choose_subnet(shape)
-        cluster = self._cluster(layout)
+        cluster = Cluster(layout)
         files.write_files(self.folder, layout)
-        services.check_pmix(cluster)
+        daemons.check_pmix(cluster)
         tell(f"namespaces and network {layout.subnet}.0/24")
         with ExitStack() as stack:
-            members = [
-                stack.enter_context(Starting(machine, cluster.environment))
-                for machine in (cluster.head, *cluster.nodes)
+            starting = [
+                stack.enter_context(StartingNode(node, cluster.environment))
+                for node in (cluster.head, *cluster.nodes)
             ]
-            for member in members:
-                member.wait(FURNISH_TIMEOUT_S)
+            for node in starting:
+                node.wait(MOUNT_TIMEOUT_S)
             network.connect(layout, cluster.head, cluster.nodes)
-            services.start(cluster, tell)
-            for member in members:
-                member.keep()
+            daemons.start(cluster, tell)
+            for node in starting:
+                node.keep()
         self._write_state(layout, complete=True)
 
     def _choose_subnet(self, shape: Shape) -> Layout:
-        """Take a subnet that neither the machine nor another sandbox uses.
+        """Choose a subnet that neither the machine nor another sandbox uses.
 
-        Writing it down is what claims it: sandboxes that start at the same
-        moment have no routes yet.
+        The state file claims it, since a sandbox that is being started has no route yet.
         """
-        with lock(ROOT, LOCK_TIMEOUT_S):
+        with lock("state folders"):
+            self.folder.path.mkdir(mode=0o755, parents=True)
             others = (read_json(state) for state in ROOT.glob(f"*/{self.folder.state.name}"))
             layout = Layout(
                 self.name, shape, network.free_subnet([other["subnet"] for other in others if other])
@@ -223,17 +207,50 @@ class Sandbox:
         write_text(self.folder.state, json.dumps(record) + "\n", mode=0o644)
 
     def _remove(self) -> None:
-        machines.end_all(self.folder, END_TIMEOUT_S)
+        end_all(self.folder, END_TIMEOUT_S)
         network.remove(self.name)
-        files.empty(self.folder)
+        with lock("state folders"), suppress(FileNotFoundError):
+            shutil.rmtree(self.folder.path)
+            with suppress(OSError):  # other sandboxes are in it
+                ROOT.rmdir()
 
     @contextmanager
-    def _locked(self, tell: Callable[[str], None]) -> Iterator[None]:
-        """Alone with the state folder, which is removed at the end if it is empty then."""
-        with files.umask(0o022):
-            waiting = partial(tell, f"another `sandbox` command on {self.name}")
-            with lock(self.folder.path, LOCK_TIMEOUT_S, waiting):
-                try:
-                    yield
-                finally:
-                    files.remove_if_empty(self.folder)
+    def _locked(self, tell: Progress) -> Iterator[None]:
+        """Hold this sandbox against other commands."""
+        with files.umask(0o022), lock(f"sandbox {self.name}", tell):
+            yield
+
+
+@contextmanager
+def lock(what: str, tell: Progress = _silent, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Hold a lock against every other process on this machine.
+
+    The lock is the name of an abstract UNIX socket, which the kernel frees when its holder ends,
+    however it ends; no file is left behind.
+
+    Args:
+        tell: called once if another process holds the lock.
+
+    Raises:
+        SandboxError: another process held it for all of ``timeout_s``.
+    """
+    name = f"trtllm-hpc {what}"
+    with socket.socket(socket.AF_UNIX) as holder:
+
+        def taken() -> bool:
+            try:
+                holder.bind(f"\0{name}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                return False
+            return True
+
+        if not taken():
+            tell(f"another `sandbox` command ({what})")
+            if not processes.wait_until(taken, timeout_s):
+                raise SandboxError(
+                    f"Another process has held the lock of the {what} for {timeout_s:g} s.",
+                    hint=f"ss -xlp | grep '{name}'",
+                )
+        yield

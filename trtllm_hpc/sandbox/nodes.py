@@ -1,4 +1,4 @@
-"""The head and the nodes: each a set of namespaces under one process 1."""
+"""The head node and the compute nodes: each a set of namespaces under one process 1."""
 
 from __future__ import annotations
 
@@ -15,32 +15,22 @@ from typing import IO
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.layout import Folder, Member
+from trtllm_hpc.sandbox.layout import Folder, Host
 from trtllm_hpc.sandbox.processes import Process
 
 NAMESPACES = ("--mount", "--uts", "--net", "--pid")
 
 
 @dataclass(frozen=True)
-class Machine:
-    """One member of a sandbox: a host of its own, as far as its processes can tell."""
+class Node(Host):
+    """The head or a compute node: to its processes it looks like a host of its own."""
 
-    member: Member
     folder: Folder
-
-    @property
-    def name(self) -> str:
-        """Host name."""
-        return self.member.name
-
-    @property
-    def address(self) -> str:
-        """IP address on the sandbox's bridge."""
-        return self.member.address
+    """The sandbox's state folder."""
 
     @property
     def pid(self) -> int | None:
-        """Process 1 of this member, as the machine numbers it; ``None`` if it is not up."""
+        """The machine's number for this node's process 1; ``None`` if the node is not up."""
         marked = marked_processes(self.folder, self.name)
         return next((each.pid for each in marked if processes.is_first_process(each.pid)), None)
 
@@ -51,12 +41,12 @@ class Machine:
         return None if pid is None else Path(f"/proc/{pid}/ns/net")
 
     def entering(self, arguments: Sequence[str]) -> list[str]:
-        """The command line that runs ``arguments`` on this member.
+        """The command line that runs ``arguments`` on this node.
 
-        ``nsenter`` and not ``ip netns exec``: the latter hides /sys/fs/cgroup.
+        It uses ``nsenter``, since ``ip netns exec`` hides /sys/fs/cgroup.
 
         Raises:
-            SandboxError: the member is not up.
+            SandboxError: the node is not up.
         """
         pid = self.pid
         if pid is None:
@@ -71,18 +61,18 @@ class Machine:
         timeout_s: float = 30,
         environment: Mapping[str, str] | None = None,
     ) -> str:
-        """Run a command on this member, as root, and give its output.
+        """Run a command on this node as root and return its output.
 
         Raises:
-            SandboxError: the member is not up, or the command fails or takes too long.
+            SandboxError: the node is not up, or the command fails or takes too long.
         """
         return processes.run(self.entering(arguments), timeout_s=timeout_s, environment=environment)
 
     def start_daemon(self, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
-        """Start a command that stays, as a child of process 1.
+        """Start a command in the background, as a child of process 1.
 
         Raises:
-            SandboxError: the member is not up.
+            SandboxError: the node is not up.
         """
         command = self.entering(["setsid", "--fork", *arguments])
         with output.open("ab") as stream:
@@ -98,7 +88,7 @@ class Machine:
             raise SandboxError(f"{self.name} cannot be entered.\n{tail(output)}")
 
     def processes(self) -> list[Process]:
-        """Every process on this member but its process 1 and what keeps that asleep."""
+        """Every process on this node but its process 1 and the `sleep` that this waits for."""
         first = self.pid
         namespace = None if first is None else processes.pid_namespace(first)
         if namespace is None:
@@ -112,33 +102,32 @@ class Machine:
         ]
 
     def has_process(self, program: str) -> bool:
-        """Whether a program of that name runs here, or is just being started by `setsid --fork`."""
+        """Whether a program of that name runs here, or is being started by `setsid --fork`."""
         return any(
             Path(argument).name == program for each in self.processes() for argument in each.arguments[:3]
         )
 
 
-class Starting:
-    """A member that lives only as long as this context, unless it is told to stay.
+class StartingNode:
+    """A node that ends with this context, unless ``keep`` is called.
 
     Args:
-        machine: who it is.
         environment: of process 1.
     """
 
-    def __init__(self, machine: Machine, environment: Mapping[str, str]) -> None:
-        self.machine = machine
-        self._output = machine.folder.output(machine.name)
+    def __init__(self, node: Node, environment: Mapping[str, str]) -> None:
+        self.node = node
+        self._output = node.folder.output(node.name)
         with self._output.open("wb") as errors:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
                 [
-                    # A session of its own: Ctrl-C is for `up`, which then takes this
-                    # down in order. And nobody's child: `up` ends before it does.
+                    # A session of its own, so that Ctrl-C reaches only `up`, which then ends this
+                    # in order. And nobody's child, since it outlives `up`.
                     *("setsid", "--fork"),
                     *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
-                    # Later mounts of the machine are seen inside, never the other way.
+                    # Later mounts of the machine are visible inside, never the other way round.
                     *("--propagation", "slave"),
-                    *("bash", str(machine.folder.init), machine.name),
+                    *("bash", str(node.folder.init), node.name),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -148,39 +137,41 @@ class Starting:
             )
         self._process.wait()
 
-    def __enter__(self) -> Starting:
-        """Itself."""
+    def __enter__(self) -> StartingNode:
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go: what was not told to stay reads the end of its input, and ends."""
+        """Close the pipes: a node that is not kept reads the end of its input, and ends."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until process 1 has furnished the member.
+        """Wait until process 1 has made the node's mounts.
 
         Raises:
-            SandboxError: it failed, or took too long.
+            SandboxError: it failed or took too long.
         """
         assert self._process.stdout is not None
-        said = _read_line(self._process.stdout, timeout_s)
-        if said != b"ready\n":
-            raise SandboxError(f"{self.machine.name} did not start.\n{tail(self._output)}")
+        if _read_line(self._process.stdout, timeout_s) != b"ready\n":
+            raise SandboxError(f"{self.node.name} did not start.\n{tail(self._output)}")
 
     def keep(self) -> None:
-        """Let the member outlive this process."""
+        """Let the node outlive this process."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"keep\n")
         self._process.stdin.flush()
 
 
 def marked_processes(folder: Folder, name: str | None = None) -> list[Process]:
-    """The processes of a sandbox that hold its namespaces, from /proc alone.
+    """The processes that hold a sandbox's namespaces, found in /proc.
 
-    They are known by their arguments, the path of ``init.sh`` and the host
-    name: no PID file can be missing, stale or forged. Only root's count.
+    They are recognised by their arguments, the path of ``init.sh`` and the host name, so that
+    no PID file can be missing, stale or forged. Only processes of root count.
+
+    Args:
+        name: of one node; ``None`` for all.
     """
     marker = str(folder.init)
     return [
@@ -193,21 +184,21 @@ def marked_processes(folder: Folder, name: str | None = None) -> list[Process]:
 
 
 def end_all(folder: Folder, timeout_s: float) -> None:
-    """Kill every member of a sandbox, and wait until nothing of it runs.
+    """Kill every node of a sandbox and wait until none of its processes is left.
 
     Raises:
-        SandboxError: something does not die within the bound.
+        SandboxError: a process is still there after ``timeout_s``.
     """
-    quiet_looks = 0
-    # Two looks: one that was just forked may have escaped the first.
-    while quiet_looks < 2:
+    misses = 0
+    # Twice, since the first search may miss a process that was just forked.
+    while misses < 2:
         found = marked_processes(folder)
-        quiet_looks = 0 if found else quiet_looks + 1
+        misses = 0 if found else misses + 1
         _end({each.pid for each in found}, timeout_s)
 
 
 def _end(holders: set[int], timeout_s: float) -> None:
-    """Kill these processes; the kernel kills all of a PID namespace with its process 1."""
+    """Kill these processes; the kernel kills a whole PID namespace with its process 1."""
     namespaces = {processes.pid_namespace(pid) for pid in holders if processes.is_first_process(pid)}
 
     def left() -> list[Process]:
@@ -222,11 +213,11 @@ def _end(holders: set[int], timeout_s: float) -> None:
             os.kill(pid, signal.SIGKILL)
     if not processes.wait_until(lambda: not left(), timeout_s):
         names = ", ".join(f"{each.pid} ({each.arguments[0]})" for each in left())
-        raise SandboxError(f"These processes do not die: {names}.", hint="trtllm-hpc sandbox down")
+        raise SandboxError(f"These processes cannot be killed: {names}.", hint="trtllm-hpc sandbox down")
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The last lines of a log, indented, with its path; says so if there are none."""
+    """The last lines of a log, indented, below its path; a sentence if the log is empty."""
     try:
         text = log.read_text(errors="replace").splitlines()[-lines:]
     except OSError:
@@ -237,15 +228,15 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 def _read_line(stream: IO[bytes], timeout_s: float) -> bytes:
-    """One line, or what came before the end or the bound."""
+    """One line, or the part of it that came before the end of the stream or the time limit."""
     deadline = time.monotonic() + timeout_s
-    said = b""
-    while not said.endswith(b"\n"):
+    line = b""
+    while not line.endswith(b"\n"):
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not select.select([stream], [], [], remaining)[0]:
             break
         piece = os.read(stream.fileno(), 1)
         if not piece:
             break
-        said += piece
-    return said
+        line += piece
+    return line

@@ -10,25 +10,25 @@ from trtllm_hpc.errors import SandboxError, SandboxImpossible
 from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.cluster import Cluster
 from trtllm_hpc.sandbox.layout import Folder
-from trtllm_hpc.sandbox.machines import Machine, tail
+from trtllm_hpc.sandbox.nodes import Node, tail
 
 START_TIMEOUT_S = 60.0
-"""Bound for each daemon; on an idle machine each takes a second or two."""
+"""Limit for each daemon; on an idle machine each takes a second or two."""
 
-ABSENT_LOOKS = 5
-"""Looks in a row that must miss a daemon before it counts as ended: under load a
-single one misses a live slurmctld in its first moments, about once in 400 starts."""
+MISSES = 5
+"""Consecutive polls that must not see a daemon's process before it counts as ended. Under load
+a single poll misses a live slurmctld in its first moments, about once in 400 starts."""
 
 Progress = Callable[[str], None]
 
 
 def check_pmix(cluster: Cluster) -> None:
-    """Raise unless this machine's Slurm was built with PMIx, as Ubuntu 22.04's was not.
+    """Check that this machine's Slurm was built with PMIx; Ubuntu 22.04's was not.
 
-    srun says so from the configuration alone, before anything runs.
+    srun reads that from the configuration, before any daemon runs.
 
     Raises:
-        SandboxError: it was not.
+        SandboxError: it was not built with PMIx.
     """
     if "pmix" not in cluster.slurm("srun", "--mpi=list"):
         raise SandboxImpossible(
@@ -39,10 +39,10 @@ def check_pmix(cluster: Cluster) -> None:
 
 
 def start(cluster: Cluster, tell: Progress) -> None:
-    """Start every daemon, and return when the nodes are idle.
+    """Start every daemon and return when the nodes are idle.
 
     Raises:
-        SandboxError: one died or did not answer in time; holds the end of its log.
+        SandboxError: a daemon died or did not answer in time; the message has the end of its log.
     """
     folder, head = cluster.folder, cluster.head
     tell("munge")
@@ -79,8 +79,7 @@ def _munged(folder: Folder) -> list[str]:
 
 
 def _new_database(folder: Folder) -> list[str]:
-    # "normal" is root without a password, and nobody but the head's root can
-    # reach the socket.
+    # "normal" means root without a password: only root on the head can reach the socket.
     return [
         "mariadb-install-db",
         f"--defaults-file={folder.database_conf}",
@@ -91,34 +90,34 @@ def _new_database(folder: Folder) -> list[str]:
     ]
 
 
-def _slurmd(folder: Folder, node: Machine) -> list[str]:
+def _slurmd(folder: Folder, node: Node) -> list[str]:
     return ["slurmd", "-D", "-N", node.name, "-f", str(folder.slurm_conf), "-d", str(folder.stepd)]
 
 
-def _is_idle(cluster: Cluster, node: Machine) -> bool:
+def _is_idle(cluster: Cluster, node: Node) -> bool:
     return cluster.node_states().get(node.name) == "idle"
 
 
-def _launch(cluster: Cluster, machine: Machine, log: str, arguments: list[str]) -> None:
-    machine.start_daemon(arguments, cluster.folder.output(log), cluster.environment)
+def _launch(cluster: Cluster, node: Node, log: str, arguments: list[str]) -> None:
+    node.start_daemon(arguments, cluster.folder.output(log), cluster.environment)
 
 
-def _await(machine: Machine, program: str, answers: Callable[[], bool], log: Path) -> None:
-    """Wait until a daemon answers, as long as it lives."""
-    absent_looks = 0
+def _await(node: Node, program: str, answers: Callable[[], bool], log: Path) -> None:
+    """Wait until a daemon answers, or is seen to have ended."""
+    misses = 0
 
-    def settled() -> bool:
-        nonlocal absent_looks
+    def answered_or_ended() -> bool:
+        nonlocal misses
         if answers():
             return True
-        absent_looks = 0 if machine.has_process(program) else absent_looks + 1
-        return absent_looks == ABSENT_LOOKS
+        misses = 0 if node.has_process(program) else misses + 1
+        return misses == MISSES
 
-    if processes.wait_until(settled, START_TIMEOUT_S) and absent_looks < ABSENT_LOOKS:
+    if processes.wait_until(answered_or_ended, START_TIMEOUT_S) and misses < MISSES:
         return
-    happened = f"did not answer within {START_TIMEOUT_S:g} s" if absent_looks < ABSENT_LOOKS else "ended"
-    # A daemon that ends before its log is open has spoken on its output only.
+    what = f"did not answer within {START_TIMEOUT_S:g} s" if misses < MISSES else "ended"
+    # A daemon that ends before it opens its log has written to its output only.
     opened = log.exists() and log.stat().st_size > 0
     raise SandboxError(
-        f"{program} on {machine.name} {happened}.\n{tail(log if opened else log.with_suffix('.out'))}"
+        f"{program} on {node.name} {what}.\n{tail(log if opened else log.with_suffix('.out'))}"
     )
