@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import pytest
 
 from tests.render.cases import CASES, plan_of
-from trtllm_hpc.errors import RenderError
 from trtllm_hpc.plan.model import Dependency, Plan
 from trtllm_hpc.plan.reference import MODELS
 
@@ -142,41 +140,6 @@ def test_ranks_use_the_containers_python_and_the_rest_the_nodes() -> None:
     assert plan.build_steps[0].commands[0][0] == "python3.12"
     bare = make()
     assert bare.python == bare.task_python == "/opt/trtllm-hpc/bin/python3"
-
-
-def test_one_machine_has_one_node() -> None:
-    job = {"engine": {"tensor_parallel": 2}, "serve": {"nodes": 2}}
-    with pytest.raises(RenderError, match="is one machine, but the job file asks for 2 nodes"):
-        make(job=job, scheduler="local")
-
-
-# Folders --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("folder", ["/runs/100%", "/runs/a\\b", "/runs/a\nb", "/runs/a\x7f", "/r%j/a"])
-def test_a_folder_that_slurm_misreads_is_refused(folder: str) -> None:
-    with pytest.raises(RenderError, match="misreads") as caught:
-        make(folder)
-    assert caught.value.hint is not None and "--runs" in caught.value.hint
-
-
-@pytest.mark.parametrize("folder", ["/runs/a,b", "/runs/a:b"])
-def test_a_folder_that_cannot_be_mounted_is_refused_where_there_is_a_container(folder: str) -> None:
-    make(folder)
-    for runtime in ("pyxis", "apptainer"):
-        with pytest.raises(RenderError, match="misreads"):
-            make(folder, container={"runtime": runtime, "image": "a"})
-
-
-def test_a_folder_whose_name_is_not_utf8_is_refused() -> None:
-    """Scripts are UTF-8: they cannot name it."""
-    with pytest.raises(RenderError, match="misreads"):
-        make(os.fsdecode(b"/runs/caf\xe9"))
-
-
-@pytest.mark.parametrize("folder", ["/runs/it's a #run; $(x) é 模型", "/runs/a*b?[c]"])
-def test_other_folders_are_taken_as_they_are(folder: str) -> None:
-    assert make(folder).run_folder == folder
 
 
 def test_only_what_is_asked_for_reaches_the_build() -> None:

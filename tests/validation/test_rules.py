@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
-from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.cluster import ClusterProfile, Container
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile, Serve
+from trtllm_hpc.errors import RenderError
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.validation.file_system_checks import refuse_folder_names
 from trtllm_hpc.validation.rules import Resolved, check
 
 LOCAL = CLUSTER + "scheduler: local\n"
@@ -197,3 +202,51 @@ def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder)
 def test_a_key_with_the_name_of_pydantics_mark_is_just_unknown(files: Folder) -> None:
     finding = files.diagnostic("name: x\n'[key]': 1\n")
     assert (finding.code, finding.field, finding.line) == ("unknown-key", "'[key]'", 2)
+
+
+@pytest.mark.parametrize(
+    ("world", "nodes", "gpus", "words", "hint"),
+    [
+        (8, 3, 8, "8 ranks cannot be spread evenly over 3 nodes", "a divisor of 8"),
+        (2, 4, 0, "2 ranks cannot be spread evenly over 4 nodes", "a divisor of 2"),
+        (8, 1, 4, "8 ranks on a node need as many GPUs, but a node of 'here' has 4", "set serve.nodes to 2"),
+        (6, 1, 4, "6 ranks on a node need as many GPUs, but a node of 'here' has 4", "set serve.nodes to 2"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_with_what_would_fit(
+    files: Folder, world: int, nodes: int, gpus: int, words: str, hint: str
+) -> None:
+    job = f"{JOB}engine: {{tensor_parallel: {world}}}\nserve: {{nodes: {nodes}}}\n"
+    found = files.diagnostic(job, f"{CLUSTER}gpus_per_node: {gpus}\n")
+    assert words in found.message and hint in (found.hint or "")
+
+
+# Names of folders --------------------------------------------------------------------------------
+
+
+def judge(folder: str, runtime: str = "none") -> None:
+    container = Container.model_validate({"runtime": runtime, "image": None if runtime == "none" else "a"})
+    refuse_folder_names(Path(folder), "/engines", ClusterProfile(name="here", container=container))
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["/runs/100%", "/runs/a\\b", "/runs/a\nb", "/runs/a\x7f", "/r%j/a", os.fsdecode(b"/runs/caf\xe9")],
+)
+def test_a_folder_that_slurm_misreads_is_refused(folder: str) -> None:
+    with pytest.raises(RenderError, match="misreads") as caught:
+        judge(folder)
+    assert caught.value.hint is not None and "--runs" in caught.value.hint
+
+
+@pytest.mark.parametrize("folder", ["/runs/a,b", "/runs/a:b"])
+def test_a_folder_that_cannot_be_mounted_is_refused_where_there_is_a_container(folder: str) -> None:
+    judge(folder)
+    for runtime in ("pyxis", "apptainer"):
+        with pytest.raises(RenderError, match="misreads"):
+            judge(folder, runtime)
+
+
+@pytest.mark.parametrize("folder", ["/runs/it's a #run; $(x) é 模型", "/runs/a*b?[c]"])
+def test_other_folders_are_taken_as_they_are(folder: str) -> None:
+    judge(folder)

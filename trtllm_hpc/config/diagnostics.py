@@ -22,12 +22,12 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST = 80
 
 
-def in_job(code: str, field: str, message: str, hint: str, value: Any = None) -> Diagnostic:
+def in_job(code: str, field: str, message: str, hint: str | None, value: Any = None) -> Diagnostic:
     """A diagnostic about a key of the job file; ``field`` as :func:`dotted` writes it."""
     return Diagnostic(code, message, JOB_FILE, field, value=value, hint=hint)
 
 
-def in_cluster(code: str, field: str, message: str, hint: str, value: Any = None) -> Diagnostic:
+def in_cluster(code: str, field: str, message: str, hint: str | None, value: Any = None) -> Diagnostic:
     """A diagnostic about a key of the cluster profile."""
     return Diagnostic(code, message, PROFILE, field, value=value, hint=hint)
 

@@ -35,8 +35,7 @@ def make_steps(facts: JobFacts, layout: Layout) -> tuple[BuildStep, ...]:
         layout: of the serve stage; an engine of several ranks contains the number of GPUs of a node.
 
     Raises:
-        RenderError: the release cannot build it. The rules have refused such files with every reason
-            at once, if they were loaded.
+        NoToolchain: the release cannot build it. The rules have refused such files, if they were loaded.
     """
     toolchain = _toolchain(facts)
     steps = _Steps(facts, toolchain, layout)
@@ -58,8 +57,7 @@ def _toolchain(facts: JobFacts) -> Toolchain:
     if facts.toolchain is not None:
         return facts.toolchain
     if facts.no_toolchain is not None:
-        error = facts.no_toolchain
-        raise RenderError(f"{error.key}: {error.message}.", hint=error.hint)
+        raise facts.no_toolchain
     raise RenderError(
         "The model's family is not known, since its config.json cannot be read here.",
         hint="set model.family in the job file, e.g. to llama",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtllm_hpc.errors import RenderError
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -30,21 +28,12 @@ def make_layout(world_size: int, nodes: int | None, gpus_per_node: int) -> Layou
         nodes: nodes asked for; ``None`` takes as few as the GPUs allow.
         gpus_per_node: GPUs that the cluster has on each node; 0 for none.
 
-    Raises:
-        RenderError: the ranks do not spread evenly, or a node has too few GPUs.
+    The rules ``ranks_spread`` and ``gpus_suffice`` have refused what cannot be spread.
     """
     count = nodes if nodes is not None else _fewest_nodes(world_size, gpus_per_node)
-    if world_size % count:
-        raise RenderError(
-            f"{world_size} ranks cannot be spread evenly over {count} nodes.",
-            hint=f"set serve.nodes to a divisor of {world_size}",
-        )
-    ranks_per_node = world_size // count
-    if gpus_per_node and ranks_per_node > gpus_per_node:
-        raise RenderError(
-            f"{ranks_per_node} ranks a node need {ranks_per_node} GPUs, but a node here has {gpus_per_node}.",
-            hint=f"set serve.nodes to {_fewest_nodes(world_size, gpus_per_node)} or lower the parallelism",
-        )
+    ranks_per_node, rest = divmod(world_size, count)
+    assert not rest, f"{world_size} ranks on {count} nodes"
+    assert not gpus_per_node or ranks_per_node <= gpus_per_node, f"{ranks_per_node} ranks a node"
     return Layout(world_size, count, ranks_per_node, ranks_per_node if gpus_per_node else 0)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan import reference
 from trtllm_hpc.plan.layout import Layout, make_layout, one_node
@@ -34,15 +32,11 @@ def make_plan(
         engines_folder: the cache of engines; by default ``engines`` beside the folder of runs.
         templates: folder of upstream's model templates, if this machine has the image's.
 
-    Raises:
-        RenderError: the ranks cannot be laid out, or the run folder's name
-            means something else to Slurm or to the container runtime.
+    The rules have judged both files: what they refuse is not looked for again.
     """
     job, cluster = facts.job, facts.cluster
     engines = engines_folder or str(paths.folder.parent.parent / "engines")
-    _refuse_folders(paths, cluster, engines)
-    if facts.unknown_release is not None:  # the rules refuse such files, if they were loaded
-        raise RenderError(f"{facts.unknown_release.message}.", hint=facts.unknown_release.hint)
+    assert facts.unknown_release is None, facts.unknown_release
     chosen = cluster.python or python
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
     release = facts.release
@@ -87,13 +81,7 @@ def layout_of(job: JobFile, cluster: ClusterProfile) -> Layout:
         return one_node(disaggregated_ranks(job.serve.disaggregated), _gpus_named(job, cluster))
     if job.serve.mode == "orchestrator":
         return one_node(1, _gpus_named(job, cluster))
-    layout = make_layout(job.engine.world_size, job.serve.nodes, cluster.gpus_per_node)
-    if cluster.scheduler == "local" and layout.nodes > 1:
-        raise RenderError(
-            f"The profile {cluster.name!r} is one machine, but the job file asks for {layout.nodes} nodes.",
-            hint="leave serve.nodes out, or choose a Slurm profile with --cluster",
-        )
-    return layout
+    return make_layout(job.engine.world_size, job.serve.nodes, cluster.gpus_per_node)
 
 
 def _gpus_named(job: JobFile, cluster: ClusterProfile) -> int:
@@ -135,23 +123,3 @@ def _repository(facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...]
     from trtllm_hpc.plan import repository
 
     return repository.recipe(facts, facts.release, paths)
-
-
-def _refuse_folders(paths: RunPaths, cluster: ClusterProfile, engines: str) -> None:
-    _refuse("run folder", str(paths.folder), cluster, "choose another folder with --runs")
-    _refuse("cache of engines", engines, cluster, "set engines_folder in the cluster profile to another")
-
-
-def _refuse(what: str, folder: str, cluster: ClusterProfile, hint: str) -> None:
-    # srun and sbatch expand %x patterns in --output, and a backslash in it
-    # switches them off altogether (sbatch(1), "filename pattern").
-    # Surrogates stand for bytes that are no UTF-8, which the scripts are.
-    bad = set(re.findall(r"[%\\\x00-\x1f\x7f\ud800-\udfff]", folder))
-    if cluster.container.runtime != "none":
-        bad |= set(re.findall(r"[,:]", folder))  # they separate mounts
-    if bad:
-        listed = ", ".join(repr(character) for character in sorted(bad))
-        raise RenderError(
-            f"The {what} {folder!r} has {listed} in its name, which Slurm or a container misreads.",
-            hint=hint,
-        )

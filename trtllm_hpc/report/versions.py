@@ -7,6 +7,7 @@ from dataclasses import asdict
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from trtllm_hpc.errors import FAIL
 from trtllm_hpc.report.tables import NARROW, plain_table, print_table, terminal_width
 from trtllm_hpc.tensorrt_llm.releases import Release, commands_of
 from trtllm_hpc.tensorrt_llm.releases.load import BY_FAMILY, families_with
@@ -114,7 +115,17 @@ def print_release(release: Release) -> None:
 
 def checked_record(checked: Checked) -> dict[str, Any]:
     """The verdict on a command line as plain JSON types."""
-    return {**asdict(checked), "accepted": checked.accepted}
+    remarks = [
+        {
+            "judgement": remark.code,
+            "word": remark.value,
+            "place": int(remark.field[1:-1]) if remark.field else None,
+            "sentence": remark.message,
+            "hint": remark.hint,
+        }
+        for remark in checked.remarks
+    ]
+    return {**asdict(checked), "remarks": remarks, "accepted": checked.accepted}
 
 
 def print_checked(checked: Checked) -> None:
@@ -123,9 +134,9 @@ def print_checked(checked: Checked) -> None:
     if checked.remarks:
         table = plain_table("word", "", "why", "remedy")
         for remark in checked.remarks:
-            table.add_row(remark.word, remark.judgement, remark.sentence, remark.hint or _NONE)
+            table.add_row(remark.value, remark.code, remark.message, remark.hint or _NONE)
         print_table(table)
-    refused = sum(remark.judgement == "refused" for remark in checked.remarks)
+    refused = sum(remark.state == FAIL for remark in checked.remarks)
     verdict = f"{refused} refused" if refused else "accepted"
     listed = f" (its list of options: {checked.status})" if checked.status else ""
     print(f"{verdict} by {checked.program}{whose} of TensorRT-LLM {checked.release}{listed}")

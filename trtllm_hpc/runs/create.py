@@ -17,6 +17,7 @@ from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_r
 from trtllm_hpc.render.scripts import Build, render_build
 from trtllm_hpc.render.templates_cache import find_templates
 from trtllm_hpc.validation.context import Context
+from trtllm_hpc.validation.file_system_checks import refuse_folder_names
 from trtllm_hpc.validation.load import load, load_cluster
 from trtllm_hpc.validation.precheck import context_of
 
@@ -68,11 +69,13 @@ def plan_run(
     with path_errors(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
         paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
         templates = find_templates(resolved.cluster) if resolved.job.engine.is_tensorrt_llm else None
+        engines = str(engines_folder(resolved.cluster.engines_folder, paths.folder.parent))
+        refuse_folder_names(paths.folder, engines, resolved.cluster)
         plan = make_plan(
             resolved.facts,
             paths,
             default_python(),
-            engines_folder=str(engines_folder(resolved.cluster.engines_folder, paths.folder.parent)),
+            engines_folder=engines,
             templates=None if templates is None else str(templates),
         )
         yield PlannedRun(plan, paths)

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.errors import Diagnostic, RenderError, fail, ok, unknown, warn
 from trtllm_hpc.plan.mounts import is_below, named_folders, target_of
 from trtllm_hpc.runtime.checks.node import shared_memory
 from trtllm_hpc.runtime.sweep import shm_free_gib
@@ -67,6 +68,31 @@ def _writable(folder: Path, key: str) -> Diagnostic:
         return fail(f"{parent} cannot be written to", f"set {key}")
     made = "" if parent == folder else " (it will be made)"
     return ok(f"{folder} can be written to{made}")
+
+
+def refuse_folder_names(run_folder: Path, engines: str, cluster: ClusterProfile) -> None:
+    """Refuse folders whose names Slurm or a container runtime misreads.
+
+    Raises:
+        RenderError: with the characters.
+    """
+    # srun and sbatch expand %x patterns in --output, and a backslash in it
+    # switches them off altogether (sbatch(1), "filename pattern").
+    # Surrogates stand for bytes that are not UTF-8, which the scripts are.
+    misread = r"[%\\\x00-\x1f\x7f\ud800-\udfff]"
+    if cluster.container.runtime != "none":
+        misread += "|[,:]"  # they separate mounts
+    for what, folder, hint in (
+        ("run folder", str(run_folder), "choose another folder with --runs"),
+        ("cache of engines", engines, "set engines_folder in the cluster profile to another"),
+    ):
+        bad = sorted(set(re.findall(misread, folder)))
+        if bad:
+            listed = ", ".join(map(repr, bad))
+            raise RenderError(
+                f"The {what} {folder!r} has {listed} in its name, which Slurm or a container misreads.",
+                hint=hint,
+            )
 
 
 def shared_folders(context: Context) -> Diagnostic:

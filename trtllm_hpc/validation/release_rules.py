@@ -75,9 +75,8 @@ def family_is_known(facts: JobFacts) -> Diagnostics:
 
 def toolchain_exists(facts: JobFacts) -> Diagnostics:
     """The release has programs that build an engine of such a model."""
-    error = facts.no_toolchain
-    if error is not None:
-        yield in_job("release", error.key, error.message, error.hint)
+    if facts.no_toolchain is not None:
+        yield from facts.no_toolchain.diagnostics
 
 
 def examples_are_known(facts: JobFacts) -> Diagnostics:

@@ -25,9 +25,9 @@ def refused(version: str, line: str, family: str | None = None) -> dict[str, str
     """Words that are refused, with what is said of them."""
     checked = check(version, line, family)
     return {
-        remark.word: f"{remark.sentence} | {remark.hint}"
+        remark.value: f"{remark.message} | {remark.hint}"
         for remark in checked.remarks
-        if remark.judgement == "refused"
+        if remark.code == "refused"
     }
 
 
@@ -161,7 +161,7 @@ def test_the_tp_size_of_the_build_is_ignored() -> None:
     """S3 on r24.04, which is 0.9.0."""
     checked = check("0.9", S3_BUILD)
     assert checked.accepted
-    assert [(remark.judgement, remark.word) for remark in checked.remarks] == [
+    assert [(remark.code, remark.value) for remark in checked.remarks] == [
         ("ignored", "--tp_size=${model_tp_size}")
     ]
 
@@ -210,8 +210,8 @@ def test_a_program_that_is_yet_to_come() -> None:
 )
 def test_a_word_that_the_program_would_stumble_over(words: str, judgement: str, sentence: str) -> None:
     (remark,) = check("0.16", f"trtllm-build --checkpoint_dir c {words}").remarks
-    assert remark.judgement == judgement
-    assert sentence in remark.sentence
+    assert remark.code == judgement
+    assert sentence in remark.message
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_words_that_only_look_wrong(words: str) -> None:
 
 def test_a_missing_word_is_told() -> None:
     (remark,) = check("0.16", "python3 end_to_end_test.py --max-input-len 500").remarks
-    assert (remark.word, remark.place, remark.judgement) == ("--dataset", None, "refused")
+    assert (remark.value, remark.field, remark.code) == ("--dataset", "", "refused")
 
 
 def test_the_folder_of_the_program_tells_the_family() -> None:

@@ -44,7 +44,7 @@ def test_a_version_may_be_written_in_any_way(stated: str) -> None:
 def test_what_does_not_tell_is_asked_for(image: str | None) -> None:
     with pytest.raises(UnknownRelease) as error:
         find_release(image, None)
-    assert "engine.tensorrt_llm_version" in error.value.hint
+    assert "engine.tensorrt_llm_version" in str(error.value.hint)
     assert "0.16.0" in error.value.choices
     assert image is None or image in error.value.message
 
@@ -53,13 +53,13 @@ def test_image_and_statement_that_disagree_are_both_named() -> None:
     with pytest.raises(UnknownRelease) as error:
         find_release("tritonserver:24.04-trtllm-python-py3", "0.16")
     assert "0.9.0" in error.value.message and "0.16" in error.value.message
-    assert "24.12-trtllm-python-py3" in error.value.hint
+    assert "24.12-trtllm-python-py3" in str(error.value.hint)
 
 
 def test_a_tag_given_as_a_version_is_recognised() -> None:
     with pytest.raises(UnknownRelease) as error:
         find_release(None, "24.12")
-    assert "24.12 is a tag of Triton's containers; its TensorRT-LLM is 0.16.0" in error.value.hint
+    assert "24.12 is a tag of Triton's containers; its TensorRT-LLM is 0.16.0" in str(error.value.hint)
 
 
 @pytest.mark.parametrize("stated", ["0.99", "latest", "1.2.0rc8"])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.tensorrt_llm.releases import Command, Option
 
 Role = Literal["build_py", "prepare", "convert", "quantize", "build"]
@@ -15,18 +16,8 @@ OMIT: Any = object()
 """A value that is expressed by leaving the option out."""
 
 
-class NotExpressible(Exception):
-    """A value that no option can carry in this release.
-
-    Args:
-        message: why, to follow the name of the key.
-        hint: what to do.
-    """
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+class NotExpressible(TrtllmHpcError):
+    """A value that no option can carry in this release; the message follows the name of the key."""
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,13 @@ def output_len(value: Any, option: Option, command: Command, context: Context) -
     if prompt is None:
         raise NotExpressible(
             f"is written as {option.name} in {command.name} {command.release}, without the prompt",
-            "set engine.max_input_len too",
+            hint="set engine.max_input_len too",
         )
     if value <= prompt:
         raise NotExpressible(
             f"leaves no room for an answer: without engine.max_input_len a prompt of {command.name} "
             f"{command.release} may have {prompt} tokens",
-            f"set it above {prompt}, or set engine.max_input_len",
+            hint=f"set it above {prompt}, or set engine.max_input_len",
         )
     return int(value) - prompt
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trtllm_hpc.config.diagnostics import in_job
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.tensorrt_llm.command_lines import quantization, speculative
 from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
 from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases_with
@@ -35,20 +37,11 @@ OUTPUT_OPTIONS = ("--output_dir", "--output-model-dir", "--export_path", "--out-
 """Options for where a program writes."""
 
 
-class NoToolchain(Exception):
-    """The release has no programs that make an engine of this model.
+class NoToolchain(ConfigError):
+    """The release has no programs that make an engine of this model; ``field`` is the key at fault."""
 
-    Args:
-        key: the key of the job file that rules it out.
-        message: why.
-        hint: what to do.
-    """
-
-    def __init__(self, key: str, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.key = key
-        self.message = message
-        self.hint = hint
+    def __init__(self, field: str, message: str, hint: str) -> None:
+        super().__init__([in_job("release", field, message, hint)])
 
 
 @dataclass(frozen=True)

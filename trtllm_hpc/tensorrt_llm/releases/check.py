@@ -14,28 +14,30 @@ from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Literal
 
+from trtllm_hpc.errors import FAIL, OK, WARN, Diagnostic, State
 from trtllm_hpc.tensorrt_llm.releases.load import BY_FAMILY, COMMANDS, family_name, load_command
 from trtllm_hpc.tensorrt_llm.releases.model import Command, Option, Release
 from trtllm_hpc.tensorrt_llm.releases.refusal import no_option, no_program, other_spelling
 
 Judgement = Literal["refused", "ignored", "note"]
+"""Code of a remark. ``refused``: the tool ends with an error; ``ignored``: taken, and does nothing."""
+_STATES: dict[Judgement, State] = {"refused": FAIL, "ignored": WARN, "note": OK}
 _VARIABLE = re.compile(r"\$|<.*>|…|\.\.\.")
 """Words that a shell or a person fills in are not compared with choices."""
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
 _NUMERIC = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?\s*$|[-+]?(inf|nan)$", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Remark:
-    """What a release makes of one word of a command line."""
+def _remark(
+    judgement: Judgement, word: str, place: int | None, message: str, hint: str | None = None
+) -> Diagnostic:
+    """Return what a release makes of one word of a command line.
 
-    judgement: Judgement
-    """``refused``: the tool ends with an error; ``ignored``: taken, and does nothing."""
-    word: str
-    place: int | None
-    """Index among the words; ``None``: about a word that is missing."""
-    sentence: str
-    hint: str | None = None
+    Args:
+        place: index among the words; ``None``: the word is missing.
+    """
+    field = "" if place is None else f"[{place}]"
+    return Diagnostic(judgement, message, field=field, value=word, hint=hint, state=_STATES[judgement])
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ class Checked:
     status: str | None
     """See ``Command.status``; ``None``: the release does not have the program."""
     words: tuple[str, ...]
-    remarks: tuple[Remark, ...]
+    remarks: tuple[Diagnostic, ...]
 
     @property
     def accepted(self) -> bool:
         """Whether the release takes every word."""
-        return all(remark.judgement != "refused" for remark in self.remarks)
+        return all(remark.state != FAIL for remark in self.remarks)
 
 
 class UnknownProgram(ValueError):
@@ -83,7 +85,8 @@ def check_words(release: Release, words: Sequence[str], family: str | None = Non
     family = family or _family_of(PurePosixPath(words[at])) or "llama"
     command = load_command(release.version, name, family)
     if command is None:
-        remarks: tuple[Remark, ...] = (Remark("refused", words[at], at, *no_program(release, name, family)),)
+        missing = no_program(release, name, family)
+        remarks: tuple[Diagnostic, ...] = (_remark("refused", words[at], at, *missing),)
     else:
         remarks = tuple(_Reader(release, command, words, at + 1).read())
     return Checked(
@@ -113,7 +116,7 @@ class _Reader:
         self.place = start
         self.given: set[tuple[str, str]] = set()
 
-    def read(self) -> Iterator[Remark]:
+    def read(self) -> Iterator[Diagnostic]:
         while self.place < len(self.words):
             word = self.words[self.place]
             if _is_option(word):
@@ -124,41 +127,42 @@ class _Reader:
         for command in {self.top.name: self.top, self.command.name: self.command}.values():
             yield from self._missing(command)
 
-    def _missing(self, command: Command) -> Iterator[Remark]:
+    def _missing(self, command: Command) -> Iterator[Diagnostic]:
         for option in command.options.values():
             if option.required and (command.name, option.name) not in self.given:
-                yield Remark("refused", option.name, None, f"{command.name} demands it", f"add {option.name}")
+                message = f"{command.name} demands it"
+                yield _remark("refused", option.name, None, message, f"add {option.name}")
 
-    def _positional(self, word: str) -> Iterator[Remark]:
+    def _positional(self, word: str) -> Iterator[Diagnostic]:
         known = self.top.subcommands
         if self.command is self.top and word in known:
             self.command = known[word]
         elif known and self.command is self.top:
             near = get_close_matches(word, known, n=1)
             hint = f"write {near[0]}" if near else f"it has {', '.join(known)}"
-            yield Remark("refused", word, self.place, f"{self.top.name} has no such sub-command", hint)
+            yield _remark("refused", word, self.place, f"{self.top.name} has no such sub-command", hint)
             if near:
                 self.command = known[near[0]]
         else:
-            yield Remark("refused", word, self.place, f"{self.command.name} takes no word here")
+            yield _remark("refused", word, self.place, f"{self.command.name} takes no word here")
 
-    def _option(self, word: str) -> Iterator[Remark]:
+    def _option(self, word: str) -> Iterator[Diagnostic]:
         name, _, attached = word.partition("=")
         place, option = self.place, self._find(name)
         self.place += 1
-        if isinstance(option, Remark):
+        if isinstance(option, Diagnostic):
             yield option
             self._skip_values()
             return
         self.given.add((self.command.name, option.name))
         if name.startswith("--") and name != option.name and name not in option.aliases:
-            yield Remark("note", word, place, f"taken as {option.name}, which it is the beginning of")
+            yield _remark("note", word, place, f"taken as {option.name}, which it is the beginning of")
         if option.ignored is not None:
-            yield Remark("ignored", word, place, option.ignored)
+            yield _remark("ignored", word, place, option.ignored)
         values = [attached] if "=" in word else self._values(option)
         yield from self._judge(option, word, place, values, "=" in word)
 
-    def _find(self, name: str) -> Option | Remark:
+    def _find(self, name: str) -> Option | Diagnostic:
         """The option, or why there is none."""
         exact = self.command.find(name)
         if exact is not None:
@@ -168,12 +172,12 @@ class _Reader:
             return begun[0]
         if begun:
             names = ", ".join(option.name for option in begun)
-            return Remark("refused", name, self.place, f"may be the beginning of {names}")
+            return _remark("refused", name, self.place, f"may be the beginning of {names}")
         meant = self._meant(name)
         if meant is not None:
             # What is missing is told once.
             self.given.add(meant)
-        return Remark("refused", name, self.place, *no_option(self.release, self.command, name, self.top))
+        return _remark("refused", name, self.place, *no_option(self.release, self.command, name, self.top))
 
     def _meant(self, name: str) -> tuple[str, str] | None:
         for command in (self.command, self.top):
@@ -208,18 +212,18 @@ class _Reader:
 
     def _judge(
         self, option: Option, word: str, place: int, values: list[str], attached: bool
-    ) -> Iterator[Remark]:
+    ) -> Iterator[Diagnostic]:
         if option.form == "flag" and attached:
-            yield Remark("refused", word, place, "takes no value", f"write {option.name}")
+            yield _remark("refused", word, place, "takes no value", f"write {option.name}")
         elif option.form != "flag" and not values and not option.bare:
-            yield Remark("refused", word, place, f"wants {_wanted(option)}")
+            yield _remark("refused", word, place, f"wants {_wanted(option)}")
         for value in values:
             if option.choices and value not in option.choices and not _VARIABLE.search(value):
                 sentence = f"takes {', '.join(option.choices)}, not {value!r}"
-                yield Remark("refused", word, place, sentence)
+                yield _remark("refused", word, place, sentence)
             elif _wants_number(option) and not _NUMERIC.match(value) and not _VARIABLE.search(value):
                 sentence = f"wants a number, not {value!r}"
-                yield Remark("refused", word, place, sentence, f"left out, it is {option.default} here")
+                yield _remark("refused", word, place, sentence, f"left out, it is {option.default} here")
 
 
 def _wants_number(option: Option) -> bool:

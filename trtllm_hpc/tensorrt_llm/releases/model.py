@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from trtllm_hpc.errors import ExitCode, TrtllmHpcError
 from trtllm_hpc.tensorrt_llm.releases.defaults import parsed
 
 if TYPE_CHECKING:
@@ -17,19 +18,17 @@ Value = str | int | float | bool
 """A default as upstream's parser has it; ``False`` is a flag that is off."""
 
 
-class UnknownRelease(ValueError):
+class UnknownRelease(TrtllmHpcError):
     """The release cannot be told from the image and what was stated.
 
     Args:
-        message: what is unclear, one sentence.
-        hint: what to do.
         choices: the versions, or tags, that are known.
     """
 
+    exit_code = ExitCode.CONFIG
+
     def __init__(self, message: str, *, hint: str, choices: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        super().__init__(message, hint=hint)
         self.choices = tuple(choices)
 
 
