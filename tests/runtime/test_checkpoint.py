@@ -36,5 +36,5 @@ def test_what_is_no_checkpoint_is_told_in_one_sentence(
         file.write_text(text)
     assert tell(tmp_path, tmp_path) == ExitCode.BUILD
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {file} is none of a checkpoint")
+    assert line.startswith(f"error: {file} does not describe a checkpoint")
     assert text is None or file.read_text() == text

@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.conftest import Runtime
-from trtllm_hpc.runtime.network import free_ports, interface_towards, own_address
-from trtllm_hpc.runtime.sweep import SCRATCH, SHM, shm_free_gib, sweep
+from trtllm_hpc.runtime import node
+from trtllm_hpc.runtime.node import (
+    SCRATCH,
+    SHM,
+    free_ports,
+    interface_towards,
+    own_address,
+    remove_leftovers,
+    shm_free_gib,
+)
 
 
 def test_the_leader_prints_an_address_and_four_free_ports(runtime: Runtime) -> None:
@@ -41,10 +49,8 @@ def test_the_interface_towards_an_address() -> None:
 
 
 def test_ports_in_use_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trtllm_hpc.runtime import network
-
     first = free_ports(1)[0]
-    monkeypatch.setattr(network, "_PORTS", range(first, first + 2))
+    monkeypatch.setattr(node, "_PORTS", range(first, first + 2))
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", first))
         with pytest.raises(SystemExit, match="has no 2 free ports"):
@@ -66,14 +72,14 @@ def test_a_sweep_removes_what_begins_with_the_prefix_and_nothing_else(runtime: R
         assert answer.stdout.count("removed what a killed rank left") == 3
         assert [file.exists() for file in (*files, *folders)] == [False, False, True, False, True]
         assert runtime.paths.runtime.exists(), "what a link points to is not ours"
-        assert sweep(mine) == []
+        assert remove_leftovers(mine) == []
     finally:
-        sweep(other)
+        remove_leftovers(other)
 
 
 def test_an_empty_prefix_would_remove_everything() -> None:
     with pytest.raises(ValueError, match="everybody's"):
-        sweep("")
+        remove_leftovers("")
 
 
 def test_a_planted_link_is_removed_and_not_followed(tmp_path: Path) -> None:
@@ -81,7 +87,7 @@ def test_a_planted_link_is_removed_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("")
     link = SCRATCH / f"{prefix}link"
     link.symlink_to(tmp_path)
-    assert sweep(prefix) == [str(link)]
+    assert remove_leftovers(prefix) == [str(link)]
     assert not link.is_symlink() and (tmp_path / "precious").exists()
 
 

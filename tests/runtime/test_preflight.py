@@ -16,9 +16,9 @@ from tests.runtime.conftest import Runtime, eventually
 from tests.validation.engines import new_engine, old_engine
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import write_json
+from trtllm_hpc.runtime.preflight import Expected, Found, find_problem, find_warnings
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import RankRecord, read_events
-from trtllm_hpc.runtime.verdict import Expected, Found, doubts, judge
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def changed(rank: int, **facts: object) -> list[Found]:
 
 
 def test_a_world_as_planned_is_let_pass(engine: Path) -> None:
-    assert judge(world(), Expected(4, 2, 2, engine, 4), whole=True) is None
-    assert judge(list(reversed(world())), Expected(4, 2, 2, engine, 4), whole=True) is None
-    assert judge(world(), Expected(4, 2, 0, engine, 4), whole=True) is None
+    assert find_problem(world(), Expected(4, 2, 2, engine, 4), all_ranks=True) is None
+    assert find_problem(list(reversed(world())), Expected(4, 2, 2, engine, 4), all_ranks=True) is None
+    assert find_problem(world(), Expected(4, 2, 0, engine, 4), all_ranks=True) is None
 
 
 WRONG: list[tuple[Callable[[], list[Found]], str]] = [
@@ -64,7 +64,7 @@ WRONG: list[tuple[Callable[[], list[Found]], str]] = [
 def test_a_wrong_world_is_told_in_one_sentence(
     engine: Path, found: Callable[[], list[Found]], sentence: str
 ) -> None:
-    verdict = judge(found(), Expected(4, 2, 2, engine, 4), whole=True)
+    verdict = find_problem(found(), Expected(4, 2, 2, engine, 4), all_ranks=True)
     assert verdict is not None and verdict.startswith(sentence)
     assert "\n" not in verdict
 
@@ -87,7 +87,7 @@ def test_a_wrong_engine_is_told_in_one_sentence(engine: Path, content: str | Non
     config.unlink()
     if content is not None:
         config.write_text(content)
-    verdict = judge(world(), Expected(4, 2, 2, engine, 4), whole=True)
+    verdict = find_problem(world(), Expected(4, 2, 2, engine, 4), all_ranks=True)
     assert verdict is not None and sentence in verdict and "\n" not in verdict
 
 
@@ -98,43 +98,46 @@ def test_a_missing_file_is_named(engine: Path, stamp: dict[str, str], ending: st
     for rank in (0, 1, 3):
         (engine / f"rank{rank}.{ending}").write_bytes(b"plan")
     (engine / "rank2.engine").unlink()
-    verdict = judge(world(), Expected(4, 2, 2, engine, 4), whole=True)
+    verdict = find_problem(world(), Expected(4, 2, 2, engine, 4), all_ranks=True)
     assert verdict is not None and f"rank2.{ending} is missing; build it again" in verdict
 
 
 def test_an_engine_of_the_old_tools_is_let_pass_too(tmp_path: Path) -> None:
     engine = old_engine(tmp_path / "old", tensor=4)
     one_node = world(4, per_node=4)
-    assert judge(one_node, Expected(4, 4, 4, engine, 4), whole=True) is None
+    assert find_problem(one_node, Expected(4, 4, 4, engine, 4), all_ranks=True) is None
 
 
 def test_an_engine_for_other_nodes_is_refused(tmp_path: Path) -> None:
     engine = new_engine(tmp_path / "wide", gpus_per_node=8)
-    verdict = judge(world(), Expected(4, 2, 2, engine, 4), whole=True)
+    verdict = find_problem(world(), Expected(4, 2, 2, engine, 4), all_ranks=True)
     assert (
         verdict is not None and "is built for nodes of 8 GPUs, but 2 of the ranks run on each node" in verdict
     )
     # Copies of the engine are told their GPUs one by one.
-    assert judge(world(), Expected(4, 2, 2, new_engine(tmp_path / "two", tensor=2), 2), whole=True) is None
+    assert (
+        find_problem(world(), Expected(4, 2, 2, new_engine(tmp_path / "two", tensor=2), 2), all_ranks=True)
+        is None
+    )
 
 
 def test_a_paged_context_that_the_engine_lacks_is_named_with_its_key(engine: Path) -> None:
     expected = Expected(4, 2, 2, engine, 4, paged_context="repository.kv_cache_reuse")
-    verdict = judge(world(), expected, whole=True)
+    verdict = find_problem(world(), expected, all_ranks=True)
     assert verdict is not None and verdict.startswith("repository.kv_cache_reuse needs an engine with paged")
 
 
 def test_a_tokenizer_that_is_not_there_is_refused(engine: Path, tmp_path: Path) -> None:
     expected = Expected(4, 2, 2, engine, 4, tokenizer=tmp_path)
-    verdict = judge(world(), expected, whole=True)
+    verdict = find_problem(world(), expected, all_ranks=True)
     assert verdict is not None and verdict.startswith("there is no tokenizer in")
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert judge(world(), expected, whole=True) is None
+    assert find_problem(world(), expected, all_ranks=True) is None
 
 
 @pytest.mark.parametrize(("release", "wrong"), [("0.16.0", False), ("0.17.0", True)])
 def test_engine_and_planned_release_are_compared(engine: Path, release: str, wrong: bool) -> None:
-    verdict = judge(world(), Expected(4, 2, 2, engine, 4, release=release), whole=True)
+    verdict = find_problem(world(), Expected(4, 2, 2, engine, 4, release=release), all_ranks=True)
     assert (verdict is not None) == wrong
     if verdict is not None:
         assert "is of TensorRT-LLM 0.16.0, but the container has 0.17.0" in verdict
@@ -150,23 +153,23 @@ def test_the_container_s_real_release_is_compared_with_the_planned_one(
     (site / "tensorrt_llm").mkdir()
     (site / "tensorrt_llm" / "__init__.py").write_text("raise SystemExit('it was imported')")
     monkeypatch.syspath_prepend(str(site))
-    verdict = judge(world(), Expected(4, 2, 2, None, 4, release="0.16.0"), whole=True)
+    verdict = find_problem(world(), Expected(4, 2, 2, None, 4, release="0.16.0"), all_ranks=True)
     assert verdict is not None
     assert verdict.startswith("the container has TensorRT-LLM 0.17.0, but the plan is for 0.16.0; set")
-    assert judge(world(), Expected(4, 2, 2, None, 4, release="0.17.0"), whole=True) is None
+    assert find_problem(world(), Expected(4, 2, 2, None, 4, release="0.17.0"), all_ranks=True) is None
     # The engine must be of what is really there, whatever was planned.
-    verdict = judge(world(), Expected(4, 2, 2, engine, 4, release="0.17.0"), whole=True)
+    verdict = find_problem(world(), Expected(4, 2, 2, engine, 4, release="0.17.0"), all_ranks=True)
     assert verdict is not None and "is of TensorRT-LLM 0.16.0, but the container has 0.17.0" in verdict
 
 
 def test_little_locked_memory_is_a_doubt_where_nodes_talk(engine: Path) -> None:
     expected = Expected(4, 2, 2, engine, 4)
-    assert doubts(world(), expected) == []
-    [doubt] = doubts(changed(2, memlock_kib=8192), expected)
+    assert find_warnings(world(), expected) == []
+    [doubt] = find_warnings(changed(2, memlock_kib=8192), expected)
     assert doubt.startswith("only 8192 KiB of memory may be locked on n1")
-    assert judge(changed(2, memlock_kib=8192), expected, whole=True) is None
+    assert find_problem(changed(2, memlock_kib=8192), expected, all_ranks=True) is None
     alone = [replace(found, memlock_kib=64) for found in world(4, per_node=4)]
-    assert doubts(alone, Expected(4, 4, 4, engine, 4)) == []
+    assert find_warnings(alone, Expected(4, 4, 4, engine, 4)) == []
 
 
 def preflight(runtime: Runtime, engine: Path, size: int, **environment: str) -> tuple[int, str, str]:
@@ -213,7 +216,7 @@ def test_the_first_rank_of_a_node_tells_which_gpus_they_are(
     ]
 
 
-def test_the_other_ranks_have_nothing_to_judge(runtime: Runtime, engine: Path) -> None:
+def test_the_other_ranks_have_nothing_to_find_problem(runtime: Runtime, engine: Path) -> None:
     code, said, _ = preflight(runtime, engine / "none", 4, TRTLLM_HPC_PROCID="3")
     assert code == 0 and "rank 3 of 4" in said
     assert read_events(runtime.paths) == []

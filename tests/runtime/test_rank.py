@@ -24,10 +24,9 @@ from tests.runtime.conftest import Runtime, eventually
 from tests.runtime.test_spawn import is_alive
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.diagnose import first_failure
-from trtllm_hpc.runtime.network import free_ports
+from trtllm_hpc.runtime.node import SCRATCH, SHM, free_ports
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, add_event, read_events
 from trtllm_hpc.runtime.stop import request_stop
-from trtllm_hpc.runtime.sweep import SCRATCH, SHM
 
 
 @dataclass
@@ -144,7 +143,7 @@ def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_th
     request_stop(paths, by="companion", reason="it is done (exit code 0)")
     code, said = end(process)
     assert code == 0, said
-    assert "stops: asked by companion, it is done (exit code 0)" in said
+    assert "stops: requested by companion, it is done (exit code 0)" in said
     assert said.rstrip().endswith("rank 0 ended (exit code 0): it is done")
     assert not paths.endpoint.exists()
     assert [event.name for event in read_events(paths, "serve")][2:] == [
@@ -225,7 +224,7 @@ def test_a_server_that_ends_unasked_has_failed_whatever_its_exit_code(
     record = ranks.record()
     assert record.stopped_by is None and record.exit_code == int(behaviour[-1])
     if code == ExitCode.START:
-        assert record.reason is not None and "although nobody had asked" in record.reason
+        assert record.reason is not None and "although nobody had told it" in record.reason
 
 
 def test_a_worker_that_ends_well_because_the_leader_did_has_not_failed(ranks: Ranks) -> None:
@@ -377,5 +376,5 @@ def test_a_launcher_that_dies_takes_its_server_along(launched: Launched) -> None
     server = launched.ranks.facts()["pid"]
     launched.over.touch()
     code, said = end(process)
-    assert code == ExitCode.START and "although nobody had asked" in said
+    assert code == ExitCode.START and "although nobody had told it" in said
     assert eventually(lambda: not is_alive(server)) and launched.ranks.left() == []

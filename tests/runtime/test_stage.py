@@ -11,7 +11,7 @@ from tests.runtime.conftest import Runtime, eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, Endpoint, RankRecord, read_events
-from trtllm_hpc.runtime.stage import GATE_VARIABLE
+from trtllm_hpc.runtime.stage import SUBMISSION_VARIABLE
 from trtllm_hpc.runtime.stop import request_stop
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
@@ -36,7 +36,7 @@ def test_a_stage_ends_with_its_exit_code(runtime: Runtime) -> None:
 def test_a_complete_chain_passes_the_gate(runtime: Runtime) -> None:
     record = SubmissionRecord("slurm", complete=True)
     record.write(runtime.paths)
-    answer = runtime("begin", "build", **{TOKEN_VARIABLE: record.token, GATE_VARIABLE: "0.1"})
+    answer = runtime("begin", "build", **{TOKEN_VARIABLE: record.token, SUBMISSION_VARIABLE: "0.1"})
     assert answer.returncode == 0, answer.stderr
 
 
@@ -44,7 +44,7 @@ def test_a_chain_that_is_completed_meanwhile_passes_the_gate(runtime: Runtime) -
     """Each further submission is a sign of life: the patience counts from the last."""
     record = SubmissionRecord("slurm")
     record.write(runtime.paths)
-    process = runtime.start("begin", "build", **{TOKEN_VARIABLE: record.token, GATE_VARIABLE: "2"})
+    process = runtime.start("begin", "build", **{TOKEN_VARIABLE: record.token, SUBMISSION_VARIABLE: "2"})
     for stage in ("build", "serve", "companion"):
         assert not eventually(lambda: process.poll() is not None, 0.8)
         record.add(runtime.paths, stage, "1")
@@ -64,7 +64,7 @@ def test_a_half_submitted_run_starts_nothing(runtime: Runtime, record: str) -> N
         SubmissionRecord("slurm", complete=True).write(runtime.paths)
     elif record == "damaged":
         runtime.paths.jobs.write_text('{"token": ')
-    answer = runtime("begin", "build", **{TOKEN_VARIABLE: mine.token, GATE_VARIABLE: "0.2"})
+    answer = runtime("begin", "build", **{TOKEN_VARIABLE: mine.token, SUBMISSION_VARIABLE: "0.2"})
     assert answer.returncode == ExitCode.SUBMISSION
     assert "half submitted" in answer.stderr and "submit the job file again" in answer.stderr
     assert events(runtime.paths) == ["submission_interrupted"]

@@ -11,7 +11,7 @@ import pytest
 from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import two_ranks
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.runtime.checks.node import MIN_MEMLOCK_KIB
+from trtllm_hpc.runtime.checks import MIN_MEMLOCK_KIB
 from trtllm_hpc.runtime.records import RankRecord, read_events
 
 pytestmark = pytest.mark.slurm
@@ -56,7 +56,7 @@ def test_what_is_ignored_before_the_queue_is_refused_in_the_job(
     answer, run = person.submit(job, "--ignore", "engine-files")
     assert answer.returncode == ExitCode.START
     [event] = [event for event in read_events(run) if event.name == "preflight_failed"]
-    assert "is not whole: rank1.safetensors is missing; build it again" in event.data["reason"]
+    assert "is incomplete: rank1.safetensors is missing; build it again" in event.data["reason"]
     assert "error: preflight: the engine in" in run.rank_log("preflight", 0).read_text()
 
 

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from tests.validation.engines import new_engine, old_engine
-from trtllm_hpc.runtime.checks.engine import (
+from trtllm_hpc.runtime.checks import (
     engine_files,
     engine_gpus_per_node,
     engine_version,
     engine_world,
+    locked_memory,
     paged_context,
     planned_version,
+    shared_memory,
+    tokenizer_files,
 )
-from trtllm_hpc.runtime.checks.engine_config import NotAnEngine, read_engine, read_engines
-from trtllm_hpc.runtime.checks.node import locked_memory, shared_memory
-from trtllm_hpc.runtime.checks.tokenizer import tokenizer_files
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine, read_engines
 
 
 def test_an_engine_of_trtllm_build_is_read(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from trtllm_hpc.config.job import Disaggregated, JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model_yaml import model_yaml
 from trtllm_hpc.plan.reference import MOST_BLS_INSTANCES
-from trtllm_hpc.runtime.model_repository.fill import as_text
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
+from trtllm_hpc.runtime.model_repository.template import as_text
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import Release
 from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders

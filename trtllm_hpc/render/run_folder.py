@@ -21,7 +21,7 @@ from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.scripts import Build, render_build, render_repository, render_scripts
 from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.render import FinishedModel, render_models, write_repository
+from trtllm_hpc.runtime.model_repository.repository import FinishedModel, render_models, write_repository
 from trtllm_hpc.runtime.model_repository.schema import VENDORED
 
 if TYPE_CHECKING:

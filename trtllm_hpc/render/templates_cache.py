@@ -24,8 +24,8 @@ from typing import Any
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import read_json, write_json
-from trtllm_hpc.runtime.model_repository.lexer import find_placeholders
-from trtllm_hpc.runtime.model_repository.templates import CONFIG, find_all_models
+from trtllm_hpc.runtime.model_repository.repository import CONFIG, find_all_models
+from trtllm_hpc.runtime.model_repository.template import find_placeholders
 
 _RECORD = "templates.json"
 _LARGEST_BYTES = 200_000_000

@@ -13,7 +13,7 @@ from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, Event, read_events
-from trtllm_hpc.runtime.stage import GATE_TIMEOUT_S
+from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.local import is_same_process
 from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, STATES, explain_reason
@@ -142,7 +142,7 @@ def _was_interrupted(paths: RunPaths, record: SubmissionRecord | None, events: l
     if any(event.name == "submission_interrupted" for event in events):
         return True
     try:
-        return time.time() - paths.jobs.stat().st_mtime > GATE_TIMEOUT_S
+        return time.time() - paths.jobs.stat().st_mtime > SUBMISSION_TIMEOUT_S
     except FileNotFoundError:
         return False
 

@@ -1,4 +1,4 @@
-"""The zipapp's command line: what the rendered scripts call ``runtime``."""
+"""The command line of ``runtime.pyz``, which the rendered scripts call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import BuildFailed, ExitCode
 from trtllm_hpc.paths import STAGES, RunPaths
 
 if TYPE_CHECKING:
@@ -26,21 +26,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="runtime", description=__doc__)
-    parser.add_argument("--run", type=Path, help="run folder, if it is not where this file lies")
+    parser.add_argument("--run", type=Path, help="run folder, if this file does not lie in it")
     commands = parser.add_subparsers(required=True)
-    _stage_commands(commands)
-    _server_commands(commands)
-    _companion_commands(commands)
+    _add_stage_commands(commands)
+    _add_server_commands(commands)
+    _add_companion_commands(commands)
     return parser
 
 
-def _stage_commands(commands: _Commands) -> None:
-    """What the batch scripts run before there is a server."""
-    begin = commands.add_parser("begin", help="a stage starts")
+def _add_stage_commands(commands: _Commands) -> None:
+    """Add what the batch scripts run before the server starts."""
+    begin = commands.add_parser("begin", help="record that a stage begins")
     begin.add_argument("stage", choices=STAGES)
     begin.set_defaults(function=_begin)
 
-    end = commands.add_parser("end", help="a stage has ended")
+    end = commands.add_parser("end", help="record that a stage has ended")
     end.add_argument("stage", choices=STAGES)
     end.add_argument("exit_code", type=int)
     end.set_defaults(function=_end)
@@ -48,7 +48,7 @@ def _stage_commands(commands: _Commands) -> None:
     engine = commands.add_parser("engine", help="build the engine, or find it in the cache")
     engine.set_defaults(function=_engine)
 
-    checkpoint = commands.add_parser("gpus-per-node", help="tell a checkpoint the GPUs of a node")
+    checkpoint = commands.add_parser("gpus-per-node", help="write the GPUs of a node into a checkpoint")
     checkpoint.add_argument("gpus", type=int)
     checkpoint.add_argument("checkpoint", type=Path, nargs="+")
     checkpoint.set_defaults(function=_gpus_per_node)
@@ -58,15 +58,17 @@ def _stage_commands(commands: _Commands) -> None:
     leader.add_argument("--loopback", action="store_true")
     leader.set_defaults(function=_leader)
 
-    preflight = commands.add_parser("preflight", help="check the world before a server starts")
+    preflight = commands.add_parser("preflight", help="compare the world of ranks with the plan")
     preflight.add_argument("--world-size", type=int, required=True)
     preflight.add_argument("--ranks-per-node", type=int, required=True)
     preflight.add_argument("--gpus-per-node", type=int, required=True)
-    preflight.add_argument("--engine", type=Path, help="left out where the server loads a model by itself")
-    preflight.add_argument("--engine-ranks", type=int, help="ranks of the engine; the world's unless told")
+    preflight.add_argument("--engine", type=Path, help="left out if the server loads a model by itself")
+    preflight.add_argument("--engine-ranks", type=int, help="ranks of the engine; default: the world's")
     preflight.add_argument("--release", help="TensorRT-LLM that the plan is for")
-    preflight.add_argument("--tokenizer", type=Path, help="its folder, where the engine has none")
-    preflight.add_argument("--paged-context-for", metavar="KEY", help="what needs paged context attention")
+    preflight.add_argument("--tokenizer", type=Path, help="its folder, if the engine has none")
+    preflight.add_argument(
+        "--paged-context-for", metavar="KEY", help="key that needs paged context attention"
+    )
     preflight.add_argument("--without-mpi", action="store_true")
     preflight.set_defaults(function=_preflight)
 
@@ -75,8 +77,8 @@ def _stage_commands(commands: _Commands) -> None:
     repository.set_defaults(function=_repository)
 
 
-def _server_commands(commands: _Commands) -> None:
-    """What every rank runs, and what it leaves."""
+def _add_server_commands(commands: _Commands) -> None:
+    """Add what every rank runs, and the cleanup after it."""
     rank = commands.add_parser("rank", help="run one rank's server and watch it")
     rank.add_argument("--rank", type=int, required=True)
     rank.add_argument("--world-size", type=int, required=True)
@@ -91,7 +93,7 @@ def _server_commands(commands: _Commands) -> None:
     rank.add_argument("server_arguments", nargs="*")
     rank.set_defaults(function=_rank)
 
-    launched = commands.add_parser("launched", help="what trtllm-llmapi-launch is given to start")
+    launched = commands.add_parser("launched", help="start the server as the task of trtllm-llmapi-launch")
     launched.add_argument("--scratch", type=Path, required=True)
     launched.set_defaults(function=_launched)
 
@@ -106,13 +108,13 @@ def _server_commands(commands: _Commands) -> None:
     spawn.set_defaults(function=_spawn)
 
 
-def _companion_commands(commands: _Commands) -> None:
-    stop = commands.add_parser("stop", help="ask the server to stop")
+def _add_companion_commands(commands: _Commands) -> None:
+    stop = commands.add_parser("stop", help="request the server to stop")
     stop.add_argument("--by", required=True)
     stop.add_argument("--reason", required=True)
     stop.set_defaults(function=_stop)
 
-    heartbeat = commands.add_parser("heartbeat", help="tell the server that the companion lives")
+    heartbeat = commands.add_parser("heartbeat", help="show the server that the companion is alive")
     heartbeat.add_argument("--while-pid", type=int, required=True)
     heartbeat.set_defaults(function=_heartbeat)
 
@@ -140,18 +142,18 @@ def _engine(paths: RunPaths, options: argparse.Namespace) -> int:
 
 
 def _gpus_per_node(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.checkpoint import NoCheckpoint, tell_gpus_per_node
+    from trtllm_hpc.runtime.engine_config import set_gpus_per_node
 
     try:
-        tell_gpus_per_node(options.checkpoint, options.gpus)
-    except NoCheckpoint as error:
-        print(f"error: {error}.", file=sys.stderr, flush=True)
-        return ExitCode.BUILD
+        set_gpus_per_node(options.checkpoint, options.gpus)
+    except BuildFailed as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
     return ExitCode.OK
 
 
 def _leader(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.network import free_ports, own_address
+    from trtllm_hpc.runtime.node import free_ports, own_address
 
     address = "127.0.0.1" if options.loopback else own_address(options.interface)
     print(address, *free_ports(4))
@@ -159,24 +161,23 @@ def _leader(paths: RunPaths, options: argparse.Namespace) -> int:
 
 
 def _preflight(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.preflight import run_preflight
-    from trtllm_hpc.runtime.verdict import Expected
+    from trtllm_hpc.runtime.preflight import Expected, run_preflight
 
     expected = Expected(
-        options.world_size,
-        options.ranks_per_node,
-        options.gpus_per_node,
-        options.engine,
-        options.engine_ranks or options.world_size,
-        options.release,
-        options.tokenizer,
-        options.paged_context_for,
+        world_size=options.world_size,
+        ranks_per_node=options.ranks_per_node,
+        gpus_per_node=options.gpus_per_node,
+        engine=options.engine,
+        engine_ranks=options.engine_ranks or options.world_size,
+        release=options.release,
+        tokenizer=options.tokenizer,
+        paged_context=options.paged_context_for,
     )
     return run_preflight(paths, expected, with_mpi=not options.without_mpi)
 
 
 def _repository(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.model_repository.command import make_repository
+    from trtllm_hpc.runtime.model_repository.repository import make_repository
 
     return make_repository(paths, options.all_models)
 
@@ -190,15 +191,15 @@ def _rank(paths: RunPaths, options: argparse.Namespace) -> int:
 
 
 def _launched(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.launched import run_launched
+    from trtllm_hpc.runtime.server import run_launched
 
     return run_launched(options.scratch)
 
 
 def _sweep(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.sweep import sweep
+    from trtllm_hpc.runtime.node import remove_leftovers
 
-    for name in sweep(options.prefix):
+    for name in remove_leftovers(options.prefix):
         print(f"removed what a killed rank left: {name}")
     return ExitCode.OK
 

@@ -1,22 +1,30 @@
-"""Rank 0's duties: publish the endpoint when it is true, and know when to stop."""
+"""Rank 0's duties: publish the endpoint once the server is ready, and decide when it must stop.
+
+The server's own HTTP endpoint says whether it is ready; log text never does.
+"""
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import socket
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.readiness import models, ready_models
 from trtllm_hpc.runtime.records import Endpoint, StopRequest, add_event, read_events
+
+_TIMEOUT_S = 2.0
+"""Limit on each question to the server."""
 
 
 @dataclass(frozen=True)
-class Complaint:
-    """Why the leader must stop though nobody asked."""
+class StopReason:
+    """Why the leader stops the server although nobody requested it."""
 
     by: str
     sentence: str
@@ -24,7 +32,7 @@ class Complaint:
 
 
 class Leader:
-    """Watches one server from its start; ``tick`` is called a few times a second."""
+    """Watches one server from its start. ``tick`` is called a few times a second."""
 
     def __init__(
         self,
@@ -51,20 +59,20 @@ class Leader:
         self._beat: tuple[int, float] | None = None
         add_event(paths, "serve", "server_start", host=socket.gethostname())
 
-    def tick(self) -> Complaint | None:
-        """Do what is due; a complaint means that the server must be stopped."""
+    def tick(self) -> StopReason | None:
+        """Publish the endpoint or watch the companion; returns why the server must be stopped, if it must."""
         if self._published:
-            return self._listen_for_companion()
+            return self._check_companion()
         names = ready_models(self._address, self._http)
         if names is not None:
             self._publish(names)
             return None
         if time.monotonic() - self._started > self._ready_timeout_s:
-            return self._too_late()
+            return self._not_ready_in_time()
         return None
 
     def withdraw(self) -> None:
-        """Take the endpoint back: from now on requests may be refused."""
+        """Remove the endpoint: from now on requests may be refused."""
         with suppress(OSError):  # on a full disk the server must stop all the same
             self._paths.endpoint.unlink(missing_ok=True)
             add_event(self._paths, "serve", "server_stop")
@@ -89,8 +97,8 @@ class Leader:
         print(f"ready: {', '.join(names)} at http {endpoint.http}, grpc {endpoint.grpc}", flush=True)
 
     def _phases(self, ready_at: float) -> dict[str, float]:
-        """Seconds from mark to mark, since the batch script's first line."""
-        # The last of each: an earlier attempt at this stage may stand before it.
+        """Return the seconds of each phase, from the batch script's first line on."""
+        # The last of each: events of an earlier attempt at this stage may come first.
         times = {event.name: event.time for event in read_events(self._paths, "serve")}
         begin = times.get("stage_begin", self._started_at)
         checked = times.get("preflight_ok", begin)
@@ -103,25 +111,24 @@ class Leader:
         }
         return {name: round(seconds, 3) for name, seconds in marks.items()}
 
-    def _too_late(self) -> Complaint:
-        states = models(self._address, self._http)
+    def _not_ready_in_time(self) -> StopReason:
+        states = model_states(self._address, self._http)
         waiting = sorted(name for name, state in states.items() if state != "READY")
         what = f"not READY: {', '.join(waiting)}" if waiting else "the server does not answer"
         sentence = f"the server was not ready within {self._ready_timeout_s:.0f} s ({what})"
         add_event(self._paths, "serve", "ready_timeout", reason=sentence)
-        return Complaint("ready timeout", sentence, ExitCode.READINESS)
+        return StopReason("ready timeout", sentence, ExitCode.READINESS)
 
-    def _listen_for_companion(self) -> Complaint | None:
-        """Stop when the companion never comes, or gives no sign of life any more.
+    def _check_companion(self) -> StopReason | None:
+        """Stop when the companion never starts, or its heartbeat stops.
 
-        Only changes are looked at, with this node's own clock: the clocks of
-        two nodes may differ.
+        Only changes of the file count, by this node's own clock: the clocks of two nodes may differ.
         """
         now = time.monotonic()
         try:
             changed = self._paths.heartbeat.stat().st_mtime_ns
         except OSError:
-            changed = 0  # not there yet; or a file system that hiccups, which is no sign either way
+            changed = 0  # not there yet; or the file system failed for a moment, which proves nothing
         if changed and (self._beat is None or self._beat[0] != changed):
             self._beat = (changed, now)
         if self._beat is None:
@@ -131,10 +138,52 @@ class Leader:
             return self._stop_for(f"the companion gave no sign of life for {self._silence_s:.0f} s")
         return None
 
-    def _stop_for(self, sentence: str) -> Complaint:
+    def _stop_for(self, sentence: str) -> StopReason:
         with suppress(OSError):  # on a full disk the server must stop all the same
             StopRequest(by="leader", reason=sentence, requested_at=time.time()).write(
                 self._paths.stop_request
             )
             add_event(self._paths, "serve", "companion_missing", reason=sentence)
-        return Complaint("leader", sentence, ExitCode.START)
+        return StopReason("leader", sentence, ExitCode.START)
+
+
+# The server's HTTP endpoint ----------------------------------------------------------------
+
+
+def _request(address: str, port: int, method: str, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(address, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def is_ready(address: str, port: int) -> bool:
+    """Return whether ``GET /v2/health/ready`` answers 200."""
+    try:
+        status, _ = _request(address, port, "GET", "/v2/health/ready")
+    except (OSError, http.client.HTTPException):
+        return False
+    return status == 200
+
+
+def model_states(address: str, port: int) -> dict[str, str]:
+    """Return each model's state from the repository index; nothing if the server does not answer."""
+    try:
+        status, body = _request(address, port, "POST", "/v2/repository/index")
+        index: list[dict[str, Any]] = json.loads(body) if status == 200 else []
+    except (OSError, ValueError, http.client.HTTPException):
+        return {}
+    return {entry["name"]: entry.get("state", "") for entry in index}
+
+
+def ready_models(address: str, port: int) -> list[str] | None:
+    """Return the models' names once the server and all of them are ready; ``None`` before."""
+    if not is_ready(address, port):
+        return None
+    states = model_states(address, port)
+    if not states or any(state != "READY" for state in states.values()):
+        return None
+    return sorted(states)

@@ -1,6 +1,6 @@
-"""The preflight: is the world what the plan says?
+"""The preflight: is the world of ranks what the plan says?
 
-It runs as a step of its own, one task a rank, and is the only code that
+It runs as a step of its own with one task for each rank, and is the only code that
 initialises MPI: a process that has done so must not start a server.
 """
 
@@ -13,98 +13,121 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, fail
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.gpus import ask_gpus
+from trtllm_hpc.runtime.checks import (
+    engine_files,
+    engine_gpus_per_node,
+    engine_version,
+    engine_world,
+    installed_version,
+    locked_memory,
+    paged_context,
+    planned_version,
+    shared_memory,
+    tokenizer_files,
+)
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
+from trtllm_hpc.runtime.node import query_gpus, shm_free_gib
 from trtllm_hpc.runtime.records import RankRecord, add_event
-from trtllm_hpc.runtime.sweep import shm_free_gib
-from trtllm_hpc.runtime.verdict import Expected, Found, doubts, judge
 
 TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
 TIMEOUT_S = 120
-"""Bound on MPI's start and on the gather, unless the variable gives another."""
+"""Limit on MPI's start and on the gather, unless the variable sets another."""
 
-_AFTER_THE_WORD_S = 3
-"""How long task 1 waits for task 0 to have spoken; each later task a second longer."""
+_AFTER_FIRST_TASK_S = 3
+"""How long task 1 waits for task 0 to report a failure; each later task waits a second longer."""
 _LONGEST_WAIT_S = 15
 
 
-class _World:
-    """The ranks together, by MPI or by this machine's spawn."""
+@dataclass(frozen=True)
+class Expected:
+    """What the plan says."""
 
-    def __init__(self, communicator: Any | None, rank: int, size: int, library: str) -> None:
-        self._communicator = communicator
-        self.rank = rank
-        self.size = size
-        self.library = library
+    world_size: int
+    ranks_per_node: int
+    gpus_per_node: int
+    engine: Path | None
+    """``None`` for a server that needs no engine."""
+    engine_ranks: int
+    """Ranks that the engine is built for; fewer than the world's if it is served more than once."""
+    release: str | None = None
+    """TensorRT-LLM that the plan is for; ``None`` for the reference backend."""
+    tokenizer: Path | None = None
+    """Folder of the tokenizer, if the engine does not bring its own."""
+    paged_context: str | None = None
+    """The key in the job file that needs an engine with paged context attention."""
 
-    def gather(self, found: Found) -> list[Found] | None:
-        """All ranks' findings at rank 0; ``None`` elsewhere, and without MPI."""
-        if self._communicator is None:
-            return [found] if self.rank == 0 else None
-        gathered: list[Found] | None = self._communicator.gather(found, root=0)
-        return gathered
 
-    def share(self, verdict: str | None) -> str | None:
-        """Rank 0's verdict at every rank."""
-        if self._communicator is None:
-            return verdict
-        shared: str | None = self._communicator.bcast(verdict, root=0)
-        return shared
+@dataclass(frozen=True)
+class Found:
+    """What one rank sees."""
+
+    rank: int
+    world_size: int
+    task: int
+    """Number of the task in its step, from the launcher and not from MPI."""
+    host: str
+    gpus: list[str]
+    shm_free_gib: float
+    memlock_kib: int | None
+    """Soft limit on locked memory; ``None`` is unlimited."""
+    mpi_library: str
+    gpu_models: list[str] = field(default_factory=list)
+    """Name, driver and memory of each GPU; only the first rank of a node fills it in."""
 
 
 def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int:
-    """Look, gather, judge; returns 0, or the exit code of a refused start.
+    """Gather what all ranks see and compare it with the plan; returns 0, or the exit code of a refused start.
 
-    MPI is initialised in a child: a library that finds no launcher aborts its
-    process, one that waits for a peer does so in C code where no signal handler of
-    Python's runs, and somebody must be left to say so in one sentence.
+    MPI is initialised in a child process: a library that finds no launcher aborts its
+    process, and one that waits for a peer does so in C code, where Python runs no signal
+    handler. The parent is left to report that in one sentence.
     """
     task = int(os.environ.get("SLURM_PROCID") or os.environ.get("TRTLLM_HPC_PROCID") or 0)
-    held, holding = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        sys.exit(_look_and_judge(paths, expected, task, with_mpi=with_mpi))
-    # The step's exit code must be ours: Slurm signals the child as well.
+        sys.exit(_gather_and_check(paths, expected, task, with_mpi=with_mpi))
+    # The step's exit code must be this process's: Slurm signals the child as well.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.close(holding)
-    within_s = int(os.environ.get(TIMEOUT_VARIABLE) or TIMEOUT_S)
-    code = _wait(child, held, within_s)
+    os.close(write_end)
+    limit_s = int(os.environ.get(TIMEOUT_VARIABLE) or TIMEOUT_S)
+    code = _wait(child, read_end, limit_s)
     if code is None:
-        return _refuse(paths, task, f"MPI did not join the ranks within {within_s} s ({TIMEOUT_VARIABLE})")
+        return _refuse(paths, task, f"MPI did not join the ranks within {limit_s} s ({TIMEOUT_VARIABLE})")
     if code in (ExitCode.OK, ExitCode.START):
         return code
     if code == -signal.SIGTERM:
-        return ExitCode.START  # somebody ended the step; that is no word about MPI
+        return ExitCode.START  # the step was ended from outside, which says nothing about MPI
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return _refuse(
         paths,
         task,
-        f"MPI ended its process ({_how(code)}) before the ranks were joined: this MPI and the launcher "
-        "do not fit (compare the profile's mpi with `srun --mpi=list`; MPI's own words are in the log)",
+        f"MPI ended its process ({how}) before the ranks were joined: this MPI and the launcher "
+        "do not fit (compare the profile's mpi with `srun --mpi=list`; MPI's own messages are in the log)",
     )
 
 
-def _wait(child: int, held: int, within_s: float) -> int | None:
-    """The child's exit code; ``None`` if it had to be killed because it took too long.
+def _wait(child: int, read_end: int, limit_s: float) -> int | None:
+    """Return the child's exit code; ``None`` if it took too long and was killed.
 
     Args:
-        held: a pipe to read whose other end only the child holds, until its end.
+        read_end: of a pipe whose other end only the child holds, until it ends.
     """
-    ended, _, _ = select.select([held], [], [], within_s)
+    ended, _, _ = select.select([read_end], [], [], limit_s)
     if not ended:
         os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if ended else None
 
 
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _look_and_judge(paths: RunPaths, expected: Expected, task: int, *, with_mpi: bool) -> int:
+def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mpi: bool) -> int:
     started_at = time.time()
     gpu_models = _gpu_models()  # before MPI: a process that has initialised it starts no other
     try:
@@ -115,10 +138,11 @@ def _look_and_judge(paths: RunPaths, expected: Expected, task: int, *, with_mpi:
     _record(paths, found, started_at)
     print(_describe(found), flush=True)
     gathered = world.gather(found)
-    verdict = world.share(None if gathered is None else judge(gathered, expected, whole=with_mpi))
-    if verdict is not None:
-        return _refuse(paths, task, verdict)
-    for sentence in [] if gathered is None else doubts(gathered, expected):
+    problem = find_problem(gathered, expected, all_ranks=with_mpi) if gathered is not None else None
+    problem = world.broadcast(problem)
+    if problem is not None:
+        return _refuse(paths, task, problem)
+    for sentence in [] if gathered is None else find_warnings(gathered, expected):
         add_event(paths, "serve", "preflight_warning", warning=sentence)
         print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
     if task == 0:
@@ -126,8 +150,35 @@ def _look_and_judge(paths: RunPaths, expected: Expected, task: int, *, with_mpi:
     return ExitCode.OK
 
 
+# The ranks together -----------------------------------------------------------------------
+
+
+class _World:
+    """All ranks, joined by MPI, or started by this machine's ``spawn``."""
+
+    def __init__(self, communicator: Any | None, rank: int, size: int, library: str) -> None:
+        self._communicator = communicator
+        self.rank = rank
+        self.size = size
+        self.library = library
+
+    def gather(self, found: Found) -> list[Found] | None:
+        """Return what all ranks see on rank 0, ``None`` on the others. Without MPI rank 0 is alone."""
+        if self._communicator is None:
+            return [found] if self.rank == 0 else None
+        gathered: list[Found] | None = self._communicator.gather(found, root=0)
+        return gathered
+
+    def broadcast(self, problem: str | None) -> str | None:
+        """Return rank 0's value on every rank."""
+        if self._communicator is None:
+            return problem
+        shared: str | None = self._communicator.bcast(problem, root=0)
+        return shared
+
+
 class _NoMpi(Exception):
-    """mpi4py is not there, or finds no MPI library."""
+    """mpi4py is missing, or finds no MPI library."""
 
 
 def _mpi_world() -> _World:
@@ -147,15 +198,17 @@ def _spawned_world(task: int) -> _World:
     return _World(None, task, int(os.environ.get("TRTLLM_HPC_NTASKS", "1")), "no MPI (local profile)")
 
 
+# What one rank sees -----------------------------------------------------------------------
+
+
 def _look(world: _World, task: int, gpu_models: list[str]) -> Found:
-    gpus = _gpus()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Found(
         rank=world.rank,
         world_size=world.size,
         task=task,
         host=socket.gethostname(),
-        gpus=gpus,
+        gpus=_visible_gpus(),
         shm_free_gib=round(shm_free_gib(), 3),
         memlock_kib=None if soft == resource.RLIM_INFINITY else soft // 1024,
         mpi_library=world.library,
@@ -163,16 +216,16 @@ def _look(world: _World, task: int, gpu_models: list[str]) -> Found:
     )
 
 
-def _gpus() -> list[str]:
-    """The GPUs that this task sees, by number or id."""
+def _visible_gpus() -> list[str]:
+    """Return numbers or ids of the GPUs that this task sees."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_STEP_GPUS") or ""
     return [gpu for gpu in gpus.split(",") if gpu]
 
 
 def _gpu_models() -> list[str]:
-    """Asked once a node: eight answers at a time would take seconds."""
+    """Query the GPUs on the first task of each node: eight queries at a time would take seconds."""
     first = (os.environ.get("SLURM_LOCALID") or "0") == "0"
-    return ask_gpus("name", "driver_version", "memory.total") if first and _gpus() else []
+    return query_gpus("name", "driver_version", "memory.total") if first and _visible_gpus() else []
 
 
 def _describe(found: Found) -> str:
@@ -199,21 +252,111 @@ def _record(paths: RunPaths, found: Found, started_at: float) -> None:
     ).write(paths.rank_record("preflight", found.task))
 
 
+# Comparison with the plan -----------------------------------------------------------------
+
+
+def find_problem(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> str | None:
+    """Return the first thing that is wrong with the world, in one sentence; ``None`` if nothing is.
+
+    Args:
+        all_ranks: whether ``gathered`` holds every rank (without MPI only rank 0 is known).
+    """
+    first = gathered[0]
+    if first.world_size != expected.world_size:
+        return (
+            f"the world has {first.world_size} rank{'s' * (first.world_size != 1)}, but the plan says "
+            f"{expected.world_size}: {first.mpi_library} was not joined by the launcher "
+            "(does `srun --mpi=list` show the profile's mpi plugin, and is this MPI built for it?)"
+        )
+    ranks = sorted(gathered, key=lambda found: found.rank)
+    problem = (_wrong_host(ranks, expected) if all_ranks else None) or _missing_gpus(ranks, expected)
+    return problem or next((_sentence(it) for it in run_checks(ranks, expected) if it.state == FAIL), None)
+
+
+def find_warnings(gathered: list[Found], expected: Expected) -> list[str]:
+    """Return one sentence for each thing that works, but not as the user may expect."""
+    return [_sentence(it) for it in run_checks(gathered, expected) if it.state == WARN]
+
+
+def _sentence(diagnostic: Diagnostic) -> str:
+    return diagnostic.message if diagnostic.hint is None else f"{diagnostic.message}; {diagnostic.hint}"
+
+
+def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
+    """Yield the result of every check of hosts, engine and tokenizer, once for each host."""
+    hosts = {found.host: found for found in reversed(ranks)}
+    for host, found in sorted(hosts.items()):
+        yield shared_memory(host, found.shm_free_gib, expected.ranks_per_node)
+        if len(hosts) > 1 and expected.gpus_per_node:
+            yield locked_memory(host, found.memlock_kib)
+    installed = installed_version()
+    if expected.release is not None:
+        yield planned_version(expected.release, installed)
+    if expected.engine is not None:
+        yield from _check_engine(expected.engine, expected, installed, len(ranks[0].gpus))
+    if expected.tokenizer is not None:
+        yield tokenizer_files(expected.tokenizer)
+
+
+def _check_engine(
+    folder: Path, expected: Expected, installed: str | None, visible_gpus: int
+) -> Iterator[Diagnostic]:
+    try:
+        engines = read_engines(folder)
+    except NotAnEngine as error:
+        yield fail(str(error), "run the build stage first")
+        return
+    for engine in engines:
+        yield engine_world(engine, expected.engine_ranks)
+        yield engine_files(engine)
+        yield engine_version(engine, installed or expected.release)
+        if expected.engine_ranks == expected.world_size:
+            # Copies of one engine get their GPUs by gpu_device_ids; otherwise a rank's number decides.
+            yield engine_gpus_per_node(engine, expected.world_size, expected.ranks_per_node, visible_gpus)
+    if expected.paged_context is not None:
+        yield paged_context(engines[0], expected.paged_context)
+
+
+def _wrong_host(ranks: list[Found], expected: Expected) -> str | None:
+    for found in ranks:
+        first = ranks[found.rank - found.rank % expected.ranks_per_node]
+        if found.host != first.host:
+            return (
+                f"rank {found.rank} is on {found.host}, but the plan puts it beside rank {first.rank} on "
+                f"{first.host}: ranks must be distributed in blocks of {expected.ranks_per_node} a node"
+            )
+    return None
+
+
+def _missing_gpus(ranks: list[Found], expected: Expected) -> str | None:
+    for found in ranks:
+        if len(found.gpus) < expected.gpus_per_node:
+            return (
+                f"rank {found.rank} on {found.host} sees {len(found.gpus)} GPU(s) "
+                f"({', '.join(found.gpus) or 'none'}), "
+                f"but the plan gives each node {expected.gpus_per_node}, and every task must see them all"
+            )
+    return None
+
+
+# A refused start --------------------------------------------------------------------------
+
+
 def _refuse(paths: RunPaths, task: int, sentence: str) -> int:
-    """Say why, in the log and in the events; returns the exit code."""
+    """Report why, in the log and in the events; returns the exit code."""
     if task:
-        _let_the_first_speak(task)
+        _wait_for_first_task(task)
         sentence = f"rank {task} on {socket.gethostname()}: {sentence}"
     add_event(paths, "serve", "preflight_failed", reason=sentence)
     print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
     return ExitCode.START
 
 
-def _let_the_first_speak(task: int) -> None:
-    """One sentence is enough: the first task to end has the others ended by Slurm.
+def _wait_for_first_task(task: int) -> None:
+    """Give task 0 the time to report first: one sentence is enough, and Slurm then ends the other tasks.
 
-    If nobody does, this task alone may know: task 0 waits in MPI for ranks that have
-    gone, or comes late.
+    If it does not, this task alone may know the reason: task 0 waits in MPI for ranks that have
+    gone, or is late.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.START))
-    time.sleep(min(_AFTER_THE_WORD_S + task - 1, _LONGEST_WAIT_S))
+    time.sleep(min(_AFTER_FIRST_TASK_S + task - 1, _LONGEST_WAIT_S))

@@ -16,12 +16,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.1
 _GRACE_S = 5.0
 """From SIGTERM to SIGKILL. Slurm itself gives 30 s in all, unless the site says less."""
-# Loaded here and not in the child: between fork and exec nothing may allocate.
+# Loaded here and not in the child: nothing may be allocated between fork and exec.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies (prctl(2))."""
+    """Become the parent of every descendant whose parent dies (prctl(2))."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -36,11 +36,11 @@ def start_bound(
     *,
     session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a process that the kernel kills if this one dies, however it dies.
+    """Start a process that the kernel kills when this one dies in any way.
 
     Args:
         output: file descriptor for its output and errors; ``None`` shares this process's.
-        session: in a session and a process group of its own.
+        session: start it in its own session and process group.
     """
     return subprocess.Popen(
         command,
@@ -84,9 +84,9 @@ def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> Non
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (proc(5)); ``None`` if it is gone.
+    """Return a process's start time in clock ticks since boot (proc(5)); ``None`` if it is gone.
 
-    With it a process id is known again; alone it may be somebody else's by then.
+    Together with it a process id is unique; alone it may be reused.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -97,12 +97,12 @@ def start_ticks(pid: int) -> int | None:
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids below ``root``, from /proc; ``root`` itself is not among them."""
+    """Return the process ids of all descendants of ``root``, from /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                # The name in parentheses may hold spaces and parentheses of its own (proc(5)).
+                # The name in parentheses may itself contain spaces and parentheses (proc(5)).
                 parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
             except (OSError, IndexError, ValueError):
                 continue
@@ -116,7 +116,7 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_descendants(timeout_s: float = 5.0) -> None:
-    """Kill all that is left below this process, and collect it."""
+    """Kill and reap all descendants of this process."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         left = descendants(os.getpid())
@@ -127,11 +127,11 @@ def kill_descendants(timeout_s: float = 5.0) -> None:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        _collect()
+        _reap()
         time.sleep(0.02)
 
 
-def _collect() -> None:
+def _reap() -> None:
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -142,6 +142,6 @@ def _collect() -> None:
 
 
 def on_signals(handler: Callable[[str], None]) -> None:
-    """Call ``handler`` with the signal's name when this process is asked to end."""
+    """Call ``handler`` with the signal's name on SIGTERM, SIGINT and SIGHUP."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: handler(signal.Signals(received).name))

@@ -1,8 +1,8 @@
 """One rank of the server: start it, watch it, and leave nothing behind.
 
-The supervisor is the task that srun knows. It ends when the server ends, with
-the server's exit code; on rank 0 it also publishes the endpoint, obeys stop
-requests and notices a companion that fell silent.
+The supervisor is the task that srun starts. It ends when the server ends, with the server's
+exit code; on rank 0 it also publishes the endpoint, obeys stop requests and notices when the
+companion's heartbeat stops.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.launched import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
-from trtllm_hpc.runtime.network import interface_towards
+from trtllm_hpc.runtime.node import interface_towards, remove_leftovers
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, start_bound
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
-from trtllm_hpc.runtime.sweep import sweep
-from trtllm_hpc.runtime.triton import Server, find_server
+from trtllm_hpc.runtime.server import LaunchedServer, Server, find_server
 
 Child = subprocess.Popen[bytes] | LaunchedServer
 _TICK_S = 0.2
@@ -38,20 +36,20 @@ _AFTER_LEADER_S = 10.0
 
 @dataclass(frozen=True)
 class RankOptions:
-    """What ``rank.sh`` says."""
+    """The options that ``rank.sh`` passes."""
 
     rank: int
     world_size: int
     ranks_per_node: int
     prefix: str
-    """Begins the names of this rank's shared memory and scratch folder; carries job id and rank."""
+    """Prefix of this rank's shared memory and scratch folder, with job id and rank."""
     scratch: Path
     ready_timeout_seconds: float
     companion_start_seconds: float | None
     companion_silence_seconds: float | None
     server: str
     launcher: str | None
-    """Program that starts the server and joins the ranks in its stead."""
+    """Program that starts the server and joins the ranks, e.g. ``trtllm-llmapi-launch``."""
     server_arguments: tuple[str, ...]
 
 
@@ -97,7 +95,7 @@ class Supervisor:
             code = self._exit_code(child.returncode)
         finally:
             kill_descendants()
-            sweep(self._options.prefix)
+            remove_leftovers(self._options.prefix)
         self._write_end(child.returncode)
         self._report(child.returncode, code)
         return code
@@ -115,8 +113,9 @@ class Supervisor:
 
     def _start(self, server: Server) -> Child:
         launcher = self._options.launcher
-        world = self._interfaces() if launcher is not None else {**self._world(), **self._interfaces()}
-        environment = {**os.environ, **server.environment, **world}
+        environment = {**os.environ, **server.environment, **self._interface_variables()}
+        if launcher is None:
+            environment |= self._distributed_variables()
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
         environment["TRTLLM_HPC_SCRATCH"] = str(self._options.scratch)
         command = [server.program, *server.arguments, *self._options.server_arguments]
@@ -127,15 +126,15 @@ class Supervisor:
         return LaunchedServer(launcher, command, environment, self._options.scratch, self._paths.runtime)
 
     def _not_started(self, sentence: str, hint: str | None) -> int:
-        """A record without an end would look like a rank that was killed."""
-        sweep(self._options.prefix)
+        """Record the end too: a record without one looks like a rank that was killed."""
+        remove_leftovers(self._options.prefix)
         self._reason = sentence
         self._write_end(ExitCode.START)
         print(f"error: {sentence}.\n  next: {hint}", file=sys.stderr, flush=True)
         return ExitCode.START
 
-    def _world(self) -> dict[str, str]:
-        """What torch.distributed reads from the environment."""
+    def _distributed_variables(self) -> dict[str, str]:
+        """Return the variables that torch.distributed reads."""
         options = self._options
         return {
             "RANK": str(options.rank),
@@ -143,8 +142,8 @@ class Supervisor:
             "LOCAL_RANK": str(options.rank % options.ranks_per_node),
         }
 
-    def _interfaces(self) -> dict[str, str]:
-        """The network interface that gloo and NCCL are to take."""
+    def _interface_variables(self) -> dict[str, str]:
+        """Return the variables that make gloo and NCCL use the interface towards rank 0."""
         interface = interface_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
         if interface is None:
             return {}
@@ -154,13 +153,13 @@ class Supervisor:
     # Watching -----------------------------------------------------------------------
 
     def _note_signal(self, name: str) -> None:
-        # Nothing more in a handler: a lock taken here may be held by the code it interrupts.
+        # Nothing else in a handler: the code that it interrupts may hold a lock.
         self._signal = self._signal or name
 
     def _watch(self, child: Child) -> None:
         while child.poll() is None:
-            self._look_for_signal(child)
-            self._look_for_stop(child)
+            self._obey_signal(child)
+            self._obey_stop_request(child)
             if self._leader is not None:
                 self._lead(child)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
@@ -168,19 +167,19 @@ class Supervisor:
                 child.kill()
             time.sleep(_TICK_S)
         if self._signal is not None and self._stopped_by is None:
-            # Slurm signals the server as well, which may have ended within this tick.
+            # Slurm signals the server as well, which may have ended before the next tick.
             self._stopped_by, self._reason = self._signal, f"got {self._signal}"
 
-    def _look_for_signal(self, child: Child) -> None:
+    def _obey_signal(self, child: Child) -> None:
         if self._signal is not None and self._stopped_by != self._signal:
             self._stop(child, self._signal, f"got {self._signal}", _SIGNAL_GRACE_S)
 
-    def _look_for_stop(self, child: Child) -> None:
+    def _obey_stop_request(self, child: Child) -> None:
         if self._stopped_by is not None:
             return
         request = StopRequest.read(self._paths.stop_request)
         if request is not None:
-            # A worker ends by itself when the leader does; it is only bounded here.
+            # A worker ends by itself after the leader; this only sets a limit.
             self._stop(child, request.by, request.reason, _STOP_GRACE_S)
         elif self._leader is None and self._leader_has_ended():
             self._stop(child, "leader", "rank 0 has ended", _AFTER_LEADER_S)
@@ -193,15 +192,15 @@ class Supervisor:
         assert self._leader is not None
         if self._stopped_by is not None:
             return
-        complaint = self._leader.tick()
-        if complaint is not None:
-            self._failed = complaint.exit_code
-            self._stop(child, complaint.by, complaint.sentence, _STOP_GRACE_S)
+        stop = self._leader.tick()
+        if stop is not None:
+            self._failed = stop.exit_code
+            self._stop(child, stop.by, stop.sentence, _STOP_GRACE_S)
 
     def _stop(self, child: Child, by: str, reason: str, grace_s: float) -> None:
         self._stopped_by, self._reason = by, reason
         self._kill_at = time.monotonic() + grace_s
-        print(f"rank {self._options.rank} stops: asked by {by}, {reason}", flush=True)
+        print(f"rank {self._options.rank} stops: requested by {by}, {reason}", flush=True)
         if self._leader is not None:
             self._leader.withdraw()
             child.terminate()
@@ -214,22 +213,22 @@ class Supervisor:
         if self._signal is not None:
             return self._signalled_code()
         if self._stopped_by is not None:
-            # Asked to end, however it did: while its models load, Triton leaves SIGTERM its default effect.
+            # It was told to end, so its code does not matter: while models load, SIGTERM just kills Triton.
             return ExitCode.START if self._killed and self._leader is not None else ExitCode.OK
         if returncode < 0:
             return 128 - returncode
         if returncode == 0:
-            return self._unasked_end()
+            return self._unrequested_end()
         return returncode
 
     def _signalled_code(self) -> int:
-        """0 when another rank ended before this one: the step's exit code must be the first one's."""
+        """Return 0 if another rank ended before this one: the step's exit code must be the first one's."""
         others = (rank for rank in range(self._options.world_size) if rank != self._options.rank)
         records = (RankRecord.read(self._paths.rank_record("serve", rank)) for rank in others)
         return ExitCode.OK if any(record and record.ended_at for record in records) else 143
 
-    def _unasked_end(self) -> int:
-        """A server that ends well though nobody asked it to.
+    def _unrequested_end(self) -> int:
+        """Return the code for a server that exits with 0 although nobody told it to.
 
         TensorRT-LLM's workers exit with 0 whatever happened (they call ``exit(0)``
         once the leader is gone, ``model_instance_state.cc``), so 0 proves nothing.
@@ -243,7 +242,7 @@ class Supervisor:
         if self._signal is not None:
             self._stopped_by = self._signal
             return self._signalled_code()
-        self._reason = "the server ended by itself although nobody had asked it to"
+        self._reason = "the server ended by itself although nobody had told it to"
         return ExitCode.START
 
     def _write_end(self, returncode: int) -> None:
@@ -259,7 +258,7 @@ class Supervisor:
 
     def _report(self, returncode: int, code: int) -> None:
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-        # The companion's reason ends with its own exit code, which is most often the same.
+        # The companion's reason ends with its own exit code, which is usually the same.
         reason = (self._reason or "").removesuffix(f" ({how})")
         because = f": {reason}" if reason else ""
         stream = sys.stdout if code == ExitCode.OK else sys.stderr

@@ -1,7 +1,7 @@
-"""What the job writes for others to read: endpoint, rank records, events.
+"""The files that the job writes for its readers: endpoint, rank records, stop requests, events.
 
-The writers run inside the job, the readers in the command line and in the
-companion; both use these types, so that the two sides cannot drift apart.
+The writers run inside the job, the readers in the command line and in the companion. Both
+use these types.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ Record = TypeVar("Record", bound="_JsonRecord")
 
 
 class _JsonRecord:
-    """Reading and writing that the records below share."""
+    """Reads and writes a dataclass as JSON."""
 
     def write(self, path: Path) -> None:
-        """Publish the record: readers see all of it or nothing."""
+        """Write the record atomically."""
         write_json(path, asdict(self))  # type: ignore[call-overload]
 
     @classmethod
     def read(cls: type[Record], path: Path) -> Record | None:
-        """The record at ``path``, or ``None`` if it is not there or not whole.
+        """Return the record at ``path``; ``None`` if it is missing or damaged.
 
-        Keys that this version does not know are passed over: the writer may
-        be newer.
+        Unknown keys are ignored: the writer may be newer.
         """
         try:
             raw = read_json(path)
@@ -50,11 +49,11 @@ class _JsonRecord:
 
 @dataclass(frozen=True)
 class Endpoint(_JsonRecord):
-    """Where a ready leader answers."""
+    """Where a ready server answers."""
 
     job_id: str
     host: str
-    """Host name of rank 0, as the node calls itself."""
+    """Host name of rank 0, as the node reports it."""
     address: str
     """IP address of that host, for readers that cannot resolve its name."""
     http_port: int
@@ -65,7 +64,7 @@ class Endpoint(_JsonRecord):
     ready_at: float
     """Seconds since the epoch."""
     phases_s: dict[str, float] = field(default_factory=dict)
-    """Seconds that each phase from the job's first line to ready took."""
+    """Duration of each phase from the job's first line to ready, in seconds."""
 
     @property
     def http(self) -> str:
@@ -87,8 +86,7 @@ class Endpoint(_JsonRecord):
 class RankRecord(_JsonRecord):
     """One rank of a step: where it ran and how it ended.
 
-    A rank whose record has no ``ended_at`` after the job's end was killed
-    before it could write: nothing else explains the silence.
+    A rank without ``ended_at`` after the job's end was killed before it could write.
     """
 
     step: str
@@ -102,22 +100,22 @@ class RankRecord(_JsonRecord):
     exit_code: int | None = None
     """Exit code of the server process; negative for a signal, as in ``subprocess``."""
     stopped_by: str | None = None
-    """Who asked this rank to end (``companion``, ``SIGTERM``...); ``None`` if nobody did."""
+    """Who told this rank to end (``companion``, ``SIGTERM``...); ``None`` if nobody did."""
     reason: str | None = None
     """One sentence, when the rank knows why it ended."""
     details: dict[str, Any] = field(default_factory=dict)
-    """What the preflight found: GPU ids, /dev/shm, MPI library..."""
+    """What the preflight has found: GPU ids, /dev/shm, MPI library..."""
 
 
 @dataclass(frozen=True)
 class StopRequest(_JsonRecord):
-    """Somebody asks the server to stop."""
+    """A request to stop the server."""
 
     by: str
     reason: str
     requested_at: float
     token: str | None = None
-    """The submission that whoever asked belongs to; ``None`` for scripts run by hand."""
+    """The submission that the request comes from; ``None`` for scripts run by hand."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +140,9 @@ def add_event(paths: RunPaths, stage: str, name: str, **data: Any) -> None:
 
 
 def read_events(paths: RunPaths, *stages: str) -> list[Event]:
-    """Events of the named stages (all if none is named) in the order of time.
+    """Return the events of the given stages (of all without any), sorted by time.
 
-    A last line that is not whole yet is left out.
+    An incomplete last line is left out.
     """
     files = [paths.stage_events(stage) for stage in stages] or sorted(paths.events.glob("*.jsonl"))
     events = []
@@ -153,7 +151,7 @@ def read_events(paths: RunPaths, *stages: str) -> list[Event]:
             text = file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             continue
-        # Not splitlines: JSON leaves U+2028 and its like as they are.
+        # Not splitlines: JSON does not escape U+2028 and similar characters.
         for line in text.split("\n"):
             try:
                 raw = json.loads(line)

@@ -1,4 +1,4 @@
-"""Tasks on this one machine, for the ``local`` profile: what srun is on a cluster."""
+"""Start tasks on this one machine, as srun does on a cluster; for the ``local`` profile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, start_bound
 
 _GRACE_S = 10.0
-"""From the first bad exit, or a signal, to SIGKILL for the tasks that remain."""
+"""From the first failure, or a signal, to SIGKILL for the remaining tasks."""
 
 
 def spawn(command: Sequence[str], ntasks: int, output: str) -> int:
@@ -20,21 +20,21 @@ def spawn(command: Sequence[str], ntasks: int, output: str) -> int:
     Each task gets its rank as ``TRTLLM_HPC_PROCID`` and writes to ``output``
     with ``%t`` replaced by it. A task that fails ends the others.
     """
-    asked: list[str] = []
-    on_signals(asked.append)
+    signals: list[str] = []
+    on_signals(signals.append)
     adopt_orphans()
     try:
         tasks = [_start(command, rank, ntasks, output) for rank in range(ntasks)]
     except OSError as error:
         print(f"error: {command[0]} cannot be started: {error.strerror}.", file=sys.stderr)
         return 127
-    first_bad = 0
+    failure = 0
     deadline: float | None = None
-    # A list: every task must be looked at, not only those before the first that runs.
+    # A list and not a generator: poll() must be called for every task.
     while any([task.poll() is None for task in tasks]):
         codes = [task.returncode for task in tasks if task.returncode]
-        first_bad = first_bad or next(iter(codes), 0)
-        if deadline is None and (first_bad or asked):
+        failure = failure or next(iter(codes), 0)
+        if deadline is None and (failure or signals):
             deadline = time.monotonic() + _GRACE_S
             for task in tasks:
                 if task.poll() is None:
@@ -42,11 +42,11 @@ def spawn(command: Sequence[str], ntasks: int, output: str) -> int:
         if deadline is not None and time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    first_bad = first_bad or next((task.returncode for task in tasks if task.returncode), 0)
+    failure = failure or next((task.returncode for task in tasks if task.returncode), 0)
     kill_descendants()
-    if asked and not first_bad:
+    if signals and not failure:
         return 143
-    return first_bad if first_bad >= 0 else 128 - first_bad
+    return failure if failure >= 0 else 128 - failure
 
 
 def _start(command: Sequence[str], rank: int, ntasks: int, output: str) -> subprocess.Popen[bytes]:

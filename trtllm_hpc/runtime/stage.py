@@ -1,4 +1,4 @@
-"""Begin and end of a stage, and the gate that stops half-submitted runs."""
+"""Begin and end of a stage; a stage of a half-submitted run does not begin."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from trtllm_hpc.runtime.engine_cache.cache import entry_of
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event
 
-GATE_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
+SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
 
-GATE_TIMEOUT_S = 75.0
-"""Longer than ``submit`` waits for one sbatch to answer (60 s); counted from the last sign of life."""
+SUBMISSION_TIMEOUT_S = 75.0
+"""Longer than ``submit`` waits for one sbatch (60 s); counted from the journal's last change."""
 
 
 def begin(paths: RunPaths, stage: str) -> int:
-    """Note that a stage starts, once its whole chain is submitted.
+    """Record that a stage begins, once its whole chain is submitted; returns the exit code.
 
     A job that ``submit`` sent carries a token. If ``submit`` was killed before
     it had sent the other stages, the journal is never completed: the job ends
-    here, and Slurm cancels what depends on it, so that nothing is orphaned.
+    here, and Slurm cancels the jobs that depend on it.
     """
     if not _chain_is_complete(paths, os.environ.get(TOKEN_VARIABLE)):
         add_event(paths, stage, "submission_interrupted")
@@ -36,7 +36,7 @@ def begin(paths: RunPaths, stage: str) -> int:
         )
         return ExitCode.SUBMISSION
     if stage == "serve":
-        _forget_last_server(paths)
+        _remove_last_attempt(paths)
         if (fault := _engine_fault(paths)) is not None:
             print(f"error: {fault}.\n  next: trtllm-hpc submit the job file again", file=sys.stderr)
             return ExitCode.START
@@ -55,14 +55,14 @@ def begin(paths: RunPaths, stage: str) -> int:
 
 
 def end(paths: RunPaths, stage: str, exit_code: int) -> None:
-    """Note that a stage has ended."""
+    """Record that a stage has ended."""
     add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
 
 
 def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
     if token is None:
         return True
-    patience_s = float(os.environ.get(GATE_VARIABLE) or GATE_TIMEOUT_S)
+    timeout_s = float(os.environ.get(SUBMISSION_VARIABLE) or SUBMISSION_TIMEOUT_S)
     last, last_change = None, time.monotonic()
     while True:
         try:
@@ -73,26 +73,26 @@ def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
             return True
         if journal != last:
             last, last_change = journal, time.monotonic()
-        if time.monotonic() - last_change > patience_s:
+        if time.monotonic() - last_change > timeout_s:
             return False
         time.sleep(0.25)
 
 
 def _engine_fault(paths: RunPaths) -> str | None:
-    """What is wrong with the engine that this run has from the cache; that it is used is noted there."""
+    """Register the use of the engine in the cache; returns what is wrong with the engine, if anything."""
     entry = entry_of(paths)
     if entry is None or entry.register(paths.folder):
         return None
     faults = entry.faults()
     how = "was removed" if faults is None else f"is broken ({faults[0]})"
-    return f"the engine {entry.name} {how} since this run was made"
+    return f"the engine {entry.name} {how} since this run was rendered"
 
 
-def _forget_last_server(paths: RunPaths) -> None:
+def _remove_last_attempt(paths: RunPaths) -> None:
     """Remove what an earlier attempt at this stage published.
 
-    A stop that the companion of this very submission has asked for stays: it
-    may have failed while this job was still being set up.
+    A stop request of this submission's own companion stays: the companion may have failed
+    while this job was still being set up.
     """
     request = StopRequest.read(paths.stop_request)
     token = os.environ.get(TOKEN_VARIABLE)

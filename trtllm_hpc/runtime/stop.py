@@ -1,4 +1,4 @@
-"""Asking the server to stop, and the companion's sign of life.
+"""Stop requests, and the companion's heartbeat.
 
 Both are files in the run folder: they work across nodes, in and out of
 containers, with and without Slurm.
@@ -20,20 +20,20 @@ HEARTBEAT_INTERVAL_S = 5.0
 
 
 def request_stop(paths: RunPaths, *, by: str, reason: str) -> None:
-    """Ask rank 0 to end the server in good order; the first to ask is the one recorded."""
+    """Request rank 0 to end the server in good order. The first request stays on record."""
     if StopRequest.read(paths.stop_request) is None:
         token = os.environ.get(TOKEN_VARIABLE)
         StopRequest(by=by, reason=reason, requested_at=time.time(), token=token).write(paths.stop_request)
 
 
 def beat_while(paths: RunPaths, pid: int) -> None:
-    """Touch the heartbeat file until the process ``pid`` is gone; end it when the server is.
+    """Touch the heartbeat file until the process ``pid`` is gone; end that process if the server ends first.
 
-    A benchmark against a server that has died must not run to its own bound.
+    A benchmark must not run to its time limit against a dead server.
     """
     next_beat = 0.0
-    # As a child of that process this one is re-parented when it dies; a pid
-    # alone could be somebody else's by then.
+    # As a child of that process this one gets another parent when it dies. Its
+    # process id alone may be reused by then.
     while os.getppid() == pid:
         if time.monotonic() >= next_beat:
             paths.heartbeat.touch()
@@ -48,7 +48,7 @@ def beat_while(paths: RunPaths, pid: int) -> None:
 
 
 def server_has_ended(paths: RunPaths) -> bool:
-    """Whether rank 0, or the whole serve stage, has written its end."""
+    """Return whether rank 0, or the whole serve stage, has recorded its end."""
     leader = RankRecord.read(paths.rank_record("serve", 0))
     if leader is not None and leader.ended_at is not None:
         return True

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.runtime.node import remove_leftovers
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import add_event, read_events
-from trtllm_hpc.runtime.sweep import sweep
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def cancel_local(paths: RunPaths, record: SubmissionRecord) -> None:
             group = int(begun[-1].data["group"])
             if is_same_process(group, begun[-1].data["group_started"]):
                 _end_group(group)
-            sweep(f"trt{begun[-1].data['job_id']}_")
+            remove_leftovers(f"trt{begun[-1].data['job_id']}_")
         if is_same_process(int(job.job_id), job.process_started):
             with suppress(ProcessLookupError):
                 os.kill(int(job.job_id), signal.SIGTERM)

@@ -13,7 +13,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.runtime.checks.engine_config import EngineConfig, NotAnEngine, read_engines
+from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engines
 from trtllm_hpc.scheduler.discovery import Partition, query_mpi_plugins, query_partitions, supports_pyxis
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 from trtllm_hpc.tensorrt_llm.memory.families import synthetic_config

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trtllm_hpc.errors import FAIL, Diagnostic, fail, ok, unknown
-from trtllm_hpc.runtime.checks.engine import (
+from trtllm_hpc.runtime.checks import (
     engine_files,
     engine_gpus_per_node,
     engine_version,
     engine_world,
     paged_context,
 )
-from trtllm_hpc.runtime.checks.engine_config import EngineConfig, NotAnEngine
+from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine
 from trtllm_hpc.validation.context import Check, Context
 
 Judge = Callable[[Context, EngineConfig], Diagnostic]

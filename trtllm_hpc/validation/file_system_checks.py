@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import Diagnostic, RenderError, fail, ok, unknown, warn
 from trtllm_hpc.plan.mounts import is_below, named_folders, target_of
-from trtllm_hpc.runtime.checks.node import shared_memory
-from trtllm_hpc.runtime.sweep import shm_free_gib
+from trtllm_hpc.runtime.checks import shared_memory
+from trtllm_hpc.runtime.node import shm_free_gib
 from trtllm_hpc.validation.context import Check, Context
 
 CHECKOUT = "/tensorrtllm_backend"

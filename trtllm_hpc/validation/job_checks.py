@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError, Diagnostic, fail, ok, unknown, warn
-from trtllm_hpc.runtime.checks.tokenizer import is_lfs_pointer, tokenizer_files
+from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
 from trtllm_hpc.validation.context import Check, Context
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

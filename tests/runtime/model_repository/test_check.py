@@ -9,9 +9,9 @@ import pytest
 
 from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.upstream import write_all_models
-from trtllm_hpc.runtime.model_repository.problems import RepositoryInvalid
+from trtllm_hpc.runtime.model_repository.check import RepositoryInvalid
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.render import render_models
+from trtllm_hpc.runtime.model_repository.repository import render_models
 
 VERSION = "0.16.0"
 GROUP = "inflight_batcher_llm"
@@ -58,7 +58,7 @@ def test_a_step_names_tensors_that_the_model_does_not_have(all_models: Path) -> 
     change(all_models, "ensemble", 'key: "input_ids"', 'key: "input_words"')
     assert problems(all_models) == [
         ("ensemble", "its step tensorrt_llm names an input input_words, which that model does not have."),
-        ("ensemble", "its step tensorrt_llm gives nothing for the input input_ids, which that model needs."),
+        ("ensemble", "its step tensorrt_llm gives no value for the input input_ids, which that model needs."),
     ]
 
 
@@ -121,7 +121,7 @@ def test_an_ensemble_takes_no_larger_batches_than_its_steps(all_models: Path) ->
 
 def test_a_python_model_has_its_source(all_models: Path) -> None:
     (all_models / GROUP / "preprocessing" / "1" / "model.py").unlink()
-    sentence = "has the backend python, and its template no 1/model.py."
+    sentence = "has the backend python, but its template lacks 1/model.py."
     assert problems(all_models) == [("preprocessing", sentence)]
 
 
@@ -163,7 +163,7 @@ def test_a_placeholder_that_nobody_knows_asks_to_be_set(all_models: Path) -> Non
     change(all_models, "tensorrt_llm", '"${max_beam_width}"', '"${brand_new}"')
     recipe = make_recipe(VERSION)
     found = problems(all_models, recipe)
-    assert found == [("tensorrt_llm", "nothing says what ${brand_new} (string_value) is.")]
+    assert found == [("tensorrt_llm", "nothing defines ${brand_new} (string_value).")]
     told = make_recipe(VERSION, repository={"parameters": {"tensorrt_llm": {"brand_new": 7}}})
     assert '"7"' in render_models(told, all_models)["tensorrt_llm"].config
 

@@ -17,7 +17,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.run_folder import protobuf_files, runtime_zipapp
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.render import render_models
+from trtllm_hpc.runtime.model_repository.repository import render_models
 
 VERSION = "0.16.0"
 ISOLATED = ("-I", "-S")
@@ -101,7 +101,7 @@ def test_what_is_wrong_is_told_without_a_traceback(paths: RunPaths) -> None:
     answer = make(paths, *ISOLATED)
     assert answer.returncode == ExitCode.START
     assert answer.stderr.startswith("error: repository: The model repository has 1 problem.\n")
-    assert "nothing says what ${brand_new} (string_value) is." in answer.stderr
+    assert "nothing defines ${brand_new} (string_value)." in answer.stderr
     assert "next: set repository.parameters.tensorrt_llm.brand_new, or null" in answer.stderr
     assert not any(paths.repository.iterdir())
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_hpc.runtime.model_repository.fill import fill
-from trtllm_hpc.runtime.model_repository.lexer import find_placeholders
 from trtllm_hpc.runtime.model_repository.recipe import Value
 from trtllm_hpc.runtime.model_repository.schema import schema, text_format
+from trtllm_hpc.runtime.model_repository.template import fill, find_placeholders
 
 TEMPLATE = """# It's ${said} in a comment.
 name: "model" # and "${here}
@@ -97,11 +96,11 @@ def test_all_that_is_missing_is_said_at_once_with_lines() -> None:
     message, problems = fill(TEMPLATE, values, "tensorrt_llm")
     assert message is None
     assert [(problem.line, problem.message) for problem in problems] == [
-        (3, "nothing says what ${batch} (max_batch_size) is."),
-        (5, "${kind} (data_type) has no value, and Triton loads no model without."),
-        (6, "the value '${path}' of ${path} reads like a placeholder itself."),
-        (7, "the value '${path}' of ${path} reads like a placeholder itself."),
-        (11, "nothing says what ${limit} (string_value) is."),
+        (3, "nothing defines ${batch} (max_batch_size)."),
+        (5, "${kind} (data_type) has no value, and Triton loads no model without one."),
+        (6, "the value '${path}' of ${path} looks like a placeholder itself."),
+        (7, "the value '${path}' of ${path} looks like a placeholder itself."),
+        (11, "nothing defines ${limit} (string_value)."),
     ]
     assert problems[0].hint == "set repository.parameters.tensorrt_llm.batch"
     assert problems[4].hint == "set repository.parameters.tensorrt_llm.limit, or null"
@@ -127,4 +126,4 @@ def test_a_broken_placeholder_is_refused(broken: str) -> None:
     message, problems = fill(f"\n{broken}\n", VALUES, "model")
     assert message is None
     assert [problem.line for problem in problems] == [2]
-    assert "is no placeholder that can be filled" in problems[0].message
+    assert "is not a placeholder that can be filled" in problems[0].message

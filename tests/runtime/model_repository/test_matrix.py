@@ -12,7 +12,7 @@ from tests.runtime.model_repository.jobs import make_job, make_recipe
 from tests.runtime.model_repository.test_releases import parameters, parsed
 from tests.runtime.model_repository.upstream import write_all_models
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.runtime.model_repository.render import render_models
+from trtllm_hpc.runtime.model_repository.repository import render_models
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import releases
 from trtllm_hpc.tensorrt_llm.repository_keys import KEYS

@@ -14,7 +14,7 @@ import yaml
 from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.upstream import RELEASES, write_all_models, write_llmapi
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.render import FinishedModel, render_models
+from trtllm_hpc.runtime.model_repository.repository import FinishedModel, render_models
 from trtllm_hpc.runtime.model_repository.schema import schema, text_format
 
 PIPELINE = {"ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"}

@@ -13,7 +13,7 @@ from tests.reference.servers import World, start
 from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.python_models import SOURCES
 from tests.runtime.model_repository.upstream import write_all_models
-from trtllm_hpc.runtime.model_repository.render import render_models, write_repository
+from trtllm_hpc.runtime.model_repository.repository import render_models, write_repository
 
 pytestmark = pytest.mark.triton
 

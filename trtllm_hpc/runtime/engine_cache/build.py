@@ -17,13 +17,13 @@ from pathlib import Path
 
 from trtllm_hpc.errors import FAIL, WARN, BuildFailed, ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.checks.engine import planned_version
+from trtllm_hpc.runtime.checks import planned_version
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Cache, Entry, Manifest, files_in, link
 from trtllm_hpc.runtime.engine_cache.files import remove, sha256_of, sync_folder, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
 from trtllm_hpc.runtime.engine_cache.lock import POLL_VARIABLE, Holder, Lock, Owner, Watch, seconds, try_lock
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Recipe
-from trtllm_hpc.runtime.gpus import ask_gpus
+from trtllm_hpc.runtime.node import query_gpus
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, run_group
 from trtllm_hpc.runtime.records import add_event
 
@@ -117,7 +117,7 @@ def compute_capability(recipe: Recipe) -> str | None:
     """
     if not any(step.on_gpu for step in recipe.steps):
         return None
-    lines = ask_gpus("compute_cap")
+    lines = query_gpus("compute_cap")
     found = sorted({line for line in lines if line.replace(".", "", 1).isdigit()})
     planned = recipe.compute_capability
     if len(found) > 1:

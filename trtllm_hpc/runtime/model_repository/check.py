@@ -1,13 +1,12 @@
-"""What Triton would refuse in a repository, or find out only when a request comes."""
+"""Faults of a repository that Triton would refuse, or notice only at a request."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.runtime.model_repository.problems import in_model
+from trtllm_hpc.errors import Diagnostic, RenderError
 from trtllm_hpc.runtime.model_repository.schema import schema
 
 MODEL_NAMES = (
@@ -25,12 +24,32 @@ Messages = Mapping[str, Any]
 Files = Mapping[str, frozenset[str]]
 
 
+def in_model(model: str, message: str, hint: str, line: int | None = None) -> Diagnostic:
+    """Return a diagnostic about something that Triton would refuse or misread.
+
+    Args:
+        line: of upstream's ``config.pbtxt``.
+    """
+    file = model if line is None else f"{model}/config.pbtxt"
+    return Diagnostic("repository", message, file, line=line, hint=hint)
+
+
+class RepositoryInvalid(RenderError):
+    """The repository cannot be made from these templates and values."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        count = len(self.diagnostics)
+        heading = f"The model repository has {count} problem{'s' if count != 1 else ''}."
+        super().__init__("\n".join([heading, *map(str, self.diagnostics)]))
+
+
 def check(messages: Messages, files: Files) -> list[Diagnostic]:
-    """Everything that does not fit together.
+    """Return everything that does not fit together.
 
     Args:
         messages: the models' ``ModelConfig``, by name.
-        files: what will lie in each model's folder, as paths relative to it.
+        files: the files of each model's folder, as relative paths.
     """
     return [
         problem
@@ -45,7 +64,7 @@ def check(messages: Messages, files: Files) -> list[Diagnostic]:
 
 
 def duplicates(names: list[str]) -> list[Diagnostic]:
-    """Names that two models of a recipe share."""
+    """Return a diagnostic for each name that several models of a recipe share."""
     return [
         in_model(name, f"is the name of {count} models.", "give each copy a name of its own")
         for name, count in Counter(names).items()
@@ -59,7 +78,7 @@ def _check_files(name: str, message: Any, files: frozenset[str]) -> Iterator[Dia
     file = message.default_model_filename or "model.py"
     if f"1/{file}" not in files:
         hint = "set engine.backend: tensorrtllm, or take a release whose template has the file"
-        yield in_model(name, f"has the backend python, and its template no 1/{file}.", hint)
+        yield in_model(name, f"has the backend python, but its template lacks 1/{file}.", hint)
 
 
 def _check_names(name: str, message: Any, messages: Messages) -> Iterator[Diagnostic]:
@@ -82,7 +101,9 @@ def _check_steps(name: str, message: Any, messages: Messages) -> Iterator[Diagno
         yield from _unknown_tensors(name, step, "output", set(step.output_map) - outputs)
         needed = {tensor.name for tensor in inputs.values() if not tensor.optional}
         for tensor in sorted(needed - set(step.input_map)):
-            text = f"its step {step.model_name} gives nothing for the input {tensor}, which that model needs."
+            text = (
+                f"its step {step.model_name} gives no value for the input {tensor}, which that model needs."
+            )
             yield in_model(name, text, _OTHER_TEMPLATE)
         if other.max_batch_size < message.max_batch_size:
             text = (
@@ -105,7 +126,7 @@ def _unknown_model(name: str, what: str, other: str, messages: Messages) -> Diag
 
 
 def _check_tensors(name: str, message: Any, messages: Messages) -> Iterator[Diagnostic]:
-    """Tensors inside one ensemble: each has one producer, and one data type."""
+    """Check that each tensor inside an ensemble has one producer and one data type."""
     if not message.ensemble_scheduling.step:
         return
     types, producers = _produced(message, messages)

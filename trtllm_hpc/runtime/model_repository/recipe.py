@@ -1,4 +1,4 @@
-"""What a model repository is made of: a plain value that the plan carries as JSON."""
+"""How a model repository is made: a plain value that the plan writes as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ModelEdits:
     """Changes of a parsed ``config.pbtxt`` for which upstream's template has no placeholder.
 
     Each is made after the placeholders are filled, so that a template with
-    numbers in their place comes out the same.
+    numbers instead gives the same result.
     """
 
     max_batch_size: int | None = None
@@ -25,9 +25,9 @@ class ModelEdits:
     max_queue_delay_microseconds: int | None = None
     max_queue_size: int | None = None
     parameters: Mapping[str, str | None] = field(default_factory=dict)
-    """Values of ``parameters`` by their own key; ``None`` takes the parameter out."""
+    """Values of ``parameters`` by key; ``None`` removes the parameter."""
     models: Mapping[str, str] = field(default_factory=dict)
-    """Models that the steps of an ensemble name: old name to new."""
+    """New names of the models in an ensemble's steps, by old name."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class ModelRecipe:
     template: str
     """Upstream's folder below ``all_models``, e.g. ``inflight_batcher_llm/tensorrt_llm``."""
     values: Mapping[str, Value | None]
-    """By placeholder; ``None`` takes the whole parameter out, so that the backend's default holds."""
+    """By placeholder; ``None`` removes the whole parameter, so that the backend's default applies."""
     edits: ModelEdits = ModelEdits()
     asked: tuple[str, ...] = ()
-    """Placeholders that somebody set by hand, which no template may lack in silence."""
+    """Placeholders that the job file sets: it is an error if the template lacks one."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Texts that replace files of the template, by their path in the model's folder."""
+    """Contents that replace files of the template, by path in the model's folder."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class RepositoryRecipe:
     models: tuple[ModelRecipe, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The recipe as plain JSON types."""
+        """Return the recipe as plain JSON types."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RepositoryRecipe:
-        """The recipe that ``as_json`` gave.
+        """Return the recipe that ``as_json`` gave.
 
         Raises:
-            KeyError, TypeError: the record is none.
+            KeyError, TypeError: the record is not one.
         """
         models = tuple(
             ModelRecipe(**{**model, "edits": ModelEdits(**model["edits"]), "asked": tuple(model["asked"])})

@@ -1,8 +1,8 @@
 """Triton's own schema of ``config.pbtxt``, and the protobuf library that reads it.
 
 Where this package is installed both come from there (tritonclient's
-``model_config_pb2``). In a container they may be missing, or of a version that
-does not fit: then both come from the zipapp, in protobuf's pure-Python form.
+``model_config_pb2``). In a container they may be missing or of the wrong
+version: then both come from the zipapp, in protobuf's pure-Python form.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from types import ModuleType
 from typing import Any
 
 VENDORED = "vendored"
-"""Folder of the zipapp with protobuf and the schema; see ``render.protobuf_files``."""
+"""Folder of the zipapp with protobuf and the schema."""
 
 _MODULE = "model_config_pb2"
 
 
 @lru_cache(maxsize=1)
 def schema() -> ModuleType:
-    """The module with ``ModelConfig``."""
+    """Return the module with ``ModelConfig``."""
     archive = _archive()
     if archive is not None:
         _prefer(f"{archive}/{VENDORED}")
@@ -34,13 +34,13 @@ def schema() -> ModuleType:
 
 
 def text_format() -> Any:
-    """protobuf's reader and writer of text; the one that fits ``schema()``."""
+    """Return protobuf's module for the text format, of the version that fits ``schema()``."""
     schema()
     return importlib.import_module("google.protobuf.text_format")
 
 
 def _archive() -> Path | None:
-    """The zipapp that this module was read from, if it carries protobuf."""
+    """Return the zipapp that this module was read from, if protobuf is in it."""
     for folder in Path(__file__).parents:
         if folder.is_file():
             with zipfile.ZipFile(folder) as archive:
@@ -50,7 +50,7 @@ def _archive() -> Path | None:
 
 
 def _prefer(folder: str) -> None:
-    """Take ``google`` from ``folder`` alone, whatever else this Python has under that name."""
+    """Import ``google`` from ``folder`` alone, whatever else this Python has under that name."""
     # The compiled part of another version would be found otherwise, beside our Python part.
     os.environ["PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"] = "python"
     for name in [name for name in sys.modules if name.partition(".")[0] == "google"]:

@@ -1,29 +1,103 @@
-"""A recipe and upstream's templates to a finished model repository."""
+"""A recipe and upstream's templates to a finished model repository on the disk."""
 
 from __future__ import annotations
 
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.runtime.model_repository.check import check, duplicates
-from trtllm_hpc.runtime.model_repository.edit import edit
-from trtllm_hpc.runtime.model_repository.fill import fill
-from trtllm_hpc.runtime.model_repository.lexer import find_placeholders
-from trtllm_hpc.runtime.model_repository.problems import RepositoryInvalid, in_model
+from trtllm_hpc.errors import Diagnostic, ExitCode
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.model_repository.check import RepositoryInvalid, check, duplicates, in_model
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.schema import text_format
-from trtllm_hpc.runtime.model_repository.templates import (
-    CONFIG,
-    find_all_models,
-    template_files,
-    template_folder,
-)
+from trtllm_hpc.runtime.model_repository.template import edit, fill, find_placeholders
+
+CONFIG = "config.pbtxt"
+
+_BELOW = ("", "all_models", "triton_backend/all_models", "tensorrt_llm/triton_backend/all_models")
+"""Folder of the templates in an image's ``all_models`` itself; in a checkout of tensorrtllm_backend up to
+0.19; in one of TensorRT-LLM since; and in that as the former's submodule."""
+
+_LEFT_OUT = ("__pycache__", ".tmp", ".gitkeep", CONFIG)
+
+
+def make_repository(paths: RunPaths, all_models: Path) -> int:
+    """``runtime repository``: fill, check and write the run's repository in the job; returns the exit code.
+
+    Args:
+        all_models: upstream's templates, as this process sees them.
+    """
+    try:
+        recipe = _read(paths)
+    except (ValueError, KeyError, TypeError) as error:
+        return _refuse(f"{paths.repository_recipe} cannot be read ({error}); render the job again.")
+    if recipe is None:
+        return _refuse(f"{paths.repository_recipe} is not there; render the job again.")
+    try:
+        models = render_models(recipe, all_models)
+        write_repository(models, paths.repository)
+    except RepositoryInvalid as error:
+        return _refuse(str(error))
+    except ModuleNotFoundError as error:
+        return _refuse(f"{error}, and the zipapp carries no protobuf; render the job again.")
+    except OSError as error:
+        return _refuse(f"{error.filename or paths.repository}: {error.strerror or error}.")
+    print(f"repository: {', '.join(models)} from {all_models}")
+    return ExitCode.OK
+
+
+def _read(paths: RunPaths) -> RepositoryRecipe | None:
+    record = read_json(paths.repository_recipe)
+    return None if record is None else RepositoryRecipe.from_json(record)
+
+
+def _refuse(sentence: str) -> int:
+    print(f"error: repository: {sentence}", file=sys.stderr)
+    return ExitCode.START
+
+
+# Templates --------------------------------------------------------------------------------
+
+
+def find_all_models(folder: Path) -> Path | None:
+    """Return the folder of templates in ``folder``: with upstream's groups, or with the models themselves."""
+    for below in _BELOW:
+        candidate = folder / below if below else folder
+        if any(candidate.glob(f"*/*/{CONFIG}")) or any(candidate.glob(f"*/{CONFIG}")):
+            return candidate
+    return None
+
+
+def template_folder(all_models: Path, template: str) -> Path | None:
+    """Return the folder of the template ``<group>/<model>``, or of ``<model>`` where there are no groups."""
+    for candidate in (all_models / template, all_models / template.rpartition("/")[2]):
+        if (candidate / CONFIG).is_file():
+            return candidate
+    return None
+
+
+def template_files(folder: Path) -> dict[str, Path]:
+    """Return the files that a model needs besides its configuration, by relative path.
+
+    Engines stay where they are: upstream's oldest workflow copies them into
+    ``tensorrt_llm/1``, and the configuration names their folder anyway.
+    """
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and path.suffix != ".engine"
+        and not set(path.relative_to(folder).parts) & set(_LEFT_OUT)
+    }
+
+
+# Models -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -35,17 +109,17 @@ class FinishedModel:
     copies: Mapping[str, Path]
     """Files of the template, by path in the model's folder."""
     texts: Mapping[str, str]
-    """Files of our own, likewise."""
+    """Our own files, likewise."""
 
 
 def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, FinishedModel]:
-    """Every model by name, checked one by one and together.
+    """Return every model by name, checked one by one and together.
 
     Args:
         folder: upstream's ``all_models``, or a folder in which ``find_all_models`` finds it.
 
     Raises:
-        RepositoryInvalid: with all problems.
+        RepositoryInvalid: with everything that is wrong.
     """
     all_models = find_all_models(folder)
     if all_models is None:
@@ -59,7 +133,7 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, FinishedM
         if source is None:
             problems.append(_no_template(model, all_models))
             continue
-        message, wrong = _finish(model, source)
+        message, wrong = _fill_model(model, source)
         problems += wrong
         if message is not None:
             messages[model.name], sources[model.name] = message, source
@@ -80,14 +154,14 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, FinishedM
     }
 
 
-def _finish(model: ModelRecipe, source: Path) -> tuple[Any | None, list[Diagnostic]]:
+def _fill_model(model: ModelRecipe, source: Path) -> tuple[Any | None, list[Diagnostic]]:
     try:
         text = (source / CONFIG).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         return None, [in_model(model.name, f"{source / CONFIG} cannot be read: {error}.", "fetch it again")]
     message, problems = fill(text, model.values, model.name)
-    there = {place.name for place in find_placeholders(text)}
-    for name in sorted(set(model.asked) - there):
+    present = {placeholder.name for placeholder in find_placeholders(text)}
+    for name in sorted(set(model.asked) - present):
         why = f"its template has no ${{{name}}}, which the job file sets."
         problems.append(in_model(model.name, why, f"remove repository.parameters.{model.name}.{name}"))
     if message is not None:
@@ -98,7 +172,7 @@ def _finish(model: ModelRecipe, source: Path) -> tuple[Any | None, list[Diagnost
 def _no_template(model: ModelRecipe, all_models: Path) -> Diagnostic:
     known = sorted(path.parent.relative_to(all_models).as_posix() for path in all_models.rglob(CONFIG))
     why = f"{all_models} has no template {model.template}; it has {', '.join(known)}."
-    return in_model(model.name, why, "take the image that the job file means, or set container.all_models")
+    return in_model(model.name, why, "take the image of the job file's release, or set container.all_models")
 
 
 def _header(model: ModelRecipe, release: str) -> str:
@@ -107,18 +181,18 @@ def _header(model: ModelRecipe, release: str) -> str:
 
 
 def write_repository(models: Mapping[str, FinishedModel], folder: Path) -> None:
-    """Write the repository so that ``folder`` holds all of it or what it held before."""
+    """Write the repository atomically: ``folder`` holds all of it, or what it held before."""
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         for name, model in models.items():
             _write_model(model, aside / name)
         aside.chmod(0o700)
-        _take_place(aside, folder)
+        _replace(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _take_place(aside: Path, folder: Path) -> None:
+def _replace(aside: Path, folder: Path) -> None:
     if not folder.exists():
         aside.rename(folder)
         return
@@ -133,7 +207,7 @@ def _take_place(aside: Path, folder: Path) -> None:
 
 
 def _write_model(model: FinishedModel, folder: Path) -> None:
-    # Triton wants a version folder even where nothing stands in it.
+    # Triton requires a version folder, even an empty one.
     (folder / "1").mkdir(parents=True)
     for path, source in model.copies.items():
         target = folder / path

@@ -1,4 +1,4 @@
-"""What an engine says of itself in its ``config.json``.
+"""An engine's ``config.json``.
 
 Two layouts: releases before 0.8 (``build.py``) write ``builder_config`` and
 ``plugin_config``, later ones ``pretrained_config`` and ``build_config``. The
@@ -8,13 +8,16 @@ C++ runtime tells them apart in the same way (``gptJsonConfig.cpp``).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtllm_hpc.errors import BuildFailed
+from trtllm_hpc.paths import write_json
+
 DEFAULT_GPUS_PER_NODE = 8
-"""What the C++ runtime takes where the engine has no number (``WorldConfig::kDefaultGpusPerNode``)."""
+"""What the C++ runtime assumes if the engine has no number (``WorldConfig::kDefaultGpusPerNode``)."""
 
 
 class NotAnEngine(ValueError):
@@ -23,7 +26,7 @@ class NotAnEngine(ValueError):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """One engine of one folder."""
+    """The facts of one engine."""
 
     folder: Path
     version: str | None
@@ -34,7 +37,7 @@ class EngineConfig:
     pipeline: int
     context: int
     gpus_per_node: int | None
-    """GPUs of a node as ``trtllm-build`` was told, 8 unless it was; ``None`` before 0.10."""
+    """GPUs of a node as given to ``trtllm-build``, 8 by default; ``None`` before 0.10."""
     files: tuple[str, ...]
     """One for each rank."""
     max_batch_size: int | None
@@ -48,15 +51,15 @@ class EngineConfig:
 
     @property
     def runtime_gpus_per_node(self) -> int:
-        """By what the runtime divides ranks: device = rank % this, node = rank / this (``worldConfig.h``)."""
+        """The divisor of ranks in the runtime: device = rank % it, node = rank / it (``worldConfig.h``)."""
         return self.gpus_per_node or DEFAULT_GPUS_PER_NODE
 
 
 def read_engines(folder: Path) -> tuple[EngineConfig, ...]:
-    """The engine in a folder, or the decoder's and the encoder's in its sub-folders.
+    """Read the engine in a folder, or the decoder's and the encoder's in its sub-folders.
 
     Raises:
-        NotAnEngine: there is none, or its ``config.json`` is none of an engine.
+        NotAnEngine: there is none, or its ``config.json`` does not describe one.
     """
     if not (folder / "config.json").is_file():
         parts = [folder / name for name in ("decoder", "encoder")]
@@ -66,10 +69,10 @@ def read_engines(folder: Path) -> tuple[EngineConfig, ...]:
 
 
 def read_engine(folder: Path) -> EngineConfig:
-    """The engine in a folder.
+    """Read the engine in a folder.
 
     Raises:
-        NotAnEngine: see there.
+        NotAnEngine: there is none, or its ``config.json`` does not describe one.
     """
     file = folder / "config.json"
     try:
@@ -83,7 +86,7 @@ def read_engine(folder: Path) -> EngineConfig:
     except FileNotFoundError:
         raise NotAnEngine(f"there is no engine in {folder}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        # What is wrong with a file that anybody may have written can be anything of these.
+        # A file that anybody may have written can be wrong in any of these ways.
         message = f"{file} does not describe an engine ({type(error).__name__}: {error})"
         raise NotAnEngine(message) from None
 
@@ -148,3 +151,24 @@ def _old(folder: Path, record: Mapping[str, Any]) -> EngineConfig:
         gather_context_logits=both or bool(build.get("gather_context_logits")),
         gather_generation_logits=both or bool(build.get("gather_generation_logits")),
     )
+
+
+def set_gpus_per_node(checkpoints: Sequence[Path], gpus: int) -> None:
+    """Write the GPUs of a node into the ``config.json`` of converted checkpoints.
+
+    The build copies ``mapping`` into the engine (``Mapping.to_dict`` and ``from_dict``,
+    tensorrt_llm/mapping.py), where the runtime derives a rank's device from it. Until 1.1
+    an option of ``trtllm-build`` set it.
+
+    Raises:
+        BuildFailed: the conversion has left no ``config.json`` that can be read.
+    """
+    for checkpoint in checkpoints:
+        file = checkpoint / "config.json"
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+            config["mapping"] = {**config.get("mapping", {}), "gpus_per_node": gpus}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            fault = f"{type(error).__name__}: {error}"
+            raise BuildFailed(f"{file} does not describe a checkpoint ({fault}).") from None
+        write_json(file, config)

@@ -1,0 +1,215 @@
+"""Checks of an engine, a node and a tokenizer, which the preflight and ``doctor`` share."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
+from trtllm_hpc.runtime.engine_config import EngineConfig
+
+MIN_SHM_GIB_PER_RANK = 0.25
+"""The Python backend alone takes tens of MiB a model; Docker's default of 64 MiB is too little."""
+
+MIN_MEMLOCK_KIB = 64 * 1024
+"""NCCL and UCX register memory with the network card; the usual default, 64 KiB or 8 MiB, is too little."""
+
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+)
+"""Vocabulary files of transformers' tokenizers; ``*.tiktoken`` is one too."""
+
+_AGAIN = "build it again"
+
+
+# Engine -----------------------------------------------------------------------------------
+
+
+def engine_world(engine: EngineConfig, world_size: int) -> Diagnostic:
+    """Check that an engine has one part for each rank (upstream: ``mpiSize == tp * pp``)."""
+    where = f"the engine in {engine.folder}"
+    if engine.world_size != world_size:
+        return fail(
+            f"{where} is built for {engine.world_size} rank(s), but the plan says {world_size}",
+            "set engine.tensor_parallel and engine.pipeline_parallel to the engine's "
+            f"({engine.tensor} and {engine.pipeline}), or {_AGAIN}",
+        )
+    return ok(f"{where} is built for {world_size} rank{'s' * (world_size != 1)}")
+
+
+def engine_files(engine: EngineConfig) -> Diagnostic:
+    """Check that the file of each rank is there and not empty."""
+    for name in engine.files:
+        file = engine.folder / name
+        if not file.is_file():
+            message = f"the engine in {engine.folder} is incomplete: {name} is missing"
+            return fail(message, _AGAIN)
+        if file.stat().st_size == 0 and not engine.is_reference:
+            return fail(f"the engine in {engine.folder} is incomplete: {name} is empty", _AGAIN)
+    return ok(f"all {len(engine.files)} files of the engine are there")
+
+
+def engine_gpus_per_node(
+    engine: EngineConfig, world_size: int, ranks_per_node: int, visible_gpus: int
+) -> Diagnostic:
+    """Check the engine's ``gpus_per_node``, from which the runtime derives node and device of a rank.
+
+    ``worldConfig.h``: device = rank % gpus_per_node, node = rank / gpus_per_node; ``worldConfig.cpp``
+    refuses fewer visible GPUs than that ("Detect 4 GPUs, the GPU number is incompatible with 8
+    gpusPerNode when MPI size is 8"), but for a single one.
+    """
+    if engine.is_reference or world_size == 1:
+        return ok("one rank computes on the first GPU" if world_size == 1 else "ranks take their own GPUs")
+    built, nodes = engine.runtime_gpus_per_node, -(-world_size // ranks_per_node)
+    described = f"the engine in {engine.folder} is built for nodes of {built} GPUs"
+    if engine.gpus_per_node is None:
+        described += " (it names no number, and the runtime takes 8)"
+    hint = f"build it again with gpus_per_node {ranks_per_node} in the profile"
+    if nodes == 1 and world_size > built:
+        return fail(f"{described}: rank {built} would share a GPU with rank 0", hint)
+    if nodes > 1 and built != ranks_per_node:
+        there = f"{ranks_per_node} of the ranks run on each node"
+        message = f"{described}, but {there}: they would take the wrong GPUs"
+        return fail(message, hint)
+    if 1 < visible_gpus < min(built, world_size):
+        message = f"{described}, but a rank sees {visible_gpus}"
+        return fail(message, f"build it again with gpus_per_node {visible_gpus} in the profile")
+    return ok(f"{described}, which fits {nodes} node{'s' * (nodes > 1)} of {ranks_per_node} ranks")
+
+
+def engine_version(engine: EngineConfig, release: str | None) -> Diagnostic:
+    """Check the release: an engine runs only on the one that built it.
+
+    Source: tensorrtllm_backend, issues 190, 194, 235.
+    """
+    if engine.is_reference:
+        return ok("the reference backend's engine")
+    if engine.version is None:
+        return unknown(
+            f"the engine in {engine.folder} does not say which TensorRT-LLM built it (0.7 and before did not)"
+        )
+    if release is None:
+        return unknown(f"the engine is of TensorRT-LLM {engine.version}; what the container has is not known")
+    state = _compare_versions(engine.version, release)
+    if state == "same":
+        return ok(f"engine and container are of TensorRT-LLM {release}")
+    message = (
+        f"the engine in {engine.folder} is of TensorRT-LLM {engine.version}, but the container has {release}"
+    )
+    hint = f"{_AGAIN} with {release}, or serve with a container of {engine.version}"
+    return warn(message, hint) if state == "near" else fail(message, hint)
+
+
+def planned_version(planned: str, found: str | None) -> Diagnostic:
+    """Check that the container has the release that the command lines were written for."""
+    if found is None:
+        return unknown(f"no TensorRT-LLM package in this Python; the plan is for {planned}")
+    state = _compare_versions(planned, found)
+    if state == "same":
+        return ok(f"the container has TensorRT-LLM {found}, as planned")
+    message = f"the container has TensorRT-LLM {found}, but the plan is for {planned}"
+    hint = f"set container.tensorrt_llm_version in the profile to {found}, or take an image of {planned}"
+    return warn(message, hint) if state == "near" else fail(message, hint)
+
+
+def installed_version() -> str | None:
+    """Return this Python's version of TensorRT-LLM, without importing it; ``None`` if there is none."""
+    try:
+        return importlib.metadata.version("tensorrt_llm")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _compare_versions(one: str, other: str) -> str:
+    """Return ``same``, ``near`` (only what follows the numbers differs: rc, post, dev) or ``other``."""
+    plain = [re.sub(r"\+.*", "", text.strip().lower()) for text in (one, other)]
+    if plain[0] == plain[1]:
+        return "same"
+    numbers = [re.match(r"[0-9]+(?:\.[0-9]+)*", text) for text in plain]
+    first, second = (re.sub(r"(\.0)+$", "", match.group()) if match else None for match in numbers)
+    if first is None or first != second:
+        return "other"
+    rest = [text[match.end() :] if match else "" for text, match in zip(plain, numbers, strict=True)]
+    return "same" if rest[0] == rest[1] else "near"
+
+
+def paged_context(engine: EngineConfig, wanted_by: str) -> Diagnostic:
+    """Check for attention over a paged cache for prompts, as KV cache reuse and chunked context need.
+
+    Args:
+        wanted_by: the key in the job file that needs it.
+    """
+    if engine.paged_context_fmha and engine.paged_kv_cache is not False:
+        return ok(f"the engine has paged context attention, as {wanted_by} needs")
+    return fail(
+        f"{wanted_by} needs an engine with paged context attention (use_paged_context_fmha), "
+        f"which the one in {engine.folder} lacks",
+        f"set engine.paged_context_fmha to true and {_AGAIN}, or set {wanted_by} to false",
+    )
+
+
+# Node -------------------------------------------------------------------------------------
+
+
+def shared_memory(host: str, free_gib: float, ranks: int) -> Diagnostic:
+    """Check the space in /dev/shm, through which Triton's Python models communicate."""
+    needed = MIN_SHM_GIB_PER_RANK * ranks
+    if free_gib < needed:
+        message = f"/dev/shm on {host} has {free_gib:.2f} GiB free, but {ranks} rank(s) need {needed:.2f} GiB"
+        return fail(message, "remove what dead jobs left in /dev/shm, or ask the site for a larger one")
+    return ok(f"/dev/shm on {host} has {free_gib:.1f} GiB free")
+
+
+def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:
+    """Check the soft limit on locked memory; ``None`` is unlimited."""
+    if limit_kib is not None and limit_kib < MIN_MEMLOCK_KIB:
+        return warn(
+            f"only {limit_kib} KiB of memory may be locked on {host}: NCCL and UCX register more with the "
+            "network card",
+            "ask your site for LimitMEMLOCK=infinity in slurmd's unit, and in slurm.conf for "
+            "PropagateResourceLimitsExcept=MEMLOCK",
+        )
+    amount = "any amount" if limit_kib is None else f"{limit_kib // 1024} MiB"
+    return ok(f"{amount} of memory may be locked on {host}")
+
+
+# Tokenizer --------------------------------------------------------------------------------
+
+
+def tokenizer_files(folder: Path) -> Diagnostic:
+    """Check that ``AutoTokenizer`` finds a vocabulary in the folder, without the Hub."""
+    hint = (
+        f"copy the model's tokenizer files ({VOCABULARY_FILES[0]} or {VOCABULARY_FILES[1]}...) into {folder}"
+    )
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        return fail(f"the tokenizer's folder {folder} cannot be read: {error.strerror}", hint)
+    found = [name for name in names if name in VOCABULARY_FILES or name.endswith(".tiktoken")]
+    if not found:
+        message = f"there is no tokenizer in {folder}, and compute nodes may not reach the Hub"
+        return fail(message, hint)
+    for name in found:
+        try:
+            is_pointer = is_lfs_pointer(folder / name)
+        except OSError as error:
+            return fail(f"{folder / name} cannot be read: {error.strerror}", "check its permissions")
+        if is_pointer:
+            return fail(f"{folder / name} is a pointer of Git LFS, not the file", "run git lfs pull there")
+    return ok(f"the tokenizer in {folder} can be read ({found[0]})")
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Return whether a file is only a pointer of Git LFS.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(64).startswith(b"version https://git-lfs")

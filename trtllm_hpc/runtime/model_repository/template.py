@@ -1,0 +1,251 @@
+"""One model's template to its ``ModelConfig``: placeholders found, filled, and the result edited.
+
+A placeholder outside quotes is filled in the text, since the text does not parse before. One inside
+quotes is filled in the parsed message, so that no comma, quote, colon or newline in a value can mean
+anything to the text format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.runtime.model_repository.check import in_model
+from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, Value
+from trtllm_hpc.runtime.model_repository.schema import schema, text_format
+
+Values = Mapping[str, Value | None]
+
+# Strings and comments first: their content is not structure. A string ends at its line's end at the latest.
+_TOKEN = re.compile(
+    r"""(?P<string>"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)"""
+    r"""|(?P<comment>\#[^\n]*)"""
+    r"""|(?P<placeholder>\$\{[^}\n]*\}?)""",
+    re.VERBOSE,
+)
+_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_]\w*)\}", re.ASCII)
+_ANYTHING_LIKE_IT = re.compile(r"\$\{([^}\n\"']*)\}?")
+NAME = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """One placeholder and its position."""
+
+    name: str
+    """The text between the braces; with them if they are not closed."""
+    line: int
+    structural: bool
+    """Whether it stands outside quotes, where it keeps the text from being parsed."""
+    start: int
+    end: int
+    """Half-open range in the text."""
+    field: str
+    """The field before it, e.g. ``data_type``."""
+
+
+def find_placeholders(text: str) -> tuple[Placeholder, ...]:
+    """Return every placeholder outside comments, in the order of the text."""
+    return tuple(_find(text))
+
+
+def _find(text: str) -> Iterator[Placeholder]:
+    for token in _TOKEN.finditer(text):
+        if token["comment"] is not None:
+            continue
+        for match in _ANYTHING_LIKE_IT.finditer(token[0]):
+            start = token.start() + match.start()
+            yield Placeholder(
+                name=match[1] if match[0].endswith("}") else match[0],
+                line=text.count("\n", 0, start) + 1,
+                structural=token["placeholder"] is not None,
+                start=start,
+                end=token.start() + match.end(),
+                field=_field_before(text[:start]),
+            )
+
+
+def _field_before(text: str) -> str:
+    words = re.findall(r"(\w+)\s*[:\[{]", text[-200:])
+    return words[-1] if words else "a value"
+
+
+# Filling ----------------------------------------------------------------------------------
+
+
+def as_text(value: Value) -> str:
+    """Return a value as Triton's models read it from a string parameter."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Diagnostic]]:
+    """Return the filled ``ModelConfig``, or ``None`` with everything that is wrong."""
+    found = find_placeholders(text)
+    problems = [problem for placeholder in found for problem in _faults(placeholder, values, model)]
+    if problems:
+        return None, problems
+    message = schema().ModelConfig()
+    try:
+        text_format().Parse(_fill_structure(text, found, values), message)
+    except text_format().ParseError as error:
+        line = error.GetLine()
+        return None, [
+            in_model(
+                model,
+                f"is not a model configuration of Triton: {error}.",
+                "compare the template with the image's own, or fetch it again",
+                int(line) if line else None,
+            )
+        ]
+    _fill_strings(message, values)
+    return message, []
+
+
+def _faults(placeholder: Placeholder, values: Values, model: str) -> Iterator[Diagnostic]:
+    """Yield what is wrong with a placeholder or with its value."""
+    name, line = placeholder.name, placeholder.line
+    what, hint = f"${{{name}}} ({placeholder.field})", f"set repository.parameters.{model}.{name}"
+    if not NAME.match(name):
+        message = f"{name!r} ({placeholder.field}) is not a placeholder that can be filled."
+        yield in_model(model, message, "write it as ${name}", line)
+        return
+    if name not in values:
+        message = f"nothing defines {what}."
+        yield in_model(model, message, hint if placeholder.structural else f"{hint}, or null", line)
+        return
+    value = values[name]
+    if value is None:
+        if placeholder.structural or placeholder.field != "string_value":
+            message = f"{what} has no value, and Triton loads no model without one."
+            yield in_model(model, message, hint, line)
+    elif isinstance(value, str) and placeholder.structural and not NAME.match(value):
+        yield in_model(model, f"{what} cannot be {value!r}: it must be a number, a word or true.", hint, line)
+    elif isinstance(value, str) and value.startswith("${"):
+        # Upstream's models take such a value for an unfilled placeholder and use their default.
+        message = f"the value {value!r} of ${{{name}}} looks like a placeholder itself."
+        yield in_model(model, message, "write the value itself", line)
+
+
+def _fill_structure(text: str, found: tuple[Placeholder, ...], values: Values) -> str:
+    pieces, end = [], 0
+    for placeholder in found:
+        value = values[placeholder.name]
+        if placeholder.structural and value is not None:
+            pieces += [text[end : placeholder.start], as_text(value)]
+            end = placeholder.end
+    return "".join([*pieces, text[end:]])
+
+
+def _fill_strings(message: Any, values: Values) -> None:
+    for key in [key for key, parameter in message.parameters.items() if _is_removed(parameter, values)]:
+        del message.parameters[key]
+    _fill_message(message, values)
+
+
+def _is_removed(parameter: Any, values: Values) -> bool:
+    names = _PLACEHOLDER.findall(parameter.string_value)
+    return any(values[name] is None for name in names)
+
+
+def _fill_message(message: Any, values: Values) -> None:
+    for field, content in message.ListFields():
+        if field.type == field.TYPE_STRING:
+            _fill_field(message, field, content, values)
+        elif field.type == field.TYPE_MESSAGE:
+            for part in _parts(field, content):
+                _fill_field_or_map(part, values)
+
+
+def _parts(field: Any, content: Any) -> list[Any]:
+    if _is_map(field):
+        value_field = field.message_type.fields_by_name["value"]
+        if value_field.type == value_field.TYPE_MESSAGE:
+            return list(content.values())
+        return [content] if value_field.type == value_field.TYPE_STRING else []
+    return list(content) if _is_repeated(field) else [content]
+
+
+def _fill_field_or_map(part: Any, values: Values) -> None:
+    if hasattr(part, "ListFields"):
+        _fill_message(part, values)
+        return
+    for key, text in list(part.items()):
+        part[key] = _filled(text, values)
+
+
+def _fill_field(message: Any, field: Any, content: Any, values: Values) -> None:
+    if _is_repeated(field):
+        content[:] = [_filled(text, values) for text in content]
+    else:
+        setattr(message, field.name, _filled(content, values))
+
+
+def _filled(text: str, values: Values) -> str:
+    # One pass: filled values are not searched again.
+    return _PLACEHOLDER.sub(lambda match: _text_of(values[match[1]]), text)
+
+
+def _text_of(value: Value | None) -> str:
+    return "" if value is None else as_text(value)
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _is_repeated(field: Any) -> bool:
+    # `label` is deprecated in the newest releases, which have `is_repeated` instead.
+    repeated = getattr(field, "is_repeated", None)
+    return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
+
+
+# Editing ----------------------------------------------------------------------------------
+
+
+def edit(message: Any, recipe: ModelRecipe) -> None:
+    """Make the recipe's changes, as upstream's users do with ``sed``, and set the model's name."""
+    message.name = recipe.name
+    edits = recipe.edits
+    if edits.backend is not None:
+        message.backend = edits.backend
+    _edit_batching(message, edits)
+    if edits.decoupled is not None and message.model_transaction_policy.decoupled != edits.decoupled:
+        message.model_transaction_policy.decoupled = edits.decoupled
+    if edits.instances is not None:
+        _edit_instances(message, edits.instances)
+    for key, value in edits.parameters.items():
+        if value is None:
+            message.parameters.pop(key, None)
+        else:
+            message.parameters[key].string_value = value
+    for step in message.ensemble_scheduling.step:
+        step.model_name = edits.models.get(step.model_name, step.model_name)
+
+
+def _edit_batching(message: Any, edits: ModelEdits) -> None:
+    if edits.max_batch_size is not None:
+        before, message.max_batch_size = message.max_batch_size, edits.max_batch_size
+        preferred = message.dynamic_batching.preferred_batch_size
+        # Triton refuses a preferred size above the largest. One that was the largest remains it.
+        sizes = {
+            edits.max_batch_size if size == before else min(size, edits.max_batch_size) for size in preferred
+        }
+        if preferred:
+            preferred[:] = sorted(sizes)
+    if edits.max_queue_delay_microseconds is not None:
+        message.dynamic_batching.max_queue_delay_microseconds = edits.max_queue_delay_microseconds
+    if edits.max_queue_size is not None:
+        message.dynamic_batching.default_queue_policy.max_queue_size = edits.max_queue_size
+
+
+def _edit_instances(message: Any, count: int) -> None:
+    if not message.instance_group:
+        # As in upstream's templates: the backend chooses the GPUs by itself.
+        message.instance_group.add(kind=schema().ModelInstanceGroup.KIND_CPU)
+    for group in message.instance_group:
+        group.count = count

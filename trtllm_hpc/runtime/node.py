@@ -1,0 +1,163 @@
+"""This node: its addresses, free ports, GPUs and shared memory, and cleaning up after ranks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import shutil
+import socket
+import struct
+import subprocess
+from pathlib import Path
+
+_SIOCGIFADDR = 0x8915
+"""ioctl that returns an interface's IPv4 address (netdevice(7))."""
+
+_PORTS = range(20_000, 32_000)
+"""Below Linux's default range of ephemeral ports (32768 on), so that no outgoing connection takes one."""
+
+_NVIDIA_SMI_TIMEOUT_S = 30
+
+SHM = Path("/dev/shm")
+SCRATCH = Path("/tmp")
+"""Where ``rank.sh`` makes its scratch folder; short and without spaces on every node."""
+
+
+# Network ----------------------------------------------------------------------------------
+
+
+def interface_address(interface: str) -> str | None:
+    """Return the IPv4 address of an interface, or ``None`` if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def own_address(interface: str | None = None) -> str:
+    """Return the IPv4 address at which other nodes reach this one.
+
+    Args:
+        interface: the interface to use, if the profile names one.
+
+    Raises:
+        SystemExit: the named interface has no address here.
+    """
+    if interface is not None:
+        address = interface_address(interface)
+        if address is None:
+            present = ", ".join(name for _, name in socket.if_nameindex())
+            raise SystemExit(
+                f"error: {socket.gethostname()} has no interface {interface!r} with an IPv4 address "
+                f"(it has: {present}).\n  next: set network_interface in the cluster profile"
+            )
+        return address
+    try:
+        named = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        named = "127.0.0.1"
+    if not named.startswith("127."):
+        return named
+    addresses = (interface_address(name) for _, name in socket.if_nameindex())
+    return next((address for address in addresses if address and not address.startswith("127.")), named)
+
+
+def interface_towards(address: str) -> str | None:
+    """Return the name of the interface through which this node reaches ``address``."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # connecting a datagram socket sends nothing
+            local = probe.getsockname()[0]
+        except OSError:
+            return None
+    return next((name for _, name in socket.if_nameindex() if interface_address(name) == local), None)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports that can be bound on this node now.
+
+    They are drawn at random, so that two jobs that start on one node in the
+    same second hardly ever draw the same ones.
+
+    Raises:
+        SystemExit: there are not enough.
+    """
+    draw = random.Random(os.urandom(16))
+    found: list[int] = []
+    for port in draw.sample(_PORTS, len(_PORTS)):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise SystemExit(
+        f"error: {socket.gethostname()} has no {count} free ports in {_PORTS.start}-{_PORTS.stop - 1}."
+    )
+
+
+# GPUs -------------------------------------------------------------------------------------
+
+
+def query_gpus(*fields: str) -> list[str]:
+    """Return what ``nvidia-smi`` says of each GPU that this process may use, one line a GPU.
+
+    Args:
+        fields: as ``nvidia-smi --help-query-gpu`` lists them; the lines are comma-separated.
+
+    Returns:
+        Nothing if there is no GPU, no ``nvidia-smi``, or no answer in time.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    only = [f"--id={visible}"] if visible else []
+    command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader", *only]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in answer.stdout.splitlines()] if answer.returncode == 0 else []
+
+
+# Shared memory and scratch folders --------------------------------------------------------
+
+
+def shm_free_gib() -> float:
+    """Return the free space in /dev/shm, in GiB."""
+    statistics = os.statvfs(SHM)
+    return statistics.f_bavail * statistics.f_frsize / 2**30
+
+
+def remove_leftovers(prefix: str) -> list[str]:
+    """Remove this node's shared memory and scratch folders that begin with ``prefix``; returns them.
+
+    The caller's prefix carries a job id, so nothing of another job can match.
+    """
+    if not prefix:
+        raise ValueError("an empty prefix would remove everybody's shared memory")
+    found = [file for folder in (SHM, SCRATCH) for file in folder.iterdir() if file.name.startswith(prefix)]
+    return [str(file) for file in sorted(found) if _remove(file)]
+
+
+def _remove(file: Path) -> bool:
+    try:
+        if file.is_dir() and not file.is_symlink():
+            shutil.rmtree(file)
+        else:
+            file.unlink()
+    except FileNotFoundError:
+        return False  # another rank of this node removed it first
+    except OSError as error:
+        print(f"could not remove {file}: {error}")
+        return False
+    return True

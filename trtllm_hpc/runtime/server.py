@@ -1,0 +1,200 @@
+"""Find and start ``tritonserver``: the container's, a wheel's, or through ``trtllm-llmapi-launch``.
+
+TensorRT-LLM's launcher joins the ranks of the LLM API. It splits the server's command line
+at every space, removes ``SLURM_*`` and MPI's variables from the server's environment, passes
+no signal on, and does not end when the server fails
+(``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2). So it is given this module to
+start, under names without spaces, which starts the server and records its process id and exit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.paths import read_json, write_json
+from trtllm_hpc.runtime.process import on_signals, start_bound
+
+WHEEL = "pytriton"
+"""Value of ``triton.server`` for the server in the nvidia-pytriton wheel."""
+
+_AFTER_SERVER_S = 5.0
+"""How long the launcher may take to end its workers after the server has ended."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """How to start the server on this node."""
+
+    program: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    """Variables that override the task's own."""
+
+
+def find_server(server: str, scratch: Path) -> Server:
+    """Return the server that the profile names.
+
+    Args:
+        scratch: this rank's own folder, for files that the server needs.
+
+    Raises:
+        StartFailed: this node does not have it.
+    """
+    if server == WHEEL:
+        return _from_wheel(scratch)
+    program = shutil.which(server)
+    if program is None:
+        raise StartFailed(
+            f"there is no program {server!r} on {os.uname().nodename}",
+            hint="set triton.server in the cluster profile, or container.image to an image that has it",
+        )
+    return Server(program, (), {})
+
+
+def _from_wheel(scratch: Path) -> Server:
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is None or spec.origin is None:
+        raise StartFailed(
+            f"{sys.executable} has no nvidia-pytriton, whose tritonserver the profile asks for",
+            hint="pip install 'trtllm-hpc[reference]' there, or set triton.server in the cluster profile",
+        )
+    home = Path(spec.origin).parent / "tritonserver"
+    backend = scratch / "backends" / "python"
+    backend.mkdir(parents=True)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    # Links and not copies: the stub finds its libraries beside its real place.
+    for source in (home / "backends" / "python").iterdir():
+        (backend / source.name).symlink_to(source)
+    stub = backend / "triton_python_backend_stub"
+    stub.unlink(missing_ok=True)
+    stub.symlink_to(home / "python_backend_stubs" / version / stub.name)
+    libraries = [sysconfig.get_config_var("LIBDIR") or "", os.environ.get("LD_LIBRARY_PATH", "")]
+    environment = {
+        # The stub starts in isolated mode: the first python3 on PATH decides its environment.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+    }
+    program = str(home / "bin" / "tritonserver")
+    return Server(program, (f"--backend-directory={backend.parent}",), environment)
+
+
+# trtllm-llmapi-launch ---------------------------------------------------------------------
+
+
+class LaunchedServer:
+    """The launcher's process, with the exit code of the server that it starts.
+
+    Args:
+        launcher: program, e.g. ``trtllm-llmapi-launch``.
+        command: the server's command line; arguments may contain spaces.
+        scratch: this rank's own folder, without spaces in its name.
+        runtime: the zipapp.
+    """
+
+    def __init__(
+        self,
+        launcher: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        scratch: Path,
+        runtime: Path,
+    ) -> None:
+        self._files = _Files(scratch)
+        write_json(self._files.command, list(command))
+        self._files.python.symlink_to(sys.executable)
+        self._files.runtime.symlink_to(runtime)
+        task = (self._files.python, self._files.runtime, "launched", f"--scratch={scratch}")
+        self._launcher = start_bound([launcher, *map(str, task)], environment)
+        self._ended_at: float | None = None
+        self.returncode = 0
+
+    def poll(self) -> int | None:
+        """Return the exit code of the server, or of a worker's launcher without one; ``None`` before."""
+        code = self._files.exit_code()
+        launcher_code = self._launcher.poll()
+        if code is None:
+            # Negative, above 128 or plain: the launcher is a shell script and reports signals as shells do.
+            self.returncode = launcher_code if launcher_code is not None else 0
+            return launcher_code
+        if launcher_code is None and not self._is_overdue():
+            return None
+        if launcher_code is None:
+            self.kill()
+        self.returncode = code
+        return code
+
+    def terminate(self) -> None:
+        """Signal the server to end, since the launcher passes no signal on."""
+        pid = self._files.server_pid()
+        with suppress(ProcessLookupError):
+            if pid is None:
+                self._launcher.terminate()
+            else:
+                os.kill(pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the launcher; the supervisor kills its descendants."""
+        self._launcher.kill()
+        self._launcher.wait()
+
+    def _is_overdue(self) -> bool:
+        now = time.monotonic()
+        self._ended_at = self._ended_at or now
+        return now - self._ended_at > _AFTER_SERVER_S
+
+
+class _Files:
+    """Files through which the two processes communicate, in the rank's scratch folder."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.command = scratch / "server.json"
+        self.python = scratch / "python"
+        self.runtime = scratch / "runtime.pyz"
+        self.pid = scratch / "server.pid"
+        self.exit = scratch / "server.exit"
+
+    def server_pid(self) -> int | None:
+        return self._number(self.pid)
+
+    def exit_code(self) -> int | None:
+        return self._number(self.exit)
+
+    def _number(self, file: Path) -> int | None:
+        number = read_json(file)
+        return number if isinstance(number, int) else None
+
+
+def run_launched(scratch: Path) -> int:
+    """Start the server that ``server.json`` names, as the launcher's task; returns its exit code."""
+    files = _Files(scratch)
+    command = json.loads(files.command.read_text(encoding="utf-8"))
+    try:
+        server = start_bound(command, os.environ)
+    except OSError as error:
+        print(f"error: {command[0]} cannot be started: {error.strerror}.", file=sys.stderr, flush=True)
+        write_json(files.exit, 127)
+        return 127
+    on_signals(lambda _name: server.terminate())
+    write_json(files.pid, server.pid)
+    code = _wait(server)
+    write_json(files.exit, code)
+    return code if code >= 0 else 128 - code
+
+
+def _wait(server: subprocess.Popen[bytes]) -> int:
+    while True:
+        with suppress(InterruptedError):
+            return server.wait()
