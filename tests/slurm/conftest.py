@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -191,7 +190,8 @@ def installed(wheel: Path, home: Path) -> Path:
     pinned = ["-c", str(ROOT / "constraints.txt")]
     subprocess.run([*pip, *pinned, f"{wheel}[mpi]"], check=True, capture_output=True)
     site = next((environment / "lib").glob("python3*/site-packages"))
-    (site / "zz-large-packages.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    large = [folder for folder in sys.path if folder.endswith("site-packages")]
+    (site / "zz-large-packages.pth").write_text("\n".join(large) + "\n")
     return environment / "bin"
 
 
