@@ -9,7 +9,7 @@ CODE := trtllm_hpc tests benchmarks setup.py
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z%-]*\):.*## /  make \1	/p' Makefile | expand -t 16
 
 .PHONY: demo
 demo: setup ## from nothing to a served and measured model, on a Slurm cluster on this machine
@@ -19,13 +19,15 @@ demo: setup ## from nothing to a served and measured model, on a Slurm cluster o
 test: setup lint ## every test, the real Slurm ones too
 	@.ci/test $(BIN)
 
-# Four processes for two processors, since many tests wait. Each compiles every test unless that is kept, and
-# PyTorch's threads would only stand in each other's way.
+test-%: setup ## the tests of one kind: test-slurm, test-triton, test-model or test-browser
+	@.ci/test $(BIN) $*
+
+# Four processes for two processors, since many tests wait. Each compiles every test unless that is kept.
 .PHONY: unit
 unit: export PYTHONDONTWRITEBYTECODE :=
-unit: export OMP_NUM_THREADS := 1
 unit: setup ## the fast tests only: no server, no Slurm, no model, no browser, no fuzzing
-	$(BIN)/pytest -q -n 4 --dist worksteal -m 'not slurm and not triton and not model and not long and not browser'
+	$(BIN)/pytest -q -n 4 --dist worksteal --ignore tests/reference/in_process \
+	  -m 'not slurm and not triton and not model and not long and not browser'
 
 .PHONY: lint
 lint: setup ## ruff, mypy --strict, import-linter, shellcheck

@@ -4,7 +4,6 @@ import random
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from trtllm_hpc.bench.analysis.bootstrap import BLOCKS, blocks, estimates
 from trtllm_hpc.bench.analysis.statistics import Difference, Estimate, mean_of_passes, value_of, welch_test
@@ -23,6 +22,8 @@ def one_pass(rate: float, requests: int, seed: int) -> Sample:
 def test_passes_are_compared_by_welchs_test() -> None:
     source = random.Random(3)
     a, b = [source.gauss(10, 1) for _ in range(4)], [source.gauss(12, 3) for _ in range(6)]
+    from scipy import stats
+
     found = welch_test(mean_of_passes(a), mean_of_passes(b))
     theirs = stats.ttest_ind(b, a, equal_var=False)
     interval = theirs.confidence_interval(0.95)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from scipy.stats import ttest_ind
 
 from trtllm_hpc.bench.analysis.compare import (
     UPSTREAM_TOLERANCE,
@@ -285,6 +284,8 @@ def test_the_more_rows_the_surer_each_must_be() -> None:
         for name, tokens, requests in (("a", 100.0, 10.0), ("b", 97.0, 10.1))
     )
     found = row(compare(a, b), "output_tokens_per_s")
+    from scipy.stats import ttest_ind
+
     alone = ttest_ind([99, 100, 101], [96, 97, 98], equal_var=False).pvalue
     assert found.p_value == pytest.approx(2 * alone)
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 import socket
 import time
+import urllib.request
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from trtllm_hpc.bench.server_metrics.series import SERIES, describe, since_start
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.generation import Load
 from trtllm_hpc.reference.metrics import Gauges, gauges
+from trtllm_hpc.runtime.records import Endpoint
 
 
 class Clock:
@@ -216,6 +219,14 @@ def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_samples(tmp_path / "none.metrics.jsonl") == []
 
 
+def counted(endpoint: Endpoint) -> int:
+    """Requests to the ensemble that the server has counted."""
+    with urllib.request.urlopen(endpoint.metrics, timeout=5) as answer:
+        text = answer.read().decode()
+    found = re.search(r'^nv_inference_request_success\{model="ensemble",.*\} (\d+)$', text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 @pytest.mark.triton
 def test_a_real_server_tells_its_series(tmp_path: Path) -> None:
     from trtllm_hpc.client.generate import generate_grpc
@@ -224,6 +235,8 @@ def test_a_real_server_tells_its_series(tmp_path: Path) -> None:
         assert eventually(lambda: len(found))
         for _ in range(10):
             generate_grpc(endpoint, "a question", 4, 10.0, "ensemble")
+        # Triton counts a request a moment after its answer has arrived; the last look is after that.
+        assert eventually(lambda: counted(endpoint) >= 10), counted(endpoint)
     first, last = found.samples[0], found.samples[-1]
     assert first.values["pending[ensemble]"] == 0
     assert 0 <= last.values["cpu_share"] <= 1

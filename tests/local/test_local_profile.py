@@ -8,18 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.ended import ended_when_asked
+from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.single]
 
 SECTIONS: dict[str, Any] = {
     "name": "here",
@@ -38,13 +38,6 @@ SECTIONS: dict[str, Any] = {
         }
     },
 }
-
-
-def eventually(true: Callable[[], Any], timeout_s: float) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := true()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return found
 
 
 def types(*words: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:

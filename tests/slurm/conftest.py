@@ -11,27 +11,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.sharing import made_once, sandbox_name
+from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.sandbox import Node, Sandbox
 from trtllm_hpc.sandbox.layout import JOB_IDS
 
 ROOT = Path(__file__).parent.parent.parent
 USER = pwd.getpwnam("nobody")
-
-
-def eventually(true: Callable[[], Any], timeout_s: float) -> Any:
-    """Wait until something holds; returns it, or its last false value."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := true()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return found
 
 
 @dataclass
@@ -52,6 +46,8 @@ class Person:
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "HOME": str(self.folder),
             "LANG": "C.UTF-8",
+            # Ranks of tests side by side share two processors.
+            "OMP_NUM_THREADS": "1",
             **self.environment,
         }
         return subprocess.Popen(
@@ -92,8 +88,9 @@ class Person:
         """Submit a job file; returns what was printed, and the run."""
         options = ["--wait"] if wait else []
         answer = self.types("submit", job, "--cluster", self.profile, *options, *words)
-        folder = next(line for line in answer.stdout.splitlines() if line.startswith("  folder "))
-        return answer, RunPaths(folder.removeprefix("  folder "))
+        folders = [line for line in answer.stdout.splitlines() if line.startswith("  folder ")]
+        assert folders, answer.stdout + answer.stderr
+        return answer, RunPaths(folders[0].removeprefix("  folder "))
 
     def status(self, run: RunPaths) -> dict[str, Any]:
         """``trtllm-hpc status --json``."""
@@ -132,43 +129,51 @@ def _uid(pid: int) -> int:
         return -1
 
 
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built wheel."""
-    folder = tmp_path_factory.mktemp("wheel")
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel from a copy: building beside the code would leave build/ and egg-info there."""
     source = folder / "source"
-    # A copy: building beside the code would leave build/ and egg-info there.
+    source.mkdir(parents=True)
     names = ["trtllm_hpc", "templates", "jobs", "slurm"]
-    names += ["setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"]
-    source.mkdir()
-    for name in names:
+    for name in (*names, "setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         path = ROOT / name
         if path.is_dir():
             shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(path, source)
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-build-isolation",
-            "--no-deps",
-            "-w",
-            folder,
-            source,
-        ],
-        check=True,
-    )
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps"]
+    subprocess.run([*command, "-w", str(folder), str(source)], check=True)
     return next(folder.glob("*.whl"))
+
+
+def make_environment(environment: Path, wheel: Path) -> None:
+    """Make an environment with the wheel; its dependencies, being large, are those of the tests.
+
+    ``pip check`` fails if the wheel asks for a package, or a version, that is not there.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    site = next((environment / "lib").glob("python3*/site-packages"))
+    packages = [folder for folder in sys.path if folder.endswith("site-packages")]
+    (site / "zz-packages-of-the-tests.pth").write_text("\n".join(packages) + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")]
+    pip.append("--disable-pip-version-check")
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--ignore-installed", str(wheel)], check=True)
+    subprocess.run([*pip, "check"], check=True)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``bin`` of an environment with the wheel in it, in a folder with a space in its name."""
+
+    def make(environment: Path) -> None:
+        make_environment(environment, build_wheel(tmp_path_factory.mktemp("wheel")))
+
+    return made_once("an environment", make) / "bin"
 
 
 @pytest.fixture(scope="session")
 def home() -> Iterator[Path]:
-    """A folder of the ordinary user below /tmp, where clones are made to try things."""
-    top = Path(tempfile.mkdtemp(prefix="trtllm-hpc-test-", dir="/tmp"))
+    """A folder of the ordinary user on the file system that the nodes share (/tmp is each node's own)."""
+    top = Path(tempfile.mkdtemp(prefix="trtllm-hpc-test-", dir="/var/tmp"))
     top.chmod(0o755)
     folder = top / 'it\'s a "home" é'
     folder.mkdir()
@@ -178,27 +183,9 @@ def home() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def installed(wheel: Path, home: Path) -> Path:
-    """``bin`` of an empty environment with the wheel in it, in a folder with a space in its name.
-
-    The wheel brings its own dependencies; PyTorch and the rest of the extra
-    ``reference`` are taken from the environment of the tests, being large.
-    """
-    environment = home.parent / "an environment"
-    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    pinned = ["-c", str(ROOT / "constraints.txt")]
-    subprocess.run([*pip, *pinned, f"{wheel}[mpi]"], check=True, capture_output=True)
-    site = next((environment / "lib").glob("python3*/site-packages"))
-    large = [folder for folder in sys.path if folder.endswith("site-packages")]
-    (site / "zz-large-packages.pth").write_text("\n".join(large) + "\n")
-    return environment / "bin"
-
-
-@pytest.fixture(scope="session")
 def cluster() -> Iterator[Sandbox]:
     """Two nodes with four GPUs each."""
-    made = Sandbox(f"e2e-{os.getpid()}")
+    made = Sandbox(sandbox_name("e2e"))
     made.up(2, 4)
     yield made
     made.down()
@@ -233,13 +220,16 @@ def person(cluster: Sandbox, installed: Path, home: Path) -> Iterator[Person]:
 
 
 @pytest.fixture(scope="session")
-def engine(home: Path) -> Path:
+def engine() -> Path:
     """A finished engine for two ranks, so that not every test builds one."""
-    folder = home.parent / "engine tp2"
+    return made_once("engine tp2", make_engine)
+
+
+def make_engine(folder: Path) -> None:
+    """Build the engine of most tests."""
     command = [sys.executable, "-m", "trtllm_hpc.reference.build", "--output", str(folder)]
     command += ["--synthetic", "tiny-llama"]
     options = ["--tensor-parallel", "2", "--seed", "0", "--dtype", "float32", "--max-batch-size", "8"]
     lengths = ["--max-input-len", "256", "--max-seq-len", "512"]
     subprocess.run([*command, *options, *lengths], check=True, capture_output=True)
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
-    return folder

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from tests.ended import ended_when_asked
-from tests.slurm.conftest import Person, eventually, user_processes
+from tests.slurm.conftest import Person, user_processes
+from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import read_samples
@@ -25,7 +26,7 @@ from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 from trtllm_hpc.sandbox import Node
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.single]
 
 LENIENT = {"min_requests": 1, "max_late_share": 1.0}
 """Whether figures can be believed is no matter of these tests: on two cores the ranks hold the client up."""

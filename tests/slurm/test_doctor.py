@@ -14,7 +14,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.checks import MIN_MEMLOCK_KIB
 from trtllm_hpc.runtime.records import RankRecord, read_events
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.single]
 
 
 def outcomes(person: Person, job: Path, *words: str) -> dict[str, dict[str, str]]:

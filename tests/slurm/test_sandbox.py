@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.sharing import sandbox_name
+from tests.waiting import eventually
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import Node, Sandbox
 from trtllm_hpc.sandbox.layout import interface_name
@@ -24,15 +26,6 @@ from trtllm_hpc.sandbox.layout import interface_name
 pytestmark = pytest.mark.slurm
 
 ORDINARY_USER = "nobody"
-
-
-def eventually(true: Callable[[], bool], timeout_s: float = 20) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def slurm(sandbox: Sandbox, *command: str, user: str | None = None, folder: Path = Path("/")) -> str:
@@ -78,7 +71,7 @@ def traces(sandbox: Sandbox) -> list[str]:
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    made = Sandbox(f"test-{os.getpid()}")
+    made = Sandbox(sandbox_name("test"))
     assert made.up(nodes=2, gpus_per_node=4)
     yield made
     made.down()
@@ -88,7 +81,7 @@ def sandbox() -> Iterator[Sandbox]:
 @pytest.fixture
 def other() -> Iterator[Sandbox]:
     """One more sandbox, not started, and taken down whatever happens."""
-    made = Sandbox(f"broken-{os.getpid()}")
+    made = Sandbox(sandbox_name("broken"))
     yield made
     made.down()
     assert traces(made) == []
@@ -295,7 +288,7 @@ def test_a_daemon_that_cannot_start_is_told_with_its_log(
     other: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "urandom", lambda _: b"too short for a key")
-    with pytest.raises(SandboxError, match=r"munged on sbx-broken-\d+-head ended\.") as error:
+    with pytest.raises(SandboxError, match=r"munged on sbx-broken-[\w-]+-head ended\.") as error:
         other.up(nodes=1, gpus_per_node=0)
     assert "Keyfile" in error.value.message
     assert traces(other) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import resource
 import shutil
@@ -168,7 +169,8 @@ def test_who_waits_takes_over_from_a_build_that_fails(runs: MakeRun) -> None:
 @pytest.mark.parametrize("victim", ["runtime", "script", "all"])
 def test_a_killed_build_is_finished_by_the_next(runs: MakeRun, victim: str) -> None:
     run = runs(script=SLOW)
-    for moment in (0.15, 0.4, 0.7, 1.0):
+    chance = random.Random()
+    for moment in (0.15, 0.4, 0.7, 1.0, *(chance.uniform(0, 1.2) for _ in range(3))):
         process = run.start()
         time.sleep(moment)
         below = descendants(process.pid)

@@ -16,7 +16,7 @@ from trtllm_hpc.reference import build, sharding, weights
 from trtllm_hpc.reference.engine_folder import EngineFolder, EngineInfo
 from trtllm_hpc.reference.world import World
 
-from .conftest import LIMITS, Generate
+from ..conftest import LIMITS, Generate
 
 pytestmark = pytest.mark.model
 
@@ -37,7 +37,7 @@ def run_two(engine: Path) -> dict[str, Any]:
     """What rank 0 of two processes prints."""
     port = str(free_ports(1)[0])
     where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.reference.two_ranks", str(engine), *map(str, PROMPT)]
+    command = [sys.executable, "-m", "tests.reference.in_process.two_ranks", str(engine), *map(str, PROMPT)]
     ranks = [
         subprocess.Popen(
             command,

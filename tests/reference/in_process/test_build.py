@@ -16,7 +16,7 @@ from trtllm_hpc.reference import build
 from trtllm_hpc.reference.engine_folder import EngineFolder
 from trtllm_hpc.runtime.records import read_events
 
-from .conftest import LIMITS, build_tiny
+from ..conftest import LIMITS, build_tiny
 
 pytestmark = pytest.mark.model
 

@@ -14,6 +14,8 @@ from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Sampling
 from trtllm_hpc.reference.sampling import Chosen, Sampler
 from trtllm_hpc.reference.words import WordTable
 
+pytestmark = pytest.mark.model
+
 VOCAB = 211
 END = 7
 CPU = torch.device("cpu")

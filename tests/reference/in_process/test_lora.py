@@ -24,8 +24,8 @@ from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.steps import Adapter, Chunk, Decode, Step
 
-from . import inprocess
 from .bench import DEVICE, Bench, new_bench, random_model
+from .leader import ask, running
 
 pytestmark = pytest.mark.model
 
@@ -282,12 +282,12 @@ def _layer_output(name: str, inputs: torch.Tensor, *, rank: int, ranks: int, ora
 
 def test_the_engine_keeps_adapters_for_later_requests(engines: dict[int, Path], everywhere: Oracle) -> None:
     first = replace(greedy(), lora=everywhere.request(3))
-    with inprocess.running(engines[1]) as leader:
-        together = inprocess.ask(leader, first, greedy(), greedy(3, PROMPTS[1]))
+    with running(engines[1]) as leader:
+        together = ask(leader, first, greedy(), greedy(3, PROMPTS[1]))
         answers = [heard.wait().tokens for heard in together]
-        later = inprocess.ask(leader, greedy(3, PROMPTS[2]))[0].wait().tokens
+        later = ask(leader, greedy(3, PROMPTS[2]))[0].wait().tokens
         with pytest.raises(RequestFailed, match="not known"):
-            inprocess.ask(leader, greedy(4))
+            ask(leader, greedy(4))
     assert answers == [everywhere.greedy(PROMPTS[0]), plain_answer(PROMPTS[0]), everywhere.greedy(PROMPTS[1])]
     assert later == everywhere.greedy(PROMPTS[2])
 
@@ -300,10 +300,8 @@ def test_two_ranks_answer_as_one_does(engines: dict[int, Path], tmp_path: Path, 
         [replace(wide, lora=LoraRequest(3)), greedy(3, PROMPTS[1])],
     ]
     found = run_two(engines[2], tmp_path, rounds)
-    with inprocess.running(engines[1]) as leader:
-        expected = [
-            heard.wait().parts[-1] for together in rounds for heard in inprocess.ask(leader, *together)
-        ]
+    with running(engines[1]) as leader:
+        expected = [heard.wait().parts[-1] for together in rounds for heard in ask(leader, *together)]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours["tokens"] == [list(beam) for beam in theirs.tokens]
         for beam, numbers in zip(ours["log_probs"], theirs.log_probs, strict=True):
@@ -321,7 +319,7 @@ def run_two(engine: Path, folder: Path, rounds: list[list[GenerationRequest]]) -
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.reference.two_engines", str(engine), str(requests)],
+            [sys.executable, "-m", "tests.reference.in_process.two_engines", str(engine), str(requests)],
             env={**os.environ, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,

@@ -11,7 +11,7 @@ import pytest
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.reference import attention, build, selfcheck, synthetic
 
-from .conftest import LIMITS
+from ..conftest import LIMITS
 
 pytestmark = pytest.mark.model
 

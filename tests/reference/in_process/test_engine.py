@@ -15,8 +15,8 @@ from trtllm_hpc.reference import build, synthetic
 from trtllm_hpc.reference.generation import Cancelled, GenerationRequest, QueueFull, Sampling
 from trtllm_hpc.reference.leader import Leader
 
-from .inprocess import Heard, ask, idle, running
-from .oracle import NEAR
+from ..oracle import NEAR
+from .leader import Heard, ask, idle, running
 
 pytestmark = pytest.mark.model
 

@@ -15,8 +15,8 @@ from trtllm_hpc.reference.generation import GenerationRequest, Sampling
 from trtllm_hpc.reference.requests import MOST_LENGTH_PENALTY
 from trtllm_hpc.reference.steps import Chunk, Decode, Step
 
+from ..oracle import NEAR
 from .bench import DEVICE, Bench, new_bench, random_model
-from .oracle import NEAR
 
 pytestmark = pytest.mark.model
 

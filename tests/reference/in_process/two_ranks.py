@@ -1,6 +1,6 @@
 """One rank of a world of several: loads its part of an engine and continues a prompt greedily.
 
-Usage: ``python -m tests.reference.two_ranks ENGINE TOKENS…`` with RANK and its companions set.
+Usage: ``python -m tests.reference.in_process.two_ranks ENGINE TOKENS…`` with RANK and its companions set.
 Rank 0 prints the tokens and the logits of the first new one as JSON.
 """
 

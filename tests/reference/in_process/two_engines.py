@@ -1,6 +1,6 @@
 """One rank of an engine over several: rank 0 answers requests and prints the answers as JSON.
 
-Usage: ``python -m tests.reference.two_engines ENGINE REQUESTS`` with RANK and its companions set.
+Usage: ``python -m tests.reference.in_process.two_engines ENGINE REQUESTS`` with RANK and its companions set.
 REQUESTS is a pickled list of lists; each list is submitted when the one before is answered.
 """
 
@@ -19,7 +19,7 @@ from trtllm_hpc.reference.leader import follow
 from trtllm_hpc.reference.settings import ServeSettings
 from trtllm_hpc.reference.world import World
 
-from .inprocess import NoEnding, ask
+from .leader import NoEnding, ask
 
 
 def main(folder: str, requests: str) -> None:

@@ -1,0 +1,44 @@
+"""What the workers of one run of pytest share, so that each thing is made once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+RUN = "TRTLLM_HPC_TEST_RUN"
+"""Environment variable that names this run of pytest; workers inherit it."""
+
+SANDBOXES = Path("/run/trtllm-hpc")
+
+
+def run() -> str:
+    """The process ID of the pytest that started the workers."""
+    return os.environ[RUN]
+
+
+def sandbox_name(kind: str) -> str:
+    """The name of a sandbox that only this worker uses."""
+    return f"{kind}-{run()}-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+
+
+def folder() -> Path:
+    """A folder that all workers, ordinary users and the sandboxes' nodes see."""
+    return Path(f"/tmp/trtllm-hpc-test-run-{run()}")
+
+
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """Have the first worker make a folder; the others wait and use it as it is."""
+    folder().mkdir(mode=0o755, exist_ok=True)
+    made = folder() / name
+    with folder().joinpath(f"{name}.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            try:
+                make(made)
+            except BaseException:
+                shutil.rmtree(made, ignore_errors=True)
+                raise
+    return made
