@@ -78,7 +78,7 @@ def test_a_decoupled_model_answers_in_one_piece_where_no_stream_is_asked_for(
     if model == "tensorrt_llm":
         prompt = tuple(tokenizer.encode(PROMPT))
         assert parsed.token_ids is not None and parsed.token_ids[: len(prompt)] == prompt
-        assert len(parsed.token_ids) == len(prompt) + COUNT == parsed.sequence_length
+        assert len(parsed.token_ids) == len(prompt) + COUNT == parsed.chunks[-1].sequence_length
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

@@ -37,18 +37,19 @@ def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None)
         with _OPENER.open(request, timeout=timeout_s) as reply:
             return json.loads(reply.read().decode("utf-8", errors="replace"))
     except urllib.error.HTTPError as error:
-        raise RequestFailed(f"{url} answered {error.code}: {_error_message(error)}") from error
+        with error:
+            reason = error_message(error.read(65536)) or error.reason
+        raise RequestFailed(f"{url} answered {error.code}: {reason}") from error
     except TimeoutError as error:
         raise RequestFailed(f"{url} did not answer within {timeout_s:g} s.") from error
     except (OSError, HTTPException, ValueError) as error:
         raise RequestFailed(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from error
 
 
-def _error_message(error: urllib.error.HTTPError) -> str:
-    """The message of Triton's ``{"error": ...}``, else the body as it is."""
-    with error:
-        text = error.read(65536).decode("utf-8", errors="replace").strip()
+def error_message(body: bytes) -> str:
+    """Return the message of Triton's ``{"error": ...}``, else the body as it is."""
+    text = body.decode("utf-8", errors="replace").strip()
     try:
         return str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
-        return text or str(error.reason)
+        return text

@@ -1,4 +1,4 @@
-"""gRPC's own server, playing Triton's: answers bytes with bytes, as the first byte says."""
+"""gRPC's own server in place of Triton: the bytes of a request are commands, see ``Behaviour``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 class Behaviour(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """``echo`` bytes come back; ``fail: words`` fails with them,
-    as ``late: words`` does with another code; ``sleep S`` answers after S seconds;
-    ``size N`` brings N bytes; a stream brings each byte by itself."""
+    """``fail: message`` fails with it, ``late: message`` with another status; ``sleep S`` is answered after
+    S seconds; ``size N`` is answered with N bytes; anything else is echoed, by a stream byte for byte."""
 
     def service(self, details: Any) -> Any:
         if details.method == INFER:
@@ -63,5 +62,5 @@ def grpc_server(port: int = 0, **options: int) -> Iterator[Endpoint]:
 
 
 def endpoint(grpc_port: int) -> Endpoint:
-    """An endpoint of which only the gRPC port counts."""
+    """An endpoint with this gRPC port; nothing else of it is used."""
     return Endpoint("1", "node01", "127.0.0.1", 1, grpc_port, 1, [], 0.0)

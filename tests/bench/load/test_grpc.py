@@ -1,4 +1,4 @@
-"""The load over gRPC, against gRPC's own server."""
+"""Load over gRPC, against gRPC's own server."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trtllm_hpc.bench.load.grpc_client import call_headers
 from trtllm_hpc.errors import NotReady
 
 
-def at_once(target: Target, *payloads: bytes) -> LoadResult:
+def run_all(target: Target, *payloads: bytes) -> LoadResult:
     return run_open(target, payloads, [0.0] * len(payloads), Clock())
 
 
-def test_answers_come_back_as_they_were_sent() -> None:
+def test_answers_arrive_unchanged_in_the_order_of_sending() -> None:
     with grpc_server() as ready:
-        load = at_once(Target(ready, "m"), b"one", b"", b"two")
+        load = run_all(Target(ready, "m"), b"one", b"", b"two")
     assert [reply.status for reply in load.replies] == ["ok"] * 3
     assert [[raw for _, raw in reply.chunks] for reply in load.replies] == [[b"one"], [b""], [b"two"]]
     for reply in load.replies:
@@ -31,66 +31,66 @@ def test_answers_come_back_as_they_were_sent() -> None:
     assert not load.interrupted
 
 
-def test_bodies_beyond_every_window_arrive_whole() -> None:
+def test_bodies_larger_than_the_flow_control_windows_arrive_complete() -> None:
     """Flow control allows 64 KiB at first, a frame holds 16 KiB."""
     bodies = [bytes([65 + number]) * (300_000 + number) for number in range(12)]
     with grpc_server() as ready:
-        load = at_once(Target(ready, "m"), *bodies, b"size 3000000")
+        load = run_all(Target(ready, "m"), *bodies, b"size 3000000")
     assert [reply.chunks[0][1] for reply in load.replies[:-1]] == bodies
     assert load.replies[-1].chunks[0][1] == bytes(3_000_000)
 
 
-def test_a_stream_brings_each_message_with_its_time() -> None:
+def test_each_message_of_a_stream_has_its_time() -> None:
     with grpc_server() as ready:
-        load = at_once(Target(ready, "m", streaming=True), b"abc")
+        load = run_all(Target(ready, "m", streaming=True), b"abc")
     (reply,) = load.replies
     assert [raw for _, raw in reply.chunks] == [b"a", b"b", b"c"]
     times = [time_s for time_s, _ in reply.chunks]
     assert times == sorted(times) and reply.sent_s < times[0] and times[-1] <= reply.ended_s
 
 
-def test_an_error_has_its_code_and_the_servers_words() -> None:
+def test_an_error_has_its_status_and_the_servers_message() -> None:
     with grpc_server() as ready:
-        (infer,) = at_once(Target(ready, "m"), "fail: kein Glück 100 %".encode()).replies
-        (stream,) = at_once(Target(ready, "m", streaming=True), b"fail: no luck").replies
+        (infer,) = run_all(Target(ready, "m"), "fail: kein Glück 100 %".encode()).replies
+        (stream,) = run_all(Target(ready, "m", streaming=True), b"fail: no luck").replies
     assert (infer.status, infer.error, infer.chunks) == ("INVALID_ARGUMENT", "kein Glück 100 %", [])
     assert (stream.status, stream.error) == ("RESOURCE_EXHAUSTED", "no luck")
 
 
-def test_a_request_that_takes_too_long_is_given_up_and_harms_no_other() -> None:
+def test_a_request_that_times_out_does_not_affect_others() -> None:
     with grpc_server() as ready:
-        load = at_once(Target(ready, "m", timeout_s=0.2), b"sleep 0.6", b"fine")
-        later = at_once(Target(ready, "m", timeout_s=5), b"fine")
+        load = run_all(Target(ready, "m", timeout_s=0.2), b"sleep 0.6", b"fine")
+        later = run_all(Target(ready, "m", timeout_s=5), b"fine")
     slow, fine = load.replies
     assert slow.status == "DEADLINE_EXCEEDED" and 0.2 <= slow.ended_s - slow.sent_s < 0.5
     assert fine.ok and later.replies[0].ok
 
 
-def test_a_request_may_take_a_year() -> None:
-    """A time limit has eight digits at most: in milliseconds that is little more than a day."""
+def test_the_timeout_may_be_a_year() -> None:
+    """The header has at most eight digits: in milliseconds little more than a day."""
     with grpc_server() as ready:
         target = Target(ready, "m", timeout_s=31_536_000)
-        load = at_once(target, b"fine")
+        load = run_all(target, b"fine")
     assert [reply.status for reply in load.replies] == ["ok"]
     assert dict(call_headers(target))["grpc-timeout"] == "31536001S"
 
 
-def test_it_is_the_client_s_clock_that_gives_a_request_up() -> None:
-    """A server's own clock counts in milliseconds, and would end a request of 0.2 s after 0.1998."""
+def test_the_client_times_out_before_the_server() -> None:
+    """The server's clock counts in milliseconds, and would end a request of 0.2 s after 0.1998 s."""
     headers = dict(call_headers(Target(endpoint(1), "m", timeout_s=0.2)))
     assert headers["grpc-timeout"] == "250m"
 
 
-def test_a_server_that_keeps_the_deadline_itself_does_not_hide_how_long_it_was() -> None:
+def test_a_timeout_at_the_server_is_reported_with_its_length() -> None:
     with grpc_server() as ready:
-        load = at_once(
+        load = run_all(
             Target(ready, "m", timeout_s=7), b"late: Deadline Exceeded", b"late: the queue is full"
         )
     assert [reply.status for reply in load.replies] == ["DEADLINE_EXCEEDED"] * 2
     assert [reply.error for reply in load.replies] == ["no whole answer in 7 s", "the queue is full"]
 
 
-def test_a_closed_loop_keeps_so_many_outstanding_and_sends_so_many() -> None:
+def test_a_closed_loop_keeps_its_concurrency_and_sends_its_count() -> None:
     with grpc_server() as ready:
         load = run_closed(Target(ready, "m"), [b"sleep 0.02", b"b", b"c"], 3, Clock(), count=20)
     replies = load.replies
@@ -100,7 +100,7 @@ def test_a_closed_loop_keeps_so_many_outstanding_and_sends_so_many() -> None:
     for _, change in events:
         open_ += change
         assert 0 <= open_ <= 3
-    # A slot is due again when its last answer was there.
+    # A slot is due again when its last answer has arrived.
     assert {reply.due_s for reply in replies[3:]} <= {reply.ended_s for reply in replies}
     assert [reply.due_s for reply in replies[:3]] == [load.start_s] * 3
 
@@ -112,20 +112,20 @@ def test_a_closed_loop_ends_by_time() -> None:
     assert load.replies[-1].ended_s >= load.start_s + 0.2
 
 
-def test_a_server_that_takes_few_streams_gets_more_connections() -> None:
+def test_a_limit_of_streams_leads_to_more_connections() -> None:
     with grpc_server(max_concurrent_streams=2) as ready:
         load = run_closed(Target(ready, "m"), [b"sleep 0.01"], 7, Clock(), count=60)
     assert Counter(reply.status for reply in load.replies) == {"ok": 60}
 
 
-def test_connections_that_the_server_ends_in_peace_cost_no_request() -> None:
-    """As proxies do after so many requests, and servers after so long: GOAWAY."""
+def test_no_request_fails_when_the_server_closes_connections_gracefully() -> None:
+    """With GOAWAY, as proxies do after a number of requests, and servers after some time."""
     with grpc_server(max_connection_age_ms=60, max_connection_age_grace_ms=5000) as ready:
         load = run_closed(Target(ready, "m"), [b"sleep 0.005"], 4, Clock(), until_s=0.5)
     assert Counter(reply.status for reply in load.replies).keys() == {"ok"} and len(load.replies) > 40
 
 
-def test_a_server_that_goes_and_comes_again_costs_the_requests_meanwhile() -> None:
+def test_only_requests_during_a_restart_of_the_server_fail() -> None:
     with grpc_server() as ready:
         port = ready.grpc_port
         target = Target(ready, "m", timeout_s=5)
@@ -142,7 +142,7 @@ def test_a_server_that_goes_and_comes_again_costs_the_requests_meanwhile() -> No
     load = run_open(target, [b"x"] * 90, [number / 100 for number in range(90)], Clock())
     thread.join()
     statuses = [reply.status for reply in load.replies]
-    # The server cancels what it has begun when it goes.
+    # When it stops, the server cancels the requests that it has begun.
     assert len(statuses) == 90 and set(statuses) - {"CANCELLED"} == {"ok", "UNAVAILABLE"}
     assert statuses[-1] == "ok"
     failed = [reply for reply in load.replies if not reply.ok]
@@ -150,20 +150,20 @@ def test_a_server_that_goes_and_comes_again_costs_the_requests_meanwhile() -> No
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_server_that_stays_away_ends_the_load(monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
+def test_a_server_that_does_not_return_ends_the_load(monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
     monkeypatch.setattr(loops, "GIVE_UP_S", 0.5)
     answered = threading.Event()
 
-    class Counted:
+    class Progress:
         def count(self, ok: bool, latency_s: float) -> None:
             if ok:
                 answered.set()
 
     def load(target: Target) -> LoadResult:
         if closed:
-            return run_closed(target, [b"sleep 0.01"], 4, Clock(), until_s=60, progress=Counted())
+            return run_closed(target, [b"sleep 0.01"], 4, Clock(), until_s=60, progress=Progress())
         due_s = [number / 100 for number in range(6000)]
-        return run_open(target, [b"x"] * 6000, due_s, Clock(), progress=Counted())
+        return run_open(target, [b"x"] * 6000, due_s, Clock(), progress=Progress())
 
     with ThreadPoolExecutor(1) as executor:
         with grpc_server() as ready:
@@ -176,12 +176,12 @@ def test_a_server_that_stays_away_ends_the_load(monkeypatch: pytest.MonkeyPatch,
     assert last[-1].ended_s < 30
 
 
-def test_without_a_server_nothing_is_measured() -> None:
+def test_without_a_server_the_load_does_not_start() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     with pytest.raises(NotReady, match=f"127.0.0.1:{port} .host node01."):
-        at_once(Target(endpoint(port), "m"), b"x")
+        run_all(Target(endpoint(port), "m"), b"x")
 
 
 def test_a_late_request_is_sent_at_once_and_none_is_dropped() -> None:
@@ -197,19 +197,19 @@ def test_a_late_request_is_sent_at_once_and_none_is_dropped() -> None:
     assert first.sent_s - first.due_s >= 0.5 and first.due_s == load.start_s
 
 
-def test_progress_is_told_of_each_answer() -> None:
-    told: list[tuple[bool, float]] = []
+def test_progress_counts_each_answer() -> None:
+    counted: list[tuple[bool, float]] = []
 
-    class Counted:
+    class Progress:
         def count(self, ok: bool, latency_s: float) -> None:
-            told.append((ok, latency_s))
+            counted.append((ok, latency_s))
 
     with grpc_server() as ready:
-        load = run_open(Target(ready, "m"), [b"x", b"fail: y"], [0.0, 0.01], Clock(), progress=Counted())
-    assert sorted(told) == sorted((reply.ok, reply.ended_s - reply.due_s) for reply in load.replies)
+        load = run_open(Target(ready, "m"), [b"x", b"fail: y"], [0.0, 0.01], Clock(), progress=Progress())
+    assert sorted(counted) == sorted((reply.ok, reply.ended_s - reply.due_s) for reply in load.replies)
 
 
-def test_an_error_of_ours_ends_the_load_instead_of_hanging_it() -> None:
+def test_an_exception_in_a_callback_ends_the_load() -> None:
     class Broken:
         def count(self, ok: bool, latency_s: float) -> None:
             raise ZeroDivisionError("as if")
@@ -218,8 +218,8 @@ def test_an_error_of_ours_ends_the_load_instead_of_hanging_it() -> None:
         run_open(Target(ready, "m"), [b"x"], [0.0], Clock(), progress=Broken())
 
 
-def test_a_server_that_speaks_something_else_is_not_ready() -> None:
-    """The HTTP port, say."""
+def test_a_server_of_another_protocol_is_not_ready() -> None:
+    """For example the HTTP port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:
@@ -231,11 +231,11 @@ def test_a_server_that_speaks_something_else_is_not_ready() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(NotReady, match="the server closed the connection"):
-            at_once(Target(endpoint(listening.getsockname()[1]), "m"), b"x")
+            run_all(Target(endpoint(listening.getsockname()[1]), "m"), b"x")
         thread.join()
 
 
-def test_a_slow_last_answer_does_not_hide_how_busy_the_client_was() -> None:
+def test_waiting_for_a_slow_last_answer_does_not_lower_the_busiest_share() -> None:
     with grpc_server() as ready:
         payloads = [b"sleep 1", *[b"b"] * 2000]
         load = run_closed(Target(ready, "m"), payloads, 2, Clock(), until_s=0.3)

@@ -1,4 +1,4 @@
-"""The benchmark of the load generator itself: its contenders run, and it judges rightly."""
+"""The benchmark of the load generator itself: its contenders run, and its bounds are applied correctly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def broken(**changed: tuple[str, Figures]) -> list[str]:
     return [verdict.what for verdict in verdicts(rounds, 1000) if not verdict.kept]
 
 
-def test_each_bound_is_broken_just_beyond_it() -> None:
+def test_each_bound_fails_just_beyond_it() -> None:
     assert len(verdicts({key: [figures] for key, figures in GOOD.items()}, 1000)) == 7
     assert broken() == []
     assert broken(ours=(CLOSED, Figures(rate_per_s=949, cpu_us_per_request=75.1))) == [
@@ -53,8 +53,8 @@ def test_each_bound_is_broken_just_beyond_it() -> None:
     ]
 
 
-def test_a_ratio_is_that_of_the_rounds_and_not_of_their_medians() -> None:
-    """The machine was busy in the second round; both contenders felt it."""
+def test_a_ratio_is_the_median_over_rounds_not_the_ratio_of_medians() -> None:
+    """The machine was busy in the second round, for both contenders."""
     rounds = {
         (CLOSED, "ours"): [Figures(rate_per_s=rate, cpu_us_per_request=1) for rate in (1000, 100, 900)],
         (CLOSED, "perf_analyzer"): [
@@ -64,7 +64,7 @@ def test_a_ratio_is_that_of_the_rounds_and_not_of_their_medians() -> None:
     assert verdicts(rounds, 1000)[0].value == 0.9
 
 
-def test_the_table_has_the_middle_round_and_the_range() -> None:
+def test_the_table_has_the_median_and_the_range() -> None:
     rounds = {(CLOSED, "ours"): [Figures(rate_per_s=rate) for rate in (1000.0, 3000.0, 2000.0)]}
     assert "2,000.0 (1,000.0 to 3,000.0)" in report(rounds, [], {CLOSED: 32})
 
@@ -75,7 +75,7 @@ def stamped(stamp_ms: float) -> bytes:
     return bytes(service_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString())
 
 
-def test_gaps_are_compared_with_the_servers_own() -> None:
+def test_gaps_are_compared_with_those_of_the_server() -> None:
     """The server sends each 20 ms; the client sees the second token 3 ms late: two gaps are off by 3 ms."""
     sent_ms, seen_ms = (0, 20, 40, 60), (1, 24, 41, 61)
     chunks = [(seen / 1e3, stamped(sent)) for sent, seen in zip(sent_ms, seen_ms, strict=True)]
@@ -83,7 +83,7 @@ def test_gaps_are_compared_with_the_servers_own() -> None:
 
 
 @pytest.mark.triton
-def test_every_contender_shows_its_figures(tmp_path: Path) -> None:
+def test_every_contender_gives_its_figures(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         for name, scenario in CONTENDERS:
             arguments = [name, scenario, "40", "0.3", str(server.endpoint.grpc_port)]

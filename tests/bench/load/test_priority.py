@@ -1,4 +1,4 @@
-"""The client's priority while it sends."""
+"""The load generator's real-time priority."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ def policies() -> set[int]:
     return {os.sched_getscheduler(int(thread.name)) for thread in Path("/proc/self/task").iterdir()}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go before others")
-def test_every_thread_of_root_goes_first_and_only_meanwhile() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise its priority")
+def test_every_thread_has_real_time_priority_and_loses_it_again() -> None:
     ended = threading.Event()
     other = threading.Thread(target=ended.wait)
     other.start()
     try:
         before = policies()
-        with real_time_priority() as first:
-            assert first and policies() == {os.SCHED_RR}
+        with real_time_priority() as raised:
+            assert raised and policies() == {os.SCHED_RR}
         assert policies() == before == {os.SCHED_OTHER}
     finally:
         ended.set()
         other.join()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go before others")
-def test_threads_that_end_meanwhile_do_no_harm() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise its priority")
+def test_threads_may_end_while_priority_is_raised() -> None:
     over = threading.Event()
 
     def churn() -> None:
@@ -42,18 +42,18 @@ def test_threads_that_end_meanwhile_do_no_harm() -> None:
     churning.start()
     try:
         for _ in range(200):
-            with real_time_priority() as first:
-                assert first
+            with real_time_priority() as raised:
+                assert raised
     finally:
         over.set()
         churning.join()
     assert policies() == {os.SCHED_OTHER}
 
 
-def test_who_may_not_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_permission_priority_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setscheduler", refused)
-    with real_time_priority() as first:
-        assert not first and policies() == {os.SCHED_OTHER}
+    with real_time_priority() as raised:
+        assert not raised and policies() == {os.SCHED_OTHER}

@@ -1,4 +1,4 @@
-"""Every way to ask, against a real tritonserver."""
+"""Every protocol and kind of model, against a real tritonserver."""
 
 from __future__ import annotations
 
@@ -41,32 +41,32 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         yield ready
 
 
-def ask(target: Target, *requests: Request) -> tuple[LoadResult, list[ParsedReply]]:
+def send(target: Target, *requests: Request) -> tuple[LoadResult, list[ParsedReply]]:
     payloads = [encode_request(request, target, str(number)) for number, request in enumerate(requests)]
     load = run_open(target, payloads, [0.0] * len(requests), Clock())
     return load, [parse_reply(reply, target) for reply in load.replies]
 
 
-def ask_one(target: Target, request: Request) -> ParsedReply:
-    load, (parsed,) = ask(target, request)
+def send_one(target: Target, request: Request) -> ParsedReply:
+    load, (parsed,) = send(target, request)
     assert load.replies[0].status == "ok", load.replies[0]
     return parsed
 
 
 @BOTH
 @pytest.mark.parametrize("model", ["ensemble", "llm_api"])
-def test_text_models_answer_at_once(endpoint: Endpoint, protocol: Protocol, model: str) -> None:
+def test_text_models_without_streaming(endpoint: Endpoint, protocol: Protocol, model: str) -> None:
     kind = TextModel(takes_sampling_params=True, batched=False) if model == "llm_api" else TextModel()
-    parsed = ask_one(Target(endpoint, model, kind, protocol), Request(9, "Grüße, “you”"))
-    assert (parsed.text, parsed.token_ids, parsed.sequence_length) == ("GRÜSSE, “YOU”", None, 8)
+    parsed = send_one(Target(endpoint, model, kind, protocol), Request(9, "Grüße, “you”"))
+    assert (parsed.text, parsed.token_ids, parsed.chunks[-1].sequence_length) == ("GRÜSSE, “YOU”", None, 8)
     assert len(parsed.chunks) == 1 and not parsed.streamed
 
 
 @BOTH
 def test_a_decoupled_model_streams_its_letters(endpoint: Endpoint, protocol: Protocol) -> None:
     target = Target(endpoint, "decoupled", protocol=protocol, streaming=True, decoupled=True)
-    parsed = ask_one(target, Request(9, "slowly"))
-    assert parsed.streamed and parsed.text == "SLOWLY" and parsed.sequence_length == 6
+    parsed = send_one(target, Request(9, "slowly"))
+    assert parsed.streamed and parsed.text == "SLOWLY" and parsed.chunks[-1].sequence_length == 6
     assert [chunk.text for chunk in parsed.chunks] == list("SLOWLY")
     times = [chunk.time_s for chunk in parsed.chunks]
     gaps = [after - before for before, after in itertools.pairwise(times)]
@@ -76,18 +76,18 @@ def test_a_decoupled_model_streams_its_letters(endpoint: Endpoint, protocol: Pro
 
 @BOTH
 def test_a_model_that_is_not_decoupled_can_be_streamed_too(endpoint: Endpoint, protocol: Protocol) -> None:
-    parsed = ask_one(Target(endpoint, "ensemble", protocol=protocol, streaming=True), Request(3, "hello"))
+    parsed = send_one(Target(endpoint, "ensemble", protocol=protocol, streaming=True), Request(3, "hello"))
     assert [chunk.text for chunk in parsed.chunks] == ["HELLO"] and parsed.streamed
 
 
 @BOTH
 def test_the_core_model_takes_ids(endpoint: Endpoint, protocol: Protocol) -> None:
     target = Target(endpoint, "tensorrt_llm", CoreModel(), protocol)
-    parsed = ask_one(target, Request(5, token_ids=(11, 12, 13)))
+    parsed = send_one(target, Request(5, token_ids=(11, 12, 13)))
     # This one repeats the prompt and stops two tokens early.
-    assert parsed.token_ids == (11, 12, 13, 7, 7, 7) and parsed.sequence_length == 6
+    assert parsed.token_ids == (11, 12, 13, 7, 7, 7) and parsed.chunks[-1].sequence_length == 6
     assert parsed.text is None
-    assert ask_one(target, Request(4, token_ids=(5,))).token_ids == (5, 7, 7)
+    assert send_one(target, Request(4, token_ids=(5,))).token_ids == (5, 7, 7)
 
 
 @BOTH
@@ -102,7 +102,7 @@ def test_the_core_model_streams_ids(endpoint: Endpoint, protocol: Protocol, stre
         decoupled=True,
         stream_input="streaming",
     )
-    parsed = ask_one(target, Request(4, token_ids=(5, 6)))
+    parsed = send_one(target, Request(4, token_ids=(5, 6)))
     expected = [(1,), (2,), (3,), (4,)] if streaming else [(1, 2, 3, 4)]
     assert [chunk.token_ids for chunk in parsed.chunks] == expected
 
@@ -116,11 +116,11 @@ def test_the_core_model_streams_ids(endpoint: Endpoint, protocol: Protocol, stre
         ("decoupled", "http", True, "HTTP 400"),
     ],
 )
-def test_errors_are_in_the_servers_words(
+def test_errors_have_the_servers_message(
     endpoint: Endpoint, model: str, protocol: Protocol, streaming: bool, status: str
 ) -> None:
     target = Target(endpoint, model, protocol=protocol, streaming=streaming, decoupled=streaming)
-    load, parsed = ask(target, Request(3, "fail: no luck"), Request(3, "fine"))
+    load, parsed = send(target, Request(3, "fail: no luck"), Request(3, "fine"))
     failed, fine = load.replies
     assert (failed.status, failed.error, failed.chunks) == (status, "no luck", [])
     assert fine.ok and parsed[0].chunks == () and parsed[1].text == "FINE"
@@ -128,21 +128,21 @@ def test_errors_are_in_the_servers_words(
 
 @BOTH
 def test_an_unknown_model_is_an_error_of_each_request(endpoint: Endpoint, protocol: Protocol) -> None:
-    load, _ = ask(Target(endpoint, "absent", protocol=protocol), Request(3, "x"))
+    load, _ = send(Target(endpoint, "absent", protocol=protocol), Request(3, "x"))
     (reply,) = load.replies
     assert reply.status == {"grpc": "NOT_FOUND", "http": "HTTP 404"}[protocol]
     assert "absent" in (reply.error or "")
 
 
-def test_an_error_that_http_calls_a_success_is_one(endpoint: Endpoint) -> None:
+def test_an_error_with_http_status_200_is_an_error(endpoint: Endpoint) -> None:
     """``generate`` answers 200 with an error when a decoupled model gives several responses."""
-    load, _ = ask(Target(endpoint, "decoupled", protocol="http"), Request(3, "two"))
+    load, _ = send(Target(endpoint, "decoupled", protocol="http"), Request(3, "two"))
     assert load.replies[0].status == "HTTP 200" and "exactly 1 response" in (load.replies[0].error or "")
 
 
 @BOTH
-def test_a_request_that_takes_too_long_is_given_up(endpoint: Endpoint, protocol: Protocol) -> None:
-    load, _ = ask(Target(endpoint, "ensemble", protocol=protocol, timeout_s=0.2), Request(3, "sleep 0.6: x"))
+def test_a_request_that_takes_too_long_times_out(endpoint: Endpoint, protocol: Protocol) -> None:
+    load, _ = send(Target(endpoint, "ensemble", protocol=protocol, timeout_s=0.2), Request(3, "sleep 0.6: x"))
     (reply,) = load.replies
     assert reply.status == "DEADLINE_EXCEEDED" and 0.2 <= reply.ended_s - reply.sent_s < 0.6
 
@@ -156,21 +156,21 @@ def test_a_closed_loop_over_either_protocol(endpoint: Endpoint, protocol: Protoc
 
 
 @BOTH
-def test_no_proxy_is_asked(endpoint: Endpoint, protocol: Protocol, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_is_used(endpoint: Endpoint, protocol: Protocol, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "grpc_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert ask_one(Target(endpoint, "ensemble", protocol=protocol), Request(3, "x")).text == "X"
+    assert send_one(Target(endpoint, "ensemble", protocol=protocol), Request(3, "x")).text == "X"
 
 
 @BOTH
-def test_without_a_server_nothing_is_measured(protocol: Protocol) -> None:
-    gone = Endpoint("1", "node01", "127.0.0.1", 1, 1, 1, [], 0.0)
+def test_without_a_server_the_load_does_not_start(protocol: Protocol) -> None:
+    unreachable = Endpoint("1", "node01", "127.0.0.1", 1, 1, 1, [], 0.0)
     with pytest.raises(NotReady, match="host node01"):
-        run_open(Target(gone, "ensemble", protocol=protocol), [b"{}"], [0.0], Clock())
+        run_open(Target(unreachable, "ensemble", protocol=protocol), [b"{}"], [0.0], Clock())
 
 
 @BOTH
-def test_a_stalled_server_shows_at_full_size_in_the_latency_from_schedule(
+def test_a_stall_of_the_server_fully_shows_in_the_latency_from_schedule(
     endpoint: Endpoint, protocol: Protocol
 ) -> None:
     """One request stalls the only instance for 2 s; 39 more fall due meanwhile, 50 ms apart."""
@@ -180,13 +180,13 @@ def test_a_stalled_server_shows_at_full_size_in_the_latency_from_schedule(
     load = run_open(target, payloads, [number / 20 for number in range(50)], Clock())
     assert all(reply.ok for reply in load.replies) and len(load.replies) == 50
     waits_s = [reply.ended_s - reply.due_s for reply in load.replies]
-    # The k-th request after the stall began waits for all that is left of it: no omission.
+    # The k-th request after the stall began waits for the rest of it: no coordinated omission.
     # A machine with other work to do makes waits longer, never shorter.
     for behind in range(39):
         left_s = 2 - behind * 0.05
         assert left_s - 0.001 <= waits_s[1 + behind] < left_s + 0.5
     assert waits_s[0] < 0.5 and waits_s[-1] < 0.5
-    # It was the server's doing: no request was held back until the stall was over.
+    # The server caused the delay: no request was held back until the stall was over.
     assert max(reply.sent_s - reply.due_s for reply in load.replies) < 0.5
 
 
@@ -207,7 +207,7 @@ print([reply.index for reply in load.replies], load.interrupted, flush=True)
 
 
 @BOTH
-def test_ctrl_c_ends_at_once_and_keeps_what_was_measured(endpoint: Endpoint, protocol: Protocol) -> None:
+def test_ctrl_c_ends_the_load_at_once_and_keeps_the_replies(endpoint: Endpoint, protocol: Protocol) -> None:
     ports = [str(endpoint.http_port), str(endpoint.grpc_port)]
     process = subprocess.Popen(
         [sys.executable, "-c", _INTERRUPTED, *ports, protocol],

@@ -55,10 +55,7 @@ _CODE_OF_HTTP = {
     "401": "UNAUTHENTICATED",
     "403": "PERMISSION_DENIED",
     "404": "UNIMPLEMENTED",
-    "429": "UNAVAILABLE",
-    "502": "UNAVAILABLE",
-    "503": "UNAVAILABLE",
-    "504": "UNAVAILABLE",
+    **dict.fromkeys(("429", "502", "503", "504"), "UNAVAILABLE"),
 }
 """What an HTTP status means where a proxy answered: gRPC's http-grpc-status-mapping.md."""
 _CODE_OF_RESET = {CANCEL: "CANCELLED"}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.client.http import error_message
 from trtllm_hpc.errors import NotReady
 
 if TYPE_CHECKING:
@@ -128,10 +128,4 @@ class HttpClient:
 
 
 def _error_message(body: bytes) -> str:
-    """The message of Triton's ``{"error": ...}``, else the body as it is."""
-    text = body.decode("utf-8", errors="replace").strip().removeprefix(_EVENT_PREFIX.decode())
-    try:
-        answer: Any = json.loads(text)
-        return str(answer["error"])
-    except (ValueError, KeyError, TypeError):
-        return text[:65536] or "no error message"
+    return error_message(body[:65536].removeprefix(_EVENT_PREFIX)) or "no error message"

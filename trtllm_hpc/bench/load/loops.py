@@ -25,8 +25,8 @@ MIN_UNCONNECTED = 10
 
 
 @dataclass(frozen=True)
-class OpenPlan:
-    """Each payload is sent at its time."""
+class Plan:
+    """What is sent, and from when on."""
 
     target: Target
     payloads: Sequence[bytes]
@@ -34,25 +34,23 @@ class OpenPlan:
     """Index in the workload of each payload."""
     clock: Clock
     start_s: float | None
+
+
+@dataclass(frozen=True)
+class OpenPlan(Plan):
+    """Each payload is sent at its time."""
+
     due_s: Sequence[float]
 
 
 @dataclass(frozen=True)
-class ClosedPlan:
+class ClosedPlan(Plan):
     """A fixed number of requests is outstanding."""
 
-    target: Target
-    payloads: Sequence[bytes]
-    indices: range
-    """Index in the workload of each payload."""
-    clock: Clock
-    start_s: float | None
     concurrency: int
     count: int | None
     until_s: float | None
 
-
-Plan = OpenPlan | ClosedPlan
 
 Control = Callable[[Callable[[], object]], float]
 """Called once connected, with a function that ends the load from any thread; returns the start time."""
@@ -124,8 +122,10 @@ def run_in_process(
     Raises:
         NotReady: no connection to the endpoint.
     """
-    loop = _OpenLoop(plan, progress) if isinstance(plan, OpenPlan) else _ClosedLoop(plan, progress)
-    return asyncio.run(loop.run(control))
+    if isinstance(plan, OpenPlan):
+        return asyncio.run(_OpenLoop(plan, progress).run(control))
+    assert isinstance(plan, ClosedPlan)
+    return asyncio.run(_ClosedLoop(plan, progress).run(control))
 
 
 class _Loop:
@@ -161,7 +161,7 @@ class _Loop:
                 if self.start_s is None:
                     self.start_s = self.clock.now() + _LEAD_S
                 self.timer = timer
-                self.begin()
+                timer.set(self.clock.zero + self.start_s)
                 await self.over.wait()
                 self.usage.end()
         finally:
@@ -174,10 +174,8 @@ class _Loop:
             replies, self.usage.total(), self.start_s, self.interrupted, disconnected=self.disconnected
         )
 
-    def begin(self) -> None:
-        raise NotImplementedError
-
     def on_timer(self) -> None:
+        """Send what is due; called first at the start."""
         raise NotImplementedError
 
     def after(self, reply: Reply) -> bool:
@@ -222,9 +220,6 @@ class _OpenLoop(_Loop):
         super().__init__(plan, progress)
         self.due_s = plan.due_s
 
-    def begin(self) -> None:
-        self.on_timer()
-
     def on_timer(self) -> None:
         assert self.start_s is not None
         last = min(self.sent + _BURST, len(self.due_s))
@@ -252,10 +247,6 @@ class _ClosedLoop(_Loop):
         self.concurrency = plan.concurrency
         self.left = plan.count if plan.count is not None else 2**62
         self.until_s = plan.until_s
-
-    def begin(self) -> None:
-        assert self.start_s is not None
-        self.timer.set(self.clock.zero + self.start_s)
 
     def on_timer(self) -> None:
         assert self.start_s is not None

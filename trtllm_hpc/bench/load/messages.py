@@ -188,12 +188,6 @@ class ParsedReply:
         parts = [chunk.token_ids for chunk in self.chunks if chunk.token_ids is not None]
         return tuple(token for part in parts for token in part) if parts else None
 
-    @property
-    def sequence_length(self) -> int | None:
-        """The last length that the model reported; ``None`` if it reported none."""
-        lengths = [chunk.sequence_length for chunk in self.chunks if chunk.sequence_length is not None]
-        return lengths[-1] if lengths else None
-
 
 def parse_reply(reply: Reply, target: Target) -> ParsedReply:
     """Parse the responses to one request. Those without output, or in no known format, are left out."""

@@ -128,6 +128,7 @@ def _share_of(plan: Plan, share: int, processes: int) -> Plan:
     payloads, indices = plan.payloads[share::processes], plan.indices[share::processes]
     if isinstance(plan, OpenPlan):
         return replace(plan, payloads=payloads, indices=indices, due_s=plan.due_s[share::processes])
+    assert isinstance(plan, ClosedPlan)
     if not payloads:  # fewer requests than processes
         payloads, indices = plan.payloads, plan.indices
     count = None if plan.count is None else len(range(share, plan.count, processes))

@@ -97,7 +97,7 @@ def _dataset(spec: WorkloadSpec) -> BuiltWorkload:
     """
     found = read_prompts(spec.file, spec.workload.tokens_per_word)
     prompts = [prompt for prompt in found if prompt is not None]
-    builder = RequestBuilder(spec, spec.file)
+    builder = RequestBuilder(spec)
     requests = builder.in_random_order(prompts)
     empty = len(found) - len(prompts)
     note = [f"Left out {empty:,} of {len(found):,} entries: they have no prompt."] if empty else []

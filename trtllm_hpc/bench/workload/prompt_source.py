@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 from trtllm_hpc.bench.workload.random_numbers import Codes
 from trtllm_hpc.bench.workload.request import (
@@ -60,17 +59,7 @@ class PromptShape:
     prefix_tokens: int = 0
 
 
-class PromptSource(Protocol):
-    """Turns shapes into requests."""
-
-    def requests(self, shapes: Iterable[PromptShape]) -> Iterator[Request]:
-        """Yield a request for each shape, in their order."""
-
-    def notes(self) -> list[str]:
-        """Return a sentence for each deviation from the shapes, once the requests are made."""
-
-
-def prompt_source(spec: WorkloadSpec) -> PromptSource:
+def prompt_source(spec: WorkloadSpec) -> TokenIdSource | TextSource:
     """Return a source of token ids for a model that takes ids, else of texts.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 
 from trtllm_hpc.bench.workload.dataset import SourcePrompt
 from trtllm_hpc.bench.workload.prompt_source import TOKENIZER_HINT
@@ -22,16 +21,12 @@ from trtllm_hpc.bench.workload.request import (
 class RequestBuilder:
     """Builds requests from prompts.
 
-    Args:
-        path: the file of the prompts, for error messages.
-
     Raises:
         ConfigError: the length of prompts is limited, and there is no tokenizer to count them.
     """
 
-    def __init__(self, spec: WorkloadSpec, path: Path | None = None) -> None:
+    def __init__(self, spec: WorkloadSpec) -> None:
         self._spec = spec
-        self._path = path
         self._seen = 0
         self._too_long = 0
         if spec.tokenizer is None and not spec.token_ids and spec.workload.max_input_tokens is not None:
@@ -101,15 +96,14 @@ class RequestBuilder:
         return BY_WORKLOAD if self._spec.token_ids or tokenizer is None else tokenizer.counted_by
 
     def _checked_ids(self, prompt: SourcePrompt, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The ids of a prompt, if the model takes ids and has these."""
-        path = self._path or Path("the workload")
+        """The ids of a file's prompt, if the model takes ids and has these."""
         if not self._spec.token_ids:
             message = "has token ids, but the model takes texts"
-            raise file_error(path, prompt.line, message, hint="--model tensorrt_llm")
+            raise file_error(self._spec.file, prompt.line, message, hint="--model tensorrt_llm")
         size = None if self._spec.vocabulary is None else self._spec.vocabulary.size
         if size is not None and max(ids) >= size:
             message = f"token id {max(ids)} is outside the model's vocabulary of {size:,}"
-            raise file_error(path, prompt.line, message)
+            raise file_error(self._spec.file, prompt.line, message)
         return ids
 
 

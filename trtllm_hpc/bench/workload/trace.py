@@ -118,7 +118,7 @@ def _has_only_lengths(entry: Entry) -> bool:
 
 def _recorded(spec: WorkloadSpec, timed: Sequence[TimedEntry]) -> tuple[list[Request], list[str]]:
     """Requests of entries that have prompts or token ids."""
-    builder = RequestBuilder(spec, spec.file)
+    builder = RequestBuilder(spec)
     requests: list[Request] = []
     begin = 0
     while begin < len(timed) and len(requests) < spec.count:

@@ -22,16 +22,16 @@ def reply(index: int = 0, due_s: float = 1.0, status: str = "ok") -> Reply:
 
 
 def answer(*texts: str | None, streamed: bool = False, lengths: Sequence[int | None] = ()) -> ParsedReply:
-    """Of a text model, a response each second."""
-    told = [*lengths, *[None] * len(texts)]
+    """An answer of a text model, with a response each second."""
+    reported = [*lengths, *[None] * len(texts)]
     return ParsedReply(
-        tuple(Chunk(2.0 + at, text=text, sequence_length=told[at]) for at, text in enumerate(texts)),
+        tuple(Chunk(2.0 + at, text=text, sequence_length=reported[at]) for at, text in enumerate(texts)),
         streamed,
     )
 
 
 def ids(*responses: tuple[int, ...], streamed: bool = False) -> ParsedReply:
-    """Of the core model."""
+    """An answer of the core model."""
     return ParsedReply(tuple(Chunk(2.0 + at, token_ids=each) for at, each in enumerate(responses)), streamed)
 
 
@@ -60,7 +60,7 @@ def chunks(made: RequestRecord) -> tuple[tuple[int, ...], str | None]:
     return made.chunk_tokens, made.chunks_by
 
 
-def test_a_record_has_what_the_reply_and_the_request_say() -> None:
+def test_a_record_combines_reply_and_request() -> None:
     replies = [reply(3, 1.0), reply(1, 5.0, "DEADLINE_EXCEEDED")]
     replies[1].error = "too late"
     first, second = to_records(
@@ -79,43 +79,43 @@ def test_a_record_has_what_the_reply_and_the_request_say() -> None:
     assert output(second) == (None, None)
 
 
-def test_the_core_models_ids_are_counted_without_the_prompt_that_it_repeats() -> None:
+def test_the_core_models_ids_are_counted_without_a_repeated_prompt() -> None:
     assert output(record(ids((5, 6, 7, 8, 9)), IDS)) == (2, "model")
-    assert output(record(ids((8, 9, 9)), IDS)) == (3, "model"), "it was asked to leave the prompt out"
+    assert output(record(ids((8, 9, 9)), IDS)) == (3, "model"), "the model does not repeat the prompt"
     assert record(ids((5, 6, 7, 8, 9)), IDS).chunks_s == (), "nothing was streamed"
 
 
-def test_the_core_models_streamed_ids_are_counted_response_by_response() -> None:
+def test_streamed_ids_are_counted_by_response() -> None:
     made = record(ids((8,), (9, 9), (8,), streamed=True), IDS)
     assert made.chunks_s == (2.0, 3.0, 4.0)
     assert (chunks(made), output(made)) == (((1, 2, 1), "model"), (4, "model"))
 
 
-def test_a_length_that_the_model_tells_is_believed() -> None:
+def test_a_length_that_the_model_reports_is_used() -> None:
     assert output(record(answer("so it is", lengths=[7]), tokenizer=WordTokenizer())) == (7, "model")
 
 
 @pytest.mark.parametrize("lengths", [(1, 1, 2), (1, 2, 4)])
-def test_several_responses_that_nobody_asked_for_are_counted_together(lengths: tuple[int, ...]) -> None:
+def test_several_responses_without_streaming_are_counted_together(lengths: tuple[int, ...]) -> None:
     made = record(answer("a", "b", "c d", lengths=lengths))
     assert (made.chunks_s, output(made)) == ((), (4, "model"))
 
 
-def test_a_length_is_that_of_prompt_and_answer_where_the_text_is() -> None:
+def test_a_reported_length_includes_a_repeated_prompt() -> None:
     repeated = answer("what is it so", lengths=[9])
     assert output(record(repeated)) == (5, "model")
     uncounted = Request(10, "what is it")
-    assert output(record(repeated, uncounted)) == (10, "requested"), "nobody knows the prompt's tokens"
+    assert output(record(repeated, uncounted)) == (10, "requested"), "the prompt's tokens are unknown"
 
 
 @pytest.mark.parametrize("lengths", [(1, 1, 2), (1, 2, 4)])
-def test_lengths_of_responses_are_their_own_or_of_all_so_far(lengths: tuple[int, ...]) -> None:
+def test_lengths_of_responses_are_their_own_or_cumulative(lengths: tuple[int, ...]) -> None:
     made = record(answer("a", "b", "c d", streamed=True, lengths=lengths))
     assert (chunks(made), output(made)) == (((1, 1, 2), "model"), (4, "model"))
 
 
-def test_a_streamed_response_is_a_token_with_or_without_a_tokenizer() -> None:
-    """A response without letters brought a token that has none, such as the one that ends a text."""
+def test_a_streamed_response_is_one_token_with_or_without_a_tokenizer() -> None:
+    """A response without text is a token without text, such as the one that ends an answer."""
     parsed = answer("so", " it", "\ufffd", " is", "", streamed=True)
     for tokenizer in (None, WordTokenizer()):
         made = record(parsed, tokenizer=tokenizer)
@@ -130,7 +130,7 @@ def test_responses_of_several_tokens_are_counted_by_the_tokenizer(accumulates: b
     assert (chunks(made), output(made)) == (((2, 1, 2, 3), "tokenizer"), (8, "tokenizer"))
 
 
-def test_a_part_of_a_letter_is_one_token_whatever_the_tokenizer_makes_of_its_sign() -> None:
+def test_a_replacement_character_is_one_token_however_it_is_tokenized() -> None:
     class Bytes(WordTokenizer):
         def encode(self, texts: Sequence[str]) -> list[list[int]]:
             return [
@@ -141,21 +141,21 @@ def test_a_part_of_a_letter_is_one_token_whatever_the_tokenizer_makes_of_its_sig
     single = record(answer("\ufffd", "\ufffd", " so", streamed=True), tokenizer=Bytes())
     assert chunks(single) == ((1, 1, 1), "responses")
     several = record(answer("so it", "\ufffd", "\ufffd", streamed=True), tokenizer=Bytes())
-    assert chunks(several) == ((2, 1, 1), "tokenizer"), "parts of letters tell nothing of the others"
+    assert chunks(several) == ((2, 1, 1), "tokenizer"), "replacement characters do not decide for the others"
 
 
-def test_texts_that_grow_by_a_word_are_a_token_each() -> None:
+def test_cumulative_texts_that_grow_by_a_word_are_one_token_each() -> None:
     made = record(answer("so", "so it", "so it is", streamed=True), tokenizer=WordTokenizer())
     assert (chunks(made), output(made)) == (((1, 1, 1), "responses"), (3, "responses"))
 
 
-def test_an_unstreamed_text_is_counted_by_the_tokenizer_without_prompt_and_special_tokens() -> None:
+def test_an_unstreamed_text_is_tokenized_without_prompt_and_special_tokens() -> None:
     assert output(record(answer("so it is"), tokenizer=WordTokenizer(ends=True))) == (3, "tokenizer")
     assert output(record(answer("what is it so it is"), tokenizer=WordTokenizer())) == (3, "tokenizer")
 
 
-def test_an_answer_that_a_stream_brings_in_one_piece_is_counted_as_a_whole() -> None:
-    """So answers a model that does not stream, however it is asked."""
+def test_a_stream_of_one_response_is_counted_as_a_whole() -> None:
+    """As of a model that does not stream, even if streaming is requested."""
     whole = answer("what is it so it is", streamed=True)
     made = record(whole, tokenizer=WordTokenizer())
     assert (chunks(made), output(made)) == (((3,), "tokenizer"), (3, "tokenizer"))
@@ -164,7 +164,7 @@ def test_an_answer_that_a_stream_brings_in_one_piece_is_counted_as_a_whole() -> 
     assert (chunks(core), output(core)) == (((2,), "model"), (2, "model"))
 
 
-def test_no_more_tokens_are_counted_than_were_asked_for() -> None:
+def test_at_most_the_requested_tokens_are_counted() -> None:
     assert output(record(answer("many letters"), tokenizer=LetterTokenizer())) == (10, "tokenizer")
 
 
@@ -173,17 +173,17 @@ def test_an_empty_answer_has_no_tokens() -> None:
     assert record(ParsedReply((), True)).output_tokens == 0
 
 
-def test_what_nobody_counts_is_what_was_asked_for_and_says_so() -> None:
+def test_without_any_count_the_requested_number_is_recorded_as_such() -> None:
     assert output(record(answer("so it is"))) == (10, "requested")
 
 
-def test_a_stream_that_broke_off_keeps_what_came_without_a_total() -> None:
+def test_a_stream_that_broke_off_has_its_chunks_but_no_total() -> None:
     made = record(answer("so", " it", streamed=True), status="UNAVAILABLE")
     assert (made.chunks_s, made.chunk_tokens) == ((2.0, 3.0), (1, 1))
     assert output(made) == (None, None)
 
 
-def test_many_answers_are_each_given_their_own_count() -> None:
+def test_many_answers_each_have_their_own_count() -> None:
     requests = [Request(10, f"ask {at}", input_tokens=3, input_by="tokenizer") for at in range(1200)]
     parsed = [answer("so " * (at % 5)) if at % 7 else ParsedReply() for at in range(1200)]
     made = to_records(

@@ -1,4 +1,4 @@
-"""A load shared by processes."""
+"""A load shared by several processes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from trtllm_hpc.errors import NotReady
 pytestmark = pytest.mark.long  # each process takes a second to start
 
 
-def test_an_open_loop_keeps_its_times_and_its_order() -> None:
+def test_an_open_loop_keeps_times_and_order() -> None:
     payloads = [b"%d" % number for number in range(31)]
-    told: list[bool] = []
+    counted: list[bool] = []
 
-    class Counted:
+    class Progress:
         def count(self, ok: bool, latency_s: float) -> None:
-            told.append(ok and latency_s > 0)
+            counted.append(ok and latency_s > 0)
 
     with grpc_server() as ready:
         due_s = [number / 100 for number in range(31)]
-        load = run_open(Target(ready, "m"), payloads, due_s, Clock(), processes=3, progress=Counted())
+        load = run_open(Target(ready, "m"), payloads, due_s, Clock(), processes=3, progress=Progress())
     assert sorted(reply.index for reply in load.replies) == list(range(31))
-    assert told == [True] * 31
+    assert counted == [True] * 31
     for reply in load.replies:
         assert reply.chunks[0][1] == payloads[reply.index]
         assert reply.due_s == pytest.approx(load.start_s + due_s[reply.index])
@@ -39,7 +39,7 @@ def test_an_open_loop_keeps_its_times_and_its_order() -> None:
     assert 0 < load.client.busiest_share <= load.client.cpu_s / load.client.wall_s * 1.5
 
 
-def test_a_closed_loop_shares_its_slots_and_its_count() -> None:
+def test_a_closed_loop_is_shared_by_slots_and_count() -> None:
     with grpc_server() as ready:
         payloads = [b"sleep 0.01", b"b", b"c"]
         load = run_closed(Target(ready, "m"), payloads, 5, Clock(), count=41, processes=2)
@@ -47,7 +47,7 @@ def test_a_closed_loop_shares_its_slots_and_its_count() -> None:
     assert all(reply.chunks[0][1] == payloads[reply.index] for reply in load.replies)
     assert set(Counter(reply.index for reply in load.replies)) == {0, 1, 2}
     assert max(_outstanding(load.replies)) <= 5
-    assert load.saturated_until_s is not None, "the second, which never sleeps, was the first to end"
+    assert load.saturated_until_s is not None, "the second process, which never sleeps, ends first"
     assert load.start_s < load.saturated_until_s < max(reply.due_s for reply in load.replies)
 
 
@@ -60,7 +60,7 @@ def _outstanding(replies: list[Any]) -> list[int]:
     return found
 
 
-def test_without_a_server_nothing_is_measured() -> None:
+def test_without_a_server_the_load_does_not_start() -> None:
     with pytest.raises(NotReady, match="host node01"):
         run_closed(Target(endpoint(1), "m"), [b"x"], 2, Clock(), count=5, processes=2)
 
@@ -79,7 +79,7 @@ if __name__ == "__main__":
 """
 
 
-def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process() -> None:
+def test_ctrl_c_keeps_the_replies_and_leaves_no_process() -> None:
     with grpc_server() as ready:
         process = subprocess.Popen(
             [sys.executable, "-c", _INTERRUPTED, str(ready.grpc_port)],
@@ -90,6 +90,6 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process() -> None:
         assert process.stdout is not None
         assert [process.stdout.readline(), process.stdout.readline()] == ["answer\n"] * 2
         process.send_signal(signal.SIGINT)
-        # Workers hold the pipe too: its end shows that all are gone.
+        # Workers have the pipe open, too: it only ends when all are gone.
         out, errors = process.communicate(timeout=10)
     assert (out, errors, process.returncode) == ("2 True\n", "", 0)

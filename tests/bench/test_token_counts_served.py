@@ -1,4 +1,4 @@
-"""Who counts what the reference backend's real models answer."""
+"""Token counts of answers of the reference backend's real models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trtllm_hpc.runtime.records import Endpoint
 
 pytestmark = pytest.mark.triton
 
-ASKED = 7
+REQUESTED = 7
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def served(
 
 
 def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
-    settings = Benchmark(workload=Workload(kind="normal", input_tokens=12, output_tokens=ASKED))
+    settings = Benchmark(workload=Workload(kind="normal", input_tokens=12, output_tokens=REQUESTED))
     workload = make_workload(
         settings,
         4,
@@ -95,9 +95,9 @@ def test_every_token_of_every_model_is_counted(
     assert [record.status for record in records] == ["ok"] * 4, records[0].error
     assert {record.input_tokens for record in records} == {12}
     by = "model" if core else "responses" if decoupled else "tokenizer"
-    # A random model spells in ways of its own: cut anew, its text may have a token more or fewer.
+    # The text of a random model, tokenized again, may have a token more or fewer than were generated.
     near = 1 if by == "tokenizer" else 0
-    assert all(abs((record.output_tokens or 0) - ASKED) <= near for record in records)
+    assert all(abs((record.output_tokens or 0) - REQUESTED) <= near for record in records)
     assert {record.output_by for record in records} == {by}
-    assert {record.chunk_tokens for record in records} == {(1,) * ASKED if decoupled else ()}
-    assert {len(record.chunks_s) for record in records} == {ASKED if decoupled else 0}
+    assert {record.chunk_tokens for record in records} == {(1,) * REQUESTED if decoupled else ()}
+    assert {len(record.chunks_s) for record in records} == {REQUESTED if decoupled else 0}

@@ -1,4 +1,4 @@
-"""Requests as bytes, and answers read, without a server."""
+"""Requests are serialised and replies parsed, without a server."""
 
 from __future__ import annotations
 
@@ -59,24 +59,22 @@ def test_a_core_request_has_ids_and_their_number() -> None:
     }
 
 
-def test_the_llm_apis_model_is_asked_in_its_words() -> None:
+def test_the_llm_apis_model_gets_its_own_inputs() -> None:
     target = Target(endpoint(1), "tensorrt_llm", TextModel(takes_sampling_params=True, batched=False))
     assert set(inputs(encode_request(Request(9, "x"), target))) == {"text_input", "sampling_param_max_tokens"}
 
 
 @pytest.mark.parametrize(
-    ("streaming", "decoupled", "asked"), [(True, True, True), (True, False, False), (False, True, False)]
+    ("streaming", "decoupled", "sent"), [(True, True, True), (True, False, False), (False, True, False)]
 )
-def test_tokens_one_by_one_are_asked_of_decoupled_models_only(
-    streaming: bool, decoupled: bool, asked: bool
-) -> None:
+def test_only_decoupled_models_get_the_streaming_input(streaming: bool, decoupled: bool, sent: bool) -> None:
     target = Target(endpoint(1), "m", streaming=streaming, decoupled=decoupled, stream_input="stream")
     assert inputs(encode_request(Request(9, "x"), target)).get("stream") == (
-        ("BOOL", [1, 1], b"\1") if asked else None
+        ("BOOL", [1, 1], b"\1") if sent else None
     )
 
 
-def test_an_exact_length_is_asked_for_as_the_least() -> None:
+def test_an_exact_length_is_sent_as_the_minimum() -> None:
     target = Target(endpoint(1), "m", min_length_input="min_length")
     assert inputs(encode_request(Request(9, "x"), target))["min_length"] == ("INT32", [1, 1], int32(9))
 
@@ -92,13 +90,13 @@ def test_generate_gets_plain_json_without_an_id() -> None:
     }
 
 
-def test_the_same_request_is_the_same_bytes() -> None:
+def test_the_same_request_gives_the_same_bytes() -> None:
     assert encode_request(IDS, Target(endpoint(1), "m", CoreModel())) == encode_request(
         Request(7, token_ids=(5, 6, 7)), Target(endpoint(1), "m", CoreModel())
     )
 
 
-def test_ids_and_texts_are_not_mixed_up() -> None:
+def test_ids_for_text_models_and_texts_for_core_models_are_refused() -> None:
     with pytest.raises(ValueError, match="takes texts"):
         encode_request(IDS, GRPC)
     with pytest.raises(ValueError, match="token ids"):
@@ -124,29 +122,29 @@ def reply(*chunks: Any) -> Reply:
     return Reply(0, 0.0, 0.0, 9.0, chunks=[(float(time_s), one) for time_s, one in enumerate(raw, start=1)])
 
 
-def test_an_answer_is_read_with_what_the_model_counts() -> None:
+def test_an_answer_is_parsed_with_the_models_length() -> None:
     found = parse_reply(reply(response(text_output=["hi"], sequence_length=[[4]])), GRPC)
     assert found == ParsedReply((Chunk(1.0, "hi", None, 4),), streamed=False)
-    assert (found.text, found.token_ids, found.sequence_length) == ("hi", None, 4)
+    assert (found.text, found.token_ids, found.chunks[-1].sequence_length) == ("hi", None, 4)
 
 
-def test_the_first_of_several_beams_counts_without_its_padding() -> None:
+def test_of_several_beams_the_first_is_used_without_padding() -> None:
     beams = response(output_ids=[[[1, 2, -1], [3, 4, 5]]], sequence_length=[[2, 3]])
     found = parse_reply(reply(beams), Target(endpoint(1), "m", CoreModel()))
-    assert (found.token_ids, found.sequence_length) == ((1, 2), 2)
+    assert (found.token_ids, found.chunks[-1].sequence_length) == ((1, 2), 2)
 
 
-def test_a_stream_is_read_without_the_empty_end() -> None:
+def test_the_empty_response_that_ends_a_stream_is_left_out() -> None:
     def streamed(**outputs: Any) -> Any:
         return service_pb2.ModelStreamInferResponse(infer_response=response(**outputs))
 
     target = Target(endpoint(1), "m", CoreModel(), streaming=True, decoupled=True)
     found = parse_reply(reply(streamed(output_ids=[[[8]]]), streamed(output_ids=[[[9]]]), streamed()), target)
     assert [(chunk.time_s, chunk.token_ids) for chunk in found.chunks] == [(1.0, (8,)), (2.0, (9,))]
-    assert found.token_ids == (8, 9) and found.sequence_length is None and found.streamed
+    assert found.token_ids == (8, 9) and found.chunks[-1].sequence_length is None and found.streamed
 
 
-def test_json_answers_are_read_alike() -> None:
+def test_json_answers_are_parsed_to_the_same() -> None:
     core = Target(endpoint(1), "m", CoreModel(), "http", streaming=True)
     found = parse_reply(reply(b'{"output_ids":[4,5],"sequence_length":2}', b'{"output_ids":6}'), core)
     assert [chunk.token_ids for chunk in found.chunks] == [(4, 5), (6,)]
@@ -155,11 +153,11 @@ def test_json_answers_are_read_alike() -> None:
     )
 
 
-def test_no_answer_is_nothing() -> None:
+def test_a_failed_request_has_no_chunks() -> None:
     assert parse_reply(Reply(0, 0.0, 0.0, 1.0, "UNAVAILABLE", "gone"), GRPC) == ParsedReply()
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"", b"[1]", b"{", b"null"])
 @pytest.mark.parametrize("target", [GRPC, HTTP, Target(endpoint(1), "m", streaming=True)])
-def test_what_is_no_answer_brings_no_output(target: Target, raw: bytes) -> None:
+def test_invalid_answers_have_no_chunks(target: Target, raw: bytes) -> None:
     assert parse_reply(reply(raw), target).chunks == ()
