@@ -314,7 +314,7 @@ def test_an_absurd_world_is_refused_at_once(home: Path, capsys: pytest.CaptureFi
     [
         (("CANCELLED", "CANCELLED", "CANCELLED"), ExitCode.CANCELLED, "stage build was cancelled"),
         (("COMPLETED", "CANCELLED", "CANCELLED"), ExitCode.CANCELLED, "stage serve was cancelled"),
-        (("COMPLETED", "NODE_FAIL", "CANCELLED"), ExitCode.START, "has no server to ask: stage serve"),
+        (("COMPLETED", "NODE_FAIL", "CANCELLED"), ExitCode.START, "has no server: stage serve"),
         (
             ("COMPLETED", "COMPLETED", "COMPLETED"),
             ExitCode.START,
