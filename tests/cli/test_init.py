@@ -126,7 +126,7 @@ def test_hostile_names_of_partitions_stay_values(tmp_path: Path, monkeypatch: py
 @pytest.mark.usefixtures("no_slurm")
 def test_without_slurm_the_profile_holds_placeholders_and_says_so() -> None:
     result = init("cluster")
-    assert "Slurm was not asked" in result.output
+    assert "Slurm was not queried" in result.output
     assert load(Path("tiny-llama"), "cluster.yaml").cluster == ClusterProfile(name="cluster")
     assert init("cluster", "other.yaml", "--no-slurm").output.startswith("Wrote other.yaml")
 

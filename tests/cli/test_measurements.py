@@ -49,7 +49,7 @@ def test_a_trace_of_it_is_written_beside_it(tmp_path: Path) -> None:
 
 def test_a_report_of_it_is_refused() -> None:
     result = CliRunner().invoke(trtllm_hpc, ["report", "up.json"])
-    assert isinstance(result.exception, RunNotFound) and "lies in no run folder" in str(result.exception)
+    assert isinstance(result.exception, RunNotFound) and "is in no run folder" in str(result.exception)
 
 
 def test_records_that_the_summary_does_not_know_have_no_row_in_upstream_s_table(tmp_path: Path) -> None:

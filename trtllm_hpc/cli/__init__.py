@@ -1,4 +1,4 @@
-"""The command line: one module a command, imported only when it is called."""
+"""The command line: one module for each command, imported only when it is called."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ COMMANDS: dict[str, str] = {
     "render": "Write a run folder with its scripts; submit nothing.",
     "doctor": "Check a job file, this machine and the cluster before submitting.",
     "submit": "Render a job file and submit its jobs.",
-    "status": "Tell how the jobs and ranks of a run are.",
+    "status": "Show the state of a run's jobs and ranks.",
     "logs": "List or read the logs of a run, by rank.",
-    "client": "Ask the served model a question.",
-    "bench": "Measure the served model, and say if the figures are valid.",
-    "metrics": "Show what the server tells of its engine, queue and memory.",
+    "client": "Send the served model a prompt.",
+    "bench": "Benchmark the served model and check that the figures are valid.",
+    "metrics": "Show the server's own metrics: engine, queue and memory.",
     "report": "Write a measurement as one HTML file, and its charts as images.",
     "cancel": "Cancel every job of a run.",
     "engines": "List, verify and prune the cache of built engines.",
-    "templates": "The model templates of an image, and what a job makes of them.",
-    "versions": "Tell what the releases of TensorRT-LLM have.",
-    "sandbox": "A real Slurm cluster on this one machine.",
+    "templates": "Fetch an image's model templates; show finished config.pbtxt files.",
+    "versions": "List TensorRT-LLM releases and options; check command lines.",
+    "sandbox": "Run a real Slurm cluster on this one machine.",
 }
-"""Every command and its line in ``--help``, so that help imports none of them."""
+"""Every command and its line in ``--help``: help imports none of them."""
 
 
-class _ReaderLeft(Exception):
-    """Whoever read our output has what it wanted, as in ``trtllm-hpc logs | head``."""
+class _OutputClosed(Exception):
+    """The reader of our output has closed it, as in ``trtllm-hpc logs | head``."""
 
 
 class LazyGroup(click.Group):
     """A group whose commands live in ``trtllm_hpc.cli.<name>`` as ``command``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of use, not of the alphabet."""
+        """Return the names in the order of use, not of the alphabet."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module, now that it is wanted."""
+        """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"trtllm_hpc.cli.{cmd_name}").command
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. click itself would end a broken pipe with exit code 1."""
+        """Run the command; click itself would exit with 1 on a broken pipe."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise _ReaderLeft from None
+            raise _OutputClosed from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; a wrong name gets the nearest right one."""
+        """Find the command; for a wrong name suggest the nearest right one."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
@@ -85,7 +85,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.group(cls=LazyGroup, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="trtllm-hpc")
 def command() -> None:
-    """Serve a model with TensorRT-LLM and Triton on a Slurm cluster, and know how fast it is.
+    """Serve a model with TensorRT-LLM and Triton on a Slurm cluster, and measure how fast it is.
 
     \b
     One job file, one command:
@@ -98,7 +98,7 @@ def command() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> Any:
-    """Run the command line and leave the process with the code of what failed."""
+    """Run the command line and exit with the code of what failed."""
     if "_TRTLLM_HPC_COMPLETE" in os.environ:
         importlib.import_module("trtllm_hpc.cli.completion")  # registers our completion for bash
     try:
@@ -115,13 +115,13 @@ def main(args: Sequence[str] | None = None) -> Any:
     except TrtllmHpcError as error:
         _print_error(f"error: {error}")
         sys.exit(error.exit_code)
-    except _ReaderLeft:
+    except _OutputClosed:
         _drop_output()
         sys.exit(ExitCode.OK)
     except OSError as error:
-        # What the file system refuses (a full disk, a folder that is closed to this person) is
-        # no fault of the program: a traceback would only hide the one line that helps.
-        _print_error(f"error: {_refused(error)}")
+        # A full disk or a folder without permission is no fault of the program: a traceback would
+        # only hide the one line that helps.
+        _print_error(f"error: {_system_error(error)}")
         sys.exit(ExitCode.INTERNAL)
     sys.exit(code if isinstance(code, int) else ExitCode.OK)
 
@@ -133,18 +133,18 @@ def _print_error(text: str) -> None:
     click.echo(wrap(text, terminal_width(sys.stderr)), err=True)
 
 
-def _refused(error: OSError) -> str:
-    """One sentence on what the system refused."""
-    words = error.strerror or str(error) or type(error).__name__
+def _system_error(error: OSError) -> str:
+    """Return one sentence about what the system refused."""
+    reason = error.strerror or str(error) or type(error).__name__
     if error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {words}."
+        return f"{os.fsdecode(error.filename)}: {reason}."
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-        # Our own files are named by whoever writes them, so this is the terminal or its redirection.
+        # Errors about our own files name the file, so this is the terminal or its redirection.
         _drop_output()
-        return f"The output cannot be written: {words}."
-    return f"{words}."
+        return f"The output cannot be written: {reason}."
+    return f"{reason}."
 
 
 def _drop_output() -> None:
-    """Let Python's own last flush go into nothing."""
+    """Discard what Python still flushes when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""``trtllm-hpc cancel``: end a run."""
+"""``trtllm-hpc cancel``: cancel a run's jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtllm_hpc.paths import RunPaths
 def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     """Cancel every job of RUN and wait until they have ended.
 
-    A run that has ended already is left as it is.
+    A run that has already ended is left unchanged.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``trtllm-hpc client``: ask the served model a question."""
+"""``trtllm-hpc client``: send the served model a prompt."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _REQUEST_TIMEOUT_S = 120.0
 
 @click.command("client")
 @run_argument
-@click.option("--prompt", required=True, callback=valid_text, help="The question, as text.")
+@click.option("--prompt", required=True, callback=valid_text, help="The prompt, as text.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option(
     "--protocol",
     type=click.Choice(["grpc", "http", "both"]),
     default="both",
     show_default=True,
-    help="With 'both', the two answers must be the same.",
+    help="With 'both', the two answers must be equal.",
 )
 @click.option("--model", default="ensemble", show_default=True)
 @wait_option
 @click.option(
     "--context-logits",
     is_flag=True,
-    help="Ask for the prompt's logits too (over gRPC; the engine must gather them).",
+    help="Request the logits of the prompt too (over gRPC; the engine must gather them).",
 )
-@click.option("--generation-logits", is_flag=True, help="Ask for the answer's logits too.")
+@click.option("--generation-logits", is_flag=True, help="Request the logits of the answer too.")
 @click.option(
     "--save",
     is_flag=True,
-    help="Write the answer into the run folder as results/request.json, and logits beside it as .npy,"
-    " in place of the companion's.",
+    help="Write the answer into the run folder as results/request.json, and logits beside it as .npy;"
+    " this replaces the companion's answer.",
 )
 @json_option
 def command(
@@ -58,7 +58,7 @@ def command(
     save: bool,
     as_json: bool,
 ) -> None:
-    """Ask the served model of RUN a question and print its answer.
+    """Send the served model of RUN a prompt and print its answer.
 
     \b
     Example:
@@ -66,13 +66,13 @@ def command(
     """
     from trtllm_hpc.runs.endpoint import endpoint_of
 
-    wanted = {"context_logits": context_logits, "generation_logits": generation_logits}
-    logits = [name for name, asked in wanted.items() if asked]
+    requested = {"context_logits": context_logits, "generation_logits": generation_logits}
+    logits = [name for name, wanted in requested.items() if wanted]
     if logits and protocol == "http":
-        raise click.UsageError("Logits are asked for over gRPC: leave --protocol http out.")
+        raise click.UsageError("Logits come over gRPC only: leave out --protocol http.")
     endpoint = endpoint_of(run, wait_seconds)
     try:
-        answers = _ask(endpoint, protocol, prompt, max_tokens, model, logits)
+        answers = _generate(endpoint, protocol, prompt, max_tokens, model, logits)
     except RequestFailed as error:
         error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"
         raise
@@ -95,7 +95,7 @@ def command(
             for name, array in answer.logits.items():
                 where = f" in {run.logits(name)}" if save else ""
                 click.echo(f"{name}: {' x '.join(map(str, array.shape))}{where}")
-    _must_agree(answers)
+    _refuse_different(answers)
 
 
 def _save(run: RunPaths, record: dict[str, Any], answers: list[Answer]) -> None:
@@ -109,25 +109,25 @@ def _save(run: RunPaths, record: dict[str, Any], answers: list[Answer]) -> None:
     write_json(run.answer, record)
 
 
-def _ask(
+def _generate(
     endpoint: Endpoint, protocol: str, prompt: str, max_tokens: int, model: str, logits: list[str]
 ) -> list[Answer]:
     from functools import partial
 
     from trtllm_hpc.client.generate import generate_grpc, generate_http
 
-    askers: dict[str, Callable[..., Answer]] = {
+    generators: dict[str, Callable[..., Answer]] = {
         "grpc": partial(generate_grpc, logits=logits),
         "http": generate_http,
     }
-    chosen = askers.values() if protocol == "both" else [askers[protocol]]
-    return [ask(endpoint, prompt, max_tokens, _REQUEST_TIMEOUT_S, model) for ask in chosen]
+    chosen = generators.values() if protocol == "both" else [generators[protocol]]
+    return [generate(endpoint, prompt, max_tokens, _REQUEST_TIMEOUT_S, model) for generate in chosen]
 
 
-def _must_agree(answers: list[Answer]) -> None:
+def _refuse_different(answers: list[Answer]) -> None:
     if len({answer.text for answer in answers}) > 1:
-        told = "; ".join(f"{answer.protocol}: {answer.text!r}" for answer in answers)
+        texts = "; ".join(f"{answer.protocol}: {answer.text!r}" for answer in answers)
         raise RequestFailed(
-            f"The protocols gave different answers to the same question. {told}",
-            hint="ask again with --protocol grpc and --protocol http; sampling makes answers differ",
+            f"The two protocols gave different answers to the same prompt. {texts}",
+            hint="try --protocol grpc and --protocol http one by one; sampling makes answers differ",
         )

@@ -1,4 +1,4 @@
-"""``trtllm-hpc doctor``: what would fail, before it is in the queue."""
+"""``trtllm-hpc doctor``: find what would fail before it is in the queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 @set_option
 @runs_option
 @click.option(
-    "--rules", "with_rules", is_flag=True, help="List the rules of job files and profiles too, all kept."
+    "--rules",
+    "with_rules",
+    is_flag=True,
+    help="Also list the rules of job files and profiles that JOB meets.",
 )
 @json_option
 def command(
@@ -38,7 +41,7 @@ def command(
     with_rules: bool,
     as_json: bool,
 ) -> int:
-    """Check JOB, this machine and the cluster; without JOB, the latter two.
+    """Check JOB, this machine and the cluster; without JOB, only machine and cluster.
 
     A table with a row for each check: ok, warn, fail, or unknown where it
     cannot be judged here (the job's first seconds then do). Below it stands

@@ -1,4 +1,4 @@
-"""``trtllm-hpc init``: commented files to start from."""
+"""``trtllm-hpc init``: write commented files to start from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command() -> None:
     """
 
 
-_force_option = click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+_force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 
 
 @command.command()
@@ -36,22 +36,21 @@ _force_option = click.option("--force", is_flag=True, help="Replace FILE if it i
     type=click.Choice(["reference", "tensorrtllm"]),
     default="reference",
     show_default=True,
-    help="What is to compute: PyTorch on any machine, or TensorRT-LLM in NVIDIA's container.",
+    help="The backend: PyTorch on any machine, or TensorRT-LLM in NVIDIA's container.",
 )
 @_force_option
 def job(file: Path, backend: str, force: bool) -> None:
     """Write a commented job file.
 
-    FILE is job.yaml if it is not given. For the reference backend it runs as
-    it is: a small random model over two ranks. For TensorRT-LLM set
-    model.path in it. A relative model.path or engine.directory starts at the
-    folder of the file.
+    FILE defaults to job.yaml. With the reference backend it runs unchanged: a
+    small random model over two ranks. For TensorRT-LLM set model.path in it.
+    A relative model.path or engine.directory is relative to the file's folder.
     """
     _refuse_existing(file, force)
     kind, cluster = ("reference", "local") if backend == "reference" else ("tensorrt_llm", "pyxis")
     _write(file, "init/job.yaml.j2", title=_name_from(file, "my-job"), backend=kind)
     click.echo(f"Wrote {click.format_filename(file)}.")
-    click.echo(f"  next: trtllm-hpc render {_word(file)} --cluster {cluster}")
+    click.echo(f"  next: trtllm-hpc render {_quoted(file)} --cluster {cluster}")
 
 
 @command.command()
@@ -59,14 +58,14 @@ def job(file: Path, backend: str, force: bool) -> None:
 @click.option(
     "--from-slurm/--no-slurm",
     default=None,
-    help="Ask the live Slurm, or leave placeholders.  [default: ask if there is one]",
+    help="Query the live Slurm, or leave placeholders.  [default: query it if there is one]",
 )
 @_force_option
 def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
     """Write a commented cluster profile.
 
-    FILE is cluster.yaml if it is not given. sinfo and srun are asked for
-    partitions, GPUs per node and MPI plugins.
+    FILE defaults to cluster.yaml. Partitions, GPUs per node and MPI plugins
+    come from sinfo and srun.
     """
     _refuse_existing(file, force)
     facts = _facts(from_slurm)
@@ -75,17 +74,17 @@ def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
     click.echo(f"Wrote {click.format_filename(file)}.")
     if chosen is not None:
         click.echo(f"  chosen: partition {chosen}")
-    click.echo(f"  next: trtllm-hpc render tiny-llama --cluster {_word(file)}")
+    click.echo(f"  next: trtllm-hpc render tiny-llama --cluster {_quoted(file)}")
 
 
-def _word(file: Path) -> str:
-    """The file as a word of the next command; with a '/' it cannot be taken for the name of a profile."""
+def _quoted(file: Path) -> str:
+    """Quote the file for the next command; with a '/' it cannot be mistaken for a profile's name."""
     path = str(file) if file.suffix in (".yaml", ".yml") or "/" in str(file) else f"./{file}"
     return shlex.quote(click.format_filename(path))
 
 
 def _facts(from_slurm: bool | None) -> SlurmFacts | None:
-    """What Slurm says; ``None`` where it was not to be asked, or need not answer and does not."""
+    """Query Slurm; ``None`` with --no-slurm, or if it does not answer and --from-slurm is not given."""
     from trtllm_hpc.errors import SubmissionError
     from trtllm_hpc.scheduler.discovery import query_cluster
 
@@ -96,12 +95,12 @@ def _facts(from_slurm: bool | None) -> SlurmFacts | None:
     except SubmissionError as error:
         if from_slurm:
             raise SubmissionError(error.message, hint="trtllm-hpc init cluster --no-slurm") from None
-        click.echo(f"Slurm was not asked: {error.message} The profile holds placeholders; fill them in.")
+        click.echo(f"Slurm was not queried: {error.message} The profile has placeholders; fill them in.")
         return None
 
 
 def _name_from(file: Path, otherwise: str) -> str:
-    """A valid name made of the file's."""
+    """Return a valid name made from the file's."""
     letters = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem)
     return letters.strip("-._")[:64] or otherwise
 
@@ -111,9 +110,7 @@ def _refuse_existing(file: Path, force: bool) -> None:
 
     if not force and os.path.lexists(file):
         hint = f"name another file, or add --force to replace {file}"
-        raise ConfigError(
-            [Diagnostic("exists", "is already there; it was left as it is", str(file), hint=hint)]
-        )
+        raise ConfigError([Diagnostic("exists", "already exists; it was not changed", str(file), hint=hint)])
 
 
 def _write(file: Path, template: str, **values: object) -> None:
@@ -124,7 +121,7 @@ def _write(file: Path, template: str, **values: object) -> None:
 
     text = render_template(template, yaml=scalar, **values)
     try:
-        # As the umask of most people would have it: the file holds no secret.
+        # The usual mode: the file holds no secret.
         write_text(file, text, mode=0o644)
     except OSError as error:
         message = f"cannot be written: {error.strerror}"

@@ -51,7 +51,7 @@ def command(
     tail: int | None,
     as_json: bool,
 ) -> None:
-    """List the logs of RUN, or print those that the options choose.
+    """List the logs of RUN, or print the logs that the options select.
 
     \b
     trtllm-hpc logs RUN                     the list: state, size, first error
@@ -61,7 +61,7 @@ def command(
     """
     content = follow or pattern is not None or tail is not None or step is not None or rank is not None
     if as_json and content:
-        raise click.UsageError("--json prints the list of logs; it goes with no other option.")
+        raise click.UsageError("--json prints the list of logs; it takes no other option.")
     if not content:
         _print_list(run, as_json)
         return
@@ -113,7 +113,7 @@ def _print_content(
     pattern: re.Pattern[str] | None,
     tail: int | None,
 ) -> int:
-    """Print the chosen logs; return the number of lines printed."""
+    """Print the selected logs; return the number of lines printed."""
     from trtllm_hpc.logs.files import list_logs
     from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
 

@@ -1,4 +1,4 @@
-"""``trtllm-hpc metrics``: what the server tells of itself."""
+"""``trtllm-hpc metrics``: the server's own metrics."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 @click.command("metrics")
 @run_argument
 @click.option(
-    "--watch", is_flag=True, help="Look again and again, and tell the rates in between, until Ctrl-C."
+    "--watch", is_flag=True, help="Sample again and again until Ctrl-C, and show the rates in between."
 )
 @click.option(
     "--interval-seconds",
     type=click.FloatRange(min=0.1),
     default=1.0,
     show_default=True,
-    help="Between two looks of --watch.",
+    help="Interval between two samples of --watch.",
 )
 @json_option
 def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: float, as_json: bool) -> None:
-    """Show what the server of RUN tells of its engine, its queue and its memory.
+    """Show the metrics of RUN's server: its engine, its queue and its memory.
 
-    One look shows counts and means since the server's start. With --watch
-    they are those of each interval; with --json too, a line for each.
+    Without --watch, counts and means are those since the server's start. With
+    --watch they are those of each interval; with --json as well, each interval
+    is one line.
 
     \b
     Examples:
@@ -50,7 +51,7 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
         if not watch:
             _show(endpoint, _since_start(endpoint), as_json)
         elif as_json:
-            _tell_lines(endpoint, interval_seconds)
+            _print_lines(endpoint, interval_seconds)
         else:
             _redraw(endpoint, interval_seconds)
     except RequestFailed as error:
@@ -62,24 +63,24 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Sample:
     values: dict[str, float]
     over_s: float | None
-    """What rates and means are over; ``None`` is all the time since the server's start."""
+    """Length of the interval of rates and means; ``None``: since the server's start."""
 
     def as_json(self, endpoint: Endpoint) -> dict[str, Any]:
         return {"url": endpoint.metrics, "host": endpoint.host, "over_s": self.over_s, "values": self.values}
 
 
-def _since_start(endpoint: Endpoint) -> _Look:
+def _since_start(endpoint: Endpoint) -> _Sample:
     from trtllm_hpc.bench.server_metrics.sampling import look_now
     from trtllm_hpc.bench.server_metrics.series import since_start
 
-    return _Look(since_start(look_now(endpoint)), None)
+    return _Sample(since_start(look_now(endpoint)), None)
 
 
-def _looks(endpoint: Endpoint, interval_s: float) -> Iterator[_Look]:
-    """One for each interval; the first after the first of them."""
+def _samples(endpoint: Endpoint, interval_s: float) -> Iterator[_Sample]:
+    """Yield one sample for each interval, the first after the first interval."""
     from trtllm_hpc.bench.server_metrics.sampling import look_now
     from trtllm_hpc.bench.server_metrics.series import values
 
@@ -87,41 +88,41 @@ def _looks(endpoint: Endpoint, interval_s: float) -> Iterator[_Look]:
     while True:
         time.sleep(interval_s)
         page, page_s = look_now(endpoint), time.monotonic()
-        yield _Look(values(page, before, page_s - before_s), page_s - before_s)
+        yield _Sample(values(page, before, page_s - before_s), page_s - before_s)
         before, before_s = page, page_s
 
 
-def _show(endpoint: Endpoint, look: _Look, as_json: bool) -> None:
+def _show(endpoint: Endpoint, sample: _Sample, as_json: bool) -> None:
     if as_json:
-        print_json(look.as_json(endpoint))
+        print_json(sample.as_json(endpoint))
         return
     from trtllm_hpc.report.server_table import server_table
     from trtllm_hpc.report.tables import print_table
 
-    click.echo(_title(endpoint, look))
-    print_table(server_table(look.values))
+    click.echo(_title(endpoint, sample))
+    print_table(server_table(sample.values))
 
 
-def _title(endpoint: Endpoint, look: _Look) -> str:
-    over = "since its start" if look.over_s is None else f"over the last {look.over_s:.1f} s"
+def _title(endpoint: Endpoint, sample: _Sample) -> str:
+    over = "since its start" if sample.over_s is None else f"over the last {sample.over_s:.1f} s"
     return f"{endpoint.host} ({endpoint.metrics}), counts and means {over}"
 
 
-def _tell_lines(endpoint: Endpoint, interval_s: float) -> None:
+def _print_lines(endpoint: Endpoint, interval_s: float) -> None:
     import json
 
-    for look in _looks(endpoint, interval_s):
-        click.echo(json.dumps(look.as_json(endpoint), ensure_ascii=False))
+    for sample in _samples(endpoint, interval_s):
+        click.echo(json.dumps(sample.as_json(endpoint), ensure_ascii=False))
 
 
 def _redraw(endpoint: Endpoint, interval_s: float) -> None:
-    """On a terminal in place; into a pipe one after the other."""
+    """Redraw the samples on a terminal; into a pipe print one after the other."""
     from trtllm_hpc.report.server_table import server_table
     from trtllm_hpc.report.tables import terminal_width
 
     if terminal_width() is None:
-        for look in _looks(endpoint, interval_s):
-            _show(endpoint, look, as_json=False)
+        for sample in _samples(endpoint, interval_s):
+            _show(endpoint, sample, as_json=False)
         return
     from rich.console import Console, Group
     from rich.live import Live
@@ -129,5 +130,5 @@ def _redraw(endpoint: Endpoint, interval_s: float) -> None:
 
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
-        for look in _looks(endpoint, interval_s):
-            live.update(Group(Text(_title(endpoint, look)), server_table(look.values)), refresh=True)
+        for sample in _samples(endpoint, interval_s):
+            live.update(Group(Text(_title(endpoint, sample)), server_table(sample.values)), refresh=True)

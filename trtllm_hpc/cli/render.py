@@ -1,4 +1,4 @@
-"""``trtllm-hpc render``: the scripts, without submitting them."""
+"""``trtllm-hpc render``: write a run folder without submitting it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def command(
 ) -> None:
     """Write the run folder of JOB with all its scripts; submit nothing.
 
-    Works without Slurm on the machine. What is written is what `submit` would
+    Needs no Slurm on this machine. The scripts are those that `submit` would
     submit, byte for byte.
 
     \b
@@ -57,7 +57,7 @@ def command(
 
 
 def by_hand(plan: Plan, folder: Path) -> str:
-    """The commands that do what ``submit`` does."""
+    """Return the commands that do what ``submit`` does."""
     lines = [f"  cd {shlex.quote(str(folder))}"]
     if plan.cluster.slurm_conf:
         lines.append(f"  export SLURM_CONF={shlex.quote(plan.cluster.slurm_conf)}")

@@ -21,12 +21,12 @@ from trtllm_hpc.errors import RunNotFound
     metavar="FILE",
     help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
 )
-@click.option("--png", is_flag=True, help="Draw each chart as an image too, into results/NAME.charts/.")
+@click.option("--png", is_flag=True, help="Also draw each chart as an image into results/NAME.charts/.")
 def command(found: Found, runs: Any, output: Path | None, png: bool) -> None:
     """Write the report of a measurement: one HTML file that opens without a network.
 
-    Without NAME it is the companion's measurement, else the run's newest;
-    'trtllm-hpc bench list' tells the names. Needs the extra: pip install 'trtllm-hpc[report]'.
+    Without NAME it is the companion's measurement, or else the run's newest;
+    'trtllm-hpc bench list' lists the names. Needs the extra: pip install 'trtllm-hpc[report]'.
 
     \b
     Examples:
@@ -37,7 +37,7 @@ def command(found: Found, runs: Any, output: Path | None, png: bool) -> None:
 
     if found.copied_to is not None:
         raise RunNotFound(
-            f"{found.files.summary} lies in no run folder, and a report tells of the run, too.",
+            f"{found.files.summary} is in no run folder, and a report needs the run's files.",
             hint=f"trtllm-hpc bench show {found.call_name}",
         )
     to = output or found.files.report

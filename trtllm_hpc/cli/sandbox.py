@@ -14,37 +14,37 @@ if TYPE_CHECKING:
     from trtllm_hpc.sandbox import Status
 
 name_option = click.option(
-    "--name", default="default", show_default=True, help="Which sandbox; several may be up at once."
+    "--name", default="default", show_default=True, help="Name of the sandbox; several may be up at once."
 )
 
 
 @click.group()
 def command() -> None:
-    """A real Slurm cluster on this one machine.
+    """Run a real Slurm cluster on this one machine.
 
     \b
-    Two nodes with four GPUs each, in name, ready to take jobs:
+    Two nodes that claim four GPUs each, ready to take jobs:
       trtllm-hpc sandbox up
       export SLURM_CONF=/run/trtllm-hpc/default/etc/slurm.conf
       sinfo
       trtllm-hpc sandbox down
 
     It has its own munge key, database, network and configuration under
-    /run/trtllm-hpc, and touches no Slurm that this machine already runs.
+    /run/trtllm-hpc, and does not touch a Slurm that this machine already runs.
     """
 
 
 @command.command()
 @name_option
-@click.option("--nodes", default=2, show_default=True, type=click.IntRange(1, 32), help="How many nodes.")
+@click.option("--nodes", default=2, show_default=True, type=click.IntRange(1, 32), help="Number of nodes.")
 @click.option(
     "--gpus-per-node",
     default=4,
     show_default=True,
     type=click.IntRange(0, 16),
-    help="How many GPUs each node claims to have.",
+    help="Number of GPUs that each node claims to have.",
 )
-@click.option("--install", is_flag=True, help="Install missing Debian packages, but start no service.")
+@click.option("--install", is_flag=True, help="Install missing Debian packages, without starting a service.")
 @json_option
 def up(name: str, nodes: int, gpus_per_node: int, install: bool, as_json: bool) -> None:
     """Start a sandbox and wait until its nodes are idle."""
@@ -56,12 +56,12 @@ def up(name: str, nodes: int, gpus_per_node: int, install: bool, as_json: bool) 
         if install:
             from trtllm_hpc.sandbox.requirements import install_missing
 
-            install_missing(tell=_tell)
-        fresh = sandbox.up(nodes, gpus_per_node, tell=_tell)
+            install_missing(tell=_print_step)
+        fresh = sandbox.up(nodes, gpus_per_node, tell=_print_step)
     if fresh:
         click.echo(f"sandbox {name}: up after {time.monotonic() - started:.1f} s", err=True)
     else:
-        click.echo(f"sandbox {name}: is already up, nothing to do", err=True)
+        click.echo(f"sandbox {name}: is already up: nothing to do", err=True)
     _show(sandbox.status(), as_json)
 
 
@@ -73,9 +73,9 @@ def down(name: str, as_json: bool) -> None:
     from trtllm_hpc.sandbox import Sandbox
 
     sandbox = Sandbox(name)
-    was_there = sandbox.down(tell=_tell)
-    said = "down, nothing is left" if was_there else "is not there, nothing to do"
-    click.echo(f"sandbox {name}: {said}", err=True)
+    was_there = sandbox.down(tell=_print_step)
+    outcome = "down, nothing is left" if was_there else "does not exist: nothing to do"
+    click.echo(f"sandbox {name}: {outcome}", err=True)
     if as_json:
         _show(sandbox.status(), as_json)
 
@@ -84,9 +84,9 @@ def down(name: str, as_json: bool) -> None:
 @name_option
 @json_option
 def status(name: str, as_json: bool) -> int:
-    """Tell whether a sandbox is up, with each daemon and node.
+    """Show whether a sandbox is up, and each of its daemons and nodes.
 
-    Exits with 0 if it is up, and with 13 if it is not, or not whole.
+    Exits with 0 if it is up, and with 13 if it is down or degraded.
     """
     from trtllm_hpc.sandbox import Sandbox
 
@@ -95,8 +95,8 @@ def status(name: str, as_json: bool) -> int:
     return ExitCode.OK if found.state == "up" else ExitCode.SANDBOX
 
 
-def _tell(what: str) -> None:
-    click.echo(f"  {what} ...", err=True)
+def _print_step(step: str) -> None:
+    click.echo(f"  {step} ...", err=True)
 
 
 def _show(status: Status, as_json: bool) -> None:
@@ -113,7 +113,7 @@ def _show(status: Status, as_json: bool) -> None:
         click.echo(f"  next: trtllm-hpc sandbox down --name {status.name}")
     if not status.slurm_conf:
         return
-    words = {True: "answers", False: "does not answer", None: "only root can tell"}
+    words = {True: "answers", False: "does not answer", None: "only root can check"}
     for daemon, answers in status.daemons.items():
         click.echo(f"  {daemon:<12} {words[answers]}")
     for node in status.nodes:

@@ -1,4 +1,4 @@
-"""``trtllm-hpc status``: how a run is."""
+"""``trtllm-hpc status``: the state of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtllm_hpc.paths import RunPaths
 @run_argument
 @json_option
 def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
-    """Tell how the jobs and ranks of RUN are, and what broke first.
+    """Show the state of the jobs and ranks of RUN, and what failed first.
 
     \b
     Examples:

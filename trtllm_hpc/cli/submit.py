@@ -1,4 +1,4 @@
-"""``trtllm-hpc submit``: the one command."""
+"""``trtllm-hpc submit``: from a job file to a submitted run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--wait",
     is_flag=True,
-    help="Follow the run to its end (or until it only serves); exit with the code of what failed.",
+    help="Follow the run to its end (or until only the server is left); exit with the code of what failed.",
 )
 @click.option(
     "--ignore",
@@ -45,9 +45,9 @@ def command(
 ) -> int:
     """Render JOB and submit its jobs: build, serve, companion.
 
-    The scripts in the run folder are submitted as they are, chained by Slurm
-    dependencies. Without --wait the command returns at once. What the checks
-    of `doctor` find wrong is refused first.
+    The scripts in the run folder are submitted unchanged, chained by Slurm
+    dependencies. Without --wait the command returns at once. If a check of
+    `doctor` fails, nothing is submitted.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ def command(
         return 0
     status = _wait(paths, live=not as_json, keeps_serving=not plan.stops_server)
     if plan.stops_server and status.state.final and any(not stage.final for stage in status.stages):
-        # Its companion is gone and cannot stop the server; somebody must, and we are here.
+        # The companion is gone and cannot stop the server any more.
         from trtllm_hpc.runs.cancel import cancel_run
 
         cancel_run(paths)

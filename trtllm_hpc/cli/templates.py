@@ -1,4 +1,4 @@
-"""``trtllm-hpc templates fetch|list|show``."""
+"""``trtllm-hpc templates fetch|list|show``: upstream's model templates."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @click.group()
 def command() -> None:
-    """Upstream's model templates, which every image carries.
+    """Fetch an image's model templates; show a job's finished config.pbtxt.
 
-    With an image's templates on this machine, 'submit' makes and checks the
-    whole model repository before anything is queued; without, the job does so
-    as its first step.
+    With an image's templates on this machine, 'submit' renders and checks the
+    whole model repository before anything is queued. Without them the job does
+    so as its first step.
 
     \b
       trtllm-hpc templates fetch --cluster ./mysite.yaml
@@ -47,7 +47,7 @@ def command() -> None:
     "source",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Take them from a folder: all_models, or a checkout of upstream's that has it.",
+    help="Copy them from a folder: all_models, or a checkout of upstream's repository.",
 )
 @click.option("--here", is_flag=True, help="Run the image on this machine (apptainer, enroot, docker).")
 @click.option(
@@ -55,7 +55,7 @@ def command() -> None:
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
-    help="Give up after so long, the wait in the queue included.",
+    help="Give up after this time, including the wait in the queue.",
 )
 @json_option
 def fetch(
@@ -66,9 +66,9 @@ def fetch(
     wait_minutes: float,
     as_json: bool,
 ) -> None:
-    """Take the templates out of the profile's image, once, and keep them here.
+    """Copy the templates out of the profile's image and keep them on this machine.
 
-    Without options one task under Slurm prints them inside the container.
+    Without options one Slurm task prints them inside the container.
     """
     from trtllm_hpc.render.templates_cache import keep_archive, keep_folder
     from trtllm_hpc.validation.load import load_cluster
@@ -80,12 +80,12 @@ def fetch(
         from trtllm_hpc.runs.templates import extract_templates
 
         image = profile.container.image or "the node's own files"
-        click.echo(f"taking the templates out of {image} ...", err=True)
+        click.echo(f"copying the templates out of {image} ...", err=True)
         archive, origin = extract_templates(
             profile, here=here, wait_s=wait_minutes * 60, profile_name=cluster
         )
         kept = keep_archive(profile, archive, origin)
-    for line in _of_another_release(profile, kept):
+    for line in _release_warning(profile, kept):
         print_warning(line)
     if as_json:
         print_json(_row(kept))
@@ -94,8 +94,8 @@ def fetch(
     click.echo(f"  {kept.all_models}")
 
 
-def _of_another_release(profile: ClusterProfile, kept: KeptTemplates) -> list[str]:
-    """A warning where the placeholders are not those of the profile's release, with what differs."""
+def _release_warning(profile: ClusterProfile, kept: KeptTemplates) -> list[str]:
+    """Return a warning with the differences if the placeholders are not those of the profile's release."""
     from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release
     from trtllm_hpc.tensorrt_llm.releases.placeholders import differences, fitting_releases
 
@@ -121,7 +121,7 @@ def _of_another_release(profile: ClusterProfile, kept: KeptTemplates) -> list[st
 @command.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List what is kept, by image."""
+    """List the kept templates by image."""
     from trtllm_hpc.render.templates_cache import cache_folder, kept_templates
 
     rows = [_row(kept) for kept in kept_templates()]
@@ -132,7 +132,7 @@ def list_(as_json: bool) -> None:
         click.echo(f"no templates in {cache_folder()}")
         click.echo("  next: trtllm-hpc templates fetch --cluster PROFILE")
     for row in rows:
-        state = f"{len(row['models'])} models" if row["whole"] else "not whole: fetch them again"
+        state = f"{len(row['models'])} models" if row["whole"] else "incomplete: fetch them again"
         click.echo(f"{row['image']}\n  {state}, fetched {row['fetched']} UTC from {row['origin']}")
         click.echo(f"  {row['folder']}")
 
@@ -151,8 +151,8 @@ def show(
 ) -> None:
     """Print the finished config.pbtxt files of JOB, or only that of MODEL.
 
-    Nothing is submitted. They are what `submit` would write, filled, edited
-    and checked against Triton's own schema.
+    They are those that `submit` would write, checked against Triton's own
+    schema. Nothing is submitted.
     """
     from trtllm_hpc.runs.create import plan_run
     from trtllm_hpc.runs.templates import finished_configs
