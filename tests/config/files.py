@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.errors import ConfigError, Diagnostic
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.load import load
-from trtllm_hpc.validation.rules import Resolved
 
 JOB = "name: demo\n"
 CLUSTER = "name: here\n"
@@ -22,7 +22,7 @@ class Folder:
         self.job_file = folder / "job.yaml"
         self.cluster_file = folder / "cluster.yaml"
 
-    def load(self, job: str = JOB, cluster: str = CLUSTER, *settings: str) -> Resolved:
+    def load(self, job: str = JOB, cluster: str = CLUSTER, *settings: str) -> JobFacts:
         """Write both and load them."""
         self.job_file.write_text(job, encoding="utf-8")
         self.cluster_file.write_text(cluster, encoding="utf-8")

@@ -150,7 +150,7 @@ def test_a_profile_of_ones_own_is_called_by_name_and_goes_before_a_shipped_one(f
     (own / "mysite.yaml").write_text("name: mysite\n")
     (own / "local.yaml").write_text("name: mine\nscheduler: local\n")
     files.load()
-    assert load(files.job_file, "mysite").cluster_file == str(own / "mysite.yaml")
+    assert load(files.job_file, "mysite").cluster.name == "mysite"
     assert load(files.job_file, "local").cluster.name == "mine"
 
 

@@ -29,22 +29,22 @@ def test_every_job_loads_with_every_profile_and_comes_back_from_a_run_folder(
     files: Folder, cluster: str
 ) -> None:
     for name, path in jobs().items():
-        resolved = load(path, cluster)
-        assert (resolved.job.name, resolved.cluster.name) == (name, cluster)
-        again = files.load(job_yaml(resolved.job), cluster_yaml(resolved.cluster))
-        assert (again.job, again.cluster) == (resolved.job, resolved.cluster)
+        facts = load(path, cluster)
+        assert (facts.job.name, facts.cluster.name) == (name, cluster)
+        again = files.load(job_yaml(facts.job), cluster_yaml(facts.cluster))
+        assert (again.job, again.cluster) == (facts.job, facts.cluster)
 
 
 @pytest.mark.parametrize("name", sorted(jobs()))
 def test_every_job_renders_on_every_profile_of_its_kind(name: str, tmp_path: Path) -> None:
     for cluster in PROFILES:
-        resolved = load(jobs()[name], cluster)
-        if resolved.job.engine.is_tensorrt_llm and cluster in ("local", "sandbox"):
+        facts = load(jobs()[name], cluster)
+        if facts.job.engine.is_tensorrt_llm and cluster in ("local", "sandbox"):
             continue  # the kind without NVIDIA's container and without GPUs
-        plan = make_plan(resolved.facts, RunPaths(tmp_path / "runs" / name), "/usr/bin/python3")
+        plan = make_plan(facts, RunPaths(tmp_path / "runs" / name), "/usr/bin/python3")
         scripts = render_scripts(plan)
-        if resolved.job.engine.is_tensorrt_llm and cluster == "pyxis":
-            release = find_release(None, resolved.job.engine.tensorrt_llm_version)
+        if facts.job.engine.is_tensorrt_llm and cluster == "pyxis":
+            release = find_release(None, facts.job.engine.tensorrt_llm_version)
             assert f"tritonserver:{release.tags[-1]}-trtllm-python-py3" in scripts["serve.sbatch"]
 
 

@@ -13,9 +13,8 @@ from tests.tensorrt_llm.memory_models import LLAMA_3_8B
 from tests.validation.engines import new_engine
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import write_json
+from trtllm_hpc.validation.checks import run_checks
 from trtllm_hpc.validation.context import Context
-from trtllm_hpc.validation.precheck import context_of
-from trtllm_hpc.validation.run_checks import run_checks
 
 Checked = Callable[..., dict[str, Diagnostic]]
 
@@ -58,7 +57,7 @@ def context(tmp_path: Path, model: Path) -> Callable[..., Context]:
             **job,
         }
         profile.setdefault("container", {"examples": "/examples", "all_models": "/all_models"})
-        return context_of(plan_of(files, profile, str(tmp_path / "runs" / "demo-1")))
+        return Context.of_plan(plan_of(files, profile, str(tmp_path / "runs" / "demo-1")))
 
     return make
 

@@ -15,8 +15,8 @@ from tests.validation.engines import new_engine
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import write_json
 from trtllm_hpc.validation import file_system_checks
+from trtllm_hpc.validation.checks import CHECKS, rule_rows, run_checks
 from trtllm_hpc.validation.context import CONTROLLER, SRUN, Context
-from trtllm_hpc.validation.run_checks import CHECKS, rule_rows, run_checks
 
 ASKING = ("", SRUN, CONTROLLER)
 

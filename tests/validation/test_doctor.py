@@ -17,7 +17,7 @@ from tests.runs.conftest import fake_slurm  # noqa: F401
 from tests.runs.fake_slurm import FakeSlurm
 from trtllm_hpc.cli import main
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.validation.run_checks import CHECKS
+from trtllm_hpc.validation.checks import CHECKS
 
 Typed = tuple[int, str, str]
 

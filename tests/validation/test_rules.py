@@ -14,7 +14,7 @@ from trtllm_hpc.config.job import JobFile, Serve
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
-from trtllm_hpc.validation.rules import Resolved, check
+from trtllm_hpc.validation.rules import problems
 
 LOCAL = CLUSTER + "scheduler: local\n"
 
@@ -169,17 +169,11 @@ def test_a_prompt_that_no_command_line_can_carry(files: Folder) -> None:
     assert (finding.code, files.place(finding)) == ("too-large", "job:4 companion.request.prompt")
 
 
-def test_check_takes_values_that_were_built_without_files() -> None:
+def test_rules_take_values_that_were_built_without_files() -> None:
     job = JobFile(name="a", engine=Engine(tensor_parallel=3), serve=Serve(nodes=2))
-    (finding,) = check(Resolved(JobFacts(job, ClusterProfile(name="b")), "a.yaml", "b.yaml"))
-    assert (finding.code, finding.file, finding.field, finding.line) == (
-        "conflict",
-        "a.yaml",
-        "serve.nodes",
-        None,
-    )
-    facts = JobFacts(JobFile(name="a"), ClusterProfile(name="b"))
-    assert check(Resolved(facts, "a.yaml", "b.yaml")) == []
+    (found,) = problems(JobFacts(job, ClusterProfile(name="b")))
+    assert (found.code, found.file, found.field, found.line) == ("conflict", "job file", "serve.nodes", None)
+    assert problems(JobFacts(JobFile(name="a"), ClusterProfile(name="b"))) == []
 
 
 def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder) -> None:

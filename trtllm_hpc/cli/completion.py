@@ -90,7 +90,7 @@ def families(ctx: click.Context) -> list[str]:
 
 def checks(ctx: click.Context) -> list[str]:
     """Return the ids of the checks of ``doctor``."""
-    from trtllm_hpc.validation.run_checks import CHECKS
+    from trtllm_hpc.validation.checks import CHECKS
 
     return [check.id for check in CHECKS]
 

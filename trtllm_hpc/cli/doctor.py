@@ -56,7 +56,7 @@ def command(
     """
     from trtllm_hpc.config.path_errors import path_errors
     from trtllm_hpc.runs.create import check_context
-    from trtllm_hpc.validation.run_checks import rule_rows, run_checks, worst
+    from trtllm_hpc.validation.checks import rule_rows, run_checks, worst
 
     if with_rules and job_file is None:
         raise click.UsageError("--rules lists the rules that a JOB has kept: name one.")
@@ -74,8 +74,8 @@ def command(
 
 def _record(context: Context, rows: list[Diagnostic], rules: list[Diagnostic]) -> dict[str, Any]:
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
-    from trtllm_hpc.validation.memory_check import memory_of
-    from trtllm_hpc.validation.run_checks import row_of
+    from trtllm_hpc.validation.checks import row_of
+    from trtllm_hpc.validation.job_checks import memory_of
 
     plan = memory_of(context) if context.has_job else None
     memory = plan.as_json() if isinstance(plan, MemoryPlan) else None

@@ -32,10 +32,10 @@ def command(
       trtllm-hpc render job.yaml --set serve.nodes=2 --runs /scratch/$USER/runs
     """
     from trtllm_hpc.runs.create import create_run
-    from trtllm_hpc.validation.precheck import before_rendering
+    from trtllm_hpc.validation.checks import check_rendering
 
     plan, paths, engine = create_run(
-        job_file, cluster, settings, runs, check=before_rendering, warn=print_warning, command="render"
+        job_file, cluster, settings, runs, check=check_rendering, warn=print_warning, command="render"
     )
     scripts = [paths.sbatch(stage.name) for stage in plan.stages]
     if as_json:

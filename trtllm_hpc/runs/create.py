@@ -19,7 +19,6 @@ from trtllm_hpc.render.templates_cache import find_templates
 from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
 from trtllm_hpc.validation.load import load, load_cluster
-from trtllm_hpc.validation.precheck import context_of
 
 Warn = Callable[[str], None]
 """Receives each warning about a job, one line or more, before anything is written."""
@@ -65,14 +64,14 @@ def plan_run(
         RenderError: a path cannot be written into a script.
     """
     options = () if runs is None else ("--runs", str(runs))
-    resolved = load(job_file, cluster, tuple(settings), command=command, options=options)
-    with path_errors(resolved.job, resolved.cluster, {"--runs": str(runs)} if runs else None):
-        paths = new_run_folder(runs or runs_folder(resolved.cluster), resolved.job.name)
-        templates = find_templates(resolved.cluster) if resolved.job.engine.is_tensorrt_llm else None
-        engines = str(engines_folder(resolved.cluster.engines_folder, paths.folder.parent))
-        refuse_folder_names(paths.folder, engines, resolved.cluster)
+    facts = load(job_file, cluster, tuple(settings), command=command, options=options)
+    with path_errors(facts.job, facts.cluster, {"--runs": str(runs)} if runs else None):
+        paths = new_run_folder(runs or runs_folder(facts.cluster), facts.job.name)
+        templates = find_templates(facts.cluster) if facts.job.engine.is_tensorrt_llm else None
+        engines = str(engines_folder(facts.cluster.engines_folder, paths.folder.parent))
+        refuse_folder_names(paths.folder, engines, facts.cluster)
         plan = make_plan(
-            resolved.facts,
+            facts,
             paths,
             default_python(),
             engines_folder=engines,
@@ -119,7 +118,7 @@ def check_context(
     if job_file is not None:
         with plan_run(job_file, cluster, settings, runs, command="doctor") as planned:
             engine = find_engine(render_build(planned.plan))
-            return context_of(planned.with_engine(engine))
+            return Context.of_plan(planned.with_engine(engine))
     profile = load_cluster(cluster, tuple(settings))
     folder = (runs or runs_folder(profile)).absolute()
     return Context(profile, folder, engines_folder(profile.engines_folder, folder))

@@ -18,7 +18,7 @@ from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
 from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached, local_executor
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
-from trtllm_hpc.validation.precheck import before_submission
+from trtllm_hpc.validation.checks import check_submission
 
 if TYPE_CHECKING:
     from submitit.core.core import Executor, Job
@@ -51,7 +51,7 @@ def create_for_submission(
 
     def check(plan: Plan) -> list[str]:
         require_scheduler(plan)
-        return before_submission(plan, ignored_checks)
+        return check_submission(plan, ignored_checks)
 
     return create_run(job_file, cluster, settings, runs, check=check, warn=warn, command="submit")
 

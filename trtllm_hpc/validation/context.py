@@ -33,6 +33,11 @@ class Context:
         self.engines = engines
         self._plan = plan
 
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Context:
+        """Return what checks look at for the plan of a run."""
+        return cls(plan.cluster, Path(plan.run_folder).parent, Path(plan.engines_folder), plan)
+
     @property
     def has_job(self) -> bool:
         """Whether there is a job file to check."""

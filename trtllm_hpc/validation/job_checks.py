@@ -8,6 +8,8 @@ from pathlib import Path
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError, Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
+from trtllm_hpc.tensorrt_llm.memory.families import UnknownModel
+from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, plan_memory
 from trtllm_hpc.validation.context import Check, Context
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -55,7 +57,7 @@ def divides(context: Context) -> Diagnostic:
     config, engine = context.model_config, context.job.engine
     if config is None:
         return unknown("the model's config.json cannot be read here")
-    from trtllm_hpc.tensorrt_llm.memory.families import UnknownModel, read_shape
+    from trtllm_hpc.tensorrt_llm.memory.families import read_shape
     from trtllm_hpc.tensorrt_llm.memory.weights import parallel_of
 
     try:
@@ -246,6 +248,31 @@ def tokenizer(context: Context) -> Diagnostic:
     return tokenizer_files(folder)
 
 
+def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
+    """Return the memory plan, or why there is none; ``None`` without the model's ``config.json``."""
+    config = context.model_config
+    if config is None:
+        return None
+    try:
+        return plan_memory(context.job, context.cluster, config, context.plan.facts.release)
+    except UnknownModel as error:
+        return error
+
+
+def memory(context: Context) -> Diagnostic:
+    """Weights, buffers and the KV cache of the longest requests fit into a rank's memory."""
+    plan = memory_of(context)
+    if plan is None:
+        return unknown("the model's config.json cannot be read here, so nothing is known of its memory")
+    if isinstance(plan, UnknownModel):
+        return unknown(str(plan))
+    return Diagnostic("memory", plan.sentence, hint=plan.remedy, state=plan.verdict)
+
+
+def _has_memory(context: Context) -> bool:
+    return context.has_job and (context.job.model.path or context.job.model.synthetic) is not None
+
+
 CHECKS = (
     Check("world-size", "ranks and tasks are as many", _has_job, world),
     Check("model-divides", "the model can be split", _is_split, divides),
@@ -255,4 +282,5 @@ CHECKS = (
     Check("workload-file", "the benchmark's workload can be read", _has_workload_file, workload_file),
     Check("prompt-length", "the companion's prompt is not too long", _has_companion, prompt),
     Check("prompt-steps", "long prompts can be computed", _has_steps, steps),
+    Check("memory", "the model fits into memory", _has_memory, memory),
 )

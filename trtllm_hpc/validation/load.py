@@ -1,4 +1,4 @@
-"""Both files, every layer, and everything that is wrong with them at once."""
+"""Load both files with every layer, and report everything that is wrong with them at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtllm_hpc.config.validate import UnknownValueError, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, with_image
 from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
-from trtllm_hpc.validation.rules import Resolved, cluster_problems, problems
+from trtllm_hpc.validation.rules import cluster_problems, problems
 
 
 def load(
@@ -35,19 +35,19 @@ def load(
     *,
     command: str = "render",
     options: Sequence[str] = (),
-) -> Resolved:
+) -> JobFacts:
     """Read a job file and a profile, with ``--set`` settings on top.
 
     Args:
         job_file: path of the job file, or the bare name of a shipped one.
         cluster: path of a profile, or the name of a shipped one or of one in
             ``~/.config/trtllm-hpc/clusters``.
-        overrides: ``a.b=c`` settings; ``cluster.`` begins those of the profile.
-        command, options: which command reads the files, and its further options:
-            an error ends with it, to be typed again.
+        overrides: ``a.b=c`` settings; those of the profile begin with ``cluster.``.
+        command, options: the command that reads the files, and its other options. An error ends with this
+            command, to be typed again.
 
     Raises:
-        ConfigError: with every finding about both files and about how they go together.
+        ConfigError: with every diagnostic about each file and about both together.
     """
     trees = _Trees.read(find_job(job_file), cluster, overrides)
     facts = trees.facts()
@@ -57,68 +57,66 @@ def load(
         typed += [word for setting in settings for word in ("--set", setting)]
         shipped = str(job_file) if trees.job_file != job_file else None
         raise trees.error(shlex.join([*typed, *options]), shipped)
-    return Resolved(facts, str(trees.job_file), str(trees.cluster_file))
+    return facts
 
 
 def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
     """Read a profile alone, with ``--set cluster.a=b`` settings on top.
 
     Raises:
-        ConfigError: with every finding about it.
+        ConfigError: with every diagnostic about it.
     """
-    _, settings, findings = read_settings(overrides)
+    _, settings, wrong = read_settings(overrides)
     profile = find_profile(cluster)
     if isinstance(profile, Diagnostic):
-        raise ConfigError([*findings, profile])
+        raise ConfigError([*wrong, profile])
     tree, found = read_tree(profile, "cluster profile")
-    findings += found
+    wrong += found
     model = None
     if tree is not None:
         tree = merge(tree, settings)
         model, found = validate(ClusterProfile, tree)
-        findings += found
+        wrong += found
         if model is not None:
-            findings += [tree.placed(it) for it in cluster_problems(model)]
-    if model is None or findings:
-        raise ConfigError(findings)
+            wrong += [tree.placed(it) for it in cluster_problems(model)]
+    if model is None or wrong:
+        raise ConfigError(wrong)
     return with_image(model)
 
 
 @dataclass
 class _Trees:
-    """What both files and the settings say, and what is wrong so far."""
+    """Both files with their layers, and what is wrong so far."""
 
     job_file: Path
-    cluster_file: Path | None
     job: Node | None
     cluster: Node | None
     diagnostics: list[Diagnostic]
 
     @classmethod
     def read(cls, job_file: Path, cluster: str, settings: Sequence[str]) -> _Trees:
-        job_settings, cluster_settings, findings = read_settings(settings)
+        job_settings, cluster_settings, wrong = read_settings(settings)
         job_tree, found = read_tree(job_file, "job file")
-        findings += found
+        wrong += found
         profile = find_profile(cluster)
         cluster_tree = None
         if isinstance(profile, Diagnostic):
-            findings.append(profile)
+            wrong.append(profile)
         else:
             cluster_tree, found = read_tree(profile, "cluster profile")
-            findings += found
+            wrong += found
         found = swapped(job_tree, cluster_tree)
         if found:
-            return cls(job_file, None, None, None, [*findings, *found])
+            return cls(job_file, None, None, [*wrong, *found])
         if cluster_tree is not None:
             cluster_tree = merge(cluster_tree, cluster_settings)
         defaults = job_defaults(cluster_tree) if cluster_tree is not None else None
         if job_tree is not None:
             job_tree = _layered(defaults, job_tree, job_settings)
-        path = None if isinstance(profile, Diagnostic) else profile
-        return cls(job_file, path, job_tree, cluster_tree, findings)
+        return cls(job_file, job_tree, cluster_tree, wrong)
 
     def facts(self) -> JobFacts | None:
-        """Both models, judged by every rule; ``None`` if one of them cannot be built at all."""
+        """Build both models and judge them by every rule; ``None`` if a model cannot be built at all."""
         job = cluster = None
         if self.job is not None:
             job, found = validate(JobFile, self.job)
@@ -142,33 +140,33 @@ class _Trees:
         return tree.placed(problem)
 
     def error(self, command: str, shipped: str | None) -> ConfigError:
-        """Everything found, and the command to type once it is mended.
+        """Return everything found as one error, with the command to type once it is mended.
 
-        Where the command itself is to be another one, the findings say so.
+        Where another command is needed, the diagnostics say so.
 
         Args:
-            shipped: the name of the job file, if it is one that comes with trtllm-hpc.
+            shipped: the name of a job file that comes with trtllm-hpc.
         """
-        if {"not-found", "swapped"} & {finding.code for finding in self.diagnostics}:
+        if {"not-found", "swapped"} & {it.code for it in self.diagnostics}:
             return ConfigError(self.diagnostics)
         what = "it" if len(self.diagnostics) == 1 else "them"
         hint = f"mend {what} and type: {command}"
-        if shipped is not None and str(self.job_file) in {finding.file for finding in self.diagnostics}:
+        if shipped is not None and str(self.job_file) in {it.file for it in self.diagnostics}:
             copy = shlex.join(["cp", str(self.job_file), f"{shipped}.yaml"])
             hint = f"add --set KEY=VALUE for what is to differ to: {command}; or mend a copy: {copy}"
         return ConfigError(self.diagnostics, hint=hint)
 
 
-def _to_be_typed(setting: str, findings: Sequence[Diagnostic]) -> str:
-    """The setting, or its place on the command line where it is wrong itself."""
+def _to_be_typed(setting: str, wrong: Sequence[Diagnostic]) -> str:
+    """Return the setting for the command in the hint, with a placeholder if it is wrong itself."""
     key = setting.partition("=")[0]
-    for finding in findings:
-        if finding.file != "--set":
+    for it in wrong:
+        if it.file != "--set":
             continue
-        if finding.code == "bad-setting" and finding.value == setting:
+        if it.code == "bad-setting" and it.value == setting:
             return "KEY=VALUE"
-        if finding.field == key or finding.field.startswith((f"{key}.", f"{key}[")):
-            return "KEY=VALUE" if finding.code == "unknown-key" else f"{key}=VALUE"
+        if it.field == key or it.field.startswith((f"{key}.", f"{key}[")):
+            return "KEY=VALUE" if it.code == "unknown-key" else f"{key}=VALUE"
     return setting
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with the way of serving: the modes that put several models, or phases, on one node's GPUs."""
+"""Rules of layout and serving: ranks, nodes and GPUs, and the modes that put several models on one node."""
 
 from __future__ import annotations
 
@@ -99,7 +99,54 @@ def _copies(job: JobFile) -> Iterator[tuple[str, list[int], bool]]:
             yield f"serve.disaggregated.{name}.instances[{number}]", gpus, phase.engine is not None
 
 
+def ranks_spread(facts: JobFacts) -> Diagnostics:
+    """Every node runs the same number of ranks, and the local scheduler has one node."""
+    job, cluster = facts.job, facts.cluster
+    world, nodes = job.engine.world_size, job.serve.nodes
+    if nodes is None or job.serve.mode != "leader":
+        return
+    if cluster.scheduler == "local" and nodes != 1:
+        message = f"the profile {cluster.name!r} is this one machine, but the job asks for {nodes} nodes"
+        hint = "leave serve.nodes out, type --set serve.nodes=1, or choose a Slurm profile with --cluster"
+        yield in_job("conflict", "serve.nodes", message, hint, nodes)
+    elif world % nodes:
+        ranks = "1 rank" if world == 1 else f"{world} ranks"
+        message = f"{ranks} cannot be spread evenly over {nodes} nodes"
+        hint = f"set serve.nodes in the job file to a divisor of {world}, or type --set serve.nodes=1"
+        yield in_job("conflict", "serve.nodes", message, hint, nodes)
+
+
+def gpus_suffice(facts: JobFacts) -> Diagnostics:
+    """One GPU a rank, where the cluster has GPUs."""
+    job, cluster = facts.job, facts.cluster
+    world, gpus = job.engine.world_size, cluster.gpus_per_node
+    nodes = 1 if cluster.scheduler == "local" else job.serve.nodes
+    if job.serve.mode != "leader":
+        return
+    if not gpus or nodes is None or world % nodes or world // nodes <= gpus:
+        return
+    message = f"{world // nodes} ranks on a node need as many GPUs, but a node of {cluster.name!r} has {gpus}"
+    if cluster.scheduler == "local":
+        yield in_job("conflict", "engine", message, f"lower engine.tensor_parallel to {gpus} or less", world)
+        return
+    fewest = world // next(ranks for ranks in range(gpus, 0, -1) if world % ranks == 0)
+    yield in_job("conflict", "serve.nodes", message, f"set serve.nodes to {fewest}", nodes)
+
+
+def build_gpus(facts: JobFacts) -> Diagnostics:
+    """The build runs on one node."""
+    job, cluster = facts.job, facts.cluster
+    wanted, there = job.build.gpus, cluster.gpus_per_node
+    if wanted is not None and wanted > there:
+        message = f"{wanted} GPUs for the build, but a node of {cluster.name!r} has {there}"
+        hint = f"set build.gpus to at most {there}, or mend gpus_per_node in the profile"
+        yield in_job("conflict", "build.gpus", message, hint, wanted)
+
+
 RULES: Sequence[Callable[[JobFacts], Diagnostics]] = (
+    ranks_spread,
+    gpus_suffice,
+    build_gpus,
     mode_has_its_models,
     mode_fits_backend,
     copies_have_gpus,

@@ -57,7 +57,7 @@ def make(paths: RunPaths, *options: str, search: Path | None = None) -> subproce
     )
 
 
-def test_it_writes_what_would_be_written_before_submission(paths: RunPaths) -> None:
+def test_it_writes_what_would_be_written_check_submission(paths: RunPaths) -> None:
     answer = make(paths, *ISOLATED)
     assert (answer.returncode, answer.stderr) == (0, "")
     expected = render_models(make_recipe(VERSION), paths.folder.parent / "all_models")

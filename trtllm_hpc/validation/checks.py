@@ -1,4 +1,4 @@
-"""Run checks and judge what they found."""
+"""Run the checks: those of ``doctor``, and those before a run is rendered or submitted."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 
 from trtllm_hpc.config.path_errors import path_diagnostic
 from trtllm_hpc.errors import FAIL, OK, UNKNOWN, WARN, ConfigError, Diagnostic, State, fail, ok
+from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.validation import engine_checks as engine
-from trtllm_hpc.validation import file_system_checks as places
+from trtllm_hpc.validation import file_system_checks as file_system
 from trtllm_hpc.validation import job_checks as job
-from trtllm_hpc.validation import memory_check as memory
 from trtllm_hpc.validation import slurm_checks as slurm
 from trtllm_hpc.validation.context import CONTROLLER, SRUN, Check, Context
-from trtllm_hpc.validation.rules import rules
+from trtllm_hpc.validation.rules import RULES
 
 CHECKS: tuple[Check, ...] = (
     *slurm.CHECKS,
-    *places.CHECKS,
+    *file_system.CHECKS,
     *job.CHECKS,
     *engine.CHECKS,
-    *memory.CHECKS,
 )
-"""All of them, in the order of the table."""
+"""All checks, in the order of the table."""
 
 
 _TITLES = {check.id: check.title for check in CHECKS}
@@ -54,7 +53,7 @@ def _run(check: Check, context: Context) -> Diagnostic:
 
 def rule_rows() -> list[Diagnostic]:
     """The rules of job files and profiles, by name; a job file that loads keeps them all."""
-    return [replace(ok(_first_sentence(rule)), code=rule.__name__.replace("_", "-")) for rule in rules()]
+    return [replace(ok(_first_sentence(rule)), code=rule.__name__.replace("_", "-")) for rule in RULES]
 
 
 def _first_sentence(rule: Callable[..., Any]) -> str:
@@ -74,7 +73,7 @@ def row_of(found: Diagnostic) -> dict[str, Any]:
     }
 
 
-def refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
+def _refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
     """Raise what fails, unless its check is to be ignored.
 
     Raises:
@@ -102,3 +101,31 @@ def worst(found: Sequence[Diagnostic]) -> State:
     """The worst state of all."""
     states = {it.state for it in found}
     return next((state for state in (FAIL, WARN, UNKNOWN) if state in states), OK)
+
+
+def check_submission(plan: Plan, ignored: Collection[str]) -> list[str]:
+    """Refuse a plan that cannot work; returns the lines of all warnings.
+
+    Slurm's controller is not asked, since ``sbatch`` asks it a moment later.
+
+    Raises:
+        ConfigError: a check fails that is not in ``ignored``, or a name there is unknown.
+    """
+    found = run_checks(Context.of_plan(plan), asks=("", SRUN))
+    _refuse(found, ignored)
+    return _warnings(found)
+
+
+def check_rendering(plan: Plan) -> list[str]:
+    """Return the lines of all warnings about a plan that is only written; needs no Slurm."""
+    return _warnings(run_checks(Context.of_plan(plan), asks=("",)))
+
+
+def _warnings(found: Sequence[Diagnostic]) -> list[str]:
+    lines = []
+    for it in found:
+        if it.state in (WARN, FAIL):
+            fails = " (submit refuses this)" if it.state == FAIL else ""
+            lines.append(f"warning: {it.code}: {it.message}{fails}")
+            lines += [f"  next: {it.hint}"] if it.hint else []
+    return lines
