@@ -153,11 +153,11 @@ def write_run(folder: Path, made: Made, *, name: str = "benchmark") -> RunPaths:
     write_measurement(files.summary, made.measurement)
     write_records(files.requests, made.records)
     write_samples(files.samples, made.samples)
-    _write_story(paths, made.measurement.started_at)
+    _write_events(paths, made.measurement.started_at)
     return paths
 
 
-def _write_story(paths: RunPaths, measured_at: float) -> None:
+def _write_events(paths: RunPaths, measured_at: float) -> None:
     begin = measured_at - 60.0
     stages = {
         stage: {"job_id": str(40 + i), "submitted_at": begin + i}
@@ -166,7 +166,7 @@ def _write_story(paths: RunPaths, measured_at: float) -> None:
     write_json(paths.jobs, {"scheduler": "slurm", "complete": True, "stages": stages})
     phases = {"preflight": 4.0, "launch": 1.0, "load": 12.0, "total": 17.0}
     endpoint = Endpoint("41", "n1", "10.0.0.1", 1, 2, 3, ["ensemble"], begin + 55, phases)
-    story: list[tuple[float, str, str, dict[str, Any]]] = [
+    start: list[tuple[float, str, str, dict[str, Any]]] = [
         (5, "build", "stage_begin", {}),
         (8, "build", "progress", {"step": 1, "of": 2, "message": "convert the checkpoint"}),
         (20, "build", "progress", {"step": 2, "of": 2, "message": BUILD_STEP}),
@@ -181,7 +181,7 @@ def _write_story(paths: RunPaths, measured_at: float) -> None:
     for stage in ("build", "serve", "companion"):
         rows = [
             {"time": begin + seconds, "stage": stage, "name": name, "data": data}
-            for seconds, of, name, data in story
+            for seconds, of, name, data in start
             if of == stage
         ]
         paths.stage_events(stage).write_text("".join(f"{json.dumps(row)}\n" for row in rows))

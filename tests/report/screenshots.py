@@ -13,7 +13,7 @@ from tests.report.browser import chromium, opened
 from tests.report.cases import sweep
 from tests.report.make import write_run
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
-from trtllm_hpc.report.html.report import write_report
+from trtllm_hpc.report.html.page import write_report
 
 FOLDER = Path(__file__).parents[2] / "docs" / "img"
 WIDTHS = {1280: 3300, 390: 3600}

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 from tests.report.browser import chromium, find_chromium, opened
 from tests.report.cases import CASES, HOSTILE
 from tests.report.make import write_run
-from trtllm_hpc.report.html.report import write_report
+from trtllm_hpc.report.html.page import write_report
 
 pytestmark = [
     pytest.mark.browser,

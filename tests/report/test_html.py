@@ -19,13 +19,11 @@ from trtllm_hpc.bench.results import Interval, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.html import page
-from trtllm_hpc.report.html.chart import Chart, NoChart
-from trtllm_hpc.report.html.material import Material, read_material
-from trtllm_hpc.report.html.phases import Story, read_story
-from trtllm_hpc.report.html.report import report_page, sections_of, write_charts, write_report
-from trtllm_hpc.report.html.scales import round_marks
+from trtllm_hpc.report.html.chart import Chart, NoChart, round_marks
+from trtllm_hpc.report.html.data import ReportData, StartTimeline, read_report_data, read_start_timeline
+from trtllm_hpc.report.html.page import report_page, sections_of, write_charts, write_report
 from trtllm_hpc.report.html.tables import level_table
-from trtllm_hpc.report.html.verdict import cards, headline_words, judgement
+from trtllm_hpc.report.html.verdict import cards, headline_words, verdict
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +32,12 @@ def _small_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "drawing_library", lambda: "/* the library */")
 
 
-def material(made: Made) -> Material:
-    return Material("run-1", made.measurement, made.records, made.samples, Story([], None))
+def report_data(made: Made) -> ReportData:
+    return ReportData("run-1", made.measurement, made.records, made.samples, StartTimeline([], None))
 
 
 def charts(made: Made) -> Iterator[Chart | NoChart]:
-    return (chart for section in sections_of(material(made)) for chart in section.charts)
+    return (chart for section in sections_of(report_data(made)) for chart in section.charts)
 
 
 def drawn(made: Made, title: str) -> Chart:
@@ -76,22 +74,22 @@ class Elements(HTMLParser):
 
 def test_the_verdict_comes_first_in_words() -> None:
     made = make(requests=12)
-    assert judgement(material(made)).words == "Valid: these figures may be used."
+    assert verdict(report_data(made)).words == "Valid: these figures may be used."
     noted = made.changed(verdict=Verdict([], ["The clock jumped."]))
-    assert judgement(material(noted)).words == "Valid, with notes."
+    assert verdict(report_data(noted)).words == "Valid, with notes."
     bad = made.changed(verdict=Verdict(["Too few requests."]))
-    assert judgement(material(bad)).words.startswith("Not valid")
-    text = report_page(material(bad))
+    assert verdict(report_data(bad)).words.startswith("Not valid")
+    text = report_page(report_data(bad))
     assert text.index("Not valid") < text.index("Too few requests.") < text.index("Headline figures")
 
 
 def test_the_cards_are_of_the_highest_load_that_the_server_kept_up_with() -> None:
     made = make([OpenLoop(4.0), OpenLoop(8.0), OpenLoop(40.0)], requests=80)
-    words = headline_words(material(made))
+    words = headline_words(report_data(made))
     assert words.startswith("At 8/s, the highest valid load with which the server kept up.")
-    assert "at 40/s, where requests pile up" in words
+    assert "at 40/s, where requests queue up" in words
     rate = made.measurement.levels[1].metrics["finished_rate_per_s"]
-    throughput = cards(material(made))[0]
+    throughput = cards(report_data(made))[0]
     assert throughput.label == "Throughput" and f"{rate.mean:.2f}" == throughput.value  # type: ignore[union-attr]
 
 
@@ -102,12 +100,12 @@ def test_the_card_of_throughput_says_what_was_really_asked() -> None:
         asked = made.measurement.levels[0].metrics["asked_rate_per_s"]
         assert isinstance(asked, Interval)
         made.measurement.levels[0].metrics["asked_rate_per_s"] = replace(asked, mean=17.3)
-        assert cards(material(made))[0].note == "asked 17.3"
-    assert cards(material(make([ClosedLoop(2)])))[0].note == ""
+        assert cards(report_data(made))[0].note == "requested 17.3"
+    assert cards(report_data(make([ClosedLoop(2)])))[0].note == ""
 
 
 def test_the_cards_of_a_search_are_of_what_it_found() -> None:
-    words = headline_words(material(searched()))
+    words = headline_words(report_data(searched()))
     assert words == "At 12/s, the highest rate found that holds ttft.p99<500ms,tpot.p99<50ms."
 
 
@@ -115,20 +113,20 @@ def test_the_records_of_a_pass_that_the_summary_does_not_know_are_left_out(tmp_p
     """Killed between the two, a measurement leaves records of a level that has no figures."""
     made = make([OpenLoop(4.0), OpenLoop(8.0)], requests=10, warmup=0)
     paths = write_run(tmp_path / "run", made.changed(levels=made.measurement.levels[:1]))
-    read = read_material(paths, "benchmark")
+    read = read_report_data(paths, "benchmark")
     assert {record.level for record in read.records} == {0} and len(read.records) == 10
     report_page(read)
 
 
 def test_without_an_answer_there_is_a_card_for_that_only() -> None:
-    found = cards(material(make(failed_share=1.0)))
+    found = cards(report_data(make(failed_share=1.0)))
     assert [(card.label, card.value, card.note) for card in found] == [("Failed", "100 %", "60 of 60")]
 
 
 def test_settings_that_were_chosen_stand_apart_from_defaults() -> None:
-    text = report_page(material(make(requests=12)))
+    text = report_page(report_data(make(requests=12)))
     chosen, others = (
-        text.replace("<wbr>", "").split("<h3>Chosen</h3>")[1].split("<h3>Left at their defaults</h3>")
+        text.replace("<wbr>", "").split("<h3>Set</h3>")[1].split("<h3>Defaults</h3>")
     )
     assert "warmup_requests" in chosen and "burstiness" not in chosen and "burstiness" in others
 
@@ -136,7 +134,7 @@ def test_settings_that_were_chosen_stand_apart_from_defaults() -> None:
 def test_long_lists_of_prompts_are_cut() -> None:
     made = make(requests=12)
     prompts = {"workload": {"prompts": [f"prompt {number}" for number in range(10_000)]}}
-    text = report_page(material(made.changed(settings=prompts)))
+    text = report_page(report_data(made.changed(settings=prompts)))
     assert "prompt 3, prompt 4" in text and "prompt 9999" not in text
 
 
@@ -181,7 +179,7 @@ def test_labels_of_a_curve_do_not_overlap() -> None:
 
 
 def test_levels_stand_in_ascending_order_whatever_the_order_tried() -> None:
-    rows = level_table(material(searched())).rows
+    rows = level_table(report_data(searched())).rows
     assert [row[0] for row in rows] == ["4/s", "8/s", "12/s", "14/s", "16/s"]
 
 
@@ -233,7 +231,7 @@ def test_many_levels_are_thinned_out_and_it_says_so() -> None:
 
 
 def test_levels_of_one_name_are_told_apart() -> None:
-    assert material(make([ClosedLoop(2), ClosedLoop(2), ClosedLoop(4)])).labels == [
+    assert report_data(make([ClosedLoop(2), ClosedLoop(2), ClosedLoop(4)])).labels == [
         "2 at once (1)",
         "2 at once (2)",
         "4 at once",
@@ -279,7 +277,7 @@ def test_the_server_stands_beside_the_client_on_one_clock() -> None:
 
 
 def test_what_the_server_does_not_tell_is_said() -> None:
-    assert "do not tell" in left_out(CASES["without samples"](), "KV cache in use")
+    assert "has no metric" in left_out(CASES["without samples"](), "KV cache in use")
 
 
 def test_a_long_line_keeps_its_peaks() -> None:
@@ -294,19 +292,19 @@ def test_a_long_line_keeps_its_peaks() -> None:
 
 
 def test_phases_come_from_the_journal_and_the_events(tmp_path: Path) -> None:
-    story = read_story(write_run(tmp_path / "run", make(requests=10)))
-    assert story.ready_s == 55.0
-    found = {f"{phase.stage}: {phase.name}": (phase.begin_s, phase.end_s) for phase in story.phases}
+    start = read_start_timeline(write_run(tmp_path / "run", make(requests=10)))
+    assert start.ready_s == 55.0
+    found = {f"{phase.stage}: {phase.name}": (phase.begin_s, phase.end_s) for phase in start.phases}
     assert found == {
-        "build: waits for its turn": (0, 5),
+        "build: in the queue": (0, 5),
         "build: starts": (5, 8),
         "build: convert the checkpoint": (8, 20),
         f"build: {BUILD_STEP}": (20, 36),
-        "serve: waits for its turn": (1, 38),
+        "serve: in the queue": (1, 38),
         "serve: preflight": (38, 42),
         "serve: launch": (42, 43),
         "serve: load the model": (43, 55),
-        "companion: waits for its turn": (2, 39),
+        "companion: in the queue": (2, 39),
     }
 
 
@@ -316,13 +314,13 @@ def test_the_last_attempt_counts(tmp_path: Path) -> None:
         base = 1_790_000_000.0
         for seconds, name in ((0, "stage_begin"), (2, "preflight_ok"), (3, "server_start"), (9, "ready")):
             events.write(json.dumps({"time": base + seconds, "stage": "serve", "name": name}) + "\n")
-    story = read_story(paths)
-    assert story.ready_s == 69.0
-    assert [p.end_s - p.begin_s for p in story.phases if p.name == "load the model"] == [6.0]
+    start = read_start_timeline(paths)
+    assert start.ready_s == 69.0
+    assert [p.end_s - p.begin_s for p in start.phases if p.name == "load the model"] == [6.0]
 
 
 def test_a_run_without_events_says_so(tmp_path: Path) -> None:
-    assert read_story(RunPaths(tmp_path / "nothing")) == Story([], None)
+    assert read_start_timeline(RunPaths(tmp_path / "nothing")) == StartTimeline([], None)
     assert "no events" in left_out(make(requests=10), "Phases of the run")
 
 
@@ -331,10 +329,10 @@ def test_a_run_without_events_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_page_is_whole_and_its_data_can_be_read(name: str) -> None:
-    text = report_page(material(CASES[name]()))
-    data = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', text, re.S)
-    assert data is not None
-    plain: dict[str, Any] = json.loads(data[1])
+    text = report_page(report_data(CASES[name]()))
+    found = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', text, re.S)
+    assert found is not None
+    plain: dict[str, Any] = json.loads(found[1])
     # Those who do not see a chart have its words.
     assert all(len(chart["spec"]["description"]) > 30 for chart in plain["charts"])
     keys = [chart["key"] for chart in plain["charts"]]
@@ -344,17 +342,17 @@ def test_the_page_is_whole_and_its_data_can_be_read(name: str) -> None:
 
 
 def test_nothing_hostile_becomes_an_element() -> None:
-    text = report_page(material(CASES["hostile"]()))
+    text = report_page(report_data(CASES["hostile"]()))
     elements = Elements(text)
     assert "img" not in elements.tags
     assert elements.tags.count("script") == 3
     assert "window.broken" in "".join(elements.texts) and "49" not in headline_words(
-        material(CASES["hostile"]())
+        report_data(CASES["hostile"]())
     )
 
 
 def test_the_file_asks_nothing_of_a_network() -> None:
-    text = report_page(material(CASES["sweep"]()))
+    text = report_page(report_data(CASES["sweep"]()))
     assert not re.search(r'(src|href)="(?!#|data:)', text)
     assert "default-src 'none'" in text and "unsafe-eval" not in text
 
@@ -363,7 +361,7 @@ def test_the_page_is_written_for_a_run(tmp_path: Path) -> None:
     paths = write_run(tmp_path / "run", make(requests=10))
     to = tmp_path / "report.html"
     write_report(paths, "benchmark", to)
-    assert "From submit to ready" in to.read_text() and read_material(paths, "benchmark").run == "run"
+    assert "From submit to ready" in to.read_text() and read_report_data(paths, "benchmark").run == "run"
 
 
 def test_a_measurement_that_is_not_there_is_refused(tmp_path: Path) -> None:

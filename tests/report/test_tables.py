@@ -19,7 +19,7 @@ ROWS: list[dict[str, Any]] = [
         "host": "gpu-node-0123.cluster.example.org",
         "state": "failed (signal 9 (SIGKILL))",
         "size_bytes": 123456,
-        "first_error": "E0721 10:02:03.123 1 model.cc:12] " + "a long story " * 20 + "to its end",
+        "first_error": "E0721 10:02:03.123 1 model.cc:12] " + "a long start " * 20 + "to its end",
     },
 ]
 

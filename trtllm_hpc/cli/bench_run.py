@@ -192,7 +192,7 @@ def _write(found: Found, *, report: bool, perfetto: bool) -> None:
 
 def _report(found: Found) -> list[Path]:
     """The report; a measurement is worth keeping without it, so what is missing for it is only said."""
-    from trtllm_hpc.report.html.report import write_report
+    from trtllm_hpc.report.html.page import write_report
 
     try:
         write_report(found.run, found.name, found.files.report)

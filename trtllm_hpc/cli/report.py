@@ -33,7 +33,7 @@ def command(found: Found, runs: Any, output: Path | None, png: bool) -> None:
       trtllm-hpc report latest
       trtllm-hpc report latest:sweep --png --output sweep.html
     """
-    from trtllm_hpc.report.html.report import write_charts, write_report
+    from trtllm_hpc.report.html.page import write_charts, write_report
 
     if found.copied_to is not None:
         raise RunNotFound(

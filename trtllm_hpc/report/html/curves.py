@@ -1,57 +1,71 @@
-"""Latency against throughput: one point a level of load."""
+"""Charts with one point for each level of load: latency, throughput, and the rates of a search."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.report.headline import is_valid, load_of
-from trtllm_hpc.report.html.chart import Chart, NoChart, Row, Section, altair, described
-from trtllm_hpc.report.html.load_curve import load_chart
-from trtllm_hpc.report.html.material import Material
-from trtllm_hpc.report.html.scales import axis, is_wide, scale
-from trtllm_hpc.report.words import high_of, low_of, of_levels, quantity, with_interval
+from trtllm_hpc.report.html.chart import (
+    CATEGORIES,
+    FAILED,
+    QUIET,
+    Chart,
+    NoChart,
+    Row,
+    Section,
+    altair,
+    axis,
+    described,
+    is_wide,
+    scale,
+)
+from trtllm_hpc.report.html.data import ReportData
+from trtllm_hpc.report.sentences import reasons_not_held
+from trtllm_hpc.report.words import high_of, low_of, of_levels, quantity, search_words, with_interval
 
 _TITLES = {"latency_ms": "End-to-end latency", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 _STATISTICS = ("p50", "p90", "p99")
 _HEIGHT = 260
+_HOLDS, _BREAKS = "holds", "does not hold"
 _JOINED_RATIO = 1.1
-"""Loads nearer to each other than this ratio are not joined: a search ends with several loads at which the
-throughput is the same, and a line through them would only show noise."""
+"""Loads closer to each other than this ratio are not joined: a search ends with several loads of the same
+throughput, and a line through them would only show noise."""
 _LABEL_WIDTH, _LABEL_HEIGHT = 0.09, 0.09
-"""A label's place, as shares of the chart; labels that would overlap are left to the tooltip."""
+"""Size of a label as shares of the chart. Labels that would overlap are left out; the tooltip has them."""
 _BELOW_ANY_AXIS = 1e-3
-"""Share of a figure that stands for zero and less, which a logarithmic axis has no place for."""
+"""Lower end of an interval that reaches zero, as a share of its figure: a logarithmic axis has no zero."""
 
 
-def curve_section(material: Material) -> Section:
+def curve_section(data: ReportData) -> Section:
     """Latency against throughput for each kind of latency, and throughput against load."""
     section = Section(
         "curve",
         "Throughput and latency",
         "Each point is a level of load. Bars: 95 % confidence intervals, where levels were repeated.",
     )
-    if len(material.labels) < 2:
+    if len(data.labels) < 2:
         reason = "One level of load was measured; a curve needs two or more."
         section.charts.append(NoChart("Latency against throughput", reason))
         return section
-    levels = material.ascending
+    levels = data.ascending
     for key, title in _TITLES.items():
-        section.charts.append(_latency_chart(material, levels, key, f"{title} against throughput"))
+        section.charts.append(_latency_chart(data, levels, key, f"{title} against throughput"))
     section.charts.append(load_chart([(load_of(result), label, result) for label, result in levels]))
     return section
 
 
 def _latency_chart(
-    material: Material, levels: list[tuple[str, LevelResult]], key: str, title: str
+    data: ReportData, levels: list[tuple[str, LevelResult]], key: str, title: str
 ) -> Chart | NoChart:
     by = _throughput_key(levels)
     rows = [row for place in enumerate(levels) for row in _points(*place, key, by)]
     _mark_joined(rows, {label: load_of(result) for label, result in levels})
     _mark_labelled(rows)
     if not rows:
-        return NoChart(title, no_figure(material, key))
+        return NoChart(title, no_figure(data, key))
     worst = max(rows, key=lambda row: row["ms"])
     description = (
         f"{title}, {of_levels(len(levels))}; p50, p90 and p99. "
@@ -64,11 +78,11 @@ def _latency_chart(
     return Chart(f"curve-{key[:-3]}", title, description, _spec(rows, x_title), {"points": rows}, note)
 
 
-def no_figure(material: Material, key: str) -> str:
+def no_figure(data: ReportData, key: str) -> str:
     """Why a latency has no values."""
-    if not material.measurement.streaming and key in ("ttft_ms", "tpot_ms", "itl_ms"):
-        return "Answers were not streamed, so nobody can tell when their tokens came."
-    return "No answered request has this figure."
+    if not data.measurement.streaming and key in ("ttft_ms", "tpot_ms", "itl_ms"):
+        return "Answers were not streamed, so the times of their tokens are unknown."
+    return "No successful request has this figure."
 
 
 def _throughput_key(levels: list[tuple[str, LevelResult]]) -> str:
@@ -89,7 +103,7 @@ def _points(place: int, labelled: tuple[str, LevelResult], key: str, by: str) ->
             "throughput": with_interval(throughput),
             "statistic": statistic,
             "ms": figures[statistic].mean,
-            "told": f"{with_interval(figures[statistic])} ms",
+            "value": f"{with_interval(figures[statistic])} ms",
             "low": max(low_of(figures[statistic]), figures[statistic].mean * _BELOW_ANY_AXIS),
             "high": high_of(figures[statistic]),
             "valid": "yes" if is_valid(result) else "no",
@@ -135,7 +149,7 @@ def _spec(rows: list[Row], x_title: str) -> dict[str, Any]:
     y = alt.Y("ms:Q", title="ms", scale=scale(alt, reach), axis=axis(alt, reach))
     color = alt.Color("statistic:N", scale=alt.Scale(domain=list(_STATISTICS)))
     base = alt.Chart(alt.NamedData("points"))
-    told = {"level": "level", "statistic": "statistic", "told": "latency", "throughput": x_title}
+    told = {"level": "level", "statistic": "statistic", "value": "latency", "throughput": x_title}
     tooltip = [alt.Tooltip(f"{key}:N", title=words) for key, words in {**told, "valid": "valid"}.items()]
     layers = (
         base.mark_rule(clip=True).encode(x=x, y=alt.Y("low:Q", title="ms"), y2="high:Q", color=color),
@@ -146,3 +160,92 @@ def _spec(rows: list[Row], x_title: str) -> dict[str, Any]:
         .encode(x=x, y=y, text="level:N"),
     )
     return described(alt.layer(*layers), _HEIGHT)
+
+
+_FINISHED = "requests finished/s"
+
+
+def load_chart(levels: list[tuple[float, str, LevelResult]]) -> Chart | NoChart:
+    """Throughput against load. ``levels``: load, label and result, in ascending order of load."""
+    title = "Requested load and finished requests"
+    rows: list[Row] = [
+        {
+            "level": label,
+            "place": place,
+            "x": load,
+            "rate": finished.mean,
+            "value": with_interval(finished),
+            "low": low_of(finished),
+            "high": high_of(finished),
+        }
+        for place, (load, label, result) in enumerate(levels)
+        if isinstance(finished := result.metrics.get("finished_rate_per_s"), Interval)
+    ]
+    if not rows:
+        return NoChart(title, "No request was answered.")
+    closed = isinstance(levels[0][2].level, ClosedLoop)
+    most = max(rows, key=lambda row: row["rate"])
+    description = f"{title}. The highest is {quantity(most['rate'])} finished/s at {most['level']}."
+    top = max(row["x"] for row in rows)
+    datasets = {"points": rows}
+    note = None
+    if not closed:
+        datasets["asked"] = [{"x": 0.0, "rate": 0.0}, {"x": top, "rate": top}]
+        note = "On the dashed line, the finished rate equals the requested rate."
+    return Chart("curve-load", title, description, _load_spec(closed), datasets, note)
+
+
+def _load_spec(closed: bool) -> dict[str, Any]:
+    alt = altair()
+    asked = "requests outstanding" if closed else "requested rate (1/s)"
+    x = alt.X("x:Q", title=asked, scale=alt.Scale(zero=True))
+    y = alt.Y("rate:Q", title=_FINISHED, scale=alt.Scale(zero=True))
+    base = alt.Chart(alt.NamedData("points"))
+    tooltip = [alt.Tooltip("level:N"), alt.Tooltip("told:N", title="finished/s")]
+    layers = [
+        base.mark_rule(clip=True).encode(x=x, y=alt.Y("low:Q", title=_FINISHED), y2="high:Q"),
+        base.mark_line().encode(x=x, y=y, order="place:Q"),
+        base.mark_point(size=50, filled=True, opacity=1).encode(x=x, y=y, tooltip=tooltip),
+    ]
+    if not closed:
+        layers.insert(0, alt.Chart(alt.NamedData("asked")).mark_line(style=QUIET).encode(x=x, y=y))
+    return described(alt.layer(*layers), _HEIGHT)
+
+
+def search_section(data: ReportData) -> Section | None:
+    """The rates that the search tried; ``None`` if there was no search."""
+    search = data.measurement.search
+    if search is None:
+        return None
+    rows: list[Row] = [
+        {
+            "step": step,
+            "rate": tried.rate_per_s,
+            "state": _HOLDS if tried.holds else _BREAKS,
+            "passes": f"{tried.passes_held} of {tried.passes}",
+            "why": " ".join(reasons_not_held(data.measurement, tried))[:160],
+        }
+        for step, tried in enumerate(search.tried, 1)
+    ]
+    section = Section("search", "Search for the highest rate", search_words(search), wide=True)
+    if not rows:
+        section.charts.append(NoChart("Rates tried", "No rate was tried."))
+        return section
+    alt = altair()
+    colors = alt.Scale(domain=[_HOLDS, _BREAKS], range=[CATEGORIES[2], FAILED])
+    shapes = alt.Scale(domain=[_HOLDS, _BREAKS], range=["circle", "cross"])
+    x = alt.X("step:O", title="step of the search", axis=alt.Axis(labelAngle=0))
+    y = alt.Y("rate:Q", title="requested rate (1/s)", scale=alt.Scale(zero=True))
+    base = alt.Chart(alt.NamedData("tried")).encode(x=x, y=y)
+    points = base.mark_point(filled=True, size=110, opacity=1).encode(
+        color=alt.Color("state:N", scale=colors),
+        shape=alt.Shape("state:N", scale=shapes),
+        tooltip=[alt.Tooltip(f"{name}:N") for name in ("rate", "state", "passes", "why")],
+    )
+    layers = [base.mark_line(style=QUIET), points]
+    description = "Rates in the order of the search: " + ", ".join(
+        f"{quantity(row['rate'])}/s {row['state']}" for row in rows
+    )
+    spec = described(alt.layer(*layers), 200)
+    section.charts.append(Chart("search", "Rates tried", f"{description}.", spec, {"tried": rows}))
+    return section

@@ -1,4 +1,4 @@
-"""How latencies spread over the measured requests: the share that took no longer, for each level."""
+"""Latency distributions of the measured requests: one cumulative curve for each level."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
 from trtllm_hpc.report.headline import ascending_levels
-from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
+from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, axis, described, scale
 from trtllm_hpc.report.html.curves import no_figure
-from trtllm_hpc.report.html.material import Material
-from trtllm_hpc.report.html.scales import axis, scale
+from trtllm_hpc.report.html.data import ReportData
 from trtllm_hpc.report.words import of_levels, quantity
 
 MOST_LEVELS = 8
-"""Curves that one can tell apart in one chart."""
+"""At most this many curves can be told apart in one chart."""
 MOST_POINTS = 120
-"""Of one curve: more than these are thinned out evenly by their share."""
+"""Points of one curve; a longer one is thinned evenly by share."""
 _HEIGHT = 240
 _SHARES = [0, 0.25, 0.5, 0.75, 0.9, 0.99]
 _METRICS: tuple[tuple[PerRequest, str], ...] = (
@@ -27,44 +26,44 @@ _METRICS: tuple[tuple[PerRequest, str], ...] = (
 )
 
 
-def distribution_section(material: Material) -> Section:
-    """A chart for each latency."""
+def distribution_section(data: ReportData) -> Section:
+    """One chart for each kind of latency."""
     section = Section(
         "distributions",
         "Distributions",
-        "Share of measured requests that took no longer than a time. The steeper, the steadier; "
-        "a long tail to the right is what users notice.",
+        "Share of measured requests that took at most the given time. A steep curve means steady latency; "
+        "users notice a long tail to the right.",
     )
     for metric, title in _METRICS:
-        section.charts.append(_distribution(material, metric, title))
+        section.charts.append(_distribution(data, metric, title))
     return section
 
 
-def _shown_levels(material: Material) -> list[int]:
+def _shown_levels(data: ReportData) -> list[int]:
     """Return the levels to draw, by ascending load: all, or both ends and some evenly between."""
-    levels = ascending_levels(material.measurement)
+    levels = ascending_levels(data.measurement)
     last = len(levels) - 1
     if last < MOST_LEVELS:
         return levels
     return [levels[round(place * last / (MOST_LEVELS - 1))] for place in range(MOST_LEVELS)]
 
 
-def _distribution(material: Material, metric: PerRequest, title: str) -> Chart | NoChart:
-    levels = _shown_levels(material)
-    values = {level: _values(material, level, metric) for level in levels}
-    rows = [row for level in levels for row in _points(material.labels[level], values[level])]
+def _distribution(data: ReportData, metric: PerRequest, title: str) -> Chart | NoChart:
+    levels = _shown_levels(data)
+    values = {level: _values(data, level, metric) for level in levels}
+    rows = [row for level in levels for row in _points(data.labels[level], values[level])]
     if not rows:
-        return NoChart(title, no_figure(material, metric.key))
-    description = f"{title}: share of values no longer than a time, {of_levels(len(levels))}. " + " ".join(
-        f"At {material.labels[level]}: {_middle(values[level])}." for level in levels if values[level]
+        return NoChart(title, no_figure(data, metric.key))
+    description = f"{title}: cumulative share of values, {of_levels(len(levels))}. " + " ".join(
+        f"At {data.labels[level]}: {_middle(values[level])}." for level in levels if values[level]
     )
     return Chart(
         f"spread-{metric.key[:-3]}",
         title,
         description,
-        _spec(rows, [material.labels[level] for level in levels]),
+        _spec(rows, [data.labels[level] for level in levels]),
         {"points": rows},
-        _note(material, levels, values),
+        _note(data, levels, values),
     )
 
 
@@ -83,13 +82,13 @@ def _spec(rows: Sequence[dict[str, Any]], labels: list[str]) -> dict[str, Any]:
         alt.Tooltip("share:Q", title="share", format=".1%"),
         alt.Tooltip("ms:Q", title="ms", format=".4~r"),
     ]
-    # A line has one tooltip for all of it; points that are not seen have one each.
+    # A line has a single tooltip, so each point gets an invisible mark with its own.
     points = base.mark_point(opacity=0, size=80).encode(tooltip=tooltip)
     return described(alt.layer(base.mark_line(interpolate="step-after"), points), _HEIGHT)
 
 
-def _values(material: Material, level: int, metric: PerRequest) -> list[float]:
-    answered = (r for r in material.records if r.level == level and r.measured and r.ok)
+def _values(data: ReportData, level: int, metric: PerRequest) -> list[float]:
+    answered = (r for r in data.records if r.level == level and r.measured and r.ok)
     return sorted(value for record in answered for value in metric.values(record))
 
 
@@ -105,15 +104,13 @@ def _points(label: str, ordered: Sequence[float]) -> Iterator[dict[str, Any]]:
 
 
 def _middle(ordered: Sequence[float]) -> str:
-    return (
-        f"half within {quantity(ordered[(len(ordered) - 1) // 2])} ms, the longest {quantity(ordered[-1])} ms"
-    )
+    return f"median {quantity(ordered[(len(ordered) - 1) // 2])} ms, maximum {quantity(ordered[-1])} ms"
 
 
-def _note(material: Material, levels: list[int], values: dict[int, list[float]]) -> str | None:
+def _note(data: ReportData, levels: list[int], values: dict[int, list[float]]) -> str | None:
     notes = []
-    if len(levels) < len(material.labels):
-        notes.append(f"{len(levels)} of {len(material.labels)} levels are drawn.")
+    if len(levels) < len(data.labels):
+        notes.append(f"{len(levels)} of {len(data.labels)} levels are drawn.")
     if any(len(ordered) > MOST_POINTS for ordered in values.values()):
         notes.append(f"Each curve is drawn with {MOST_POINTS} points, evenly chosen by share.")
     return " ".join(notes) or None

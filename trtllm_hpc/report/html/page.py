@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, that asks nothing of any network."""
+"""``report.html`` and the PNGs of its charts, for one measurement."""
 
 from __future__ import annotations
 
@@ -6,22 +6,124 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from trtllm_hpc import __version__
+from trtllm_hpc.paths import RunPaths, write_aside, write_text
 from trtllm_hpc.render.environment import PackagedTemplates
-from trtllm_hpc.report.html.chart import Chart, Section, altair, for_page
-from trtllm_hpc.report.html.theme import dark, light
+from trtllm_hpc.report.html.chart import Chart, Section, altair, as_png, dark, for_page, light
+from trtllm_hpc.report.html.curves import curve_section, search_section
+from trtllm_hpc.report.html.data import ReportData, read_report_data
+from trtllm_hpc.report.html.distributions import distribution_section
+from trtllm_hpc.report.html.phases import phase_section
+from trtllm_hpc.report.html.server import server_section
+from trtllm_hpc.report.html.tables import (
+    error_table,
+    figure_tables,
+    glossary,
+    level_table,
+    provenance_table,
+    setting_tables,
+    token_table,
+)
+from trtllm_hpc.report.html.timelines import timeline_section
+from trtllm_hpc.report.html.verdict import cards, headline_words, verdict
+
+
+def write_report(paths: RunPaths, name: str, to: Path) -> None:
+    """Write the report of a measurement as one HTML file.
+
+    Raises:
+        RunNotFound: there is no such measurement.
+        TrtllmHpcError: the packages that draw charts are not installed.
+    """
+    write_text(to, report_page(read_report_data(paths, name)))
+
+
+def write_charts(paths: RunPaths, name: str, folder: Path) -> list[Path]:
+    """Draw every chart of the report as a PNG in ``folder``, which is created if missing.
+
+    Returns:
+        The files, in the order of the report.
+
+    Raises:
+        RunNotFound: there is no such measurement.
+        TrtllmHpcError: the packages that draw charts are not installed.
+    """
+    folder.mkdir(exist_ok=True)
+    written = []
+    for section in sections_of(read_report_data(paths, name)):
+        for chart in section.charts:
+            if isinstance(chart, Chart):
+                with write_aside(folder / f"{chart.key}.png") as aside:
+                    aside.write_bytes(as_png(chart, {**light(), "background": "white"}))
+                written.append(folder / f"{chart.key}.png")
+    return written
+
+
+def sections_of(data: ReportData) -> Iterator[Section]:
+    """Yield the sections of the page in order; each is made when it is needed."""
+    for section_of in (
+        search_section,
+        curve_section,
+        distribution_section,
+        timeline_section,
+        server_section,
+        phase_section,
+    ):
+        section = section_of(data)
+        if section is not None:
+            yield section
+
+
+def report_page(data: ReportData) -> str:
+    """Return the whole page as text."""
+    measurement = data.measurement
+    return render_page(
+        list(sections_of(data)),
+        title=f"{data.run}: {measurement.name}",
+        run=data.run,
+        measurement=measurement,
+        facts=_facts(data),
+        verdict=verdict(data),
+        headline=headline_words(data),
+        cards=cards(data),
+        levels=level_table(data),
+        figures=figure_tables(data),
+        settings=setting_tables(data),
+        provenance=provenance_table(data),
+        tokens=token_table(data),
+        errors=error_table(data),
+        glossary=glossary(data),
+        version=__version__,
+    )
+
+
+def _facts(data: ReportData) -> list[str]:
+    measurement = data.measurement
+    started = datetime.fromtimestamp(measurement.started_at, timezone.utc)
+    kinds = {result.level.kind for result in measurement.levels}
+    return [
+        f"model {measurement.model}",
+        f"{measurement.protocol}, {'streaming' if measurement.streaming else 'not streaming'}",
+        *sorted(kinds),
+        f"workload {measurement.settings.get('workload', {}).get('kind', 'unknown')}",
+        f"started {started:%Y-%m-%d %H:%M:%S} UTC",
+    ]
+
 
 _FOLDER = "report"
 
 
 def render_page(sections: Sequence[Section], **values: Any) -> str:
-    """The page as text; ``values`` are the template's."""
+    """Render the page's template with ``values``."""
     environment = _environment()
     draw = _source("charts.js.j2")
     library = drawing_library()
@@ -38,12 +140,12 @@ def render_page(sections: Sequence[Section], **values: Any) -> str:
 
 @lru_cache(maxsize=1)
 def drawing_library() -> str:
-    """Vega, Vega-Lite and vega-embed as one script that may stand within HTML."""
+    """Return Vega, Vega-Lite and vega-embed as one script that is safe inside HTML."""
     altair()
     import vl_convert
 
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    # An HTML parser ends the element here, wherever in the script it stands.
+    # An HTML parser ends the script element at this text, even inside a string.
     return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE).replace("<!--", r"<\!--")
 
 
@@ -53,13 +155,13 @@ def _chart_data(sections: Sequence[Section]) -> str:
 
 
 def json_in_html(plain: Any) -> str:
-    """JSON that may stand in a ``script`` element: no text in it can end the element or open a comment."""
+    """Return JSON that is safe in a ``script`` element: it cannot end the element or open a comment."""
     text = json.dumps(plain, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _hash(script: str) -> str:
-    """How a Content-Security-Policy names a script (CSP level 3, hash-source)."""
+    """Return the script's hash as a Content-Security-Policy names it (CSP level 3, hash-source)."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
@@ -77,7 +179,7 @@ def _environment() -> Environment:
 
 
 def _breakable(name: str) -> Markup:
-    """A name that a narrow column may break after ``.`` and ``_``."""
+    """Allow line breaks after ``.`` and ``_`` of a name in a narrow column."""
     return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(name))))
 
 

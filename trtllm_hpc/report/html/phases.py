@@ -1,85 +1,69 @@
-"""The phases of a run from submit to ready, from the record and the events."""
+"""The chart of the phases from submit to ready."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
-from trtllm_hpc.paths import STAGES, RunPaths
-from trtllm_hpc.runtime.records import Event, read_events
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
-
-WAITS = "waits for its turn"
-_MARKS = (
-    ("stage_begin", "preflight_ok", "preflight"),
-    ("preflight_ok", "server_start", "launch"),
-    # Triton opens its ports only when every model is loaded.
-    ("server_start", "ready", "load the model"),
+from trtllm_hpc.report.html.chart import (
+    ASIDE,
+    CATEGORIES,
+    Chart,
+    NoChart,
+    Row,
+    Section,
+    altair,
+    described,
 )
+from trtllm_hpc.report.html.data import WAITS, ReportData
+from trtllm_hpc.report.words import quantity
+
+_ROW = 34
+_LABEL_PX = 300
+"""Width limit of a phase's label in pixels; a chart on a phone has no more."""
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One stretch of a stage, in seconds since the run was submitted."""
-
-    stage: str
-    name: str
-    begin_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
-class Story:
-    """How a run came to be ready."""
-
-    phases: list[Phase]
-    ready_s: float | None
-    """``None`` if it never was."""
-
-
-def read_story(paths: RunPaths) -> Story:
-    """The phases of the last attempt at each stage; none of a run without events."""
-    attempts = {stage: _last_attempt(read_events(paths, stage)) for stage in STAGES}
-    record = read_submission(paths)
-    times = [event.time for events in attempts.values() for event in events]
-    times += [job.submitted_at for job in record.stages.values()] if record else []
-    if not times:
-        return Story([], None)
-    zero = min(times)
-    ready = next((event.time for event in attempts["serve"] if event.name == "ready"), None)
-    phases = [phase for stage in STAGES for phase in _phases(stage, attempts[stage], record)]
-    shown = (
-        Phase(phase.stage, phase.name, phase.begin_s - zero, phase.end_s - zero)
-        for phase in phases
-        if ready is None or phase.begin_s < ready
+def phase_section(data: ReportData) -> Section:
+    """The phases between ``submit`` and a ready server."""
+    ready = data.start.ready_s
+    intro = (
+        "No server of this run became ready, as far as its events show."
+        if ready is None
+        else f"The server was ready {quantity(ready)} s after the run was submitted."
     )
-    return Story(list(shown), None if ready is None else ready - zero)
+    return Section("phases", "From submit to ready", intro, [_phases(data)], wide=True)
 
 
-def _last_attempt(events: Sequence[Event]) -> list[Event]:
-    begins = [number for number, event in enumerate(events) if event.name == "stage_begin"]
-    return list(events[begins[-1] :]) if begins else []
+def _phases(data: ReportData) -> Chart | NoChart:
+    title = "Phases of the run"
+    rows: list[Row] = [
+        {
+            "phase": f"{phase.stage}: {phase.name}, {quantity(phase.end_s - phase.begin_s)} s",
+            "begin": phase.begin_s,
+            "end": phase.end_s,
+            "seconds": phase.end_s - phase.begin_s,
+            "kind": "waits" if phase.name == WAITS else "works",
+        }
+        for phase in data.start.phases
+    ]
+    if not rows:
+        return NoChart(title, "The run folder holds no events of a server start.")
+    longest = max(rows, key=lambda row: row["seconds"])
+    description = f"{title}: " + "; ".join(row["phase"] for row in rows)
+    note = f"The longest is {longest['phase']}."
+    return Chart("phases", title, f"{description}.", _phase_spec(len(rows)), {"phases": rows}, note)
 
 
-def _phases(stage: str, events: Sequence[Event], record: SubmissionRecord | None) -> Iterator[Phase]:
-    if not events:
-        return
-    job = record.stages.get(stage) if record else None
-    if job is not None and job.submitted_at <= events[0].time:
-        yield Phase(stage, WAITS, job.submitted_at, events[0].time)
-    if stage == "build":
-        yield from _steps(stage, events)
-    elif stage == "serve":
-        times = {event.name: event.time for event in events}
-        for begin, end, name in _MARKS:
-            if begin in times and end in times:
-                yield Phase(stage, name, times[begin], times[end])
-
-
-def _steps(stage: str, events: Sequence[Event]) -> Iterator[Phase]:
-    """What the build says that it does, each until the next."""
-    said = [event for event in events if event.name in ("stage_begin", "progress", "stage_end")]
-    for event, following in pairwise(said):
-        name = str(event.data.get("message", "starts")) if event.name == "progress" else "starts"
-        yield Phase(stage, name, event.time, following.time)
+def _phase_spec(count: int) -> dict[str, Any]:
+    alt = altair()
+    colors = alt.Scale(domain=["works", "waits"], range=[CATEGORIES[0], ASIDE])
+    base = alt.Chart(alt.NamedData("phases")).encode(
+        y=alt.Y("phase:N", sort=None, axis=None), tooltip=alt.Tooltip("phase:N")
+    )
+    bars = base.mark_bar(height=9, cornerRadius=2, yOffset=7).encode(
+        x=alt.X("begin:Q", title="seconds since submit", scale=alt.Scale(zero=True, nice=False)),
+        x2="end:Q",
+        color=alt.Color("kind:N", scale=colors),
+    )
+    # Above the bars and not beside them: a narrow screen has no room for both.
+    words = base.mark_text(align="left", dy=-7, limit=_LABEL_PX).encode(x=alt.value(0), text="phase:N")
+    return described(alt.layer(bars, words), _ROW * count)

@@ -1,4 +1,4 @@
-"""The server's view beside the client's, on one clock."""
+"""The server's metrics and the client's view, on one clock."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Any
 
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample
 from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
-from trtllm_hpc.report.html.material import Material
+from trtllm_hpc.report.html.data import ReportData
 from trtllm_hpc.report.html.timelines import bands, end_of, seconds_axis, shaded
 from trtllm_hpc.report.in_flight import most_in_flight
 from trtllm_hpc.report.words import quantity
 
 MOST_POINTS = 400
-"""Of one line; of more samples each stretch is drawn with its largest."""
+"""Points of one line; of more samples, only the largest of each interval is drawn."""
 _HEIGHT = 150
 _CLIENT = "client: outstanding"
 
 
-def server_section(material: Material) -> Section:
-    """Requests in flight, KV cache and queue along the clock of the time line above."""
+def server_section(data: ReportData) -> Section:
+    """Requests in flight, KV cache and queue over time."""
     intro = "Sampled from the server's metrics page while the load ran, on the client's clock."
-    charts: list[Chart | NoChart] = [_in_flight(material)]
-    shares = lines(material.samples, "kv_used_share", "KV cache in use")
-    charts.append(_kv(material, shares))
-    charts.append(_lines(material, "server-queue", "Time in the server's queue", "ms", _by_model(material)))
-    return Section("server", "The server meanwhile", intro, charts, wide=True)
+    charts: list[Chart | NoChart] = [_in_flight(data)]
+    shares = lines(data.samples, "kv_used_share", "KV cache in use")
+    charts.append(_kv(data, shares))
+    charts.append(_lines(data, "server-queue", "Time in the server's queue", "ms", _by_model(data)))
+    return Section("server", "Server metrics", intro, charts, wide=True)
 
 
 def lines(samples: Sequence[ServerSample], key: str, label: str) -> list[dict[str, Any]]:
-    """One series as rows; where several models have it, a line for each."""
+    """One series as rows; one line for each model where several have it."""
     rows = []
     for sample in samples:
         for name, value in sample.values.items():
@@ -41,7 +41,7 @@ def lines(samples: Sequence[ServerSample], key: str, label: str) -> list[dict[st
 
 
 def thinned(rows: Sequence[dict[str, Any]], most: int = MOST_POINTS) -> list[dict[str, Any]]:
-    """At most ``most`` rows of each line: the largest of each stretch, so that no peak is lost."""
+    """At most ``most`` rows of each line: the largest of each interval, so that no peak is lost."""
     kept = []
     for line in dict.fromkeys(row["line"] for row in rows):
         mine = [row for row in rows if row["line"] == line]
@@ -50,42 +50,40 @@ def thinned(rows: Sequence[dict[str, Any]], most: int = MOST_POINTS) -> list[dic
     return kept
 
 
-def _in_flight(material: Material) -> Chart | NoChart:
+def _in_flight(data: ReportData) -> Chart | NoChart:
     client = [
         {"time": time_s, "value": float(count), "line": _CLIENT}
-        for time_s, count in most_in_flight(material.records, MOST_POINTS)
+        for time_s, count in most_in_flight(data.records, MOST_POINTS)
     ]
-    server = lines(material.samples, "requests_active", "server: active")
-    server += lines(material.samples, "requests_waiting", "server: waiting")
-    return _lines(material, "server-in-flight", "Requests in flight", "requests", client + server)
+    server = lines(data.samples, "requests_active", "server: active")
+    server += lines(data.samples, "requests_waiting", "server: waiting")
+    return _lines(data, "server-in-flight", "Requests in flight", "requests", client + server)
 
 
-def _kv(material: Material, rows: list[dict[str, Any]]) -> Chart | NoChart:
+def _kv(data: ReportData, rows: list[dict[str, Any]]) -> Chart | NoChart:
     percent = [{**row, "value": 100 * row["value"]} for row in rows]
-    return _lines(material, "server-kv", "KV cache in use", "% of blocks", percent)
+    return _lines(data, "server-kv", "KV cache in use", "% of blocks", percent)
 
 
-def _by_model(material: Material) -> list[dict[str, Any]]:
-    return [{**row, "line": row["line"].strip("[] ")} for row in lines(material.samples, "queue_ms", "")]
+def _by_model(data: ReportData) -> list[dict[str, Any]]:
+    return [{**row, "line": row["line"].strip("[] ")} for row in lines(data.samples, "queue_ms", "")]
 
 
-def _lines(
-    material: Material, key: str, title: str, unit: str, rows: list[dict[str, Any]]
-) -> Chart | NoChart:
+def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[dict[str, Any]]) -> Chart | NoChart:
     if not rows:
-        return NoChart(title, "The server's metrics do not tell it.")
-    # What lies beyond the axis would push the chart together: sampling goes on a little longer than the load.
-    end = end_of(material)
+        return NoChart(title, "The server has no metric for it.")
+    # Sampling goes on a little longer than the load; later points would compress the chart.
+    end = end_of(data)
     kept = thinned([row for row in rows if 0 <= row["time"] <= end])
     if not kept:
-        return NoChart(title, "The server was not sampled while the load ran.")
+        return NoChart(title, "No sample was taken while the load ran.")
     names = list(dict.fromkeys(row["line"] for row in kept))
     alt = altair()
     legend = alt.Legend(columns=2) if len(names) > 1 else None
     base = alt.Chart(alt.NamedData("lines")).encode(
         x=seconds_axis(alt, "time", end),
         y=alt.Y("value:Q", title=unit, scale=alt.Scale(zero=True)),
-        # Names of models go into the domain, which is data; an order would become an expression.
+        # Model names go into the domain, which is data; a sort order would become an expression.
         color=alt.Color("line:N", scale=alt.Scale(domain=names), legend=legend),
     )
     tooltip = [alt.Tooltip("line:N"), alt.Tooltip("time:Q", title="s"), alt.Tooltip("value:Q", format=".4~r")]
@@ -94,12 +92,12 @@ def _lines(
     most = max(kept, key=lambda row: row["value"])
     description = (
         f"{title} over time: {', '.join(name for name in names if name) or 'one line'}. "
-        f"The most is {quantity(most['value'])} {unit} at {quantity(most['time'])} s."
+        f"The highest is {quantity(most['value'])} {unit} at {quantity(most['time'])} s."
     )
     note = (
-        f"Each stretch is drawn with its largest value, {MOST_POINTS} a line."
+        f"Each line has {MOST_POINTS} points: the largest value of each interval."
         if len(kept) < len(rows)
         else None
     )
-    datasets = {"lines": kept, "bands": bands(material)}
+    datasets = {"lines": kept, "bands": bands(data)}
     return Chart(key, title, description, described(chart, _HEIGHT), datasets, note)

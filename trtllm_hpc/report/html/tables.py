@@ -1,4 +1,4 @@
-"""The page's tables: figures of each level, settings, provenance."""
+"""The tables of the page: figures of each level, settings, provenance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtllm_hpc.bench.metrics import BY_KEY, METRICS
 from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.report.headline import is_valid
-from trtllm_hpc.report.html.material import Material
+from trtllm_hpc.report.html.data import ReportData
 from trtllm_hpc.report.words import NONE, cut, plus_minus, quantity
 
 _LEVEL_COLUMNS = (
@@ -24,7 +24,7 @@ _STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows; the first cell of each is its heading."""
+    """Rows of text; the first cell of each row is its heading."""
 
     title: str
     header: list[str]
@@ -32,10 +32,10 @@ class Table:
     numeric: bool = True
 
 
-def level_table(material: Material) -> Table:
-    """One row a level, with the figures that one compares first."""
+def level_table(data: ReportData) -> Table:
+    """One row for each level, with its most important figures."""
     table = Table("Figures of each level", ["level", *_LEVEL_COLUMNS])
-    for label, result in material.ascending:
+    for label, result in data.ascending:
         table.rows.append([label, *_level_cells(result)])
     return table
 
@@ -60,9 +60,9 @@ def cell(figure: object) -> str:
     return f"{quantity(figure.mean)}\n{plus_minus(figure)}".strip()
 
 
-def figure_tables(material: Material) -> list[Table]:
-    """For each level every figure with all its statistics."""
-    return [_figures(label, result) for label, result in material.ascending]
+def figure_tables(data: ReportData) -> list[Table]:
+    """Every figure of each level, with all statistics."""
+    return [_figures(label, result) for label, result in data.ascending]
 
 
 def _figures(label: str, result: LevelResult) -> Table:
@@ -76,14 +76,14 @@ def _figures(label: str, result: LevelResult) -> Table:
 
 
 def figure_name(key: str) -> str:
-    """``time to first token (ms)``; the key of a figure that this version does not know."""
+    """For example ``time to first token (ms)``; an unknown key as it is."""
     metric = BY_KEY.get(key)
     return key if metric is None else f"{metric.label} ({metric.unit})"
 
 
-def glossary(material: Material) -> Table:
-    """What each figure of the page means and how it is computed."""
-    shown = {key for result in material.measurement.levels for key in result.metrics}
+def glossary(data: ReportData) -> Table:
+    """The meaning and formula of each figure on the page."""
+    shown = {key for result in data.measurement.levels for key in result.metrics}
     rows = [
         [metric.label, metric.unit, metric.formula, metric.meaning]
         for metric in METRICS
@@ -92,32 +92,32 @@ def glossary(material: Material) -> Table:
     return Table("How each figure is computed", ["figure", "unit", "formula", "meaning"], rows, numeric=False)
 
 
-def setting_tables(material: Material) -> list[Table]:
-    """Settings that differ from their defaults, then the others."""
+def setting_tables(data: ReportData) -> list[Table]:
+    """Settings that differ from their defaults, then the rest."""
     defaults = dict(flat(Benchmark().model_dump(mode="json")))
-    chosen = Table("Chosen", ["setting", "value"], numeric=False)
-    others = Table("Left at their defaults", ["setting", "value"], numeric=False)
-    for key, value in flat(material.measurement.settings):
+    chosen = Table("Set", ["setting", "value"], numeric=False)
+    others = Table("Defaults", ["setting", "value"], numeric=False)
+    for key, value in flat(data.measurement.settings):
         table = others if key in defaults and defaults[key] == value else chosen
         table.rows.append([key, value])
     return [table for table in (chosen, others) if table.rows]
 
 
-def provenance_table(material: Material) -> Table:
-    """Everything that tells this measurement from another."""
-    rows = [[key, value] for key, value in flat(material.measurement.provenance)]
+def provenance_table(data: ReportData) -> Table:
+    """The provenance of the measurement, one row for each value."""
+    rows = [[key, value] for key, value in flat(data.measurement.provenance)]
     return Table("Provenance", ["what", "value"], rows, numeric=False)
 
 
-def token_table(material: Material) -> Table:
-    """How many tokens, and who counted them."""
-    rows = [[key.replace("_", " "), value] for key, value in flat(material.measurement.tokens)]
+def token_table(data: ReportData) -> Table:
+    """Token counts, and who counted."""
+    rows = [[key.replace("_", " "), value] for key, value in flat(data.measurement.tokens)]
     return Table("Tokens of measured requests", ["what", "value"], rows, numeric=False)
 
 
-def error_table(material: Material) -> Table:
-    """Each kind of error with its number."""
-    errors = sorted(material.measurement.errors.items(), key=lambda item: -item[1])
+def error_table(data: ReportData) -> Table:
+    """Each kind of error and how often it occurred."""
+    errors = sorted(data.measurement.errors.items(), key=lambda item: -item[1])
     rows = [[cut(kind), f"{count:,}"] for kind, count in errors[:_MOST_ERRORS]]
     if len(errors) > _MOST_ERRORS:
         others = sum(count for _, count in errors[_MOST_ERRORS:])
@@ -126,7 +126,7 @@ def error_table(material: Material) -> Table:
 
 
 def flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested keys with dots, values as text."""
+    """Yield nested keys joined by dots, with values as text."""
     for key, value in plain.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:

@@ -1,4 +1,4 @@
-"""The measurement along its clock: every request's latency, and how requests overlap."""
+"""Charts over time: the latency of every request, and how requests overlap."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
-from trtllm_hpc.report.html.material import Material
-from trtllm_hpc.report.html.scales import axis, scale
-from trtllm_hpc.report.html.theme import ASIDE, BAND, CATEGORIES, FAILED
+from trtllm_hpc.report.html.chart import (
+    ASIDE,
+    BAND,
+    CATEGORIES,
+    FAILED,
+    Chart,
+    NoChart,
+    Section,
+    altair,
+    axis,
+    described,
+    scale,
+)
+from trtllm_hpc.report.html.data import ReportData
 from trtllm_hpc.report.words import quantity
 
 MOST_DOTS = 1500
-"""Requests in the chart of latencies: failed and slowest ones first, then evenly chosen."""
+"""Requests in the latency chart: failed and slowest ones first, then evenly chosen ones."""
 MOST_BARS = 80
-"""Requests in the chart of bars."""
-_SURE = 300
-"""Dots kept for failed requests, and for the slowest."""
+"""Requests in the bar chart."""
+_RESERVED = 300
+"""Dots reserved for failed requests, and for the slowest."""
 _HEIGHT = 240
 _BAR_STEP = 5
 _PARTS = {
@@ -30,33 +40,30 @@ _PARTS = {
 _STATES = {"answered": CATEGORIES[0], "answered, not measured": ASIDE, "failed": FAILED}
 
 
-def timeline_section(material: Material) -> Section:
-    """Latencies over time, and bars of one stretch."""
-    intro = (
-        "Seconds since the measurement began. "
-        "Shaded stretches are warm-up and drain, which count for no figure."
-    )
-    charts = [_dots(material), _bars(material)]
+def timeline_section(data: ReportData) -> Section:
+    """Latency over time, and a bar for each request of one interval."""
+    intro = "Seconds since the measurement began. Shaded: warm-up and drain, which are not measured."
+    charts = [_dots(data), _bars(data)]
     return Section("timeline", "Time line of requests", intro, charts, wide=True)
 
 
-def bands(material: Material) -> list[dict[str, Any]]:
+def bands(data: ReportData) -> list[dict[str, Any]]:
     """Stretches outside the measured windows, as rows for :func:`shaded`."""
     rows = []
-    for label, result in zip(material.labels, material.measurement.levels, strict=True):
+    for label, result in zip(data.labels, data.measurement.levels, strict=True):
         for one in result.passes:
             window = one.window
-            stretches = (("warm-up", one.started_s, window.start_s), ("drain", window.end_s, one.ended_s))
+            intervals = (("warm-up", one.started_s, window.start_s), ("drain", window.end_s, one.ended_s))
             rows += [
                 {"begin": begin, "end": end, "what": f"{what} of {label}, pass {one.repeat + 1}"}
-                for what, begin, end in stretches
+                for what, begin, end in intervals
                 if end > begin
             ]
     return rows
 
 
 def shaded(alt: Any) -> Any:
-    """A layer that shades the rows of the data set ``bands``."""
+    """A layer that shades the intervals in the data set ``bands``."""
     return (
         alt.Chart(alt.NamedData("bands"))
         .mark_rect(style=BAND)
@@ -65,23 +72,23 @@ def shaded(alt: Any) -> Any:
 
 
 def seconds_axis(alt: Any, field: str, end_s: float) -> Any:
-    """The axis that all time lines share."""
+    """The time axis that all charts share."""
     return alt.X(f"{field}:Q", title="seconds", scale=alt.Scale(domain=[0, end_s], nice=False))
 
 
-def end_of(material: Material) -> float:
-    """When the last pass was over."""
-    ends = [one.ended_s for result in material.measurement.levels for one in result.passes]
-    ends += [record.ended_s for record in material.records]
+def end_of(data: ReportData) -> float:
+    """End of the last pass, in seconds since the measurement began."""
+    ends = [one.ended_s for result in data.measurement.levels for one in result.passes]
+    ends += [record.ended_s for record in data.records]
     return max(ends, default=1.0)
 
 
-def _dots(material: Material) -> Chart | NoChart:
+def _dots(data: ReportData) -> Chart | NoChart:
     title = "Latency of each request"
-    if not material.records:
+    if not data.records:
         return NoChart(title, "No request was recorded.")
-    shown = _chosen(material.records)
-    rows = [_dot(material, record) for record in shown]
+    shown = _chosen(data.records)
+    rows = [_dot(data, record) for record in shown]
     alt = altair()
     times = [row["ms"] for row in rows]
     used = [state for state in _STATES if any(row["state"] == state for row in rows)]
@@ -90,26 +97,26 @@ def _dots(material: Material) -> Chart | NoChart:
         alt.Chart(alt.NamedData("dots"))
         .mark_point(filled=True, size=22, opacity=0.75)
         .encode(
-            x=seconds_axis(alt, "due", end_of(material)),
+            x=seconds_axis(alt, "due", end_of(data)),
             y=alt.Y("ms:Q", title="latency (ms)", scale=scale(alt, times), axis=axis(alt, times)),
             color=alt.Color("state:N", scale=colors),
             tooltip=[alt.Tooltip(f"{name}:N") for name in ("request", "level", "status", "error")]
             + [alt.Tooltip("ms:Q", format=".4~r")],
         )
     )
-    slowest = max(material.records, key=_latency_s)
-    failed = sum(not record.ok for record in material.records)
+    slowest = max(data.records, key=_latency_s)
+    failed = sum(not record.ok for record in data.records)
     description = (
-        f"{title} by when it was due: {len(material.records)} requests, {failed} failed; the longest took "
+        f"{title} by when it was due: {len(data.records)} requests, {failed} failed; the longest took "
         f"{quantity(1e3 * _latency_s(slowest))} ms and was due at {quantity(slowest.scheduled_s)} s."
     )
     note = None
-    if len(shown) < len(material.records):
+    if len(shown) < len(data.records):
         note = (
-            f"{len(shown):,} of {len(material.records):,} requests are drawn: "
-            f"up to {_SURE} failed ones and the {_SURE} slowest, the others evenly chosen."
+            f"{len(shown):,} of {len(data.records):,} requests are drawn: "
+            f"up to {_RESERVED} failed ones and the {_RESERVED} slowest, the others evenly chosen."
         )
-    datasets = {"dots": rows, "bands": bands(material)}
+    datasets = {"dots": rows, "bands": bands(data)}
     return Chart("time-latency", title, description, described(shaded(alt) + dots, _HEIGHT), datasets, note)
 
 
@@ -117,22 +124,22 @@ def _chosen(records: Sequence[RequestRecord]) -> list[RequestRecord]:
     if len(records) <= MOST_DOTS:
         return list(records)
     by_latency = sorted(range(len(records)), key=lambda place: -_latency_s(records[place]))
-    failed = [place for place in range(len(records)) if not records[place].ok][:_SURE]
-    sure = {*failed, *by_latency[:_SURE]}
-    others = [place for place in range(len(records)) if place not in sure]
-    room = MOST_DOTS - len(sure)
-    sure |= {others[n * len(others) // room] for n in range(room)}
-    return [records[place] for place in sorted(sure)]
+    failed = [place for place in range(len(records)) if not records[place].ok][:_RESERVED]
+    reserved = {*failed, *by_latency[:_RESERVED]}
+    others = [place for place in range(len(records)) if place not in reserved]
+    room = MOST_DOTS - len(reserved)
+    reserved |= {others[n * len(others) // room] for n in range(room)}
+    return [records[place] for place in sorted(reserved)]
 
 
-def _dot(material: Material, record: RequestRecord) -> dict[str, Any]:
+def _dot(data: ReportData, record: RequestRecord) -> dict[str, Any]:
     state = "failed" if not record.ok else "answered" if record.measured else "answered, not measured"
     return {
         "due": record.scheduled_s,
         "ms": 1e3 * _latency_s(record),
         "state": state,
         "request": record.index,
-        "level": material.labels[record.level],
+        "level": data.labels[record.level],
         "status": record.status,
         "error": (record.error or "")[:120],
     }
@@ -142,10 +149,10 @@ def _latency_s(record: RequestRecord) -> float:
     return record.ended_s - record.scheduled_s
 
 
-def _bars(material: Material) -> Chart | NoChart:
+def _bars(data: ReportData) -> Chart | NoChart:
     title = "Requests side by side"
-    level = material.headline
-    records = [] if level is None else material.of_pass(level, 0)
+    level = data.headline
+    records = [] if level is None else data.of_pass(level, 0)
     if not records or level is None:
         return NoChart(title, "No request was recorded.")
     shown = _around_slowest(records)
@@ -169,12 +176,12 @@ def _bars(material: Material) -> Chart | NoChart:
             + [alt.Tooltip("ms:Q", format=".4~r")],
         )
     )
-    place = f"at {material.labels[level]}, pass 1"
+    place = f"at {data.labels[level]}, pass 1"
     description = (
         f"{title}, {place}: for {len(shown)} requests, one bar each, "
         "when it was due, sent, got its first token and ended."
     )
-    note = f"Level {material.labels[level]}, pass 1. " + (
+    note = f"Level {data.labels[level]}, pass 1. " + (
         f"{len(shown)} of {len(records):,} requests are drawn: those due around the slowest."
         if len(shown) < len(records)
         else "Every request of the pass is drawn."
@@ -192,7 +199,7 @@ def _around_slowest(records: list[RequestRecord]) -> list[RequestRecord]:
 
 
 def _parts(record: RequestRecord) -> Iterator[dict[str, Any]]:
-    """The parts of one request's bar; a send less than 1 ms late is not seen at this scale."""
+    """The parts of one request's bar; a send less than 1 ms late is invisible at this scale."""
     if record.sent_s - record.scheduled_s >= 1e-3:
         yield _part("late send", record.scheduled_s, record.sent_s)
     first = record.first_token_s

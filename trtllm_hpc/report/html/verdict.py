@@ -1,4 +1,4 @@
-"""The first screen: may the figures be used, and which are they."""
+"""The top of the page: whether the figures are valid, and the most important ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.report.headline import finished_rate, is_valid, keeps_up
-from trtllm_hpc.report.html.material import Material
+from trtllm_hpc.report.html.data import ReportData
 from trtllm_hpc.report.words import plus_minus, quantity, share
 
 
@@ -22,8 +22,8 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """The gate's verdict in words."""
+class VerdictPanel:
+    """The verdict on the measurement, in words."""
 
     kind: str
     """``valid``, ``noted`` (valid, with warnings) or ``invalid``."""
@@ -32,55 +32,55 @@ class Judgement:
     warnings: list[str]
 
 
-def judgement(material: Material) -> Judgement:
-    """The verdict; it names the levels and passes that its sentences are about."""
-    verdict = material.measurement.verdict
+def verdict(data: ReportData) -> VerdictPanel:
+    """Return the verdict with its findings and warnings."""
+    verdict = data.measurement.verdict
     if not verdict.valid:
         kind, words = "invalid", "Not valid: these figures must not be used."
     elif verdict.warnings:
         kind, words = "noted", "Valid, with notes."
     else:
         kind, words = "valid", "Valid: these figures may be used."
-    return Judgement(kind, words, verdict.findings, verdict.warnings)
+    return VerdictPanel(kind, words, verdict.findings, verdict.warnings)
 
 
-def headline_words(material: Material) -> str:
-    """Of which level the cards are, and why of that."""
-    if material.headline is None:
+def headline_words(data: ReportData) -> str:
+    """Say which level the cards show, and why."""
+    if data.headline is None:
         return "Nothing was measured."
-    label = material.labels[material.headline]
-    search = material.measurement.search
+    label = data.labels[data.headline]
+    search = data.measurement.search
     if search is not None and search.max_rate_per_s is not None:
         return f"At {label}, the highest rate found that holds {search.slo}."
-    if len(material.labels) == 1:
+    if len(data.labels) == 1:
         return f"At {label}, the only level measured."
-    levels = material.measurement.levels
-    usable = "valid " if material.measurement.verdict.valid and any(map(is_valid, levels)) else ""
-    if not keeps_up(levels[material.headline]):
+    levels = data.measurement.levels
+    usable = "valid " if data.measurement.verdict.valid and any(map(is_valid, levels)) else ""
+    if not keeps_up(levels[data.headline]):
         return f"At {label}, the {usable}level with the most requests finished each second."
     most = max(range(len(levels)), key=lambda place: finished_rate(levels[place]))
     top = (
-        f" The most that was finished is {quantity(finished_rate(levels[most]))} requests/s, "
-        f"at {material.labels[most]}, where requests pile up."
+        f" The highest throughput is {quantity(finished_rate(levels[most]))} requests/s, "
+        f"at {data.labels[most]}, where requests queue up."
         if not keeps_up(levels[most])
         else ""
     )
     return f"At {label}, the highest {usable}load with which the server kept up.{top}"
 
 
-def cards(material: Material) -> list[Card]:
-    """The figures that a reader asks for first."""
-    if material.headline is None:
+def cards(data: ReportData) -> list[Card]:
+    """The most important figures of the headline level."""
+    if data.headline is None:
         return []
-    result = material.measurement.levels[material.headline]
+    result = data.measurement.levels[data.headline]
     return [*_rates(result), *_latencies(result), _errors(result)]
 
 
 def _rates(result: LevelResult) -> Iterator[Card]:
     rate = result.metrics.get("asked_rate_per_s")
-    asked = f"asked {rate.mean:.6g}" if isinstance(rate, Interval) else ""
+    requested = f"requested {rate.mean:.6g}" if isinstance(rate, Interval) else ""
     for key, label, unit, note in (
-        ("finished_rate_per_s", "Throughput", "requests/s", asked),
+        ("finished_rate_per_s", "Throughput", "requests/s", requested),
         ("output_tokens_per_s", "Output", "tokens/s", ""),
         ("goodput_per_s", "Goodput", "requests/s", "within the SLO"),
     ):

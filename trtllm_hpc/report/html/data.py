@@ -1,0 +1,138 @@
+"""What a report shows, read from the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from trtllm_hpc.bench.records import RequestRecord, read_records
+from trtllm_hpc.bench.results import LevelResult, Measurement, read_measurement
+from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
+from trtllm_hpc.paths import STAGES, RunPaths
+from trtllm_hpc.report.headline import ascending_levels, headline_level, level_labels
+from trtllm_hpc.runtime.records import Event, read_events
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
+
+WAITS = "in the queue"
+_MARKS = (
+    ("stage_begin", "preflight_ok", "preflight"),
+    ("preflight_ok", "server_start", "launch"),
+    # Triton opens its ports only when every model is loaded.
+    ("server_start", "ready", "load the model"),
+)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a stage; times in seconds since the run was submitted."""
+
+    stage: str
+    name: str
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class StartTimeline:
+    """The phases of a run until its server was ready."""
+
+    phases: list[Phase]
+    ready_s: float | None
+    """Seconds since submission; ``None`` if it never was ready."""
+
+
+def read_start_timeline(paths: RunPaths) -> StartTimeline:
+    """Read the phases of the last attempt at each stage; a run without events has none."""
+    attempts = {stage: _last_attempt(read_events(paths, stage)) for stage in STAGES}
+    record = read_submission(paths)
+    times = [event.time for events in attempts.values() for event in events]
+    times += [job.submitted_at for job in record.stages.values()] if record else []
+    if not times:
+        return StartTimeline([], None)
+    zero = min(times)
+    ready = next((event.time for event in attempts["serve"] if event.name == "ready"), None)
+    phases = [phase for stage in STAGES for phase in _phases(stage, attempts[stage], record)]
+    shown = (
+        Phase(phase.stage, phase.name, phase.begin_s - zero, phase.end_s - zero)
+        for phase in phases
+        if ready is None or phase.begin_s < ready
+    )
+    return StartTimeline(list(shown), None if ready is None else ready - zero)
+
+
+def _last_attempt(events: Sequence[Event]) -> list[Event]:
+    begins = [number for number, event in enumerate(events) if event.name == "stage_begin"]
+    return list(events[begins[-1] :]) if begins else []
+
+
+def _phases(stage: str, events: Sequence[Event], record: SubmissionRecord | None) -> Iterator[Phase]:
+    if not events:
+        return
+    job = record.stages.get(stage) if record else None
+    if job is not None and job.submitted_at <= events[0].time:
+        yield Phase(stage, WAITS, job.submitted_at, events[0].time)
+    if stage == "build":
+        yield from _steps(stage, events)
+    elif stage == "serve":
+        times = {event.name: event.time for event in events}
+        for begin, end, name in _MARKS:
+            if begin in times and end in times:
+                yield Phase(stage, name, times[begin], times[end])
+
+
+def _steps(stage: str, events: Sequence[Event]) -> Iterator[Phase]:
+    """The steps of the build as it reports them; each lasts until the next."""
+    reported = [event for event in events if event.name in ("stage_begin", "progress", "stage_end")]
+    for event, following in pairwise(reported):
+        name = str(event.data.get("message", "starts")) if event.name == "progress" else "starts"
+        yield Phase(stage, name, event.time, following.time)
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """One measurement and all its records."""
+
+    run: str
+    """Id of the run."""
+    measurement: Measurement
+    records: list[RequestRecord]
+    samples: list[ServerSample]
+    start: StartTimeline
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The label of each level."""
+        return level_labels(self.measurement)
+
+    @cached_property
+    def ascending(self) -> list[tuple[str, LevelResult]]:
+        """Each level with its label, from the lowest load to the highest."""
+        levels = self.measurement.levels
+        return [(self.labels[place], levels[place]) for place in ascending_levels(self.measurement)]
+
+    @cached_property
+    def headline(self) -> int | None:
+        """The level whose figures represent the measurement; ``None`` without levels."""
+        return headline_level(self.measurement)
+
+    def of_pass(self, level: int, repeat: int) -> list[RequestRecord]:
+        """The records of one pass, ordered by scheduled time."""
+        chosen = [record for record in self.records if (record.level, record.repeat) == (level, repeat)]
+        return sorted(chosen, key=lambda record: record.scheduled_s)
+
+
+def read_report_data(paths: RunPaths, name: str) -> ReportData:
+    """Read a measurement and its records. Records of a level without a summary are left out.
+
+    Raises:
+        RunNotFound: there is no such measurement, or another version wrote it.
+    """
+    files = paths.measurement(name)
+    measurement = read_measurement(files.summary)
+    records = read_records(files.requests) if files.requests.exists() else []
+    known = [record for record in records if record.level < len(measurement.levels)]
+    return ReportData(
+        paths.run_id, measurement, known, read_samples(files.samples), read_start_timeline(paths)
+    )
