@@ -125,9 +125,7 @@ def test_without_an_answer_there_is_a_card_for_that_only() -> None:
 
 def test_settings_that_were_chosen_stand_apart_from_defaults() -> None:
     text = report_page(report_data(make(requests=12)))
-    chosen, others = (
-        text.replace("<wbr>", "").split("<h3>Set</h3>")[1].split("<h3>Defaults</h3>")
-    )
+    chosen, others = text.replace("<wbr>", "").split("<h3>Set</h3>")[1].split("<h3>Defaults</h3>")
     assert "warmup_requests" in chosen and "burstiness" not in chosen and "burstiness" in others
 
 
