@@ -11,8 +11,8 @@ from tests.report.make import make, write_run
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.records import write_records
 from trtllm_hpc.bench.results import Verdict, write_measurement
-from trtllm_hpc.cli.bench_run import refuse_invalid, unfit_for
-from trtllm_hpc.cli.measurements import Found
+from trtllm_hpc.cli.bench_run import engine_limit_problems, raise_if_invalid
+from trtllm_hpc.cli.measurements import StoredMeasurement
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Companion, JobFile
@@ -27,7 +27,7 @@ JOB = JobFile(
 
 def test_what_the_engine_can_hold_is_taken() -> None:
     just_fits = Benchmark(max_tokens=255, workload=Workload(kind="normal", input_tokens=200))
-    assert unfit_for(JOB, just_fits) == []
+    assert engine_limit_problems(JOB, just_fits) == []
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_what_the_engine_can_hold_is_taken() -> None:
     ],
 )
 def test_what_the_engine_cannot_hold_is_refused_before_it_is_asked(settings: Benchmark, words: str) -> None:
-    [sentence] = unfit_for(JOB, settings)
+    [sentence] = engine_limit_problems(JOB, settings)
     assert sentence.startswith(words)
 
 
@@ -56,7 +56,7 @@ def test_the_next_thing_to_do_is_by_what_went_wrong(
 ) -> None:
     made = make([OpenLoop(4.0)], requests=10)
     paths = write_run(tmp_path / "run", made)
-    found = Found(paths, "benchmark")
+    found = StoredMeasurement(paths, "benchmark")
     write_records(found.files.requests, [replace(one, status=status, error=error) for one in made.records])
     settings = {**made.measurement.settings, "request_timeout_seconds": 2.0}
     measurement = replace(
@@ -64,6 +64,6 @@ def test_the_next_thing_to_do_is_by_what_went_wrong(
     )
     write_measurement(found.files.summary, measurement)
     with pytest.raises(InvalidMeasurement) as refused:
-        refuse_invalid(found, measurement)
+        raise_if_invalid(found, measurement)
     assert (refused.value.hint or "").startswith(hint)
-    assert refused.value.message == f"It failed. Most often (10 times): {error}"
+    assert refused.value.message == f"It failed. Most frequent error (10 times): {error}"

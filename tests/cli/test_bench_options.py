@@ -19,15 +19,21 @@ TRACE = {"workload.kind": "trace", "workload.path": "/a.jsonl"}
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"concurrency": [2], "rate_per_second": [3.0]}, "--rate: a rate is an open loop's"),
+        ({"concurrency": [2], "rate_per_second": [3.0]}, "--rate: an open loop has a rate"),
         ({"concurrency": [2], "arrival": "gamma"}, "--arrival: a closed loop has no gaps"),
         ({"concurrency": [2], "burstiness": 0.3}, "--burstiness: a closed loop has no gaps"),
-        ({"burstiness": 0.3}, "--burstiness: shapes gaps of --arrival gamma, and these are of poisson"),
-        ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace brings its own times; leave it out"),
+        (
+            {"burstiness": 0.3},
+            "--burstiness: has an effect with --arrival gamma only",
+        ),
+        ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace has its own times; leave it out"),
         ({**TRACE, "concurrency": [5], "workload.speed": 2.0}, "--speed: the times of the trace are not"),
         ({"requests": 20, "duration_seconds": 3.0}, "--duration: the window ends after --requests or after"),
-        ({"warmup_requests": 2, "warmup_seconds": 1.0}, "--warmup-seconds: --warmup says how long it is"),
-        ({"slo": "latency<1s", "no_slo": True}, "--no-slo: takes away what --slo sets; leave one out."),
+        (
+            {"warmup_requests": 2, "warmup_seconds": 1.0},
+            "--warmup-seconds: --warmup sets the length",
+        ),
+        ({"slo": "latency<1s", "no_slo": True}, "--no-slo: removes what --slo sets; leave one out."),
         ({"find_max": True, "slo": "latency<1s", "rate_per_second": [1.0, 2.0]}, "finds the others itself"),
         ({"rate_per_second": [2.0, 2.0]}, "--rate: 2.0 is there twice; name each once"),
         ({"concurrency": [2, 2]}, "--concurrency: 2 is there twice; name each once"),

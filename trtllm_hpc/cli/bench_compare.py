@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.measurements import Found, MeasurementType
+from trtllm_hpc.cli.measurements import MeasurementType, StoredMeasurement
 from trtllm_hpc.cli.options import json_option, runs_option
 from trtllm_hpc.errors import InvalidMeasurement
 
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 @click.option("--upstream-key", metavar="KEY", help="The entry of that file.")
 @json_option
 def command(
-    a: Found,
-    b: Found | None,
+    a: StoredMeasurement,
+    b: StoredMeasurement | None,
     runs: Any,
     relative_tolerance: float,
     absolute_tolerance: float | None,
@@ -103,7 +103,7 @@ def _print(comparison: Comparison) -> None:
     print_table(comparison_table(comparison))
 
 
-def _compare_with_file(found: Found, path: Path, key: str, tolerance: Tolerance) -> None:
+def _compare_with_file(found: StoredMeasurement, path: Path, key: str, tolerance: Tolerance) -> None:
     from trtllm_hpc.bench.analysis.compare import Worse
     from trtllm_hpc.bench.analysis.upstream_table import check_reference, upstream_passes
 

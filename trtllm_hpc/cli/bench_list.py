@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.measurements import Found
+from trtllm_hpc.cli.measurements import StoredMeasurement
 from trtllm_hpc.cli.options import json_option, run_argument
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
@@ -27,7 +27,7 @@ def command(run: RunPaths, runs: Any, as_json: bool) -> None:
     Example:
       trtllm-hpc bench list latest
     """
-    rows = [_row(Found(run, name)) for name in run.measurements()]
+    rows = [_row(StoredMeasurement(run, name)) for name in run.measurements()]
     if as_json:
         import json
 
@@ -42,7 +42,7 @@ def command(run: RunPaths, runs: Any, as_json: bool) -> None:
         )
 
 
-def _row(found: Found) -> dict[str, Any]:
+def _row(found: StoredMeasurement) -> dict[str, Any]:
     try:
         measurement = found.summary()
     except RunNotFound:

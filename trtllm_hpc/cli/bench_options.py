@@ -1,12 +1,13 @@
-"""The options of ``trtllm-hpc bench``: one for each setting of ``companion.benchmark``.
+"""The options of ``trtllm-hpc bench run``: one for each setting of ``companion.benchmark``.
 
-What they make of a run's own settings: :mod:`trtllm_hpc.cli.bench_settings`.
+:mod:`trtllm_hpc.cli.bench_settings` applies them to the settings of the run's job file.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,17 +21,32 @@ else:
     _ListParameter = click.ParamType  # generic only in the newest releases of click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Setting = tuple[str, tuple[str, ...], dict[str, Any]]
-"""A field of ``Benchmark``, dotted, or ``no_`` and the field that is unset; the names of its option; what
-click is told of it."""
 
 _RANGE = re.compile(r"\s*\[[^\[]*x[<>=][^\[]*\]$")
-"""What click says of the values that a number may have: in 20 options it hides what they are for."""
+"""Click's note on the range of a number, which would clutter the help of 20 options."""
 _GIVEN = f"{__name__}.given"
 
 
-class Listed(_ListParameter):
-    """One value, or several with commas between them."""
+@dataclass(frozen=True)
+class _Setting:
+    field: str
+    """The dotted field of ``Benchmark``; ``no_`` and the field if the option unsets it."""
+    option: str
+    attributes: dict[str, Any]
+    """Arguments of ``click.option``."""
+
+    @property
+    def parameter(self) -> str:
+        """The name of click's parameter."""
+        return self.field.replace(".", "__")
+
+
+def _setting(field: str, option: str, text: str | None = None, **attributes: Any) -> _Setting:
+    return _Setting(field, option, {"help": text, **attributes})
+
+
+class _Listed(_ListParameter):
+    """One value, or several separated by commas."""
 
     name = "list"
 
@@ -38,163 +54,139 @@ class Listed(_ListParameter):
         self._item = item
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        """Convert each value; click's usage error names the one that is wrong."""
+        """Convert each value; click's usage error names the wrong one."""
         if isinstance(value, list):
             return value
         return [self._item.convert(part.strip(), param, ctx) for part in str(value).split(",")]
 
 
-_COUNT = click.IntRange(min=1, max=1_000_000)
-_TOKENS = {"type": click.IntRange(min=1, max=10_000_000), "metavar": "N"}
-_STDEV = {"type": click.FloatRange(min=0, max=1_000_000), "metavar": "N"}
-_SECONDS = {"type": click.FloatRange(min=0, max=31_536_000), "metavar": "SECONDS"}
+def _number(kind: type[int] | type[float], least: float, most: float, metavar: str = "N") -> dict[str, Any]:
+    return {"type": (click.IntRange if kind is int else click.FloatRange)(least, most), "metavar": metavar}
+
+
+_COUNT = _number(int, 1, 1_000_000)
+_TOKENS = _number(int, 1, 10_000_000)
+_STDEV = _number(float, 0, 1_000_000)
+_SECONDS = _number(float, 0, 31_536_000, "SECONDS")
+_SHARE = _number(float, 0, 1, "SHARE")
 _RATE = click.FloatRange(min=0, min_open=True, max=100_000)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True)
 _KINDS = click.Choice(["prompts", "dataset", "normal", "histogram", "shared-prefix", "trace"])
 _ARRIVALS = click.Choice(["constant", "poisson", "gamma", "trace"])
 
-_LOAD: tuple[Setting, ...] = (
-    (
+_LOAD = (
+    _setting(
         "rate_per_second",
-        ("--rate",),
-        {
-            "type": Listed(_RATE),
-            "metavar": "RATE[,...]",
-            "help": "Open loop: requests per second, sent whether or not earlier ones are answered. "
-            "Several are a sweep.",
-        },
+        "--rate",
+        "Open loop: requests per second, sent whether or not earlier ones are answered. Several are a sweep.",
+        type=_Listed(_RATE),
+        metavar="RATE[,...]",
     ),
-    (
+    _setting(
         "concurrency",
-        ("--concurrency",),
-        {
-            "type": Listed(click.IntRange(min=1, max=100_000)),
-            "metavar": "N[,...]",
-            "help": "Closed loop instead: N requests outstanding; an answer makes room for the next.",
-        },
+        "--concurrency",
+        "Closed loop instead: N requests in flight; each answer makes room for the next request.",
+        type=_Listed(click.IntRange(1, 100_000)),
+        metavar="N[,...]",
     ),
-    ("arrival", ("--arrival",), {"type": _ARRIVALS, "help": "How the gaps of an open loop are spread."}),
-    (
+    _setting("arrival", "--arrival", "Distribution of the gaps of an open loop.", type=_ARRIVALS),
+    _setting(
         "burstiness",
-        ("--burstiness",),
-        {
-            "type": click.FloatRange(min=0, min_open=True, max=1000),
-            "metavar": "SHAPE",
-            "help": "Of gamma's gaps: 1 is Poisson, below 1 comes in bursts.",
-        },
+        "--burstiness",
+        "Shape of gamma gaps: 1 is Poisson, less comes in bursts.",
+        type=click.FloatRange(min=0, min_open=True, max=1000),
+        metavar="SHAPE",
     ),
-    (
+    _setting(
         "ramp_to_per_second",
-        ("--ramp-to",),
-        {"type": _RATE, "metavar": "RATE", "help": "The rate moves evenly from --rate to this one."},
+        "--ramp-to",
+        "Change the rate evenly from --rate to this one.",
+        type=_RATE,
+        metavar="RATE",
     ),
-    ("requests", ("--requests",), {"type": _COUNT, "metavar": "N", "help": "Measured requests of a level."}),
-    ("duration_seconds", ("--duration",), {**_SECONDS, "help": "Measure each level for so long instead."}),
-    (
+    _setting("requests", "--requests", "Measured requests of each level.", **_COUNT),
+    _setting("duration_seconds", "--duration", "Length of each level instead.", **_SECONDS),
+    _setting(
         "warmup_requests",
-        ("--warmup",),
-        {
-            "type": click.IntRange(min=0, max=1_000_000),
-            "metavar": "N",
-            "help": "Requests of the same load before; recorded, but counted nowhere.",
-        },
+        "--warmup",
+        "Requests of the same load before each level; recorded, but not counted.",
+        **_number(int, 0, 1_000_000),
     ),
-    (
+    _setting("warmup_seconds", "--warmup-seconds", "Length of the warm-up instead.", **_SECONDS),
+    _setting(
         "processes",
-        ("--processes",),
-        {
-            "type": click.IntRange(min=1, max=256),
-            "metavar": "N",
-            "help": "Of the client, which share the load where one core is too little for it.",
-        },
+        "--processes",
+        "Client processes that share the load, if one core is not enough.",
+        **_number(int, 1, 256),
     ),
-    ("warmup_seconds", ("--warmup-seconds",), {**_SECONDS, "help": "Warm up for so long instead."}),
-    (
+    _setting(
         "repeats",
-        ("--repeats",),
-        {
-            "type": click.IntRange(min=1, max=1000),
-            "metavar": "N",
-            "help": "Passes over each level; from 2 on, figures have confidence intervals.",
-        },
+        "--repeats",
+        "Passes over each level; from 2 on, figures have confidence intervals.",
+        **_number(int, 1, 1000),
     ),
 )
-_WORKLOAD: tuple[Setting, ...] = (
-    ("workload.kind", ("--workload",), {"type": _KINDS, "help": "Where prompts and lengths come from."}),
-    (
-        "workload.prompts",
-        ("--prompt",),
-        {"multiple": True, "metavar": "TEXT", "help": "A prompt to ask; may be given several times."},
+_WORKLOAD = (
+    _setting("workload.kind", "--workload", "Source of prompts and lengths.", type=_KINDS),
+    _setting(
+        "workload.prompts", "--prompt", "A prompt; may be given several times.", multiple=True, metavar="TEXT"
     ),
-    ("workload.path", ("--file",), {"type": _FILE, "help": "The dataset, histogram or trace."}),
-    ("workload.speed", ("--speed",), {"type": _RATE, "help": "Time of a trace runs so many times faster."}),
-    ("workload.input_tokens", ("--input-tokens",), {**_TOKENS, "help": "Mean length of a prompt."}),
-    ("workload.input_tokens_stdev", ("--input-stdev",), _STDEV),
-    ("workload.output_tokens", ("--output-tokens",), {**_TOKENS, "help": "Mean length of an answer."}),
-    ("workload.output_tokens_stdev", ("--output-stdev",), _STDEV),
-    ("workload.prefix_tokens", ("--prefix-tokens",), {**_TOKENS, "help": "Length of a shared prefix."}),
-    ("workload.prefixes", ("--prefixes",), {**_TOKENS, "help": "How many different ones take turns."}),
-    ("workload.max_input_tokens", ("--max-input-tokens",), {**_TOKENS, "help": "Leave longer prompts out."}),
-    ("workload.tokenizer", ("--tokenizer",), {"type": _FOLDER, "help": "Folder with tokenizer.json."}),
-    ("max_tokens", ("--max-tokens",), {**_TOKENS, "help": "Most output tokens of a request."}),
-    (
+    _setting("workload.path", "--file", "The dataset, histogram or trace.", type=_FILE),
+    _setting("workload.speed", "--speed", "Replay a trace this many times faster.", type=_RATE),
+    _setting("workload.input_tokens", "--input-tokens", "Mean length of a prompt.", **_TOKENS),
+    _setting("workload.input_tokens_stdev", "--input-stdev", "Its standard deviation.", **_STDEV),
+    _setting("workload.output_tokens", "--output-tokens", "Mean length of an answer.", **_TOKENS),
+    _setting("workload.output_tokens_stdev", "--output-stdev", "Its standard deviation.", **_STDEV),
+    _setting("workload.prefix_tokens", "--prefix-tokens", "Length of a shared prefix.", **_TOKENS),
+    _setting("workload.prefixes", "--prefixes", "Number of different prefixes, used in turn.", **_TOKENS),
+    _setting("workload.max_input_tokens", "--max-input-tokens", "Leave out longer prompts.", **_TOKENS),
+    _setting("workload.tokenizer", "--tokenizer", "Folder with tokenizer.json.", type=_FOLDER),
+    _setting("max_tokens", "--max-tokens", "Maximum output tokens of a request.", **_TOKENS),
+    _setting(
         "exact_output",
-        ("--exact-output/--no-exact-output",),
-        {"default": None, "help": "Whether answers must not end before that."},
+        "--exact-output/--no-exact-output",
+        "Whether answers must have exactly that many tokens.",
+        default=None,
     ),
-    ("seed", ("--seed",), {"type": click.IntRange(0, 2**31 - 1), "help": "Of prompts and arrivals."}),
+    _setting("seed", "--seed", "Seed of prompts and arrivals.", type=click.IntRange(0, 2**31 - 1)),
 )
-_ASKED: tuple[Setting, ...] = (
-    (
+_REQUESTS = (
+    _setting(
         "model",
-        ("--model",),
-        {
-            "type": Listed(click.STRING),
-            "metavar": "NAME[,...]",
-            "help": "E.g. ensemble, tensorrt_llm_bls, tensorrt_llm; several of a kind take turns.",
-        },
+        "--model",
+        "E.g. ensemble, tensorrt_llm_bls, tensorrt_llm; several of a kind are used in turn.",
+        type=_Listed(click.STRING),
+        metavar="NAME[,...]",
     ),
-    ("protocol", ("--protocol",), {"type": click.Choice(["grpc", "http"])}),
-    (
-        "streaming",
-        ("--streaming/--no-streaming",),
-        {"default": None, "help": "Whether to ask for tokens as they come."},
-    ),
-    (
-        "request_timeout_seconds",
-        ("--timeout-seconds",),
-        {**_SECONDS, "help": "For each request."},
-    ),
+    _setting("protocol", "--protocol", type=click.Choice(["grpc", "http"])),
+    _setting("streaming", "--streaming/--no-streaming", "Whether to request streamed answers.", default=None),
+    _setting("request_timeout_seconds", "--timeout-seconds", "Timeout of each request.", **_SECONDS),
 )
-_VALIDITY: tuple[Setting, ...] = (
-    ("slo", ("--slo",), {"metavar": "LIMITS", "help": "E.g. 'ttft.p99<500ms,tpot.p99<50ms': gives goodput."}),
-    (
-        "no_slo",
-        ("--no-slo",),
-        {"is_flag": True, "default": None, "help": "No limits, not even the job file's."},
+_VALIDITY = (
+    _setting(
+        "slo", "--slo", "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput.", metavar="LIMITS"
     ),
-    (
+    _setting("no_slo", "--no-slo", "No limits, not even the job file's.", is_flag=True, default=None),
+    _setting(
         "find_max",
-        ("--find-max/--no-find-max",),
-        {"default": None, "help": "Find the highest rate at which --slo holds."},
+        "--find-max/--no-find-max",
+        "Find the highest rate at which --slo holds.",
+        default=None,
     ),
-    (
+    _setting(
         "max_error_share",
-        ("--max-error-share",),
-        {"type": click.FloatRange(0, 1), "metavar": "SHARE", "help": "More failures make the run invalid."},
+        "--max-error-share",
+        "A larger share of failed requests makes the figures invalid.",
+        **_SHARE,
     ),
-    (
-        "max_late_share",
-        ("--max-late-share",),
-        {"type": click.FloatRange(0, 1), "metavar": "SHARE", "help": "As do more requests sent late."},
-    ),
-    ("min_requests", ("--min-requests",), {"type": _COUNT, "metavar": "N", "help": "As do fewer requests."}),
-    ("min_window_seconds", ("--min-window-seconds",), {**_SECONDS, "help": "As does a shorter window."}),
+    _setting("max_late_share", "--max-late-share", "So does a larger share of requests sent late.", **_SHARE),
+    _setting("min_requests", "--min-requests", "So do fewer requests.", **_COUNT),
+    _setting("min_window_seconds", "--min-window-seconds", "So does a shorter window.", **_SECONDS),
 )
-SETTINGS = _LOAD + _WORKLOAD + _ASKED + _VALIDITY
-_SECTIONS = {"Load": _LOAD, "Workload": _WORKLOAD, "Whom to ask": _ASKED, "What counts": _VALIDITY}
-OPTION_OF = {field: names[0].partition("/")[0] for field, names, _ in SETTINGS} | {
+_SECTIONS = {"Load": _LOAD, "Workload": _WORKLOAD, "Requests": _REQUESTS, "Limits and validity": _VALIDITY}
+_SETTINGS = tuple(setting for settings in _SECTIONS.values() for setting in settings)
+OPTION_OF = {setting.field: setting.option.partition("/")[0] for setting in _SETTINGS} | {
     "rates_per_second": "--rate",
     "concurrencies": "--concurrency",
     "models": "--model",
@@ -202,14 +194,14 @@ OPTION_OF = {field: names[0].partition("/")[0] for field, names, _ in SETTINGS} 
 
 
 class SettingsCommand(click.Command):
-    """A command whose help sets its many options in sections."""
+    """A command whose help groups its many options in sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The settings by what they are about, then the rest."""
+        """Write the settings by section, then the other options."""
         options = [it for it in self.get_params(ctx) if isinstance(it, click.Option)]
         records = {option.name: option.get_help_record(ctx) for option in options}
         for title, settings in _SECTIONS.items():
-            rows = [records.pop(field.replace(".", "__")) for field, _, _ in settings]
+            rows = [records.pop(setting.parameter) for setting in settings]
             with formatter.section(title):
                 formatter.write_dl([(row[0], _RANGE.sub("", row[1])) for row in rows if row is not None])
         with formatter.section("Output"):
@@ -217,14 +209,19 @@ class SettingsCommand(click.Command):
 
 
 def benchmark_options(command: Command) -> Command:
-    """An option for every setting; :func:`given_settings` tells which were typed."""
-    for field, names, told in reversed(SETTINGS):
-        parameter = field.replace(".", "__")
-        command = click.option(*names, parameter, expose_value=False, callback=_kept(field), **told)(command)
+    """Add an option for every setting; :func:`given_settings` returns those that were given."""
+    for setting in reversed(_SETTINGS):
+        command = click.option(
+            setting.option,
+            setting.parameter,
+            expose_value=False,
+            callback=_keeper(setting.field),
+            **setting.attributes,
+        )(command)
     return command
 
 
-def _kept(field: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+def _keeper(field: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None and value != ():
             given = valid_text(ctx, param, list(value)) if isinstance(value, tuple) else value
@@ -234,5 +231,5 @@ def _kept(field: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 
 
 def given_settings(ctx: click.Context) -> dict[str, Any]:
-    """Each setting that was typed, by its dotted field."""
+    """Return the settings given as options, by their dotted fields."""
     return dict(ctx.meta.get(_GIVEN, {}))

@@ -12,7 +12,7 @@ import click
 from trtllm_hpc.cli.bench_options import OPTION_OF, SettingsCommand, benchmark_options, given_settings
 from trtllm_hpc.cli.bench_settings import settings_of
 from trtllm_hpc.cli.bench_show import show, upstream_options, write_trace
-from trtllm_hpc.cli.measurements import Found
+from trtllm_hpc.cli.measurements import StoredMeasurement
 from trtllm_hpc.cli.options import json_option, run_argument, terminating_as_interrupt, wait_option
 from trtllm_hpc.errors import InvalidMeasurement, TrtllmHpcError
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RESERVED_ENDINGS, RunPaths, call_name, write_text
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TAKEN = ("progress", "request")
-"""Names whose files in the results folder hold something else."""
+"""Names of other files in the results folder."""
 
 
 def _valid_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -36,7 +36,7 @@ def _valid_name(ctx: click.Context, param: click.Parameter, value: str | None) -
             f"{value!r} must be letters, digits, '.', '_' and '-', a letter or digit first, 100 at most."
         )
     if value in _TAKEN or value.endswith(RESERVED_ENDINGS):
-        raise click.BadParameter(f"results/{value}.json would be something else; choose another name.")
+        raise click.BadParameter(f"results/{value}.json is another file's name; choose another one.")
     return value
 
 
@@ -49,11 +49,11 @@ def _valid_name(ctx: click.Context, param: click.Parameter, value: str | None) -
     "name",
     callback=_valid_name,
     metavar="NAME",
-    help="Write results/NAME.json and the files beside it; NAME must be new. 'benchmark' is the companion's, "
-    "whose later attempt replaces the earlier.  [default: bench-DATE-TIME]",
+    help="Write results/NAME.json and the files beside it; NAME must be new. Only the companion's, "
+    "'benchmark', may be replaced.  [default: bench-DATE-TIME]",
 )
-@click.option("--report/--no-report", default=True, help="Whether to write the report in HTML.")
-@click.option("--perfetto", is_flag=True, help="Write the requests as a trace for ui.perfetto.dev, too.")
+@click.option("--report/--no-report", default=True, help="Whether to write the HTML report.")
+@click.option("--perfetto", is_flag=True, help="Also write the requests as a trace for ui.perfetto.dev.")
 @upstream_options
 @json_option
 @click.pass_context
@@ -69,7 +69,7 @@ def command(
     upstream_csv: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure the served model of RUN; 'trtllm-hpc bench --help' tells more.
+    """Measure the served model of RUN; see 'trtllm-hpc bench --help'.
 
     \b
     Example:
@@ -79,10 +79,10 @@ def command(
 
     job = _job_of(run)
     settings = settings_of(_base(job), given_settings(ctx))
-    unfit = unfit_for(job, settings)
+    unfit = engine_limit_problems(job, settings)
     if unfit:
         raise click.UsageError("\n".join(unfit))
-    found = Found(run, _new_name(run, name))
+    found = StoredMeasurement(run, _new_name(run, name))
     subject = _subject(run, job, wait_seconds)
     interrupted = False
     try:
@@ -94,11 +94,11 @@ def command(
     show(found, as_json=as_json, upstream_table=upstream_table, upstream_csv=upstream_csv)
     if interrupted:
         raise click.Abort
-    refuse_invalid(found, measurement)
+    raise_if_invalid(found, measurement)
 
 
-def unfit_for(job: JobFile, settings: Benchmark) -> list[str]:
-    """What the run's engine cannot hold of prompts and answers, by a job file's rules; a sentence each."""
+def engine_limit_problems(job: JobFile, settings: Benchmark) -> list[str]:
+    """Return a message for each length that exceeds the limits of the run's engine."""
     from trtllm_hpc.validation.job_rules import answers_fit, prompts_fit
 
     companion = job.companion.model_copy(update={"enabled": True, "benchmark": settings})
@@ -112,8 +112,8 @@ def unfit_for(job: JobFile, settings: Benchmark) -> list[str]:
     ]
 
 
-def refuse_invalid(found: Found, measurement: Measurement) -> None:
-    """Raise InvalidMeasurement if the figures may not be used, with the commonest error."""
+def raise_if_invalid(found: StoredMeasurement, measurement: Measurement) -> None:
+    """Raise InvalidMeasurement with the findings and the most frequent error if the figures are not valid."""
     if measurement.verdict.valid:
         return
     from trtllm_hpc.report.words import cut
@@ -121,12 +121,12 @@ def refuse_invalid(found: Found, measurement: Measurement) -> None:
     message = " ".join(measurement.verdict.findings)
     if measurement.errors:
         error, count = max(measurement.errors.items(), key=lambda item: item[1])
-        message += f" Most often ({count} times): {cut(error)}"
-    raise InvalidMeasurement(message, hint=_next(found, measurement))
+        message += f" Most frequent error ({count} times): {cut(error)}"
+    raise InvalidMeasurement(message, hint=_hint(found, measurement))
 
 
-def _next(found: Found, measurement: Measurement) -> str:
-    """What to type or to change, by what went wrong most."""
+def _hint(found: StoredMeasurement, measurement: Measurement) -> str:
+    """Return the next step, by what failed most often."""
     from trtllm_hpc.bench.analysis.validity import SERVER_GONE, requests_without_server
 
     run, failed = call_name(found.run), [one for one in found.records() if one.measured and not one.ok]
@@ -136,7 +136,7 @@ def _next(found: Found, measurement: Measurement) -> str:
         return f"trtllm-hpc bench show {found.call_name}"
     if 2 * sum(one.status == "DEADLINE_EXCEEDED" for one in failed) > len(failed):
         limit = measurement.settings.get("request_timeout_seconds")
-        return f"raise --timeout-seconds (now {limit}), or ask at a lower rate or for shorter answers"
+        return f"raise --timeout-seconds (now {limit}), or request a lower rate or shorter answers"
     return f"trtllm-hpc logs {run} --rank 0"
 
 
@@ -147,7 +147,7 @@ def _job_of(run: RunPaths) -> JobFile:
 
 
 def _base(job: JobFile) -> Benchmark:
-    """The run's own settings; where it measures nothing, the usual ones."""
+    """Return the settings of the run's job file; the defaults if it has no benchmark."""
     from trtllm_hpc.config.benchmark import Benchmark
 
     return job.companion.benchmark or Benchmark()
@@ -161,21 +161,21 @@ def _subject(run: RunPaths, job: JobFile, wait_seconds: float) -> Subject:
 
 
 def _new_name(run: RunPaths, name: str | None) -> str:
-    """A name under which nothing is lost; the companion alone may replace its own."""
+    """Return a name that overwrites nothing; only the companion's may be replaced."""
     if name is None:
         name = time.strftime("bench-%Y%m%d-%H%M%S")
     present = run.measurement(name).present
     if present and name != COMPANION_MEASUREMENT:
         raise click.BadParameter(
-            f"run {run.run_id} has a measurement called {name!r} already ({present[0]}). "
-            "Choose another name, or leave the option out: the default is the time of day.",
+            f"run {run.run_id} already has a measurement called {name!r} ({present[0]}). "
+            "Choose another name, or leave the option out: the default is the current time.",
             param_hint="'--save-as'",
         )
     return name
 
 
-def _write(found: Found, *, report: bool, perfetto: bool) -> None:
-    """The files that people read, beside those that were written while it was measured."""
+def _write(found: StoredMeasurement, *, report: bool, perfetto: bool) -> None:
+    """Write the table, the report and the trace."""
     from trtllm_hpc.report.measurement_table import measurement_text
 
     files = found.files
@@ -190,8 +190,8 @@ def _write(found: Found, *, report: bool, perfetto: bool) -> None:
         click.echo(f"written: {file}", err=True)
 
 
-def _report(found: Found) -> list[Path]:
-    """The report; a measurement is worth keeping without it, so what is missing for it is only said."""
+def _report(found: StoredMeasurement) -> list[Path]:
+    """Write the report; if that fails, only print why, because the measurement is complete without it."""
     from trtllm_hpc.report.html.page import write_report
 
     try:

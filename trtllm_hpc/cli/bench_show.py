@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trtllm_hpc.cli.measurements import Found, MeasurementType
+from trtllm_hpc.cli.measurements import MeasurementType, StoredMeasurement
 from trtllm_hpc.cli.options import OutputFile, json_option, runs_option
 
 
@@ -31,7 +31,7 @@ def upstream_options(command: Any) -> Any:
 @click.option("--perfetto", is_flag=True, help="Write the requests as a trace for ui.perfetto.dev.")
 @json_option
 def command(
-    found: Found,
+    found: StoredMeasurement,
     runs: Any,
     upstream_table: bool,
     upstream_csv: Path | None,
@@ -54,7 +54,7 @@ def command(
     show(found, as_json=as_json, upstream_table=upstream_table, upstream_csv=upstream_csv)
 
 
-def show(found: Found, *, as_json: bool, upstream_table: bool, upstream_csv: Path | None) -> None:
+def show(found: StoredMeasurement, *, as_json: bool, upstream_table: bool, upstream_csv: Path | None) -> None:
     """Print a measurement in the requested form."""
     if upstream_csv is not None:
         from trtllm_hpc.bench.analysis.upstream_table import append_csv, upstream_passes
@@ -75,7 +75,7 @@ def show(found: Found, *, as_json: bool, upstream_table: bool, upstream_csv: Pat
         print_measurement(found.summary(), found.records())
 
 
-def write_trace(found: Found) -> Path:
+def write_trace(found: StoredMeasurement) -> Path:
     """Write the requests and the server's metrics as a trace for Perfetto; return its path."""
     from trtllm_hpc.bench.server_metrics.sampling import read_samples
     from trtllm_hpc.report.perfetto import write_perfetto

@@ -1,4 +1,4 @@
-"""Measurements as a person names them: ``RUN``, ``RUN:NAME`` or a file."""
+"""Measurements as arguments: ``RUN``, ``RUN:NAME`` or a file."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from trtllm_hpc.bench.records import RequestRecord
     from trtllm_hpc.bench.results import Measurement
 
-    _FoundParameter = click.ParamType["Found"]
+    _FoundParameter = click.ParamType["StoredMeasurement"]
 else:
     _FoundParameter = click.ParamType  # generic only in the newest releases of click
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredMeasurement:
     """A measurement in a run folder, or copied out of one."""
 
     run: RunPaths
     name: str
     copied_to: Path | None = None
-    """The folder where it lies, if that is no run's; then ``run`` is none either."""
+    """Its folder, if that is not a run's results folder; ``run`` is then only a stand-in."""
 
     @property
     def files(self) -> MeasurementPaths:
-        """Its files; of a copy those that lie beside each other."""
+        """Its files; those of a copy lie beside each other."""
         files = self.run.measurement(self.name)
         if self.copied_to is None:
             return files
@@ -42,19 +42,19 @@ class Found:
 
     @property
     def call_name(self) -> str:
-        """What to write for it in a command."""
+        """How to name it in a command."""
         if self.copied_to is not None:
             return shlex.quote(str(self.files.summary))
         return f"{call_name(self.run)}:{self.name}"
 
     def summary(self) -> Measurement:
-        """What it found; raises RunNotFound if it is not whole."""
+        """Read the summary; raises RunNotFound if it is missing or incomplete."""
         from trtllm_hpc.bench.results import read_measurement
 
         return read_measurement(self.files.summary)
 
     def records(self) -> list[RequestRecord]:
-        """Its requests; none if the file is gone."""
+        """Read the records; none if the file is missing."""
         from trtllm_hpc.bench.records import read_records
 
         try:
@@ -64,13 +64,15 @@ class Found:
 
 
 class MeasurementType(_FoundParameter):
-    """``RUN`` is the companion's measurement, else the run's newest; ``RUN:NAME`` is any."""
+    """``RUN`` means the companion's measurement, else the newest; ``RUN:NAME`` the one of that name."""
 
     name = "measurement"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Found:
-        """Find it; raises RunNotFound with those that are there."""
-        if isinstance(value, Found):
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> StoredMeasurement:
+        """Find the measurement; raises RunNotFound with the existing ones."""
+        if isinstance(value, StoredMeasurement):
             return value
         text = str(value)
         path = Path(text)
@@ -93,25 +95,25 @@ class MeasurementType(_FoundParameter):
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def _of_file(summary: Path) -> Found:
+def _of_file(summary: Path) -> StoredMeasurement:
     run = RunPaths(summary.parent.parent)
-    return Found(run, summary.stem, None if run.results == summary.parent else summary.parent)
+    return StoredMeasurement(run, summary.stem, None if run.results == summary.parent else summary.parent)
 
 
-def newest(run: RunPaths) -> Found:
-    """The companion's measurement if there is one, else the newest; raises RunNotFound."""
+def newest(run: RunPaths) -> StoredMeasurement:
+    """Return the companion's measurement if there is one, else the newest; raises RunNotFound."""
     names = run.measurements()
     if not names:
         raise RunNotFound(
             f"Run {run.run_id} has no measurement yet.", hint=f"trtllm-hpc bench {call_name(run)}"
         )
-    return Found(run, COMPANION_MEASUREMENT if COMPANION_MEASUREMENT in names else names[0])
+    return StoredMeasurement(run, COMPANION_MEASUREMENT if COMPANION_MEASUREMENT in names else names[0])
 
 
-def named(run: RunPaths, name: str) -> Found:
-    """The measurement of that name; raises RunNotFound with those that are there."""
+def named(run: RunPaths, name: str) -> StoredMeasurement:
+    """Return the measurement of that name; raises RunNotFound with the existing ones."""
     names = run.measurements()
     if name not in names:
         there = f"it has {', '.join(names)}" if names else "it has none"
         raise RunNotFound(f"Run {run.run_id} has no measurement called {name!r}; {there}.")
-    return Found(run, name)
+    return StoredMeasurement(run, name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trtllm_hpc.cli.measurements import Found, MeasurementType
+from trtllm_hpc.cli.measurements import MeasurementType, StoredMeasurement
 from trtllm_hpc.cli.options import OutputFile, runs_option
 from trtllm_hpc.errors import RunNotFound
 
@@ -22,7 +22,7 @@ from trtllm_hpc.errors import RunNotFound
     help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
 )
 @click.option("--png", is_flag=True, help="Also draw each chart as an image into results/NAME.charts/.")
-def command(found: Found, runs: Any, output: Path | None, png: bool) -> None:
+def command(found: StoredMeasurement, runs: Any, output: Path | None, png: bool) -> None:
     """Write the report of a measurement: one HTML file that opens without a network.
 
     Without NAME it is the companion's measurement, or else the run's newest;
