@@ -60,15 +60,15 @@ class _Listed(_ListParameter):
         return [self._item.convert(part.strip(), param, ctx) for part in str(value).split(",")]
 
 
-def _number(kind: type[int] | type[float], least: float, most: float, metavar: str = "N") -> dict[str, Any]:
-    return {"type": (click.IntRange if kind is int else click.FloatRange)(least, most), "metavar": metavar}
+def _count(least: int, most: int) -> dict[str, Any]:
+    return {"type": click.IntRange(least, most), "metavar": "N"}
 
 
-_COUNT = _number(int, 1, 1_000_000)
-_TOKENS = _number(int, 1, 10_000_000)
-_STDEV = _number(float, 0, 1_000_000)
-_SECONDS = _number(float, 0, 31_536_000, "SECONDS")
-_SHARE = _number(float, 0, 1, "SHARE")
+_COUNT = _count(1, 1_000_000)
+_TOKENS = _count(1, 10_000_000)
+_STDEV = {"type": click.FloatRange(0, 1_000_000), "metavar": "N"}
+_SECONDS = {"type": click.FloatRange(0, 31_536_000), "metavar": "SECONDS"}
+_SHARE = {"type": click.FloatRange(0, 1), "metavar": "SHARE"}
 _RATE = click.FloatRange(min=0, min_open=True, max=100_000)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True)
@@ -111,20 +111,20 @@ _LOAD = (
         "warmup_requests",
         "--warmup",
         "Requests of the same load before each level; recorded, but not counted.",
-        **_number(int, 0, 1_000_000),
+        **_count(0, 1_000_000),
     ),
     _setting("warmup_seconds", "--warmup-seconds", "Length of the warm-up instead.", **_SECONDS),
     _setting(
         "processes",
         "--processes",
         "Client processes that share the load, if one core is not enough.",
-        **_number(int, 1, 256),
+        **_count(1, 256),
     ),
     _setting(
         "repeats",
         "--repeats",
         "Passes over each level; from 2 on, figures have confidence intervals.",
-        **_number(int, 1, 1000),
+        **_count(1, 1000),
     ),
 )
 _WORKLOAD = (

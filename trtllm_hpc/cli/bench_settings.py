@@ -63,13 +63,13 @@ def _usage_error(problems: Iterator[tuple[str, str]] | list[tuple[str, str]]) ->
     return click.UsageError("\n".join(f"{OPTION_OF.get(field, field)}: {text}" for field, text in problems))
 
 
-def _with_option_names(text: str) -> str:
+def _with_option_names(text: str | None) -> str:
     """Replace the fields of a job file in a sentence by the names of their options."""
     names = sorted(OPTION_OF, key=len, reverse=True)
     return re.sub(
         "|".join(rf"\b{re.escape(name)}\b" for name in names if "_" in name or "." in name),
         lambda found: OPTION_OF[found[0]],
-        text,
+        text or "",
     )
 
 
