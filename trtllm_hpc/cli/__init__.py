@@ -29,7 +29,7 @@ COMMANDS: dict[str, str] = {
     "report": "Write a measurement as one HTML file, and its charts as images.",
     "cancel": "Cancel every job of a run.",
     "engines": "List, verify and prune the cache of built engines.",
-    "templates": "Fetch an image's model templates; show finished config.pbtxt files.",
+    "templates": "Fetch an image's model templates; show a finished config.pbtxt.",
     "versions": "List TensorRT-LLM releases and options; check command lines.",
     "sandbox": "Run a real Slurm cluster on this one machine.",
 }
