@@ -141,7 +141,7 @@ def test_without_slurm_a_stage_is_a_process(
     def submit(plan: Any, paths: RunPaths, progress: Callable[[str, str], None]) -> None:
         progress("build", "123")
 
-    monkeypatch.setattr("trtllm_hpc.runs.submit.submit_chain", submit)
+    monkeypatch.setattr("trtllm_hpc.runs.submit.submit_stages", submit)
     (home / "job.yaml").write_text("name: demo\n")
     assert "  build: process 123\n" in Typed(capsys, "submit", "job.yaml", "--cluster", "local").output
 

@@ -11,7 +11,7 @@ from tests.runs.conftest import fake_slurm  # noqa: F401
 from tests.runs.fake_slurm import FakeSlurm
 from tests.runs.made import run_with
 from trtllm_hpc.errors import ExitCode, RunNotFound
-from trtllm_hpc.logs.text import neutralised
+from trtllm_hpc.logs.text import escaped
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.stop import request_stop
@@ -181,8 +181,8 @@ def test_a_killed_servers_ranks_are_not_running(fake_slurm: FakeSlurm, tmp_path:
     add_event(run, "serve", "stage_begin", job_id="")
     add_rank(run, 0, world_size=1)
     assert states(run)[1:] == [
-        ("serve", None, "ended without a word"),
-        ("serve", 0, "ended without a word"),
+        ("serve", None, "ended without a record"),
+        ("serve", 0, "ended without a record"),
         ("companion", None, "never started"),
     ]
 
@@ -217,7 +217,5 @@ def test_follow_waits_for_lines_and_ends_with_the_rank(tmp_path: Path) -> None:
 
 
 def test_escape_sequences_are_spelled_out_for_a_terminal() -> None:
-    assert neutralised("a\tb\x1b]0;title\x07\r\u202eevil\x9b") == (
-        "a\tb\\x1b]0;title\\x07\\r\\u202eevil\\x9b"
-    )
-    assert neutralised("naïve 東京 ✓") == "naïve 東京 ✓"
+    assert escaped("a\tb\x1b]0;title\x07\r\u202eevil\x9b") == ("a\tb\\x1b]0;title\\x07\\r\\u202eevil\\x9b")
+    assert escaped("naïve 東京 ✓") == "naïve 東京 ✓"

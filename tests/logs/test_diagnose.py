@@ -49,7 +49,8 @@ def test_a_silent_rank_is_first_when_slurm_ended_the_others(run: RunPaths) -> No
     add_rank(run, 0, ended_at=20.0, exit_code=0, stopped_by="SIGTERM")
     add_rank(run, 1)
     assert failure(run).sentence == (
-        "rank 1 on n1 died first: it was killed before it could write a word; the others ended because of it"
+        "rank 1 on n1 died first: it was killed before it could record its end; "
+        "the others ended because of it"
     )
 
 
@@ -65,7 +66,7 @@ def test_ranks_that_all_fell_silent_are_told_together(run: RunPaths) -> None:
     add_rank(run, 0)
     add_rank(run, 1)
     assert first_failure(run) is None
-    assert failure(run, over=True).sentence == "all 2 ranks were killed before they could write a word"
+    assert failure(run, over=True).sentence == "all 2 ranks were killed before they could record their end"
 
 
 def test_the_log_explains_a_failure_without_a_reason(run: RunPaths) -> None:

@@ -20,7 +20,7 @@ from tests.runtime.conftest import eventually
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runs.submit import require_scheduler, submit_chain
+from trtllm_hpc.runs.submit import require_scheduler, submit_stages
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
@@ -32,7 +32,7 @@ def digests(paths: RunPaths) -> dict[str, str]:
 def test_three_jobs_are_chained(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     plan, paths = written(tmp_path / "a run's folder")
     told: list[tuple[str, str]] = []
-    submit_chain(plan, paths, progress=lambda stage, job: told.append((stage, job)))
+    submit_stages(plan, paths, progress=lambda stage, job: told.append((stage, job)))
     assert told == [("build", "101"), ("serve", "102"), ("companion", "103")]
     assert [job["dependency"] for job in fake_slurm.jobs.values()] == [
         None,
@@ -47,14 +47,14 @@ def test_three_jobs_are_chained(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
 
 def test_a_finished_engine_leaves_the_build_out(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     plan, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
-    submit_chain(plan, paths)
+    submit_stages(plan, paths)
     assert [job["dependency"] for job in fake_slurm.jobs.values()] == [None, "after:101"]
 
 
 def test_what_is_submitted_is_what_was_rendered(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     plan, paths = written(tmp_path / "run")
     before = digests(paths)
-    submit_chain(plan, paths)
+    submit_stages(plan, paths)
     assert digests(paths) == before
     for job in fake_slurm.jobs.values():
         assert job["sha256"] == before[job["script"]]
@@ -69,7 +69,7 @@ def test_the_jobs_get_the_token_of_the_submission_and_no_options_from_the_enviro
     conf = tmp_path / "sandbox.conf"
     conf.touch()
     plan, paths = written(tmp_path / "run", slurm_conf=str(conf))
-    record = submit_chain(plan, paths)
+    record = submit_stages(plan, paths)
     for job in fake_slurm.jobs.values():
         environment = job["environment"]
         assert environment[TOKEN_VARIABLE] == record.token
@@ -80,7 +80,7 @@ def test_the_jobs_get_the_token_of_the_submission_and_no_options_from_the_enviro
 
 def test_the_submission_record_names_the_job_of_each_stage(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     plan, paths = written(tmp_path / "run")
-    submit_chain(plan, paths)
+    submit_stages(plan, paths)
     record = read_submission(paths)
     assert record is not None and record.complete
     assert {stage: job.job_id for stage, job in record.stages.items()} == {
@@ -102,7 +102,7 @@ def test_slurms_own_words_and_the_remedy(
 ) -> None:
     plan, paths = written(tmp_path / "run", **profile)
     with pytest.raises(SubmissionError) as caught:
-        submit_chain(plan, paths)
+        submit_stages(plan, paths)
     assert words in caught.value.message and str(paths.sbatch("build")) in caught.value.message
     assert caught.value.hint is not None and remedy in caught.value.hint
 
@@ -110,7 +110,7 @@ def test_slurms_own_words_and_the_remedy(
 def test_a_refusal_halfway_takes_back_what_was_sent(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     plan, paths = written(tmp_path / "run", companion_partition="no-such")
     with pytest.raises(SubmissionError, match="Invalid partition name"):
-        submit_chain(plan, paths)
+        submit_stages(plan, paths)
     assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 2
     record = read_submission(paths)
     assert record is not None and not record.complete
@@ -123,7 +123,7 @@ def test_a_failing_scancel_hides_neither_the_cause_nor_the_other_jobs(
     plan, paths = written(tmp_path / "run", companion_partition="no-such")
     fake_slurm.trouble("scancel", "scancel: error: Socket timed out on send/recv operation")
     with pytest.raises(SubmissionError, match="Invalid partition name"):
-        submit_chain(plan, paths)
+        submit_stages(plan, paths)
     assert fake_slurm.state("101") == "CANCELLED by 1000"
 
 
@@ -131,13 +131,13 @@ def test_an_answer_that_is_no_job_id_is_refused(fake_slurm: FakeSlurm, tmp_path:
     plan, paths = written(tmp_path / "run")
     (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\necho welcome to the cluster\n")
     with pytest.raises(SubmissionError, match="which is no job id"):
-        submit_chain(plan, paths)
+        submit_stages(plan, paths)
 
 
 def test_a_federation_names_its_cluster_behind_the_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     plan, paths = written(tmp_path / "run")
     (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\necho a word from the site\necho '77;east'\n")
-    assert submit_chain(plan, paths).stages["serve"].job_id == "77"
+    assert submit_stages(plan, paths).stages["serve"].job_id == "77"
 
 
 def test_what_cannot_be_submitted_from_here_is_refused_before_anything_is_written(
@@ -226,7 +226,7 @@ def test_a_submission_that_ended_before_its_first_job_is_over(fake_slurm: FakeSl
     fake_slurm.trouble("sbatch", "Batch job submission failed: Invalid partition name specified")
     plan, refused = written(tmp_path / "refused")
     with pytest.raises(SubmissionError):
-        submit_chain(plan, refused)
+        submit_stages(plan, refused)
     assert run_status(refused).exit_code == ExitCode.SUBMISSION
     _, killed = written(tmp_path / "killed")
     SubmissionRecord(scheduler="slurm").write(killed)

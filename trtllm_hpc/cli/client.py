@@ -88,10 +88,10 @@ def command(
     if as_json:
         print_json(record)
     else:
-        from trtllm_hpc.logs.text import for_reader
+        from trtllm_hpc.logs.text import for_output
 
         for answer in answers:
-            click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_reader(answer.text)}")
+            click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_output(answer.text)}")
             for name, array in answer.logits.items():
                 where = f" in {run.logits(name)}" if save else ""
                 click.echo(f"{name}: {' x '.join(map(str, array.shape))}{where}")

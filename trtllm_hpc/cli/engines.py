@@ -322,7 +322,7 @@ def prune(
     """
     from trtllm_hpc.engine_cache import prune as pruning
     from trtllm_hpc.engine_cache.listing import list_entries
-    from trtllm_hpc.runs.engine_uses import is_active
+    from trtllm_hpc.runs.engine_users import is_active
 
     selection = pruning.Selection(names, unused_days, keep_bytes, half_built)
     if not selection:

@@ -164,11 +164,11 @@ def _refuse_missing_build(run: RunPaths) -> None:
 
 
 def _print_lines(lines: Iterable[tuple[LogFile, str]], prefixed: bool) -> int:
-    from trtllm_hpc.logs.text import for_reader
+    from trtllm_hpc.logs.text import for_output
 
     count = 0
     for log, line in lines:
         count += 1
         # color=True: what goes into a pipe or a file stays as it was written.
-        click.echo(for_reader(f"{log.name} {line}" if prefixed else line), color=True)
+        click.echo(for_output(f"{log.name} {line}" if prefixed else line), color=True)
     return count

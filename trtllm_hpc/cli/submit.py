@@ -60,7 +60,7 @@ def command(
     7 start, 8 not ready in time, 9 request, 10 measurement, 11 cancelled,
     12 a job was lost.
     """
-    from trtllm_hpc.runs.submit import create_for_submission, submit_chain
+    from trtllm_hpc.runs.submit import create_for_submission, submit_stages
 
     plan, paths, engine = create_for_submission(
         job_file, cluster, settings, runs, ignored_checks=ignore, warn=print_warning
@@ -70,7 +70,7 @@ def command(
     for line in engine_lines(engine):
         echo(f"  {line}")
     unit = "process" if plan.cluster.scheduler == "local" else "job"
-    submit_chain(plan, paths, progress=lambda stage, job: echo(f"  {stage}: {unit} {job}"))
+    submit_stages(plan, paths, progress=lambda stage, job: echo(f"  {stage}: {unit} {job}"))
     if not wait:
         _print_next(paths, engine, as_json)
         return 0

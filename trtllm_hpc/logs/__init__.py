@@ -1,5 +1,5 @@
-"""Logs by rank: which there are, what they say, and which rank broke first.
+"""Logs by rank: listing and reading them, and finding the rank that failed first.
 
-Log text only explains. Whether something failed is what processes and Slurm
-say, never a word in a log.
+Log text only explains. Exit codes and Slurm decide whether something failed,
+never the text of a log.
 """

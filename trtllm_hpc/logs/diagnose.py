@@ -1,4 +1,4 @@
-"""Which rank broke first, and why."""
+"""Finding the rank that failed first, and why."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from trtllm_hpc.paths import STEPS, RunPaths
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
 
 _SAME_MOMENT_S = 3.0
-"""Ends this close are not told apart by time: they come from different clocks and polls."""
+"""Ends closer than this are not ordered by time: they come from different clocks and polls."""
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """The rank that died first, and what is known of its end."""
+    """The rank that died first, and what is known about its end."""
 
     step: str
     rank: int
     host: str
     world_size: int
     exit_code: int | None
-    """``None``: it could not say; negative: a signal."""
+    """``None``: not recorded; negative: a signal."""
     ended_at: float | None
     reason: str | None
-    """The rank's own sentence."""
+    """The rank's own explanation."""
     error_line: str | None
     """The first error in its log."""
     others: str
-    """``ended``, ``silent`` (killed without a word, too) or ``running``; ``none`` if it was alone."""
+    """``ended``, ``silent`` (they recorded no end either) or ``running``; ``none`` if it was alone."""
 
     @property
     def sentence(self) -> str:
-        """One sentence for a person."""
+        """One sentence for the user."""
         if self.ended_at is None and self.others == "silent":
-            return f"all {self.world_size} ranks were killed before they could write a word"
+            return f"all {self.world_size} ranks were killed before they could record their end"
         first = "died" if self.others == "none" else "died first"
         sentence = f"rank {self.rank} on {self.host} {first}: {self._how()}"
         return f"{sentence}; the others ended because of it" if self.others == "ended" else sentence
 
     def _how(self) -> str:
         if self.ended_at is None:
-            how = "it was killed before it could write a word"
+            how = "it was killed before it could record its end"
         elif self.exit_code is None:
             how = "its exit code is not known"
         else:
-            words = signal_or_code(self.exit_code)
-            how = f"killed by {words}" if words.startswith("signal") else words
+            end = signal_or_code(self.exit_code)
+            how = f"killed by {end}" if end.startswith("signal") else end
         if self.reason:
             return f"{how}: {self.reason.rstrip('.')}"
         return f"{how}; its log says {self.error_line!r}" if self.error_line else how
 
 
 def first_failure(paths: RunPaths, *, step: str = "serve", over: bool | None = None) -> RankFailure | None:
-    """The rank of a step that died first; ``None`` if none did, as far as the ranks say.
+    """Return the rank of a step that died first; ``None`` if no rank record shows a failure.
 
-    A rank that wrote no end although the step is over was killed outright, and
-    so before the others: each of those still wrote how it ended. Among ranks
+    A rank that recorded no end although the step is over was killed, and
+    before the others, since those still recorded how they ended. Among ranks
     that failed by themselves within a few seconds, one that gives no reason
     comes first: it was killed, and those with a reason had time to notice.
 
     Args:
-        over: whether the job has ended, if the caller knows (from Slurm); else
-            the stage's events tell, or that another rank was ended by a signal.
+        over: whether the job has ended, if the caller knows it from Slurm; by default
+            the stage's events decide, or that another rank was ended by a signal.
     """
     records = _records(paths, step)
     if over is None:
@@ -77,10 +77,10 @@ def first_failure(paths: RunPaths, *, step: str = "serve", over: bool | None = N
 
 
 def stage_error(paths: RunPaths, stage: str) -> str | None:
-    """The first error in a stage's logs, the log named before it: the ranks' logs, then the script's own.
+    """Return the first error in a stage's logs after the log's name: ranks' logs first, then the script's.
 
-    For a stage that failed where no rank record says why. It explains; that
-    the stage has failed must be known from elsewhere.
+    For a stage that failed without a reason in its rank records. It only
+    explains: the caller must know that the stage has failed.
     """
     logs = [log for step in STEPS if stage_of(step) == stage for log in list_logs(paths, step)]
     for log in sorted(logs, key=lambda log: log.rank is None):
@@ -97,7 +97,7 @@ def _first_of(failed: list[RankRecord]) -> RankRecord:
 
 
 def _torn_down(paths: RunPaths, records: list[RankRecord]) -> bool:
-    """Whether others were ended by a signal that nobody had asked for, and none failed by itself."""
+    """Return whether ranks were ended by an unrequested signal, and none failed by itself."""
     if StopRequest.read(paths.stop_request) is not None or any(map(failed_by_itself, records)):
         return False
     return any((record.stopped_by or "").startswith("SIG") for record in records)

@@ -1,4 +1,4 @@
-"""Which line of a log is its first error: it explains, it decides nothing."""
+"""Finding the first error in a log; it explains a failure, it does not decide whether there is one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ERRORS = re.compile(
     """,
     re.VERBOSE,
 )
-"""What a line with an error looks like, in the logs of Slurm, MPI, Triton, TensorRT-LLM and Python."""
+"""Lines that are errors, in the logs of Slurm, MPI, Triton, TensorRT-LLM and Python."""
 
 HARMLESS = re.compile(
     rb"""
@@ -40,10 +40,10 @@ HARMLESS = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-"""Lines that look like errors and are none."""
+"""Lines that look like errors and are harmless."""
 
 _COUNT = re.compile(rb"^error: \d+ problems? found\.\s*$")
-"""Our own word that a list follows; its first item says more."""
+"""Our own heading of a list of problems; the first item says more."""
 _COLOURS = re.compile(rb"\x1b\[[\d;]*m")
 _TRACEBACK = b"Traceback (most recent call last):"
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
@@ -53,10 +53,10 @@ _SHOWN = 300
 
 
 def first_error_line(path: Path) -> str | None:
-    """The first error in a log, ``None`` if there is none or no log.
+    """Return the first error in a log; ``None`` if there is no error or no log.
 
-    Of a traceback it is the last line. A log of more than 36 MiB is searched
-    in its first 32 and its last 4 only.
+    Of a traceback it is the last line. Of a log longer than 36 MiB only the
+    first 32 MiB and the last 4 MiB are searched.
     """
     try:
         with path.open("rb") as log:
@@ -71,7 +71,7 @@ def first_error_line(path: Path) -> str | None:
 
 
 def first_error(lines: Iterable[bytes]) -> str | None:
-    """The first error among ``lines``, cut to what fits a table.
+    """Return the first error among ``lines``, cut to a length that fits a table.
 
     Of tracebacks that Python chains it is the end of the last one: what was
     raised, not what was handled on the way.

@@ -1,4 +1,4 @@
-"""Which logs a run has: one of each batch script, one of each rank of each step."""
+"""The logs of a run: one for each batch script, and one for each rank of each step."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trtllm_hpc.paths import STAGES, STEPS, RunPaths, read_json
 from trtllm_hpc.runtime.records import RankRecord
 
 _RECORDED = ("preflight", "serve")
-"""Steps whose ranks write a record; the single rank of the others fares as its stage does."""
+"""Steps whose ranks write a record; other steps have one rank, whose state is the stage's."""
 
 _STAGE_OF = {"repository": "serve", "preflight": "serve"}
-"""Steps that are no stage of their own."""
+"""Stage of the steps that are no stage themselves."""
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """One log, there or not yet, and what the run says of its writer."""
+    """One log, written or not yet, and the state of its writer."""
 
     step: str
     rank: int | None
@@ -45,12 +45,12 @@ class LogFile:
 
 
 def stage_of(step: str) -> str:
-    """The stage in whose job a step runs."""
+    """Return the stage whose job a step runs in."""
     return _STAGE_OF.get(step, step)
 
 
 def planned_ranks(paths: RunPaths, step: str) -> int | None:
-    """How many ranks a step has; ``None`` if neither the plan nor a rank says so."""
+    """Return the number of ranks of a step; ``None`` if neither the plan nor a rank record shows it."""
     if step not in _RECORDED:
         return 1
     try:
@@ -76,10 +76,10 @@ def reason_without_build(paths: RunPaths) -> str | None:
 
 
 def list_logs(paths: RunPaths, step: str | None = None, rank: int | None = None) -> list[LogFile]:
-    """The run's logs in the order of steps and ranks, those of one step or rank if asked.
+    """Return the run's logs in the order of steps and ranks, or only those of one step or rank.
 
-    A log that is still to come is listed too, if its batch script has been
-    rendered, a rank's record promises it, or ``rank`` asks for it.
+    A log that is not yet written is included if its batch script has been
+    rendered, a rank's record implies it, or ``rank`` names it.
     """
     logs = []
     for name in STEPS if step is None else (step,):
@@ -92,8 +92,8 @@ def list_logs(paths: RunPaths, step: str | None = None, rank: int | None = None)
 
 
 def _batch_log(paths: RunPaths, stage: str) -> list[LogFile]:
-    traces = (paths.sbatch(stage), paths.batch_log(stage), paths.stage_events(stage))
-    if stage not in STAGES or not any(trace.exists() for trace in traces):
+    files = (paths.sbatch(stage), paths.batch_log(stage), paths.stage_events(stage))
+    if stage not in STAGES or not any(file.exists() for file in files):
         return []
     state = stage_state(paths, stage)
     over = stage_over(paths, stage)
@@ -109,7 +109,7 @@ def _rank_log(paths: RunPaths, step: str, rank: int, over: bool) -> LogFile:
 
 
 def _known_ranks(paths: RunPaths, step: str) -> set[int]:
-    """Ranks with a log or a record, and those that a record's world size promises."""
+    """Return the ranks with a log or a record, and those that a record's world size implies."""
     ranks = _numbers(paths.logs, rf"{step}_(\d+)\.out")
     recorded = _numbers(paths.ranks, rf"{step}_(\d+)\.json")
     for rank in recorded:

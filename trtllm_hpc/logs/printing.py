@@ -1,4 +1,4 @@
-"""Printing chosen logs: filtered, cut to the last lines, followed."""
+"""Lines of selected logs: filtered, the last ones only, or followed."""
 
 from __future__ import annotations
 
@@ -17,46 +17,48 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True)
 class Filter:
-    """What to show of each log."""
+    """Which lines of each log to show."""
 
     pattern: re.Pattern[str] | None = None
     last: int | None = None
-    """Only that many lines, counted after the pattern."""
+    """Only the last N lines, counted after the pattern."""
 
     def matches(self, text: str) -> bool:
-        """Whether a line is wanted."""
+        """Return whether a line matches the pattern."""
         return self.pattern is None or self.pattern.search(text) is not None
 
 
-def written_lines(log: LogFile, wanted: Filter) -> Iterator[str]:
-    """The wanted lines that a log holds now; none if it is not there."""
+def written_lines(log: LogFile, selected: Filter) -> Iterator[str]:
+    """Yield the selected lines that a log has now; none if it does not exist."""
     try:
         file = log.path.open("rb")
     except OSError:
         return
     with file:
-        if wanted.last is not None and wanted.pattern is None:
-            seek_last_lines(file, wanted.last)
-        lines = filter(wanted.matches, map(decode, lines_of(file)))
-        yield from lines if wanted.last is None else deque(lines, maxlen=wanted.last)
+        if selected.last is not None and selected.pattern is None:
+            seek_last_lines(file, selected.last)
+        lines = filter(selected.matches, map(decode, lines_of(file)))
+        yield from lines if selected.last is None else deque(lines, maxlen=selected.last)
 
 
-def followed_lines(choose: Callable[[], list[LogFile]], wanted: Filter) -> Iterator[tuple[LogFile, str]]:
-    """Wanted lines of the chosen logs as they come, until every writer has ended.
+def followed_lines(
+    list_selected: Callable[[], list[LogFile]], selected: Filter
+) -> Iterator[tuple[LogFile, str]]:
+    """Yield selected lines of several logs as they are written, until every writer has ended.
 
     Args:
-        choose: the logs to follow; asked again and again, since ranks appear
-            and end.
+        list_selected: returns the logs to follow; called again and again, since ranks
+            appear and end.
     """
     growing: dict[str, GrowingLog] = {}
     try:
         while True:
-            logs = choose()
+            logs = list_selected()
             over = bool(logs) and all(log.over for log in logs)
             for log in logs:
-                source = growing.setdefault(log.name, GrowingLog(log.path, wanted.last))
+                source = growing.setdefault(log.name, GrowingLog(log.path, selected.last))
                 for raw in source.rest() if over else source.new_lines():
-                    if wanted.matches(text := decode(raw)):
+                    if selected.matches(text := decode(raw)):
                         yield log, text
             if over:
                 return

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 LONGEST_LINE_BYTES = 65536
-"""A longer line is handed on in pieces: a log without line ends must not fill the memory."""
+"""A longer line is returned in pieces: a log without line ends must not fill the memory."""
 
 _BLOCK_BYTES = 65536
 
 
 def lines_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:
-    """Lines from the file's position on, up to ``limit_bytes``, without reading ahead."""
+    """Yield lines from the file's position on, up to ``limit_bytes``, without reading ahead."""
     read = 0
     while limit_bytes is None or read < limit_bytes:
         line = log.readline(LONGEST_LINE_BYTES)
@@ -26,51 +26,51 @@ def lines_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:
 
 
 def seek_last_lines(log: BinaryIO, count: int) -> None:
-    """Put the file's position where its last ``count`` lines begin, reading from the end."""
+    """Move the file's position to where its last ``count`` lines begin, reading from the end."""
     end = log.seek(0, os.SEEK_END)
     if count == 0:
         return
-    wanted = count
+    needed = count
     position = end
     while position > 0:
         start = max(0, position - _BLOCK_BYTES)
         log.seek(start)
         block = log.read(position - start)
         if position == end and block.endswith(b"\n"):
-            wanted += 1  # the end of the last line begins no other
+            needed += 1  # no line begins after the end of the last one
         ends = block.count(b"\n")
-        if ends >= wanted:
-            log.seek(start + _nth_last(block, wanted) + 1)
+        if ends >= needed:
+            log.seek(start + _nth_last(block, needed) + 1)
             return
-        wanted -= ends
+        needed -= ends
         position = start
     log.seek(0)
 
 
 def _nth_last(block: bytes, nth: int) -> int:
-    place = len(block)
+    index = len(block)
     for _ in range(nth):
-        place = block.rindex(b"\n", 0, place)
-    return place
+        index = block.rindex(b"\n", 0, index)
+    return index
 
 
 @dataclass
 class GrowingLog:
-    """A log that is still written to, or not even there yet."""
+    """A log that is still being written, or does not exist yet."""
 
     path: Path
     last: int | None = None
-    """Start with that many lines; ``None``: with all."""
+    """Start with the last N lines; ``None``: with all."""
     _log: BinaryIO | None = field(default=None, init=False)
     _pending: bytes = field(default=b"", init=False)
 
     def new_lines(self) -> Iterator[bytes]:
-        """Whole lines written since the last call; a half line waits for its end."""
-        self._log = log = self._log or self._opened()
+        """Yield the complete lines written since the last call."""
+        self._log = log = self._log or self._open()
         if log is None:
             return
         if os.fstat(log.fileno()).st_size < log.tell():
-            log.seek(0)  # a requeued job starts its log anew
+            log.seek(0)  # a requeued job truncates its log
             self._pending = b""
         for line in lines_of(log):
             line = self._pending + line
@@ -81,7 +81,7 @@ class GrowingLog:
                 yield line
 
     def rest(self) -> Iterator[bytes]:
-        """What is left when nothing more will be written, a half line included."""
+        """Yield what is left when nothing more will be written, including a last line without its end."""
         yield from self.new_lines()
         if self._pending:
             yield self._pending
@@ -92,7 +92,7 @@ class GrowingLog:
         if self._log is not None:
             self._log.close()
 
-    def _opened(self) -> BinaryIO | None:
+    def _open(self) -> BinaryIO | None:
         try:
             log = self.path.open("rb")
         except OSError:

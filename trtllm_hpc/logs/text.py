@@ -1,4 +1,4 @@
-"""Log bytes as text that does no harm to its reader."""
+"""Log bytes as text that is safe to print."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import unicodedata
 
 
 def decode(raw: bytes) -> str:
-    """One line without its end; bytes that are no UTF-8 become U+FFFD."""
+    """Decode a line without its end; bytes that are not UTF-8 become U+FFFD."""
     return raw.decode("utf-8", errors="replace").rstrip("\r\n")
 
 
-def neutralised(text: str) -> str:
-    """``text`` with control characters spelled out.
+def escaped(text: str) -> str:
+    """Return ``text`` with control characters escaped.
 
     An escape sequence could recolour the terminal, rename its window or type
-    into it; a direction mark could show a line other than it is.
+    into it; a direction mark could disguise a line.
     """
-    return "".join(character if _harmless(character) else _spelled(character) for character in text)
+    return "".join(character if _harmless(character) else _escape(character) for character in text)
 
 
-def for_reader(text: str) -> str:
-    """``text`` as it may be printed: neutralised for a terminal, unchanged for a pipe or a file."""
-    return neutralised(text) if sys.stdout.isatty() else text
+def for_output(text: str) -> str:
+    """Return ``text`` escaped for a terminal, and unchanged for a pipe or a file."""
+    return escaped(text) if sys.stdout.isatty() else text
 
 
 def _harmless(character: str) -> bool:
@@ -30,5 +30,5 @@ def _harmless(character: str) -> bool:
     return character in "\t\n" or unicodedata.category(character) not in ("Cc", "Cf")
 
 
-def _spelled(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.logs.errors import first_error_line
 from trtllm_hpc.logs.files import LogFile
-from trtllm_hpc.logs.text import neutralised
+from trtllm_hpc.logs.text import escaped
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
 
 if TYPE_CHECKING:
@@ -111,4 +111,4 @@ def size_words(size_bytes: int | None) -> str | None:
 
 
 def _error(row: dict[str, Any]) -> str:
-    return neutralised(row["first_error"] or "")
+    return escaped(row["first_error"] or "")

@@ -1,1 +1,1 @@
-"""Runs: submit one, find it again, and tell, watch or cancel what becomes of it."""
+"""Runs: create and submit them, find them again, show their status, watch and cancel them."""

@@ -1,4 +1,4 @@
-"""Finding a run by what a person calls it: folder, id, job name or ``latest``."""
+"""Finding a run by its folder, id, job name or ``latest``."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from trtllm_hpc.paths import RunPaths, call_name, read_json
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds a rendered run that may be read."""
-    return _made_at(folder) is not None
+    """Return whether a folder holds a rendered run that we may read."""
+    return _created_at(folder) is not None
 
 
 def list_runs(runs_folder: Path) -> list[RunPaths]:
-    """All runs below ``runs_folder`` that may be read, the newest first."""
+    """Return all runs in ``runs_folder`` that we may read, the newest first."""
     try:
         folders = list(runs_folder.iterdir())
     except OSError:
         return []
-    ages = {folder: made_at for folder in folders if (made_at := _made_at(folder)) is not None}
+    ages = {folder: created_at for folder in folders if (created_at := _created_at(folder)) is not None}
     return [RunPaths(folder) for folder in sorted(ages, key=lambda it: (ages[it], it.name), reverse=True)]
 
 
-def _made_at(folder: Path) -> int | None:
-    """When a run was made, in ns since the epoch; ``None`` for what is no run, or not ours to read."""
+def _created_at(folder: Path) -> int | None:
+    """Return when a run was created, in ns since the epoch; ``None`` if it is no run or not readable."""
     plan = RunPaths(folder).plan
     try:
-        # The plan is written once, when the run is made; folder times change with every log.
+        # The plan is written once, at creation; the folder's times change with every log.
         entry = plan.stat()
         return entry.st_mtime_ns if stat.S_ISREG(entry.st_mode) and os.access(plan, os.R_OK) else None
-    except (OSError, ValueError):  # somebody else's folder, or no name that a folder can have
+    except (OSError, ValueError):  # another user's folder, or an impossible name
         return None
 
 
 def find_run(name: str, runs_folder: Path) -> RunPaths:
-    """The run that ``name`` stands for.
+    """Return the run that ``name`` stands for.
 
     Args:
         name: a run folder, the id of a run in ``runs_folder``, a job name (its
             newest run), the beginning of one id, or ``latest``.
-        runs_folder: where runs are kept.
+        runs_folder: folder of the runs.
 
     Raises:
-        RunNotFound: nothing goes by that name, or it may not be read or is damaged.
+        RunNotFound: there is no such run, or it may not be read or is damaged.
     """
     if "\0" in name:
         raise RunNotFound(f"{name!r} cannot be the name of a run.")
@@ -61,14 +61,16 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     for run in runs:
         if _plan(run).get("name") == name:
             return run
-    begun = [run for run in runs if name and run.run_id.startswith(name)]
-    if len(begun) == 1:
-        return _readable(begun[0])
-    raise _forbidden(name, runs_folder) or _not_found(name, runs_folder, begun or runs, several=bool(begun))
+    matching = [run for run in runs if name and run.run_id.startswith(name)]
+    if len(matching) == 1:
+        return _readable(matching[0])
+    raise _forbidden(name, runs_folder) or _not_found(
+        name, runs_folder, matching or runs, several=bool(matching)
+    )
 
 
 def _plan(run: RunPaths) -> dict[str, Any]:
-    """The run's plan; empty if it cannot be read."""
+    """Return the run's plan; empty if it cannot be read."""
     try:
         plan = read_json(run.plan)
     except (ValueError, OSError):
@@ -78,12 +80,12 @@ def _plan(run: RunPaths) -> dict[str, Any]:
 
 def _readable(run: RunPaths) -> RunPaths:
     if not _plan(run):
-        raise RunNotFound(f"{run.plan} is damaged: nothing can be told of this run.")
+        raise RunNotFound(f"{run.plan} is damaged, so nothing is known about this run.")
     return run
 
 
 def _forbidden(name: str, runs_folder: Path) -> RunNotFound | None:
-    """The error for a run, or a folder of runs, that is there but closed to this person."""
+    """Return the error for a run, or a folder of runs, that exists but may not be read."""
     for folder in (runs_folder, Path(name), runs_folder / name):
         try:
             next(folder.iterdir(), None)

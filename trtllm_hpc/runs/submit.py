@@ -1,4 +1,4 @@
-"""Submitting a run: build, serve and companion as one chain."""
+"""Submitting a run: the jobs of build, serve and companion, all of them or none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def create_for_submission(
     ignored_checks: Collection[str] = (),
     warn: Warn,
 ) -> CreatedRun:
-    """Check a job as ``doctor`` does and write its run folder, ready for :func:`submit_chain`.
+    """Check a job as ``doctor`` does and write its run folder, ready for :func:`submit_stages`.
 
     Args:
         ignored_checks: ids of the checks whose failure does not stop the submission.
@@ -56,14 +56,14 @@ def create_for_submission(
     return create_run(job_file, cluster, settings, runs, check=check, warn=warn, command="submit")
 
 
-def submit_chain(
+def submit_stages(
     plan: Plan, paths: RunPaths, progress: Progress = lambda stage, job_id: None
 ) -> SubmissionRecord:
     """Submit the scripts of a written run, in order; all of them or none.
 
-    If anything fails or interrupts, the jobs sent so far are cancelled. If this
-    process is killed outright, they end by themselves: each waits for the
-    record to be complete before it does anything (``runtime.stage``).
+    On any failure or interruption the jobs submitted so far are cancelled. If
+    this process is killed, they end by themselves: each waits for the record
+    to be complete before it does anything (``runtime.stage``).
 
     Raises:
         SubmissionError: Slurm refused a script.
@@ -83,11 +83,9 @@ def submit_chain(
                 progress(stage.name, job.job_id)
             record.complete = True
             record.write(paths)
-    except (
-        BaseException
-    ) as error:  # KeyboardInterrupt above all: whatever ends this, nothing may be left behind
+    except BaseException as error:  # above all KeyboardInterrupt: no job may be left behind
         if not jobs:
-            # Nothing else tells that this run is over: there is no job to look at.
+            # There is no job whose state could show that this run is over.
             with suppress(OSError):
                 add_event(paths, plan.stages[0].name, "submission_interrupted")
         _undo(record, jobs, paths)
@@ -118,7 +116,7 @@ def _submit(executor: Executor, script: StageScript, plan: Plan, paths: RunPaths
 
 
 def _undo(record: SubmissionRecord, jobs: list[Job[Any]], paths: RunPaths) -> None:
-    """Cancel what was submitted of a chain that did not come to its end."""
+    """Cancel the jobs of an incomplete submission."""
     if record.scheduler == "local":
         cancel_local(paths, record)
         return
@@ -129,11 +127,11 @@ def _undo(record: SubmissionRecord, jobs: list[Job[Any]], paths: RunPaths) -> No
 class _Interruptions:
     """Turns a signal that would end this process into KeyboardInterrupt, but never inside ``hold``.
 
-    The signals are not masked: a child would inherit the mask and could then
-    never be stopped.
+    The signals are not masked: a child process would inherit the mask and
+    could never be stopped.
     """
 
-    _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self._held = False
@@ -141,22 +139,22 @@ class _Interruptions:
 
     def __enter__(self) -> _Interruptions:
         # A signal that is ignored (nohup) stays ignored.
-        heard = [number for number in self._ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._arrive) for number in heard}
+        handled = [number for number in self._SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, self._on_signal) for number in handled}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _arrive(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._pending = signal.Signals(number).name
         if not self._held:
             raise KeyboardInterrupt(self._pending)
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Let what is inside be finished before an interruption counts."""
+        """Delay an interruption until the block is finished."""
         self._held = True
         try:
             yield
@@ -167,10 +165,10 @@ class _Interruptions:
 
 
 def require_scheduler(plan: Plan) -> None:
-    """Refuse early what cannot be submitted from this machine.
+    """Refuse a submission that is impossible from this machine, before anything is written.
 
     Raises:
-        SubmissionError: the profile is a Slurm cluster's and there is no sbatch here.
+        SubmissionError: the profile needs Slurm, and there is no sbatch or no readable slurm.conf.
     """
     from trtllm_hpc.scheduler.slurm import is_installed
 

@@ -312,7 +312,7 @@ def test_one_can_be_named(types: Callable[..., Typed], built: Run) -> None:
 def test_a_run_that_is_being_made_keeps_its_engine(types: Callable[..., Typed], built: Run) -> None:
     """The build's own use is fresh, and its run folder has no plan."""
     kept = types("engines", "prune", "--unused-days", "0", "--yes")
-    assert "stays, it is asked for by" in kept.output and "0 removed" in kept.output
+    assert "stays, it is registered by" in kept.output and "0 removed" in kept.output
     assert built.entry().is_complete()
 
 
