@@ -331,12 +331,9 @@ def prune(
     items = list_entries(cache)
     for name in names:
         _find(cache, items, name)
-    watches: pruning.Watches = {}
-    if half_built:
-        items, watches = pruning.watch_builders(items, lambda text: click.echo(text, err=True))
     decisions = pruning.decide(items, selection, is_active)
     if yes:
-        decisions = [pruning.prune(cache, decision, is_active, watches) for decision in decisions]
+        decisions = [pruning.prune(cache, decision, is_active) for decision in decisions]
         pruning.forget_uses(cache, is_active)
         if half_built:
             cache.remove_leftovers()

@@ -12,6 +12,11 @@ from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Manifest, files_
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.engine_cache.lock import DEAD_VARIABLE, Holder, find_holder, seconds
 
+_SILENT = 10
+"""A builder on another node counts as dead here after this multiple of the time that the next builder waits.
+
+Unlike that builder, this process looks once and compares two clocks, so it is more patient."""
+
 WHOLE, BROKEN, BUILDING, HALF_BUILT, UNREADABLE = "whole", "broken", "building", "half-built", "unreadable"
 
 
@@ -29,6 +34,8 @@ class Item:
     manifest: Manifest | None
     last_used: float | None
     """Seconds since the epoch."""
+    dead_builder: str | None
+    """Token of a builder that has left the entry unfinished."""
 
     @property
     def size(self) -> int:
@@ -45,7 +52,11 @@ def list_entries(cache: Cache) -> list[Item]:
 def inspect(entry: Entry) -> Item:
     """Return one entry's state, judged by names and sizes."""
     record = entry.key() or {}
-    state, note = _state(entry)
+    holder = find_holder(entry.folder)
+    is_dead = holder is not None and (
+        holder.is_dead() or _silent_s(holder) > _SILENT * seconds(DEAD_VARIABLE)
+    )
+    state, note = _state(entry, None if is_dead else holder)
     manifest = Manifest.read(entry.output)
     return Item(
         entry=entry,
@@ -55,26 +66,27 @@ def inspect(entry: Entry) -> Item:
         step=str(record.get("document", {}).get("step", "")),
         manifest=manifest,
         last_used=_last_used(entry, manifest),
+        dead_builder=holder.token if holder is not None and is_dead else None,
     )
 
 
-def _state(entry: Entry) -> tuple[str, str]:
+def _state(entry: Entry, builder: Holder | None) -> tuple[str, str]:
     try:
         faults = entry.faults()
     except PermissionError:
         return UNREADABLE, "to all but its owner"
     if faults == []:
         return WHOLE, ""
-    holder = find_holder(entry.folder)
-    if holder is not None and not holder.is_dead():
-        return BUILDING, _by(holder)
+    if builder is not None:
+        silent_s = _silent_s(builder)
+        silence = f", silent for {silent_s:.0f} s" if silent_s > seconds(DEAD_VARIABLE) else ""
+        return BUILDING, f"by {builder}{silence}"
     return (HALF_BUILT, "nobody builds it") if faults is None else (BROKEN, "; ".join(faults))
 
 
-def _by(holder: Holder) -> str:
-    """Say who builds. The age of the heartbeat is only shown and decides nothing, since clocks differ."""
-    silent_s = time.time() - holder.beat_ns / 1e9
-    return f"by {holder}" + (f", silent for {silent_s:.0f} s" if silent_s > seconds(DEAD_VARIABLE) else "")
+def _silent_s(holder: Holder) -> float:
+    """Return the age of the last heartbeat, by this machine's clock."""
+    return time.time() - holder.beat_ns / 1e9
 
 
 def _last_used(entry: Entry, manifest: Manifest | None) -> float | None:

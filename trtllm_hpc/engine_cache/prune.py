@@ -7,17 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trtllm_hpc.engine_cache.listing import BUILDING, HALF_BUILT, UNREADABLE, WHOLE, Item, inspect
-from trtllm_hpc.runtime.engine_cache import lock as locks
+from trtllm_hpc.engine_cache.listing import BUILDING, UNREADABLE, WHOLE, Item
 from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Use
 from trtllm_hpc.runtime.engine_cache.files import remove
-from trtllm_hpc.runtime.engine_cache.lock import Lock, Owner, Watch, find_holder, seconds, try_lock
+from trtllm_hpc.runtime.engine_cache.lock import LOCK_FOLDER, Lock, Owner, Watch, evict, try_lock
 
 IsActive = Callable[[Use], str | None]
 """Returns why a use still counts; ``None`` if it does not."""
-
-Watches = dict[str, Watch]
-"""Watches of builders by entry, so that none is watched twice."""
 
 _DAY_S = 86_400.0
 
@@ -46,35 +42,6 @@ class Decision:
     """Why it was selected."""
     kept: str | None = None
     """Why it stays nevertheless."""
-
-
-def watch_builders(items: Sequence[Item], report: Callable[[str], None]) -> tuple[list[Item], Watches]:
-    """Find out which of the builders that seem to be alive are dead; returns the items as they are then.
-
-    A heartbeat proves life within seconds; only silence takes its time. All builders are watched at once.
-    """
-    watches = {item.entry.name: Watch() for item in items if item.state == BUILDING}
-    undecided = {item.entry: find_holder(item.entry.folder) for item in items if item.state == BUILDING}
-    if undecided:
-        limit_s = seconds(locks.DEAD_VARIABLE)
-        report(f"watching {len(undecided)} builder(s) for a heartbeat, up to {limit_s:.0f} s")
-    dead: set[str] = set()
-    while undecided:
-        for entry, first in list(undecided.items()):
-            holder = find_holder(entry.folder)
-            if holder is None or watches[entry.name].is_dead(holder):
-                dead.add(entry.name)
-            elif holder == first:
-                continue
-            del undecided[entry]
-        time.sleep(seconds(locks.POLL_VARIABLE) if undecided else 0)
-    known = [inspect(item.entry) if item.entry.name in watches else item for item in items]
-    return [
-        replace(item, state=HALF_BUILT, note="its builder is dead")
-        if item.entry.name in dead and item.state == BUILDING
-        else item
-        for item in known
-    ], watches
 
 
 def decide(items: Sequence[Item], selection: Selection, is_active: IsActive) -> list[Decision]:
@@ -117,7 +84,7 @@ def _active_use(entry: Entry, is_active: IsActive) -> str | None:
     return next((why for use in entry.uses() if (why := is_active(use)) is not None), None)
 
 
-def prune(cache: Cache, decision: Decision, is_active: IsActive, watches: Watches) -> Decision:
+def prune(cache: Cache, decision: Decision, is_active: IsActive) -> Decision:
     """Remove one entry; returns the decision as it turned out.
 
     The entry is locked, so that no build begins in it, and moved away with one rename. Only
@@ -128,7 +95,9 @@ def prune(cache: Cache, decision: Decision, is_active: IsActive, watches: Watche
         return decision
     owner = Owner.this_process(os.environ.get("SLURM_JOB_ID", ""))
     try:
-        lock = try_lock(entry.folder, owner, watches.get(entry.name, Watch()))
+        if decision.item.dead_builder is not None:
+            evict(entry.folder, decision.item.dead_builder)
+        lock = try_lock(entry.folder, owner, Watch())
         if not isinstance(lock, Lock):
             return replace(decision, kept=f"is being built by {lock}")
         try:
@@ -141,7 +110,7 @@ def prune(cache: Cache, decision: Decision, is_active: IsActive, watches: Watche
         return replace(decision, kept=f"cannot be removed: {error.strerror}")
     kept = _active_use(Entry(aside), is_active)
     if kept is not None and not entry.folder.exists():
-        remove(aside / locks.BUILDING)  # our own lock, which has moved with the entry
+        remove(aside / LOCK_FOLDER)  # our own lock, which has moved with the entry
         aside.rename(entry.folder)
         return replace(decision, kept=kept)
     return decision if remove(aside) else replace(decision, kept=f"could not be removed completely: {aside}")

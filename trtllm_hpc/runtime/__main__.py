@@ -20,14 +20,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # The zipapp lies in the run folder, and its path is the script's name.
     paths = RunPaths(options.run or Path(sys.argv[0]).resolve().parent)
-    code: int = options.function(paths, options)
-    return code
+    try:
+        return _run(paths, options)
+    except BuildFailed as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="runtime", description=__doc__)
     parser.add_argument("--run", type=Path, help="run folder, if this file does not lie in it")
-    commands = parser.add_subparsers(required=True)
+    commands = parser.add_subparsers(required=True, dest="command")
     _add_stage_commands(commands)
     _add_server_commands(commands)
     _add_companion_commands(commands)
@@ -38,25 +41,20 @@ def _add_stage_commands(commands: _Commands) -> None:
     """Add what the batch scripts run before the server starts."""
     begin = commands.add_parser("begin", help="record that a stage begins")
     begin.add_argument("stage", choices=STAGES)
-    begin.set_defaults(function=_begin)
 
     end = commands.add_parser("end", help="record that a stage has ended")
     end.add_argument("stage", choices=STAGES)
     end.add_argument("exit_code", type=int)
-    end.set_defaults(function=_end)
 
-    engine = commands.add_parser("engine", help="build the engine, or find it in the cache")
-    engine.set_defaults(function=_engine)
+    commands.add_parser("engine", help="build the engine, or find it in the cache")
 
     checkpoint = commands.add_parser("gpus-per-node", help="write the GPUs of a node into a checkpoint")
     checkpoint.add_argument("gpus", type=int)
     checkpoint.add_argument("checkpoint", type=Path, nargs="+")
-    checkpoint.set_defaults(function=_gpus_per_node)
 
     leader = commands.add_parser("leader", help="print address, three server ports and the rendezvous port")
     leader.add_argument("--interface")
     leader.add_argument("--loopback", action="store_true")
-    leader.set_defaults(function=_leader)
 
     preflight = commands.add_parser("preflight", help="compare the world of ranks with the plan")
     preflight.add_argument("--world-size", type=int, required=True)
@@ -70,11 +68,9 @@ def _add_stage_commands(commands: _Commands) -> None:
         "--paged-context-for", metavar="KEY", help="key that needs paged context attention"
     )
     preflight.add_argument("--without-mpi", action="store_true")
-    preflight.set_defaults(function=_preflight)
 
     repository = commands.add_parser("repository", help="make the model repository from templates")
     repository.add_argument("--all-models", type=Path, required=True)
-    repository.set_defaults(function=_repository)
 
 
 def _add_server_commands(commands: _Commands) -> None:
@@ -91,136 +87,104 @@ def _add_server_commands(commands: _Commands) -> None:
     rank.add_argument("--server", required=True)
     rank.add_argument("--launcher")
     rank.add_argument("server_arguments", nargs="*")
-    rank.set_defaults(function=_rank)
 
     launched = commands.add_parser("launched", help="start the server as the task of trtllm-llmapi-launch")
     launched.add_argument("--scratch", type=Path, required=True)
-    launched.set_defaults(function=_launched)
 
     sweep = commands.add_parser("sweep", help="remove what killed ranks left on this node")
     sweep.add_argument("prefix")
-    sweep.set_defaults(function=_sweep)
 
     spawn = commands.add_parser("spawn", help="start tasks on this machine, as srun does on a cluster")
     spawn.add_argument("--ntasks", type=int, required=True)
     spawn.add_argument("--output", required=True)
-    spawn.add_argument("command", nargs=argparse.REMAINDER)
-    spawn.set_defaults(function=_spawn)
+    spawn.add_argument("task", nargs=argparse.REMAINDER)
 
 
 def _add_companion_commands(commands: _Commands) -> None:
     stop = commands.add_parser("stop", help="request the server to stop")
     stop.add_argument("--by", required=True)
     stop.add_argument("--reason", required=True)
-    stop.set_defaults(function=_stop)
 
     heartbeat = commands.add_parser("heartbeat", help="show the server that the companion is alive")
     heartbeat.add_argument("--while-pid", type=int, required=True)
-    heartbeat.set_defaults(function=_heartbeat)
 
 
 # Each command imports its own module: `runtime leader` must not pay for the others.
 
 
-def _begin(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.stage import begin
+def _run(paths: RunPaths, options: argparse.Namespace) -> int:
+    match options.command:
+        case "begin":
+            from trtllm_hpc.runtime.stage import begin
 
-    return begin(paths, options.stage)
+            return begin(paths, options.stage)
+        case "end":
+            from trtllm_hpc.runtime.stage import end
 
+            end(paths, options.stage, options.exit_code)
+        case "engine":
+            from trtllm_hpc.runtime.engine_cache.build import build_engine
 
-def _end(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.stage import end
+            return build_engine(paths)
+        case "gpus-per-node":
+            from trtllm_hpc.runtime.engine_config import set_gpus_per_node
 
-    end(paths, options.stage, options.exit_code)
+            set_gpus_per_node(options.checkpoint, options.gpus)
+        case "leader":
+            from trtllm_hpc.runtime.node import free_ports, own_address
+
+            print("127.0.0.1" if options.loopback else own_address(options.interface), *free_ports(4))
+        case "preflight":
+            from trtllm_hpc.runtime.preflight import Expected, run_preflight
+
+            expected = Expected(
+                world_size=options.world_size,
+                ranks_per_node=options.ranks_per_node,
+                gpus_per_node=options.gpus_per_node,
+                engine=options.engine,
+                engine_ranks=options.engine_ranks or options.world_size,
+                release=options.release,
+                tokenizer=options.tokenizer,
+                paged_context=options.paged_context_for,
+            )
+            return run_preflight(paths, expected, with_mpi=not options.without_mpi)
+        case "repository":
+            from trtllm_hpc.runtime.model_repository.repository import make_repository
+
+            return make_repository(paths, options.all_models)
+        case _:
+            return _run_rank_or_companion(paths, options)
     return ExitCode.OK
 
 
-def _engine(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.engine_cache.build import build_engine
+def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
+    match options.command:
+        case "rank":
+            from trtllm_hpc.runtime.rank import RankOptions, Supervisor
 
-    return build_engine(paths)
+            values = {name: getattr(options, name) for name in RankOptions.__dataclass_fields__}
+            return Supervisor(paths, RankOptions(**values)).run()
+        case "launched":
+            from trtllm_hpc.runtime.server import run_launched
 
+            return run_launched(options.scratch)
+        case "sweep":
+            from trtllm_hpc.runtime.node import remove_leftovers
 
-def _gpus_per_node(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.engine_config import set_gpus_per_node
+            for name in remove_leftovers(options.prefix):
+                print(f"removed what a killed rank left: {name}")
+        case "spawn":
+            from trtllm_hpc.runtime.spawn import spawn
 
-    try:
-        set_gpus_per_node(options.checkpoint, options.gpus)
-    except BuildFailed as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    return ExitCode.OK
+            return spawn(options.task, options.ntasks, options.output)
+        case "stop":
+            from trtllm_hpc.runtime.stop import request_stop
 
+            request_stop(paths, by=options.by, reason=options.reason)
+        case "heartbeat":
+            from trtllm_hpc.runtime.stop import beat_while
 
-def _leader(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.node import free_ports, own_address
-
-    address = "127.0.0.1" if options.loopback else own_address(options.interface)
-    print(address, *free_ports(4))
-    return ExitCode.OK
-
-
-def _preflight(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.preflight import Expected, run_preflight
-
-    expected = Expected(
-        world_size=options.world_size,
-        ranks_per_node=options.ranks_per_node,
-        gpus_per_node=options.gpus_per_node,
-        engine=options.engine,
-        engine_ranks=options.engine_ranks or options.world_size,
-        release=options.release,
-        tokenizer=options.tokenizer,
-        paged_context=options.paged_context_for,
-    )
-    return run_preflight(paths, expected, with_mpi=not options.without_mpi)
-
-
-def _repository(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.model_repository.repository import make_repository
-
-    return make_repository(paths, options.all_models)
-
-
-def _rank(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.rank import RankOptions, Supervisor
-
-    values = {name: value for name, value in vars(options).items() if name not in ("run", "function")}
-    values["server_arguments"] = tuple(options.server_arguments)
-    return Supervisor(paths, RankOptions(**values)).run()
-
-
-def _launched(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.server import run_launched
-
-    return run_launched(options.scratch)
-
-
-def _sweep(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.node import remove_leftovers
-
-    for name in remove_leftovers(options.prefix):
-        print(f"removed what a killed rank left: {name}")
-    return ExitCode.OK
-
-
-def _spawn(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.spawn import spawn
-
-    return spawn(options.command, options.ntasks, options.output)
-
-
-def _stop(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.stop import request_stop
-
-    request_stop(paths, by=options.by, reason=options.reason)
-    return ExitCode.OK
-
-
-def _heartbeat(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.stop import beat_while
-
-    beat_while(paths, options.while_pid)
+            beat_while(paths, options.while_pid)
     return ExitCode.OK
 
 

@@ -131,57 +131,53 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     started_at = time.time()
     gpu_models = _gpu_models()  # before MPI: a process that has initialised it starts no other
     try:
-        world = _mpi_world() if with_mpi else _spawned_world(task)
+        ranks, library = _join_ranks() if with_mpi else (_OneProcess(task), "no MPI (local profile)")
     except _NoMpi as error:
         return _refuse(paths, task, str(error))
-    found = _look(world, task, gpu_models)
+    found = _look(ranks.Get_rank(), ranks.Get_size(), task, library, gpu_models)
     _record(paths, found, started_at)
     print(_describe(found), flush=True)
-    gathered = world.gather(found)
+    gathered: list[Found] | None = ranks.gather(found, root=0)
     problem = find_problem(gathered, expected, all_ranks=with_mpi) if gathered is not None else None
-    problem = world.broadcast(problem)
+    problem = ranks.bcast(problem, root=0)
     if problem is not None:
         return _refuse(paths, task, problem)
     for sentence in [] if gathered is None else find_warnings(gathered, expected):
         add_event(paths, "serve", "preflight_warning", warning=sentence)
         print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
     if task == 0:
-        add_event(paths, "serve", "preflight_ok", world_size=world.size, mpi_library=world.library)
+        add_event(paths, "serve", "preflight_ok", world_size=found.world_size, mpi_library=library)
     return ExitCode.OK
 
 
 # The ranks together -----------------------------------------------------------------------
 
 
-class _World:
-    """All ranks, joined by MPI, or started by this machine's ``spawn``."""
+class _OneProcess:
+    """MPI's communicator without MPI: each rank knows itself only."""
 
-    def __init__(self, communicator: Any | None, rank: int, size: int, library: str) -> None:
-        self._communicator = communicator
-        self.rank = rank
-        self.size = size
-        self.library = library
+    def __init__(self, task: int) -> None:
+        self._rank = task
 
-    def gather(self, found: Found) -> list[Found] | None:
-        """Return what all ranks see on rank 0, ``None`` on the others. Without MPI rank 0 is alone."""
-        if self._communicator is None:
-            return [found] if self.rank == 0 else None
-        gathered: list[Found] | None = self._communicator.gather(found, root=0)
-        return gathered
+    def Get_rank(self) -> int:
+        return self._rank
 
-    def broadcast(self, problem: str | None) -> str | None:
-        """Return rank 0's value on every rank."""
-        if self._communicator is None:
-            return problem
-        shared: str | None = self._communicator.bcast(problem, root=0)
-        return shared
+    def Get_size(self) -> int:
+        return int(os.environ.get("TRTLLM_HPC_NTASKS", "1"))
+
+    def gather(self, found: Found, root: int) -> list[Found] | None:
+        return [found] if self._rank == root else None
+
+    def bcast(self, problem: str | None, root: int) -> str | None:
+        return problem
 
 
 class _NoMpi(Exception):
     """mpi4py is missing, or finds no MPI library."""
 
 
-def _mpi_world() -> _World:
+def _join_ranks() -> tuple[Any, str]:
+    """Initialise MPI; returns the communicator of all ranks and the library's name."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -189,29 +185,23 @@ def _mpi_world() -> _World:
             f"{sys.executable} cannot use MPI ({error}): it needs mpi4py (pip install 'trtllm-hpc[mpi]') "
             "and an MPI library built with PMIx"
         ) from None
-    communicator = MPI.COMM_WORLD
-    library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
-    return _World(communicator, communicator.Get_rank(), communicator.Get_size(), library)
-
-
-def _spawned_world(task: int) -> _World:
-    return _World(None, task, int(os.environ.get("TRTLLM_HPC_NTASKS", "1")), "no MPI (local profile)")
+    return MPI.COMM_WORLD, MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
 
 
 # What one rank sees -----------------------------------------------------------------------
 
 
-def _look(world: _World, task: int, gpu_models: list[str]) -> Found:
+def _look(rank: int, world_size: int, task: int, library: str, gpu_models: list[str]) -> Found:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Found(
-        rank=world.rank,
-        world_size=world.size,
+        rank=rank,
+        world_size=world_size,
         task=task,
         host=socket.gethostname(),
         gpus=_visible_gpus(),
         shm_free_gib=round(shm_free_gib(), 3),
         memlock_kib=None if soft == resource.RLIM_INFINITY else soft // 1024,
-        mpi_library=world.library,
+        mpi_library=library,
         gpu_models=gpu_models,
     )
 

@@ -50,7 +50,7 @@ class RankOptions:
     server: str
     launcher: str | None
     """Program that starts the server and joins the ranks, e.g. ``trtllm-llmapi-launch``."""
-    server_arguments: tuple[str, ...]
+    server_arguments: list[str]
 
 
 class Supervisor:

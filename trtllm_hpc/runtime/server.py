@@ -112,18 +112,19 @@ class LaunchedServer:
         scratch: Path,
         runtime: Path,
     ) -> None:
-        self._files = _Files(scratch)
-        write_json(self._files.command, list(command))
-        self._files.python.symlink_to(sys.executable)
-        self._files.runtime.symlink_to(runtime)
-        task = (self._files.python, self._files.runtime, "launched", f"--scratch={scratch}")
+        self._scratch = scratch
+        write_json(scratch / _COMMAND, list(command))
+        python, zipapp = scratch / "python", scratch / "runtime.pyz"
+        python.symlink_to(sys.executable)
+        zipapp.symlink_to(runtime)
+        task = (python, zipapp, "launched", f"--scratch={scratch}")
         self._launcher = start_bound([launcher, *map(str, task)], environment)
         self._ended_at: float | None = None
         self.returncode = 0
 
     def poll(self) -> int | None:
         """Return the exit code of the server, or of a worker's launcher without one; ``None`` before."""
-        code = self._files.exit_code()
+        code = _read_number(self._scratch / _EXIT)
         launcher_code = self._launcher.poll()
         if code is None:
             # Negative, above 128 or plain: the launcher is a shell script and reports signals as shells do.
@@ -138,7 +139,7 @@ class LaunchedServer:
 
     def terminate(self) -> None:
         """Signal the server to end, since the launcher passes no signal on."""
-        pid = self._files.server_pid()
+        pid = _read_number(self._scratch / _PID)
         with suppress(ProcessLookupError):
             if pid is None:
                 self._launcher.terminate()
@@ -156,41 +157,28 @@ class LaunchedServer:
         return now - self._ended_at > _AFTER_SERVER_S
 
 
-class _Files:
-    """Files through which the two processes communicate, in the rank's scratch folder."""
+# Files in the rank's scratch folder, through which the two processes communicate.
+_COMMAND, _PID, _EXIT = "server.json", "server.pid", "server.exit"
 
-    def __init__(self, scratch: Path) -> None:
-        self.command = scratch / "server.json"
-        self.python = scratch / "python"
-        self.runtime = scratch / "runtime.pyz"
-        self.pid = scratch / "server.pid"
-        self.exit = scratch / "server.exit"
 
-    def server_pid(self) -> int | None:
-        return self._number(self.pid)
-
-    def exit_code(self) -> int | None:
-        return self._number(self.exit)
-
-    def _number(self, file: Path) -> int | None:
-        number = read_json(file)
-        return number if isinstance(number, int) else None
+def _read_number(file: Path) -> int | None:
+    number = read_json(file)
+    return number if isinstance(number, int) else None
 
 
 def run_launched(scratch: Path) -> int:
     """Start the server that ``server.json`` names, as the launcher's task; returns its exit code."""
-    files = _Files(scratch)
-    command = json.loads(files.command.read_text(encoding="utf-8"))
+    command = json.loads((scratch / _COMMAND).read_text(encoding="utf-8"))
     try:
         server = start_bound(command, os.environ)
     except OSError as error:
         print(f"error: {command[0]} cannot be started: {error.strerror}.", file=sys.stderr, flush=True)
-        write_json(files.exit, 127)
+        write_json(scratch / _EXIT, 127)
         return 127
     on_signals(lambda _name: server.terminate())
-    write_json(files.pid, server.pid)
+    write_json(scratch / _PID, server.pid)
     code = _wait(server)
-    write_json(files.exit, code)
+    write_json(scratch / _EXIT, code)
     return code if code >= 0 else 128 - code
 
 

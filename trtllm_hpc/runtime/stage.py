@@ -17,14 +17,14 @@ SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
 
 SUBMISSION_TIMEOUT_S = 75.0
-"""Longer than ``submit`` waits for one sbatch (60 s); counted from the journal's last change."""
+"""Longer than ``submit`` waits for one sbatch (60 s); counted from the last change of jobs.json."""
 
 
 def begin(paths: RunPaths, stage: str) -> int:
     """Record that a stage begins, once its whole chain is submitted; returns the exit code.
 
     A job that ``submit`` sent carries a token. If ``submit`` was killed before
-    it had sent the other stages, the journal is never completed: the job ends
+    it had sent the other stages, the submission record (``jobs.json``) is never completed: the job ends
     here, and Slurm cancels the jobs that depend on it.
     """
     if not _chain_is_complete(paths, os.environ.get(TOKEN_VARIABLE)):
@@ -66,13 +66,13 @@ def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
     last, last_change = None, time.monotonic()
     while True:
         try:
-            journal = read_json(paths.jobs)
+            record = read_json(paths.jobs)
         except ValueError:
-            journal = None
-        if isinstance(journal, dict) and journal.get("token") == token and journal.get("complete"):
+            record = None
+        if isinstance(record, dict) and record.get("token") == token and record.get("complete"):
             return True
-        if journal != last:
-            last, last_change = journal, time.monotonic()
+        if record != last:
+            last, last_change = record, time.monotonic()
         if time.monotonic() - last_change > timeout_s:
             return False
         time.sleep(0.25)

@@ -27,7 +27,7 @@ from typing import Any
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import NAME_DIGITS, StepKey, digest_of
-from trtllm_hpc.runtime.engine_cache.lock import BUILDING, evict, find_holder
+from trtllm_hpc.runtime.engine_cache.lock import LOCK_FOLDER, evict, find_holder
 
 MANIFEST = "trtllm-hpc-manifest.json"
 """File in a complete output that lists all others."""
@@ -36,7 +36,7 @@ _ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{NAME_DIGITS}}}")
 _REMOVED = re.compile(rf"\.removed-(output|{_ENTRY.pattern})-[0-9a-f]{{8}}")
 _LEFTOVER = re.compile(r"\.(key\.json|damaged\.txt|building)\..*|building\..*|lock\.\d+")
 """Temporary names, and those that earlier versions of this program gave to builds and locks."""
-_CONTENT = re.compile(rf"key\.json|damaged\.txt|output|uses|used|{BUILDING}|{_LEFTOVER.pattern}")
+_CONTENT = re.compile(rf"key\.json|damaged\.txt|output|uses|used|{LOCK_FOLDER}|{_LEFTOVER.pattern}")
 """All names in an entry. A folder with anything else in it is not the cache's own and is never touched."""
 
 

@@ -33,7 +33,7 @@ DEAD_VARIABLE = "TRTLLM_HPC_LOCK_DEAD_SECONDS"
 POLL_VARIABLE = "TRTLLM_HPC_LOCK_POLL_SECONDS"
 _DEFAULTS = {BEAT_VARIABLE: 5.0, DEAD_VARIABLE: 60.0, POLL_VARIABLE: 1.0}
 
-BUILDING = "building"
+LOCK_FOLDER = "building"
 _OWNER = "owner.json"
 
 
@@ -109,7 +109,7 @@ class Holder:
 def find_holder(folder: Path) -> Holder | None:
     """Return who holds an entry's folder, dead or alive; ``None`` if nobody does."""
     try:
-        found = [_read_holder(path) for path in (folder / BUILDING).iterdir()]
+        found = [_read_holder(path) for path in (folder / LOCK_FOLDER).iterdir()]
     except OSError:
         return None
     return max(found, key=lambda holder: holder.beat_ns, default=None)
@@ -157,7 +157,7 @@ class Lock:
 
     def __init__(self, folder: Path, token: str) -> None:
         self._folder, self._token = folder, token
-        self.work = folder / BUILDING / token
+        self.work = folder / LOCK_FOLDER / token
         """The builder's own folder; it is gone once the lock is lost."""
         self._record = self.work / _OWNER
         self._stop = threading.Event()
@@ -209,14 +209,14 @@ def try_lock(folder: Path, owner: Owner, watch: Watch) -> Lock | Holder:
             return holder
         evict(folder, holder.token)
     token = secrets.token_hex(8)
-    prepared = folder / f".{BUILDING}.{token}"
+    prepared = folder / f".{LOCK_FOLDER}.{token}"
     try:
         make_shared(prepared)
         make_shared(prepared / token)
         write_shared(prepared / token / _OWNER, asdict(owner))
         with suppress(OSError):
-            (folder / BUILDING).rmdir()  # left empty by a builder that was killed while it released
-        prepared.rename(folder / BUILDING)
+            (folder / LOCK_FOLDER).rmdir()  # left empty by a builder that was killed while it released
+        prepared.rename(folder / LOCK_FOLDER)
     except OSError as error:
         remove(prepared)
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -227,9 +227,9 @@ def try_lock(folder: Path, owner: Owner, watch: Watch) -> Lock | Holder:
 
 def evict(folder: Path, token: str) -> None:
     """Move a builder's folder out of ``building`` in one piece, then remove it."""
-    aside = folder / f".{BUILDING}.{token}.{secrets.token_hex(4)}"
+    aside = folder / f".{LOCK_FOLDER}.{token}.{secrets.token_hex(4)}"
     with suppress(OSError):
-        (folder / BUILDING / token).rename(aside)
+        (folder / LOCK_FOLDER / token).rename(aside)
     with suppress(OSError):
-        (folder / BUILDING).rmdir()
+        (folder / LOCK_FOLDER).rmdir()
     remove(aside)
