@@ -267,9 +267,10 @@ def test_pyxis_is_entered_by_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    site = tmp_path / "site.yaml"
+    site, conf = tmp_path / "site.yaml", tmp_path / "other.conf"
+    conf.touch()
     site.write_text(
-        "name: site\npartition: gpu\naccount: me\nslurm_conf: /etc/slurm/other.conf\n"
+        f"name: site\npartition: gpu\naccount: me\nslurm_conf: {conf}\n"
         f"container:\n  runtime: pyxis\n  image: {IMAGE}\n  mounts: [/scratch:/scratch]\n"
     )
     fetched = run("templates", "fetch", "--cluster", site)
@@ -287,7 +288,7 @@ def test_pyxis_is_entered_by_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     environment = (tmp_path / "environment").read_text()
     # Inside somebody's allocation it would have become a step of that job.
     assert "SLURM_JOB_ID" not in environment
-    assert "SLURM_CONF=/etc/slurm/other.conf" in environment
+    assert f"SLURM_CONF={conf}" in environment
 
 
 def test_the_tasks_script_is_clean_bash(tmp_path: Path) -> None:
