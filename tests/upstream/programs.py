@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.tensorrt_llm.releases import release_of_version
-from trtllm_hpc.tensorrt_llm.releases.model import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
 
 
 def main() -> None:

@@ -83,7 +83,7 @@ def programs(ctx: click.Context) -> list[str]:
 
 def families(ctx: click.Context) -> list[str]:
     """Return the model families that upstream's programs know."""
-    from trtllm_hpc.tensorrt_llm.releases.load import read_data
+    from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
 
     return sorted(read_data("examples")["family"])
 

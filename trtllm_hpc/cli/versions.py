@@ -151,7 +151,7 @@ def _show_release(release: Release, as_json: bool) -> None:
 def _show_program(release: Release, name: str, family: str, as_json: bool) -> None:
     from trtllm_hpc.report.version_options import command_record, print_command
     from trtllm_hpc.tensorrt_llm.releases import COMMANDS
-    from trtllm_hpc.tensorrt_llm.releases.refusal import no_program
+    from trtllm_hpc.tensorrt_llm.releases.refusals import no_program
 
     if name not in COMMANDS:
         raise _wrong(
@@ -170,7 +170,7 @@ def _show_program(release: Release, name: str, family: str, as_json: bool) -> No
 def _release(word: str) -> Release:
     """The release by version, by Triton's tag or by an image's name."""
     from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release, release_of_version
-    from trtllm_hpc.tensorrt_llm.releases.images import image_of_tag, tag_of_image
+    from trtllm_hpc.tensorrt_llm.releases.release import image_of_tag, tag_of_image
 
     found = release_of_version(word)
     if found is not None:

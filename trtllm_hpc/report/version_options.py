@@ -8,7 +8,7 @@ from typing import Any
 
 from trtllm_hpc.report.tables import plain_table, print_table
 from trtllm_hpc.tensorrt_llm.releases import Command, Option, OptionHistory
-from trtllm_hpc.tensorrt_llm.releases.defaults import parsed
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
 
 _NONE = "-"
 _MANY = 6

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trtllm_hpc.errors import FAIL
 from trtllm_hpc.report.tables import NARROW, plain_table, print_table, terminal_width
 from trtllm_hpc.tensorrt_llm.releases import Release, commands_of
-from trtllm_hpc.tensorrt_llm.releases.load import BY_FAMILY, families_with
+from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, families_with
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -30,7 +30,7 @@ def adapters_can_be_converted(facts: JobFacts) -> Diagnostics:
     if toolchain is None or not adapters:
         return
     from trtllm_hpc.tensorrt_llm.command_lines.raw_options import LORA_PROGRAM, lora_problems
-    from trtllm_hpc.tensorrt_llm.releases.refusal import option_lifetime
+    from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
 
     release, family = toolchain.release, toolchain.family.examples
     command = release.command(LORA_PROGRAM, family)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
-from trtllm_hpc.tensorrt_llm.releases.families import families, find_family
-from trtllm_hpc.tensorrt_llm.releases.load import family_folder
+from trtllm_hpc.tensorrt_llm.releases.families import families, family_folder, find_family
 
 
 @pytest.mark.parametrize(

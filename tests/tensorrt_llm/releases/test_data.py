@@ -10,9 +10,8 @@ from typing import Any, get_args
 import pytest
 
 from trtllm_hpc.tensorrt_llm.releases import COMMANDS, Command, Release, releases
-from trtllm_hpc.tensorrt_llm.releases.defaults import UNSET, parsed
-from trtllm_hpc.tensorrt_llm.releases.load import BY_FAMILY, commands_of, families_with, read_data
-from trtllm_hpc.tensorrt_llm.releases.model import Form
+from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, Form, commands_of, families_with
+from trtllm_hpc.tensorrt_llm.releases.data_files import UNSET, parsed, read_data
 
 VERSIONS = [release.version for release in releases()]
 DATA = Path(__file__).parents[2] / "trtllm_hpc" / "versions" / "data"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtllm_hpc.tensorrt_llm.releases.load import read_data
+from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
 from trtllm_hpc.tensorrt_llm.releases.placeholders import (
     Kind,
     Placeholder,

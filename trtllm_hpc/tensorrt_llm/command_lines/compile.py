@@ -27,8 +27,8 @@ from trtllm_hpc.tensorrt_llm.command_lines.option_request import (
 from trtllm_hpc.tensorrt_llm.command_lines.raw_options import raw_argv
 from trtllm_hpc.tensorrt_llm.command_lines.toolchain import PROGRAMS, Program, Toolchain
 from trtllm_hpc.tensorrt_llm.releases import Command, Option
-from trtllm_hpc.tensorrt_llm.releases.defaults import parsed
-from trtllm_hpc.tensorrt_llm.releases.refusal import option_lifetime
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
+from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
 
 OptionArgv = tuple[str, ...]
 """An option and its values."""

@@ -15,7 +15,7 @@ from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
 from trtllm_hpc.tensorrt_llm.command_lines.option_table import ROWS
 from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Toolchain
 from trtllm_hpc.tensorrt_llm.releases import Command, Option
-from trtllm_hpc.tensorrt_llm.releases.refusal import option_lifetime
+from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
 
 LORA_PROGRAM = "hf_lora_convert.py"
 """Converts a Hugging Face adapter into the arrays that requests carry; no part of a toolchain."""

@@ -13,7 +13,7 @@ from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
 from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases_with
 from trtllm_hpc.tensorrt_llm.releases.families import Family
 from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
-from trtllm_hpc.tensorrt_llm.releases.refusal import meant_family, option_lifetime
+from trtllm_hpc.tensorrt_llm.releases.refusals import meant_family, option_lifetime
 
 PROGRAMS: Mapping[Role, str] = {
     "build_py": "build.py",

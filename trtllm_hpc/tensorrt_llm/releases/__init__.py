@@ -1,20 +1,27 @@
 """Facts about the releases of TensorRT-LLM: containers, commands, options, defaults.
 
-The facts are TOML files in ``data/``, each with its source; docs/releases.md tells how to read and extend
-them. Nothing is read before it is asked for.
+The facts are TOML files in ``data/``, each with its source; docs/releases.md describes how to read and
+extend them. No file is read before one of its facts is needed.
 """
 
 from __future__ import annotations
 
-from trtllm_hpc.tensorrt_llm.releases.images import find_release, release_of_tag, release_of_version
-from trtllm_hpc.tensorrt_llm.releases.load import COMMANDS, commands_of, releases, releases_with
-from trtllm_hpc.tensorrt_llm.releases.model import (
+from trtllm_hpc.tensorrt_llm.releases.commands import (
+    COMMANDS,
     Command,
-    ContainerPaths,
     Option,
     OptionHistory,
+    commands_of,
+    releases_with,
+)
+from trtllm_hpc.tensorrt_llm.releases.release import (
+    ContainerPaths,
     Release,
     UnknownRelease,
+    find_release,
+    release_of_tag,
+    release_of_version,
+    releases,
 )
 
 __all__ = [

@@ -15,9 +15,10 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from trtllm_hpc.errors import FAIL, OK, WARN, Diagnostic, State
-from trtllm_hpc.tensorrt_llm.releases.load import BY_FAMILY, COMMANDS, family_name, load_command
-from trtllm_hpc.tensorrt_llm.releases.model import Command, Option, Release
-from trtllm_hpc.tensorrt_llm.releases.refusal import no_option, no_program, other_spelling
+from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, COMMANDS, Command, Option, load_command
+from trtllm_hpc.tensorrt_llm.releases.families import family_name
+from trtllm_hpc.tensorrt_llm.releases.refusals import no_option, no_program, other_form
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 Judgement = Literal["refused", "ignored", "note"]
 """Code of a remark. ``refused``: the tool ends with an error; ``ignored``: taken, and does nothing."""
@@ -181,7 +182,7 @@ class _Reader:
 
     def _meant(self, name: str) -> tuple[str, str] | None:
         for command in (self.command, self.top):
-            spelling = other_spelling(name, command)
+            spelling = other_form(name, command)
             if spelling is not None:
                 return command.name, spelling
         return None

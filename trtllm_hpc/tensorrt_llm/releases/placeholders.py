@@ -9,10 +9,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from packaging.version import Version
-
-from trtllm_hpc.tensorrt_llm.releases.defaults import value_at
-from trtllm_hpc.tensorrt_llm.releases.load import read_data, releases
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data, value_at
 
 Kind = Literal["int", "float", "bool", "enum", "data_type", "text", "int_list", "id_lists"]
 Value = int | float | bool | str
@@ -37,9 +34,9 @@ class Placeholder:
     default: Value | None
     """What upstream's code takes where the parameter is left out."""
     fallback: Value | None
-    """What this project fills in where nobody says anything."""
+    """What this project fills in where no key sets it."""
     unset: str | None
-    """How "no value" is written; ``None``: the whole parameter is taken out."""
+    """How "no value" is written; ``None`` takes the whole parameter out."""
     since: str
     until: str | None
     """The last release that has it; ``None``: the newest still does."""
@@ -88,13 +85,9 @@ _KINDS: Mapping[str, tuple[str, Any]] = {
 @cache
 def placeholders_of(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
     """Placeholders of the template ``all_models/<group>/<model>`` in a release, by name; empty if none."""
-    wanted = Version(version)
+    entries = _entries(group, model)
     return MappingProxyType(
-        {
-            name: _placeholder(name, entry, wanted)
-            for name, entry in _entries(group, model).items()
-            if _has(entry, wanted)
-        }
+        {name: _placeholder(name, entry, version) for name, entry in entries.items() if _has(entry, version)}
     )
 
 
@@ -104,21 +97,18 @@ def known_placeholders(version: str, group: str, model: str) -> Mapping[str, Pla
 
     A template may be of a commit between two releases: what is known at all can be filled in it.
     """
-    wanted = Version(version)
-    return MappingProxyType(
-        {name: _placeholder(name, entry, wanted) for name, entry in _entries(group, model).items()}
-    )
+    entries = _entries(group, model)
+    return MappingProxyType({name: _placeholder(name, entry, version) for name, entry in entries.items()})
 
 
 @cache
 def settable_placeholders(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
     """Those of ``placeholders_of``, and parameters that the release's template has with a fixed value."""
-    wanted = Version(version)
     return MappingProxyType(
         {
-            name: _placeholder(name, entry, wanted)
+            name: _placeholder(name, entry, version)
             for name, entry in _entries(group, model).items()
-            if _has({**entry, "since": entry.get("parameter_since", entry["since"])}, wanted)
+            if _has({**entry, "since": entry.get("parameter_since", entry["since"])}, version)
         }
     )
 
@@ -135,17 +125,12 @@ def differences(version: str, found: Mapping[tuple[str, str], set[str]]) -> list
         if there is None:
             continue
         known = _entries(group, model)
-        wanted = {name for name in known if _has(known[name], Version(version))}
+        wanted = {name for name in known if _has(known[name], version)}
         if there - wanted:
             lines.append(f"{group}/{model} has {', '.join(sorted(there - wanted))}")
         if wanted - there:
             lines.append(f"{group}/{model} lacks {', '.join(sorted(wanted - there))}")
     return lines
-
-
-def fitting_releases(found: Mapping[tuple[str, str], set[str]]) -> list[str]:
-    """The releases, oldest first, that have just these placeholders."""
-    return [release.version for release in releases() if not differences(release.version, found)]
 
 
 def templates() -> tuple[tuple[str, str], ...]:
@@ -159,18 +144,21 @@ def _entries(group: str, model: str) -> Mapping[str, Mapping[str, Any]]:
     return entries
 
 
-def _has(entry: Mapping[str, Any], version: Version) -> bool:
-    # 0.17.0.post1 and 0.16.0.dev1 count as the release that they belong to.
-    release = Version(version.base_version)
-    if "again" in entry and release >= Version(entry["again"]):
+def _has(entry: Mapping[str, Any], version: str) -> bool:
+    release = parsed(_base(version))
+    if "again" in entry and release >= parsed(entry["again"]):
         return True
-    return Version(entry["since"]) <= release and ("until" not in entry or release <= Version(entry["until"]))
+    return parsed(entry["since"]) <= release and ("until" not in entry or release <= parsed(entry["until"]))
 
 
-def _placeholder(name: str, entry: Mapping[str, Any], version: Version) -> Placeholder:
-    since = entry.get("choices_since", {})
-    until = entry.get("choices_until", {})
-    release = Version(version.base_version)
+def _base(version: str) -> str:
+    """The release that a version belongs to: 0.17.0 for 0.17.0.post1, 0.16.0 for 0.16.0.dev1."""
+    return parsed(version).base_version
+
+
+def _placeholder(name: str, entry: Mapping[str, Any], version: str) -> Placeholder:
+    since, until = entry.get("choices_since", {}), entry.get("choices_until", {})
+    release = parsed(_base(version))
     return Placeholder(
         name=name,
         structural=entry.get("structural", False),
@@ -178,11 +166,12 @@ def _placeholder(name: str, entry: Mapping[str, Any], version: Version) -> Place
         choices=tuple(
             choice
             for choice in entry.get("choices", ())
-            if release >= Version(since.get(choice, "0")) and release <= Version(until.get(choice, "9999"))
+            if (choice not in since or release >= parsed(since[choice]))
+            and (choice not in until or release <= parsed(until[choice]))
         ),
         place=entry.get("place"),
         required=entry.get("required", False),
-        default=value_at(entry.get("default"), release.base_version),
+        default=value_at(entry.get("default"), _base(version)),
         fallback=entry.get("fallback"),
         unset=entry.get("unset"),
         since=entry["since"],

@@ -6,23 +6,25 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 
-from trtllm_hpc.tensorrt_llm.releases.defaults import parsed
-from trtllm_hpc.tensorrt_llm.releases.load import (
+from trtllm_hpc.tensorrt_llm.releases.commands import (
     BY_FAMILY,
+    Command,
+    Option,
+    OptionHistory,
     families_with,
     load_command,
-    releases,
     releases_with,
 )
-from trtllm_hpc.tensorrt_llm.releases.model import Command, Option, OptionHistory, Release
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
 
 
 def no_program(release: Release, name: str, family: str) -> tuple[str, str | None]:
-    """Why a release has no program ``name`` for ``family``: a sentence and what to do."""
-    whose = f" for {family}" if name in BY_FAMILY else ""
-    sentence = f"TensorRT-LLM {release.version} has no {name}{whose}"
+    """Why a release has no program ``name`` for ``family``: a sentence and a hint."""
+    suffix = f" for {family}" if name in BY_FAMILY else ""
+    sentence = f"TensorRT-LLM {release.version} has no {name}{suffix}"
     having = releases_with(name, family)
     if not having:
         hint = meant_family(release, name, family) if name in BY_FAMILY else None
@@ -38,7 +40,7 @@ def no_program(release: Release, name: str, family: str) -> tuple[str, str | Non
 
 
 def meant_family(release: Release, name: str, family: str) -> str:
-    """The family that a name of no family was most likely meant to be, and those that there are."""
+    """A hint for an unknown family: the nearest name, and all names."""
     there = families_with(release.version, name)
     near = get_close_matches(family, there, n=1)
     guess = f"did you mean {near[0]}? " if near else ""
@@ -46,21 +48,21 @@ def meant_family(release: Release, name: str, family: str) -> str:
 
 
 def no_option(release: Release, command: Command, name: str, top: Command) -> tuple[str, str | None]:
-    """Why a program refuses an option: a sentence and what to write instead.
+    """Why a program refuses an option: a sentence and a hint.
 
     Args:
         command: the program, or the sub-command that the option stands after.
         name: an option that ``command`` does not have.
         top: the program itself.
     """
-    spelling = other_spelling(name, command)
-    if spelling is not None:
-        return f"{command.name} spells it {spelling}", f"write {spelling}"
-    spelling = other_spelling(name, top) if command is not top else None
-    if spelling is not None:
+    found = other_form(name, command)
+    if found is not None:
+        return f"{command.name} spells it {found}", f"write {found}"
+    found = other_form(name, top) if command is not top else None
+    if found is not None:
         place = command.name.rpartition(" ")[2]
-        sentence = f"{top.name} itself takes {spelling}, and only before the sub-command"
-        return sentence, f"write {spelling} before {place}"
+        sentence = f"{top.name} itself takes {found}, and only before the sub-command"
+        return sentence, f"write {found} before {place}"
     history = command.history(name) or top.history(name)
     if history is not None:
         return _by_history(release, history)
@@ -70,11 +72,11 @@ def no_option(release: Release, command: Command, name: str, top: Command) -> tu
     return sentence, f"did you mean {near[0]}?" if near else None
 
 
-def other_spelling(name: str, command: Command) -> str | None:
-    """The option as ``command`` spells it: as it is written, or with ``-`` for ``_`` or ``_`` for ``-``."""
+def other_form(name: str, command: Command) -> str | None:
+    """The option's name in ``command``, where it differs from ``name`` by ``-`` and ``_`` at most."""
     bare = name[2:]
-    for spelling in (name, f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}"):
-        found = command.find(spelling)
+    for form in (name, f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}"):
+        found = command.find(form)
         if found is not None:
             return found.name
     return None
@@ -82,13 +84,13 @@ def other_spelling(name: str, command: Command) -> str | None:
 
 def _by_history(release: Release, history: OptionHistory) -> tuple[str, str | None]:
     lacks = f"TensorRT-LLM {release.version} lacks it"
-    told = f". {history.note}" if history.note else ""
+    note = f". {history.note}" if history.note else ""
     if parsed(release.version) < parsed(history.first):
-        return f"{lacks}: it came with {history.first}{told}", None
+        return f"{lacks}: it came with {history.first}{note}", None
     hint = f"instead: {history.replaced_by}" if history.replaced_by else None
     if history.gone is not None and parsed(release.version) >= parsed(history.gone):
-        return f"{lacks}: {history.gone} dropped it, the last with it is {history.last}{told}", hint
-    return f"{lacks}{told}", hint
+        return f"{lacks}: {history.gone} dropped it, the last with it is {history.last}{note}", hint
+    return f"{lacks}{note}", hint
 
 
 @dataclass(frozen=True)

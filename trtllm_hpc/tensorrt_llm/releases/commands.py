@@ -1,0 +1,307 @@
+"""Upstream's programs and their options, release by release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Literal
+
+from trtllm_hpc.tensorrt_llm.releases.data_files import DATA, UNSET, parsed, read_data, value_at
+from trtllm_hpc.tensorrt_llm.releases.families import example_families, example_family, family_folder
+
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "hf_gpt_convert.py": "hf_gpt_convert",
+        "build.py": "build_py",
+        "convert_checkpoint.py": "convert_checkpoint",
+        "trtllm-build": "trtllm_build",
+        "quantize.py": "quantize",
+        "hf_lora_convert.py": "hf_lora_convert",
+        "launch_triton_server.py": "launch_triton_server",
+        "benchmark_core_model.py": "benchmark_core_model",
+        "end_to_end_test.py": "end_to_end_test",
+        "inflight_batcher_llm_client.py": "inflight_batcher_llm_client",
+        "end_to_end_grpc_client.py": "end_to_end_grpc_client",
+    }
+)
+"""Upstream's tools and the data file of each, in the order of use."""
+BY_FAMILY = ("build.py", "convert_checkpoint.py")
+"""Tools of which every family of models has its own: their data are folders, with a file for each family."""
+
+Form = Literal["flag", "value", "switch", "list"]
+"""How an option is written: ``--x``; ``--x WORD``; ``--x enable|disable``; ``--x WORD [WORD ...]``."""
+Value = str | int | float | bool
+"""A default as upstream's parser has it; ``False`` is a flag that is off."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a command, as one release takes it."""
+
+    name: str
+    form: Form
+    choices: tuple[str, ...]
+    """The words it takes; empty: any."""
+    default: Value | None
+    """``None``: the release has none, or works it out from the model."""
+    changed: str | None
+    """A sentence where the default differs in other releases, which nothing says when it is left out."""
+    ignored: str | None
+    """A sentence where the release takes the option and does nothing with it."""
+    source: str
+    """Where the release's list was read, and how surely; see ``Command.status``."""
+    aliases: tuple[str, ...] = ()
+    """Other spellings of the same option, such as ``-i``."""
+    required: bool = False
+    note: str | None = None
+    bare: bool = False
+    """Whether the value may be left out; upstream then has one of its own, which is not ``default``."""
+
+
+@dataclass(frozen=True)
+class OptionHistory:
+    """Which releases have an option."""
+
+    name: str
+    first: str
+    """The oldest release here that has it."""
+    last: str | None
+    """The newest that has it; ``None``: the newest release of the command still does."""
+    replaced_by: str | None
+    """What to write instead in releases after ``last``."""
+    note: str | None
+    gone: str | None = None
+    """The first release without it; ``None`` as for ``last``."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One of upstream's tools, as one release has it."""
+
+    name: str
+    family: str | None
+    """The model family that the list is of; ``None`` where there is one list for all."""
+    release: str
+    options: Mapping[str, Option]
+    """By name with dashes, ``--max_batch_size``; other spellings through ``find``."""
+    status: str
+    """``verified``: read at this very release; else which neighbour the list was taken from, and why."""
+    source: str
+    file: str | None = None
+    """The program: below ``examples`` for what converts and builds, else below the checkout or ``/app``."""
+    subcommands: Mapping[str, Command] = field(default_factory=dict)
+    """By name. What stands before the sub-command is this command's, what follows is the sub-command's."""
+
+    def find(self, name: str) -> Option | None:
+        """The option with this name or alias."""
+        found = self.options.get(name)
+        if found is not None:
+            return found
+        return next((option for option in self.options.values() if name in option.aliases), None)
+
+    def history(self, option: str) -> OptionHistory | None:
+        """Which releases have ``option``; also for an option that this release lacks."""
+        return self.histories.get(option)
+
+    @property
+    def histories(self) -> Mapping[str, OptionHistory]:
+        """The history of every option of any release, by name, and by alias where no option has that name."""
+        return _histories(self.name, self.family)
+
+
+@cache
+def load_command(version: str, name: str, family: str) -> Command | None:
+    """The tool ``name`` in the release ``version``; see ``Release.command``.
+
+    Raises:
+        KeyError: ``name`` is none of ``COMMANDS``.
+    """
+    table, own_family = _table(name, family)
+    if table is None or version not in table["read"]:
+        return None
+    return _command(name, own_family, version, table, table["read"][version])
+
+
+def commands_of(version: str, family: str = "llama") -> tuple[Command, ...]:
+    """The tools that the release ``version`` has for ``family``, in the order of use."""
+    found = (load_command(version, name, family) for name in COMMANDS)
+    return tuple(command for command in found if command is not None)
+
+
+def releases_with(name: str, family: str = "llama") -> tuple[str, ...]:
+    """The versions, oldest first, that have the tool ``name``."""
+    table, _ = _table(name, family)
+    return () if table is None else _versions(table)
+
+
+def families_with(version: str, name: str) -> tuple[str, ...]:
+    """Families for which the release has the tool ``name``; empty where the tool is one for all."""
+    if name not in BY_FAMILY:
+        return ()
+    return tuple(family for family in example_families() if load_command(version, name, family) is not None)
+
+
+def _table(name: str, family: str) -> tuple[Mapping[str, Any] | None, str | None]:
+    """The data of a tool, and the family it is of where each family has a program of its own."""
+    if name not in BY_FAMILY:
+        return read_data(COMMANDS[name]), None
+    own = example_family(family)
+    file = f"{COMMANDS[name]}/{own}"
+    if own is None or not DATA.joinpath(f"{file}.toml").is_file():
+        return None, None
+    return read_data(file), own
+
+
+def _versions(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The releases whose options the table lists, oldest first."""
+    return tuple(sorted(table["read"], key=parsed))
+
+
+def _command(
+    name: str, family: str | None, version: str, table: Mapping[str, Any], read: Mapping[str, str]
+) -> Command:
+    versions = _versions(_table(name.split(" ")[0], family or "")[0] or {})
+    options = {}
+    for option, entries in table["options"].items():
+        spans = _spans(entries)
+        span = _span_at(spans, version)
+        if span is not None:
+            changed = _changed_default(spans, versions, version)
+            source = span.get("source", f"{read['status']}: {read['source']}")
+            options[option] = _option(option, span, version, source, changed)
+    subcommands = {
+        word: _command(f"{name} {word}", family, version, part, read)
+        for word, part in table.get("subcommand", {}).items()
+        if _span_at([part], version) is not None
+    }
+    return Command(
+        name=name,
+        family=family,
+        release=version,
+        options=MappingProxyType(options),
+        status=read["status"],
+        source=read["source"],
+        file=_file(name, family, version, table),
+        subcommands=MappingProxyType(subcommands),
+    )
+
+
+def _spans(entries: Mapping[str, Any] | list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The entries of an option; the data may have a single one."""
+    return entries if isinstance(entries, list) else [entries]
+
+
+def _file(name: str, family: str | None, version: str, table: Mapping[str, Any]) -> str | None:
+    if family is not None:
+        folder = family_folder(version, family)
+        return None if folder is None else f"{folder}/{name}"
+    found = value_at(table.get("file", UNSET), version)
+    return None if found is None else str(found)
+
+
+def _span_at(spans: list[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
+    """The entry that holds for ``version``: from ``since`` on, and before ``until``."""
+    for span in spans:
+        begun = "since" not in span or parsed(span["since"]) <= parsed(version)
+        ended = "until" in span and parsed(span["until"]) <= parsed(version)
+        if begun and not ended:
+            return span
+    return None
+
+
+def _option(name: str, span: Mapping[str, Any], version: str, source: str, changed: str | None) -> Option:
+    return Option(
+        name=name,
+        form=span["form"],
+        choices=_choices(span, version),
+        default=_default(span, version),
+        changed=changed,
+        ignored=span.get("ignored"),
+        source=source,
+        aliases=tuple(span.get("aliases", ())),
+        required=span.get("required", False),
+        note=span.get("note"),
+        bare="bare" in span,
+    )
+
+
+def _default(span: Mapping[str, Any], version: str) -> Any:
+    return False if span["form"] == "flag" else value_at(span.get("default"), version)
+
+
+def _changed_default(spans: list[Mapping[str, Any]], versions: tuple[str, ...], here: str) -> str | None:
+    """A sentence on the defaults of other releases; ``None`` where all have the same.
+
+    Args:
+        versions: the releases of the program, oldest first.
+        here: the release to speak of.
+    """
+    if len(spans) == 1 and not isinstance(spans[0].get("default"), Mapping):
+        return None
+    steps: list[tuple[str, Any]] = []
+    mine = None
+    for version in versions:
+        span = _span_at(spans, version)
+        if span is None:
+            continue
+        # A flag's default is written as a switch has it.
+        default = "disable" if span["form"] == "flag" else _default(span, version)
+        if not steps or steps[-1][1] != default:
+            steps.append((version, default))
+        if version == here:
+            mine = default
+    if len(steps) < 2:
+        return None
+    parts = [f"{_shown(steps[0][1])} before {steps[1][0]}"]
+    parts += [f"{_shown(value)} from {version}" for version, value in steps[1:]]
+    return f"Left out, it is {_shown(mine)} here: {', '.join(parts)}."
+
+
+def _shown(default: Any) -> str:
+    return "unset" if default is None else str(default)
+
+
+def _choices(span: Mapping[str, Any], version: str) -> tuple[str, ...]:
+    if span["form"] == "switch":
+        return ("enable", "disable")
+    return tuple(str(word) for word in value_at(span.get("choices", ()), version) or ())
+
+
+@cache
+def _histories(name: str, family: str | None) -> Mapping[str, OptionHistory]:
+    """The history of each option of a program, or of one of its sub-commands; see ``Command.histories``."""
+    tool, *words = name.split(" ")
+    table, _ = _table(tool, family or "")
+    assert table is not None
+    versions = list(_versions(table))
+    for word in words:
+        table = table["subcommand"][word]
+    histories: dict[str, OptionHistory] = {}
+    for option, entries in table["options"].items():
+        spans = _spans(entries)
+        histories[option] = history = _history(option, spans, versions)
+        for alias in {alias for span in spans for alias in span.get("aliases", ())}:
+            histories.setdefault(alias, history)
+    return MappingProxyType(histories)
+
+
+def _history(name: str, spans: list[Mapping[str, Any]], known: list[str]) -> OptionHistory:
+    """First and last release of an option; its note names releases between that lack it."""
+    having = [version for version in known if _span_at(spans, version) is not None]
+    first, last = known.index(having[0]), known.index(having[-1])
+    gone = known[last + 1] if last + 1 < len(known) else None
+    notes = [span["note"] for span in spans if "note" in span]
+    missing = [version for version in known[first:last] if version not in having]
+    if missing:
+        notes.append(f"Not in {', '.join(missing)}.")
+    replaced = [span["replaced_by"] for span in spans if "replaced_by" in span]
+    return OptionHistory(
+        name=name,
+        first=having[0],
+        last=having[-1] if gone is not None else None,
+        replaced_by=replaced[-1] if replaced else None,
+        note=" ".join(notes) or None,
+        gone=gone,
+    )

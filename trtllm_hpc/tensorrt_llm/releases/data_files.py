@@ -1,0 +1,51 @@
+"""The data files: facts about releases as TOML in ``data/``; docs/releases.md describes their format.
+
+Each file is read when it is first needed, and kept.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from packaging.version import Version
+
+DATA = files("trtllm_hpc.tensorrt_llm.releases") / "data"
+UNSET = "unset"
+"""Written in the data where a release has no default, since TOML has no null."""
+
+
+@cache
+def read_data(name: str) -> Mapping[str, Any]:
+    """The data file ``name`` (without its ending, with ``/`` for a folder) as plain values."""
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    table: dict[str, Any] = toml.loads(DATA.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    return MappingProxyType(table)
+
+
+@cache
+def parsed(version: str) -> Version:
+    """The version as something to compare."""
+    return Version(version)
+
+
+def value_at(value: Any, version: str) -> Any:
+    """Return the value that holds for a release.
+
+    Args:
+        value: may differ between releases, ``{ "0.7.1" = 1, "0.11.0" = 256 }``: then that of the newest
+            release named which is not newer than ``version``.
+    """
+    if not isinstance(value, Mapping):
+        return None if value == UNSET else value
+    at = parsed(version)
+    begun = [key for key in value if parsed(key) <= at]
+    if not begun:
+        return None
+    found = value[max(begun, key=parsed)]
+    return None if found == UNSET else found

@@ -1,0 +1,210 @@
+"""Releases of TensorRT-LLM, and which of them a container's image carries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from trtllm_hpc.errors import ExitCode, TrtllmHpcError
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, load_command
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
+from trtllm_hpc.tensorrt_llm.releases.families import family_folder
+from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, differences, placeholders_of
+
+_TAG = re.compile(r"tritonserver[^/]*?(?<!\d)(\d\d\.\d\d)-trtllm")
+"""In ``nvidia/tritonserver:24.12-trtllm-python-py3`` and ``tritonserver_24.12-trtllm-python-py3.sqsh``."""
+_KEY = "engine.tensorrt_llm_version"
+
+
+class UnknownRelease(TrtllmHpcError):
+    """The release cannot be told from the image and what was stated.
+
+    Args:
+        choices: the versions, or tags, that are known.
+    """
+
+    exit_code = ExitCode.CONFIG
+
+    def __init__(self, message: str, *, hint: str, choices: Sequence[str] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.choices = tuple(choices)
+
+
+@dataclass(frozen=True)
+class ContainerPaths:
+    """Where upstream's files lie inside the release's container; ``None``: not known."""
+
+    examples: str | None
+    """Folder of TensorRT-LLM's ``examples``."""
+    all_models: str | None
+    """Folder of the templates of model repositories."""
+    scripts: str | None
+    """Folder of ``launch_triton_server.py``."""
+    client: str | None
+    """Folder of the two gRPC clients."""
+    tools: str | None
+    """Folder of ``fill_template.py``, and below it of the benchmarks."""
+    tritonserver: str
+    """The server's program."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release of TensorRT-LLM and the Triton containers that carry it."""
+
+    version: str
+    """As ``packaging`` writes it: ``0.16.0``, ``0.17.0.post1``."""
+    tags: tuple[str, ...]
+    """Triton's tags, ``24.12``; empty if none is known."""
+    tensorrt: str | None
+    python: str | None
+    cuda: str | None
+    paths: ContainerPaths
+    backends: tuple[str, ...]
+    """What ``engine.backend`` may be in its container: ``tensorrtllm``, ``python``, ``llmapi``."""
+    source: str
+    note: str | None = None
+
+    def at_least(self, version: str) -> bool:
+        """Whether this release is ``version`` or a later one."""
+        return parsed(self.version) >= parsed(version)
+
+    def command(self, name: str, family: str = "llama") -> Command | None:
+        """The tool ``name`` for models of ``family``; ``None``: this release does not have it."""
+        return load_command(self.version, name, family)
+
+    def examples_folder(self, family: str) -> str | None:
+        """The family's folder of examples in the container; ``None`` where either is not known."""
+        folder = family_folder(self.version, family)
+        if folder is None or self.paths.examples is None:
+            return None
+        return f"{self.paths.examples}/{folder}"
+
+    def placeholders(self, group: str, model: str) -> Mapping[str, Placeholder]:
+        """Placeholders of the template of ``model`` in ``all_models/<group>``, by name."""
+        return placeholders_of(self.version, group, model)
+
+
+@cache
+def releases() -> tuple[Release, ...]:
+    """Every release that is known, oldest first."""
+    known = [_release(entry) for entry in read_data("releases")["release"]]
+    return tuple(sorted(known, key=lambda release: parsed(release.version)))
+
+
+def _release(entry: Mapping[str, Any]) -> Release:
+    return Release(
+        version=entry["version"],
+        tags=tuple(entry["tags"]),
+        tensorrt=entry.get("tensorrt"),
+        python=entry.get("python"),
+        cuda=entry.get("cuda"),
+        paths=ContainerPaths(
+            examples=entry.get("examples"),
+            all_models=entry.get("all_models"),
+            scripts=entry.get("scripts"),
+            client=entry.get("client"),
+            tools=entry.get("tools"),
+            tritonserver=entry.get("tritonserver", "/opt/tritonserver/bin/tritonserver"),
+        ),
+        backends=tuple(entry["backends"]),
+        source=entry["source"],
+        note=entry.get("note"),
+    )
+
+
+def tag_of_image(image: str) -> str | None:
+    """Triton's tag (``24.12``) in the name of an image with TensorRT-LLM; ``None`` for other names."""
+    found = _TAG.search(image.rstrip("/").rsplit("/", 1)[-1])
+    return found[1] if found is not None else None
+
+
+def image_of_tag(tag: str) -> str | None:
+    """The image with TensorRT-LLM of Triton's ``tag``; ``None`` where it is not of the form ``24.12``."""
+    return f"tritonserver:{tag}-trtllm-python-py3" if re.fullmatch(r"\d\d\.\d\d", tag) else None
+
+
+def release_of_tag(tag: str) -> Release | None:
+    """The release in Triton's container ``tag``."""
+    return next((release for release in releases() if tag in release.tags), None)
+
+
+@cache
+def release_of_version(version: str) -> Release | None:
+    """The release of that version, however it is written (``0.16``, ``v0.16.0``)."""
+    try:
+        wanted = Version(version)
+    except InvalidVersion:
+        return None
+    return next((release for release in releases() if Version(release.version) == wanted), None)
+
+
+def find_release(image: str | None, stated: str | None) -> Release:
+    """The release of a container's image, of the version that was stated, or of both.
+
+    Args:
+        image: name of the image or path of its file.
+        stated: what ``engine.tensorrt_llm_version`` says.
+
+    Raises:
+        UnknownRelease: neither tells it, the version is unknown, or the two disagree.
+    """
+    tag = tag_of_image(image) if image is not None else None
+    in_image = release_of_tag(tag) if tag is not None else None
+    if stated is None:
+        if in_image is None:
+            raise _unknown_image(image, tag)
+        return in_image
+    named = release_of_version(stated)
+    if named is None:
+        raise _unknown_version(stated)
+    if in_image is not None and in_image is not named:
+        raise UnknownRelease(
+            f"the image {image} carries TensorRT-LLM {in_image.version}, but {_KEY} says {stated}",
+            hint=f"type --set {_KEY}=null to go by the image, or name an image of {_images(named)}",
+        )
+    return named
+
+
+def _unknown_image(image: str | None, tag: str | None) -> UnknownRelease:
+    versions = tuple(release.version for release in releases())
+    if image is None:
+        message = "without a container image the version of TensorRT-LLM must be stated"
+    elif tag is not None:
+        message = f"which TensorRT-LLM is in the container {tag} ({image}) is not known here"
+    else:
+        message = f"the name of the image {image} does not tell its TensorRT-LLM"
+    return UnknownRelease(
+        message,
+        hint=f"set {_KEY}; in the container: python3 -c "
+        "'from importlib.metadata import version; print(version(\"tensorrt_llm\"))'",
+        choices=versions,
+    )
+
+
+def _unknown_version(stated: str) -> UnknownRelease:
+    versions = [release.version for release in releases()]
+    near = get_close_matches(stated, versions, n=1, cutoff=0.5)
+    of_tag = release_of_tag(stated)
+    if of_tag is not None:
+        hint = f"{stated} is a tag of Triton's containers; its TensorRT-LLM is {of_tag.version}"
+    else:
+        hint = f"the nearest is {near[0]}" if near else "trtllm-hpc versions lists them"
+    return UnknownRelease(f"TensorRT-LLM {stated} is not a release known here", hint=hint, choices=versions)
+
+
+def _images(release: Release) -> str:
+    if not release.tags:
+        return release.version
+    return " or ".join(f"{tag}-trtllm-python-py3" for tag in release.tags)
+
+
+def fitting_releases(found: Mapping[tuple[str, str], set[str]]) -> list[str]:
+    """The releases, oldest first, whose model templates have exactly these placeholders."""
+    return [release.version for release in releases() if not differences(release.version, found)]
