@@ -63,42 +63,30 @@ def to_records(
     """
     sent = [requests[reply.index] for reply in replies]
     retokenized = _retokenize(parsed, sent, tokenizer)
+    counts = map(_count, sent, parsed, retokenized)
     return [
-        _record(reply, request, answer, _count(request, answer, texts), (level, repeat), window, models)
-        for reply, request, answer, texts in zip(replies, sent, parsed, retokenized, strict=True)
+        RequestRecord(
+            index=reply.index,
+            level=level,
+            repeat=repeat,
+            phase=_phase(reply.due_s, window),
+            scheduled_s=reply.due_s,
+            sent_s=reply.sent_s,
+            ended_s=reply.ended_s,
+            status=reply.status,
+            error=reply.error,
+            requested_tokens=request.max_tokens,
+            chunks_s=tuple(chunk.time_s for chunk in answer.chunks) if answer.streamed else (),
+            chunk_tokens=count.chunks,
+            chunks_by=count.chunks_by,
+            input_tokens=request.input_tokens,
+            input_by=request.input_by,
+            output_tokens=count.tokens if reply.ok else None,
+            output_by=count.by if reply.ok else None,
+            instance=models[reply.index % len(models)] if models else None,
+        )
+        for reply, request, answer, count in zip(replies, sent, parsed, counts, strict=True)
     ]
-
-
-def _record(
-    reply: Reply,
-    request: Request,
-    answer: ParsedReply,
-    count: _Count,
-    step: tuple[int, int],
-    window: Window,
-    models: Sequence[str],
-) -> RequestRecord:
-    level, repeat = step
-    return RequestRecord(
-        index=reply.index,
-        level=level,
-        repeat=repeat,
-        phase=_phase(reply.due_s, window),
-        scheduled_s=reply.due_s,
-        sent_s=reply.sent_s,
-        ended_s=reply.ended_s,
-        status=reply.status,
-        error=reply.error,
-        requested_tokens=request.max_tokens,
-        chunks_s=tuple(chunk.time_s for chunk in answer.chunks) if answer.streamed else (),
-        chunk_tokens=count.chunks,
-        chunks_by=count.chunks_by,
-        input_tokens=request.input_tokens,
-        input_by=request.input_by,
-        output_tokens=count.tokens if reply.ok else None,
-        output_by=count.by if reply.ok else None,
-        instance=models[reply.index % len(models)] if models else None,
-    )
 
 
 def _phase(due_s: float, window: Window) -> str:

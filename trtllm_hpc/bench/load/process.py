@@ -115,13 +115,10 @@ class UsageMeter:
 
     def total(self) -> ClientUse:
         """Return the times from creation to end, and the higher share of a core: overall or while sending."""
-        (cpu_s, wall_s), sending = self._since_start(self._ended), self._since_start(self._all_sent)
-        shares = [cpu_s / wall_s for cpu_s, wall_s in ((cpu_s, wall_s), sending) if wall_s > 0]
-        return ClientUse(cpu_s, wall_s, max(shares, default=0.0))
-
-    def _since_start(self, moment: _Times | None) -> _Times:
-        cpu_s, wall_s = moment or self._began
-        return cpu_s - self._began[0], wall_s - self._began[1]
+        moments = (self._ended, self._all_sent or self._began)
+        spans = [(cpu_s - self._began[0], wall_s - self._began[1]) for cpu_s, wall_s in moments]
+        shares = [cpu_s / wall_s for cpu_s, wall_s in spans if wall_s > 0]
+        return ClientUse(*spans[0], max(shares, default=0.0))
 
 
 def _times() -> _Times:
