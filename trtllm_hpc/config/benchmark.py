@@ -1,4 +1,4 @@
-"""What the benchmark asks, how fast, and when its figures count: ``companion.benchmark`` of a job file.
+"""``companion.benchmark`` of a job file: the requests, their rate, and when the figures are valid.
 
 ``trtllm-hpc bench`` takes the same settings as options, and starts from those of the run's job file.
 """
@@ -16,23 +16,23 @@ Deviation = Annotated[float, Field(ge=0, le=1_000_000)]
 
 
 SEARCH_WINDOW_S = 5.0
-"""A search does not know its rates beforehand: a number of requests that is enough at the first of them
-would be over in no time at the last. It asks for as many as such a window takes."""
+"""Shortest window of a search, in seconds. A search raises its rate, so a fixed number of requests that fills
+the window at the first rate would be over at once at the last."""
 
 
 class Workload(Section):
-    """Where prompts and lengths of answers come from. Each key says of which kinds it is."""
+    """Where prompts and lengths of answers come from. Each key names the kinds that read it."""
 
     kind: Literal["prompts", "dataset", "normal", "histogram", "shared-prefix", "trace"] = "prompts"
-    """``prompts``: those given, in a seeded order. ``dataset``: a file of questions. ``normal``: lengths
-    drawn from normal distributions. ``histogram``: lengths drawn from a file of bins. ``shared-prefix``:
-    prompts that begin alike, for KV cache reuse. ``trace``: a recorded file with time stamps."""
+    """``prompts``: those given, in a seeded order. ``dataset``: a file of prompts. ``normal``: lengths drawn
+    from normal distributions. ``histogram``: lengths drawn from a file of bins. ``shared-prefix``: prompts
+    with a common beginning, for KV cache reuse. ``trace``: a recorded file with time stamps."""
     prompts: list[AnyText] = Field(default_factory=list)
-    """prompts: empty takes the built-in ones."""
+    """prompts: the list; if empty, the built-in prompts."""
     path: AbsolutePath | None = None
     """dataset, histogram, trace: the file."""
     input_tokens: TokenCount = 128
-    """normal: mean length of a prompt. shared-prefix: mean length of what follows the prefix."""
+    """normal: mean length of a prompt. shared-prefix: mean length of the rest after the prefix."""
     input_tokens_stdev: Deviation = 0.0
     output_tokens: TokenCount | None = None
     """normal, shared-prefix: mean length of an answer; ``None`` is ``max_tokens``."""
@@ -40,23 +40,23 @@ class Workload(Section):
     prefix_tokens: TokenCount = 256
     """shared-prefix: length of each prefix."""
     prefixes: Count = 1
-    """shared-prefix: different prefixes, which take turns."""
+    """shared-prefix: number of different prefixes, which take turns."""
     tokens_per_word: Annotated[float, Field(gt=0, le=100)] = 1.3
-    """dataset: tokens of an answer for each of its words, upstream's ``--op-tokens-per-word``."""
+    """dataset: tokens for each word of an answer (upstream's ``--op-tokens-per-word``)."""
     speed: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-    """trace: its time runs so many times faster."""
+    """trace: factor by which the recorded times are shortened."""
     max_input_tokens: TokenCount | None = None
-    """Longer prompts are left out (upstream's ``--max-input-len``); ``None`` is the engine's limit."""
+    """Longer prompts are left out (upstream's ``--max-input-len``); ``None``: the engine's limit."""
     tokenizer: AbsolutePath | None = None
-    """Folder with ``tokenizer.json``; ``None`` asks the model's folder, then the server."""
+    """Folder with ``tokenizer.json``; ``None``: the model's folder, then the server."""
 
 
 class Benchmark(Section):
-    """One measurement: a workload, one or more levels of load, and what makes its figures valid."""
+    """One measurement: a workload, one or more levels of load, and the conditions of valid figures."""
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """Seconds take the place of a number of requests; a trace has its own times; a search repeats."""
+        """Seconds replace a number of requests; a trace has its own times; a search repeats each rate."""
         for seconds, requests in (("duration_seconds", "requests"), ("warmup_seconds", "warmup_requests")):
             if plain.get(seconds) is not None and requests not in plain:
                 plain = {**plain, requests: None}
@@ -71,65 +71,65 @@ class Benchmark(Section):
 
     workload: Workload = Workload()
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    """Of prompts, lengths and arrivals; each repeat has arrivals of its own."""
+    """Seed of prompts, lengths and arrivals; each repeat has its own arrivals."""
     max_tokens: TokenCount = 16
-    """Most output tokens of a request, where the workload names no length."""
+    """Maximum of output tokens of a request for which the workload has no length."""
     exact_output: bool = False
-    """Whether answers must have exactly the length asked for; asks the model for it as ``min_length``."""
+    """Whether answers must have exactly the requested length; sent to the model as ``min_length``."""
 
-    # Whom it asks ------------------------------------------------------------------------------
+    # The target --------------------------------------------------------------------------------
     model: OneLine | None = None
-    """``ensemble``, ``tensorrt_llm_bls``, ``tensorrt_llm``...; ``None`` is the run's text model."""
+    """``ensemble``, ``tensorrt_llm_bls``, ``tensorrt_llm``...; ``None``: the run's text model."""
     models: list[OneLine] = Field(default_factory=list)
-    """Several of one kind that take turns, such as copies of ``tensorrt_llm``; gRPC only."""
+    """Several models of one kind that take turns, such as copies of ``tensorrt_llm``; gRPC only."""
     protocol: Literal["grpc", "http"] = "grpc"
     streaming: bool | None = None
-    """Whether tokens are asked for as they come; ``None``: if the model is decoupled."""
+    """Whether answers are streamed token by token; ``None``: if the model is decoupled."""
     request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 60.0
 
     # The load ----------------------------------------------------------------------------------
     rate_per_second: Rate = 4.0
-    """Open loop: requests are sent at this rate, whether or not earlier ones are answered."""
+    """Open loop: requests are sent at this rate, even if earlier ones are not answered yet."""
     rates_per_second: list[Rate] = Field(default_factory=list)
-    """A sweep: these rates one after the other instead."""
+    """A sweep: these rates instead, one after the other."""
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Closed loop instead: so many requests outstanding; an answer makes room for the next."""
+    """Closed loop instead: the number of requests in flight; each answer makes room for the next request."""
     concurrencies: list[Annotated[int, Field(ge=1, le=100_000)]] = Field(default_factory=list)
     """A sweep of closed loops."""
     arrival: Literal["constant", "poisson", "gamma", "trace"] = "poisson"
     burstiness: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Shape of ``gamma`` gaps: 1 is Poisson, below 1 comes in bursts, large is constant."""
+    """Shape of ``gamma`` arrivals: 1 is Poisson, less is bursty, much more is nearly constant."""
     ramp_to_per_second: Rate | None = None
-    """Open loop: the rate moves evenly from ``rate_per_second`` to this while it is measured."""
+    """Open loop: the rate changes linearly from ``rate_per_second`` to this during the window."""
     requests: Count | None = 20
-    """Measured requests of each level; ``None`` needs ``duration_seconds``."""
+    """Measured requests at each level; ``None`` needs ``duration_seconds``."""
     duration_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
-    """Length of the measured window of each level instead."""
+    """Length of the measured window at each level instead."""
     warmup_requests: Annotated[int, Field(ge=0, le=1_000_000)] | None = 2
-    """Requests of the same load before the window, recorded but left out of the figures."""
+    """Requests of the same load before the window; recorded, but left out of the figures."""
     warmup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
     """Length of the warm-up instead."""
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Passes over each level; from two on the figures have confidence intervals. A search makes three."""
+    """Passes over each level; with two or more, figures have confidence intervals. A search makes three."""
 
     processes: Annotated[int, Field(ge=1, le=256)] = 1
-    """Processes of the client that share the load, each at most a core; the gate says when one is too few."""
+    """Client processes that share the load, at most a core each; a warning says when there are too few."""
 
-    # What counts -------------------------------------------------------------------------------
+    # Validity ----------------------------------------------------------------------------------
     slo: OneLine | None = None
     """Limits such as ``ttft.p99<500ms,tpot.p99<50ms``: for goodput, and for ``find_max``."""
     find_max: bool = False
-    """Find the highest rate at which ``slo`` holds, beginning at ``rate_per_second``."""
+    """Search for the highest rate at which ``slo`` holds, starting at ``rate_per_second``."""
     max_error_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """More failed requests than this make the figures invalid."""
+    """A larger share of failed requests makes the figures invalid."""
     max_late_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """More requests than this that the client sent late (by over 1 ms and 1 % of the gap) do, too."""
+    """So does a larger share of requests that the client sent late (by over 1 ms and 1 % of the gap)."""
     min_requests: Count = 10
-    """Fewer measured requests than this make the figures invalid."""
+    """Fewer measured requests make the figures invalid."""
     min_window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0
     """A shorter measured window makes the figures invalid."""
 
     @property
     def closed_loop(self) -> bool:
-        """Whether answers decide when requests are sent, and not times."""
+        """Whether requests are sent when answers arrive, not at given times."""
         return self.concurrency is not None or bool(self.concurrencies)

@@ -46,15 +46,15 @@ def gpus() -> Mapping[str, Gpu]:
 
 
 class Container(Section):
-    """How ranks enter NVIDIA's container, or that they do not."""
+    """How ranks enter NVIDIA's container, if they do."""
 
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
     image: OneLine | None = None
     """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file. ``{tag}`` in it becomes the
     tag of Triton's container with the job's release of TensorRT-LLM, the newest for jobs that state none."""
     mounts: list[Annotated[OneLine, Field(pattern=r"^[^,]*$")]] = Field(default_factory=list)
-    """``source:target[:flags]``. The run folder, the cache of engines and what the job file
-    names are mounted in any case."""
+    """``source:target[:flags]``. The run folder, the engine cache and every folder that the job file names
+    are always mounted."""
     python: OneLine = "python3"
     """The Python (3.10 or later) inside the image."""
     tensorrt_llm_version: OneLine | None = None
@@ -68,10 +68,10 @@ class Container(Section):
 
 
 class Triton(Section):
-    """Where ``tritonserver`` is."""
+    """The server program."""
 
     server: OneLine = "tritonserver"
-    """A path, a name on ``PATH``, or ``pytriton``: the server that the nvidia-pytriton wheel carries."""
+    """A path, a name on ``PATH``, or ``pytriton`` for the server in the nvidia-pytriton wheel."""
     options: list[OneLine] = Field(default_factory=list)
     """Further options for every rank's ``tritonserver``, one word each."""
 
@@ -91,21 +91,21 @@ class ClusterProfile(Section):
     constraint: OneLine | None = None
     exclusive: bool = False
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
-    """GPUs of one node; 0 for a cluster (or a trial) without."""
+    """GPUs of one node; 0 for a cluster without."""
     gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
-    """How this site's Slurm wants GPUs asked for."""
+    """How GPUs are requested from this site's Slurm."""
     gpu: OneLine | None = None
-    """Kind of the GPUs, e.g. ``h100-80gb``: says what the two keys below leave out."""
+    """Kind of the GPUs, e.g. ``h100-80gb``; gives the two keys below their defaults."""
     gpu_memory_gib: Annotated[float, Field(gt=0, le=10_000)] | None = None
     """Memory of one GPU, for the memory planner."""
     compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")] | None = None
-    """Of the GPUs, e.g. ``"9.0"``: engines are found in the cache by it. ``None``: read in the job."""
+    """Of the GPUs, e.g. ``"9.0"``; part of an engine's key in the cache. ``None``: read in the job."""
     mpi: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = "pmix"
-    """MPI plugin, one of ``srun --mpi=list``."""
+    """MPI plugin: one of those in ``srun --mpi=list``."""
     network_interface: OneLine | None = None
-    """Interface between the nodes (NCCL, gloo); ``None`` takes the one that reaches rank 0."""
+    """Network interface between the nodes (NCCL, gloo); ``None``: the one that reaches rank 0."""
     python: AbsolutePath | None = None
-    """A Python (3.10 or later) on the nodes with this package; ``None`` takes the one that submits."""
+    """A Python (3.10 or later) on the nodes with this package; ``None``: the Python that submits."""
     container: Container = Container()
     triton: Triton = Triton()
     environment: dict[VariableName, AnyText] = Field(default_factory=dict)
@@ -117,21 +117,21 @@ class ClusterProfile(Section):
     srun_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = Field(default_factory=list)
     """Further options for the preflight's and the server's ``srun``."""
     companion: Literal["job", "overlap"] = "job"
-    """A Slurm job of its own, or a step inside the server's allocation."""
+    """``job``: a Slurm job of its own. ``overlap``: a step inside the server's allocation."""
     companion_partition: OneLine | None = None
     """Partition of the companion job, e.g. one without GPUs."""
     runs_folder: AbsolutePath | None = None
-    """Where run folders are made, on a file system that the nodes share; ``None`` is ``./runs``."""
+    """Where run folders are made, on a file system that the nodes share; ``None``: ``./runs``."""
     engines_folder: AbsolutePath | None = None
-    """The cache of built engines, on a file system that the nodes share; ``None`` is ``engines`` beside the
+    """The cache of built engines, on a file system that the nodes share; ``None``: ``engines`` beside the
     folder of runs."""
     node_local_folders: list[AbsolutePath] = Field(
         default_factory=lambda: ["/tmp", "/var/tmp", "/dev/shm", "/run"]
     )
-    """Folders that every machine has for itself: runs and engines there would be lost on the nodes. Empty for
-    a cluster whose only node is this machine."""
+    """Folders that every machine has for itself: the nodes cannot see runs and engines there. Empty for a
+    cluster whose only node is this machine."""
     job_defaults: dict[str, Any] = Field(default_factory=dict)
-    """Values for job files that are submitted here: above the built-in defaults, below the job file."""
+    """Defaults for job files on this cluster: over the built-in defaults, below the job file."""
 
     @property
     def is_sandbox(self) -> bool:

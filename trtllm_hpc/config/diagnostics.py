@@ -33,7 +33,7 @@ def in_cluster(code: str, field: str, message: str, hint: str | None, value: Any
 
 
 def dotted(path: Path) -> str:
-    """``("triton", "options", 2)`` as ``triton.options[2]``; odd keys in quotes, so that they are visible."""
+    """Write ``("triton", "options", 2)`` as ``triton.options[2]``; odd keys are quoted to be visible."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -45,13 +45,13 @@ def dotted(path: Path) -> str:
 
 
 def shown(value: Any) -> str:
-    """The value as it is safe to print: control characters escaped, one line, not longer than a line."""
+    """Write a value for a message: on one line of limited length, control characters escaped."""
     # Cutting first keeps repr() of a huge value cheap.
     text = ascii(value[:_LONGEST]) if isinstance(value, str) and len(value) > _LONGEST else repr(value)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known word that ``word`` was most likely meant to be."""
+    """Return the known word that ``word`` most likely means."""
     near = get_close_matches(word[:100], list(known), n=1, cutoff=cutoff)
     return near[0] if near else None

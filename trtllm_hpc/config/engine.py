@@ -26,11 +26,11 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "python": {"dtype": "auto"},
     "llmapi": {"dtype": "auto"},
 }
-"""What stands in a key that is left out. Those of TensorRT-LLM that are not here are the release's own."""
+"""Defaults of the keys by backend. Any other key of TensorRT-LLM has the release's own default."""
 
 
 class Quantization(Section):
-    """How weights, activations and the KV cache are made smaller."""
+    """Quantization of weights, activations and the KV cache."""
 
     method: (
         Literal[
@@ -50,14 +50,14 @@ class Quantization(Section):
     """Names of ``quantize.py``'s ``--qformat``; ``auto`` searches per layer (``--autoq_format``)."""
     kv_cache: Literal["int8", "fp8"] | None = None
     tool: Literal["convert", "quantize"] | None = None
-    """Which of upstream's programs does it; ``None``: ``convert_checkpoint.py`` for weights only,
-    ``quantize.py`` else."""
+    """The upstream program that quantizes; ``None``: ``convert_checkpoint.py`` for weights only, else
+    ``quantize.py``."""
     calibration_dataset: AbsolutePath | None = None
-    """A local folder. Upstream's default is downloaded, which compute nodes often cannot."""
+    """A local folder. Upstream's default is a download, which compute nodes often cannot make."""
     calibration_size: Count | None = None
-    """Samples."""
+    """Number of calibration samples."""
     batch_size: Count | None = None
-    """Samples at once."""
+    """Calibration samples in one batch."""
     awq_block_size: Count | None = None
     group_size: Count | None = None
     smoothquant: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -67,7 +67,7 @@ class Quantization(Section):
     auto_formats: list[OneLine] = Field(default_factory=list)
     """Formats that ``auto`` chooses from, e.g. ``[fp8, int4_awq]``."""
     auto_bits: Annotated[float, Field(gt=0, le=16)] | None = None
-    """Bits a weight on average that ``auto`` aims at."""
+    """Average bits per weight that ``auto`` aims at."""
     checkpoint: AbsolutePath | None = None
     """Weights that another tool has quantized already (GPTQ, or ModelOpt's for ``build.py``)."""
 
@@ -81,7 +81,7 @@ class Lora(Section):
     """Hugging Face adapters to convert for clients (``hf_lora_convert.py``)."""
     storage_type: Literal["float16", "bfloat16", "float32"] = "float16"
     directories: list[AbsolutePath] = Field(default_factory=list)
-    """Adapters whose modules and tokens the build itself looks at (``--lora_dir``)."""
+    """Adapters whose modules and tokens the build itself reads (``--lora_dir``)."""
     checkpoint_source: Literal["hf", "nemo"] | None = None
 
 
@@ -90,7 +90,7 @@ class Speculative(Section):
 
     mode: Literal["draft_tokens_external", "medusa", "eagle", "lookahead", "redrafter"]
     max_draft_len: Count | None = None
-    """Draft tokens a step."""
+    """Draft tokens per step."""
     model: AbsolutePath | None = None
     """Weights of the heads (medusa, eagle, redrafter)."""
     heads: Count | None = None
@@ -101,7 +101,7 @@ class Speculative(Section):
 
 
 class RawOptions(Section):
-    """Further words for upstream's programs, as they are; checked against the release's options."""
+    """Extra arguments for upstream's programs, passed on unchanged; checked against the release's options."""
 
     build_py: list[OneLine] = Field(default_factory=list)
     convert: list[OneLine] = Field(default_factory=list)
@@ -111,42 +111,42 @@ class RawOptions(Section):
 
 
 class Engine(Section):
-    """How the engine is built. In a key that is left out stands the backend's default, or the release's."""
+    """How the engine is built. A key that is left out has the backend's default, or the release's."""
 
     backend: Backend = "reference"
     """What computes: TensorRT-LLM behind Triton's C++ backend (``tensorrtllm``) or its Python backend
     (``python``), its LLM API without an engine (``llmapi``), or ``reference``: PyTorch/transformers behind
     the same Triton models."""
     tensorrt_llm_version: OneLine | None = None
-    """E.g. ``0.16.0``; ``None``: told by the container image's tag."""
+    """E.g. ``0.16.0``; ``None``: from the tag of the container image."""
     directory: AbsolutePath | None = None
-    """A finished engine. With it the build stage is left out."""
+    """A finished engine; there is no build stage then."""
 
     tensor_parallel: Parallelism = 1
     pipeline_parallel: Parallelism = 1
     context_parallel: Parallelism = 1
     moe_tensor_parallel: Parallelism | None = None
-    """Share of the tensor parallel ranks that split each expert; times the next it is ``tensor_parallel``."""
+    """Ranks that split each expert; times ``moe_expert_parallel`` it is ``tensor_parallel``."""
     moe_expert_parallel: Parallelism | None = None
-    """Share of the tensor parallel ranks that hold different experts."""
+    """Ranks that hold different experts."""
 
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     max_batch_size: Count | None = None
     max_input_len: TokenCount | None = None
     """Longest prompt, in tokens."""
     max_seq_len: TokenCount | None = None
-    """Longest prompt and answer together, in tokens; of an encoder-decoder model the decoder's part alone.
-    Releases before 0.11 get it as ``max_output_len``."""
+    """Longest prompt and answer together, in tokens; for an encoder-decoder model, of the decoder alone.
+    Releases before 0.11 take it as ``max_output_len``."""
     max_num_tokens: TokenCount | None = None
-    """Tokens of all requests that one step computes."""
+    """Tokens that one step computes, of all requests together."""
     opt_num_tokens: TokenCount | None = None
-    """Tokens of a step that TensorRT tunes its kernels for."""
+    """Tokens per step for which TensorRT tunes its kernels."""
     max_beam_width: Annotated[int, Field(ge=1, le=64)] | None = None
     max_encoder_input_len: TokenCount | None = None
     max_prompt_embedding_table_size: TokenCount | None = None
     """Virtual tokens of prompt tuning, or of images."""
     tokens_per_block: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """The KV cache is handed out in blocks of so many tokens."""
+    """Tokens in a block of the KV cache."""
     gather_context_logits: bool = False
     """Whether a request may ask for the logits of its prompt."""
     gather_generation_logits: bool = False
@@ -157,12 +157,12 @@ class Engine(Section):
 
     kv_cache: Literal["paged", "continuous", "disabled"] | None = None
     inflight_batching: bool | None = None
-    """``build.py``'s switch; without it a release before 0.8 batches the V1 way."""
+    """``build.py``'s switch; without it, releases before 0.8 use V1 batching."""
     remove_input_padding: bool | None = None
     context_fmha: bool | None = None
     context_fmha_fp32_acc: bool | None = None
     paged_context_fmha: bool | None = None
-    """Attention over a paged cache for prompts too: what KV cache reuse and chunked context need."""
+    """Attention over a paged KV cache for prompts too; KV cache reuse and chunked context need it."""
     fp8_context_fmha: bool | None = None
     multi_block_mode: bool | None = None
     custom_all_reduce: bool | None = None
@@ -177,18 +177,18 @@ class Engine(Section):
     plugins: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\z")], Plugin] = Field(default_factory=dict)
     """TensorRT plugins by their names without ``_plugin``: ``{gpt_attention: float16, gemm: auto}``."""
     hidden_act: OneLine | None = None
-    """Activation, which GPT's ``build.py`` wants told."""
+    """Activation function, which GPT's ``build.py`` needs."""
     quantization: Quantization = Quantization()
     speculative: Speculative | None = None
     encoder_decoder: bool = False
     """Two engines, an encoder and a decoder (T5, BART)."""
     workers: Count | None = None
-    """Ranks that are built at once."""
+    """Ranks that are built in parallel."""
     options: RawOptions = RawOptions()
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """The backend's defaults in the keys that are left out."""
+        """Fill in the backend's defaults."""
         backend = plain.get("backend", cls.model_fields["backend"].default)
         defaults = DEFAULTS.get(backend, {}) if isinstance(backend, str) else {}
         given = {key: value for key, value in plain.items() if value is not None or key not in defaults}
@@ -196,17 +196,17 @@ class Engine(Section):
 
     @property
     def is_tensorrt_llm(self) -> bool:
-        """Whether TensorRT-LLM computes, in whatever way."""
+        """Whether the backend is one of TensorRT-LLM's."""
         return self.backend != "reference"
 
     @property
     def has_engine(self) -> bool:
-        """Whether there is an engine to build at all: the LLM API loads the model itself."""
+        """Whether the backend has an engine: the LLM API loads the model itself."""
         return self.backend != "llmapi"
 
     @property
     def longest_request(self) -> int | None:
-        """Tokens of KV cache that the longest request holds, in whole blocks, all its beams together.
+        """Tokens of KV cache that the longest request takes, in whole blocks, with all its beams.
 
         ``None`` if the release decides how long requests may be.
         """

@@ -23,14 +23,13 @@ RELATIVE_PATHS = (
     ("companion", "benchmark", "workload", "path"),
     ("companion", "benchmark", "workload", "tokenizer"),
 )
-"""Where a job file may give a path that starts at its own folder."""
+"""Keys of the job file whose relative paths start at the file's own folder."""
 
 
 def merge(lower: Node, upper: Node) -> Node:
-    """``upper`` over ``lower``; every value keeps its place.
+    """Put ``upper`` over ``lower``; every value keeps its place.
 
-    A section is where the upper file has it; a setting has no line, so there
-    the file below it is the more useful place.
+    The place of a section is the upper file's; but a ``--set`` has no line, so there it is the lower file's.
     """
     if not isinstance(lower.value, dict) or not isinstance(upper.value, dict):
         return upper
@@ -42,10 +41,10 @@ def merge(lower: Node, upper: Node) -> Node:
 
 
 def merge_jobs(lower: Node, upper: Node) -> Node:
-    """``merge``, but naming one kind of model sets the other kind aside.
+    """Merge as above, but a model of one kind in ``upper`` drops the other kind from ``lower``.
 
-    Without this, a profile with ``model.synthetic`` could not be used with a
-    job file that names ``model.path``, nor the other way about.
+    Without this, a profile with ``model.synthetic`` could not be used with a job file that has
+    ``model.path``, nor the other way round.
     """
     for mine, other in (("path", "synthetic"), ("synthetic", "path")):
         if _given(upper, mine) and not _given(upper, other):
@@ -54,7 +53,7 @@ def merge_jobs(lower: Node, upper: Node) -> Node:
 
 
 def with_built_in_model(tree: Node) -> Node:
-    """Fill in the built-in synthetic model where a ``model`` section names neither kind."""
+    """Fill in the built-in synthetic model if the ``model`` section has neither kind."""
     model = tree.child("model")
     if model is None or not isinstance(model.value, dict) or {"path", "synthetic"} & set(model.value):
         return tree
@@ -65,7 +64,7 @@ def with_built_in_model(tree: Node) -> Node:
 
 
 def with_absolute_paths(tree: Node) -> Node:
-    """Resolve relative paths against the folder of the file that they stand in; ``~`` is the home folder."""
+    """Make relative paths absolute: they start at the folder of their file; ``~`` is the home folder."""
     for path in RELATIVE_PATHS:
         tree = _with_absolute(tree, path)
     return tree
@@ -85,13 +84,13 @@ def _with_absolute(tree: Node, path: Sequence[str]) -> Node:
 def _absolute(node: Node) -> Node:
     if not isinstance(node.value, str) or not node.value:
         return node
-    # os.path and not pathlib: ".." is to vanish, and nothing is to be looked up on this machine.
+    # os.path and not pathlib: this removes ".." without a look at the file system.
     path = os.path.join(node.source.folder, os.path.expanduser(node.value))  # noqa: PTH111, PTH118
     return replace(node, value=os.path.normpath(path))
 
 
 def job_defaults(profile: Node) -> Node | None:
-    """The profile's ``job_defaults`` as a job tree; ``None`` if there are none (or no mapping)."""
+    """Return the profile's ``job_defaults`` as a job tree; ``None`` if there are none (or no mapping)."""
     node = profile.child("job_defaults")
     if node is None or not isinstance(node.value, dict):
         return None
@@ -101,20 +100,20 @@ def job_defaults(profile: Node) -> Node | None:
 def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Diagnostic]]:
     """Read ``a.b=c`` settings, values in YAML; later ones win.
 
-    A shell takes quotes away, so ``a.b=0.16`` may be meant as text: what was typed
-    is kept, and taken where the key wants text (``config.validate``).
+    A shell removes quotes, so ``a.b=0.16`` may be meant as text: the typed text is kept, and used if the key
+    takes text (``config.validate``).
 
     Returns:
         The tree for the job file, the tree for the profile, and what is wrong.
     """
     here = Source("--set", folder=os.getcwd(), from_shell=True)  # noqa: PTH109
     job, cluster = Node({}, here), Node({}, replace(here, prefix=f"{CLUSTER_PREFIX}."))
-    findings: list[Diagnostic] = []
+    wrong: list[Diagnostic] = []
     for setting in settings:
         name, equals, text = setting.partition("=")
         parts = name.split(".")
         if not equals or not all(part.strip() == part and part for part in parts):
-            findings.append(
+            wrong.append(
                 Diagnostic("bad-setting", f"{shown(setting)} is not KEY=VALUE", "--set", "", value=setting,
                         hint="write it like --set engine.tensor_parallel=2 or --set cluster.partition=gpu")
             )  # fmt: skip
@@ -122,7 +121,7 @@ def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Diagnostic]
         for_cluster = parts[0] == CLUSTER_PREFIX and len(parts) > 1
         source = cluster.source if for_cluster else here
         value, found = parse(text, replace(source, prefix=f"{dotted(tuple(parts))}."))
-        findings += [replace(finding, line=None, value=text) for finding in found]
+        wrong += [replace(it, line=None, value=text) for it in found]
         if value is None:
             continue
         tree = _nested(parts[for_cluster:], _at_set(value, source), source)
@@ -130,7 +129,7 @@ def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Diagnostic]
             cluster = merge(cluster, tree)
         else:
             job = merge_jobs(job, tree)
-    return job, cluster, findings
+    return job, cluster, wrong
 
 
 def _nested(parts: Sequence[str], value: Node, source: Source) -> Node:
@@ -140,7 +139,7 @@ def _nested(parts: Sequence[str], value: Node, source: Source) -> Node:
 
 
 def _at_set(node: Node, source: Source) -> Node:
-    """The same values, with ``--set`` itself as their place."""
+    """Return the same values with ``--set`` as their place."""
     value = node.value
     if isinstance(value, dict):
         value = {key: _at_set(child, source) for key, child in value.items()}
@@ -150,7 +149,7 @@ def _at_set(node: Node, source: Source) -> Node:
 
 
 def _prefixed(node: Node, prefix: str) -> Node:
-    """The same values; findings about them say that they stand under ``prefix``."""
+    """Return the same values; diagnostics about them name their fields under ``prefix``."""
     value = node.value
     if isinstance(value, dict):
         value = {key: _prefixed(child, prefix) for key, child in value.items()}

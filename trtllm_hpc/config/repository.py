@@ -1,4 +1,4 @@
-"""The job file's ``repository`` section: what Triton's model repository says of the models."""
+"""The job file's ``repository`` section: settings in Triton's model repository."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ GpuIds = list[Annotated[int, Field(ge=0, le=63)]]
 
 
 class ModelCopy(Section):
-    """One copy of ``tensorrt_llm`` (orchestrator mode), with an ensemble and a BLS model of its own."""
+    """One copy of ``tensorrt_llm`` (orchestrator mode), with its own ensemble and BLS model."""
 
     name: Annotated[OneLine, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
     gpu_device_ids: GpuIds
-    """GPUs that it computes on, as the node numbers them."""
+    """GPUs of this copy, by their numbers on the node."""
     engine: AbsolutePath | None = None
-    """A finished engine; ``None`` is the one of this job."""
+    """A finished engine; ``None``: the job's own."""
 
 
 class Repository(Section):
-    """Triton's model repository. ``null`` leaves a key to the backend's own default."""
+    """Settings in Triton's model repository; ``null`` leaves a key to the backend's default."""
 
     decoupled: bool = False
-    """Whether ``tensorrt_llm`` may stream: one response a token."""
+    """Whether ``tensorrt_llm`` may stream: one response for each token."""
     triton_max_batch_size: Count | None = None
-    """Requests that Triton hands over at once; ``None`` is ``engine.max_batch_size``."""
+    """Requests that Triton passes on at once; ``None``: ``engine.max_batch_size``."""
     instances: Count = 1
     """Instances of ``tensorrt_llm`` on the same GPUs, each with its own KV cache."""
     preprocessing_instances: Count = 1
     postprocessing_instances: Count = 1
     bls_instances: Count | None = None
-    """Requests that ``tensorrt_llm_bls`` serves at once; ``None`` is ``engine.max_batch_size``, 8 at most.
+    """Requests that ``tensorrt_llm_bls`` serves at once; ``None``: ``engine.max_batch_size``, at most 8.
 
     Fewer instances than the engine's batch leave places in it empty, but each
     is a process with tens of MiB.
@@ -42,13 +42,13 @@ class Repository(Section):
     models: list[ModelCopy] = Field(default_factory=list)
     """Copies of ``tensorrt_llm`` for ``serve.mode: orchestrator``."""
     tokenizer: AbsolutePath | None = None
-    """Folder of the tokenizer; ``None`` is the model's."""
+    """Folder of the tokenizer; ``None``: the model's folder."""
     tokenizer_type: Literal["auto", "t5", "llama", "sp"] | None = None
-    """Which class reads it; releases before 0.9 only."""
+    """The tokenizer's class; only for releases before 0.9."""
     add_special_tokens: bool | None = None
-    """Whether the prompt gets the tokenizer's special tokens."""
+    """Whether the tokenizer's special tokens are added to the prompt."""
     skip_special_tokens: bool | None = None
-    """Whether the answer loses them."""
+    """Whether special tokens are removed from the answer."""
     accumulate_tokens: bool = False
     """Whether a stream of ``tensorrt_llm_bls`` repeats the text so far in each response."""
 
@@ -58,27 +58,27 @@ class Repository(Section):
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] | None = None
     max_queue_delay_microseconds: Annotated[int, Field(ge=0, le=60_000_000)] = 0
     max_queue_size: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Requests that may wait for a place in the batch; one more is refused. 0 sets no bound."""
+    """Requests that may wait for a place in the batch; any more are refused. 0: no limit."""
     enable_trt_overlap: bool | None = None
-    """Two half batches at once; releases before 0.10."""
+    """Overlap two half batches; only for releases before 0.10."""
 
     max_tokens_in_paged_kv_cache: TokenCount | None = None
-    """Tokens of all running requests in the KV cache; ``None``: as the memory, or a full batch, allows."""
+    """Size of the KV cache in tokens; ``None``: as much as the memory, or a full batch, allows."""
     kv_cache_free_gpu_mem_fraction: Fraction | None = None
-    """Share of the GPU memory that is free after loading that the KV cache may take.
+    """The KV cache's share of the GPU memory that is free after loading.
 
     ``None`` is the release's default: 0.9, before 0.8 it was 0.85.
     """
     kv_cache_reuse: bool | None = None
-    """Keep the KV cache of prompts for those that begin alike; needs ``engine.paged_context_fmha``."""
+    """Reuse the KV cache of a common prompt prefix; needs ``engine.paged_context_fmha``."""
     chunked_context: bool | None = None
-    """Compute long prompts piece by piece; needs ``engine.paged_context_fmha``."""
+    """Compute long prompts in chunks; needs ``engine.paged_context_fmha``."""
     kv_cache_host_memory_bytes: Annotated[int, Field(ge=0)] | None = None
     max_attention_window_size: list[TokenCount] | None = None
-    """Tokens back that attention sees, one for all layers or one each."""
+    """Attention window in tokens: one number for all layers, or one for each."""
     sink_token_length: Annotated[int, Field(ge=0)] | None = None
     cross_kv_cache_fraction: Fraction | None = None
-    """Share of the KV cache for what the encoder computed."""
+    """Share of the KV cache for the encoder's output."""
     gpu_weights_percent: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the weights that stays on the GPU; needs ``engine.weight_streaming``."""
     gpu_device_ids: GpuIds | None = None

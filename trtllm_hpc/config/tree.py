@@ -1,15 +1,14 @@
-"""YAML as a tree that remembers where every value came from.
+"""YAML as a tree in which every value has its file and line.
 
-A parsed file is plain YAML 1.2 (core schema): mappings with text keys, lists
-and scalars. Everything that could surprise a reader is refused by name: tags,
-aliases, directives, several documents, duplicate keys. So nothing in a file
-can run code or grow beyond its own size.
+A file is plain YAML 1.2 (core schema): mappings with text keys, lists and scalars. Tags, aliases, directives,
+several documents and duplicate keys are refused, so nothing in a file can run code or expand when it is read.
+ruamel's round-trip loader knows lines too, but resolves aliases and tags first and stops at the first fault.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Union
 
@@ -36,7 +35,7 @@ from trtllm_hpc.errors import Diagnostic
 MAX_DEPTH = 16
 MAX_VALUES = 20_000
 MAX_DIGITS = 40
-"""Far beyond every field's range, and short enough to turn into a number at no cost."""
+"""Far beyond the range of every field, and short enough to be converted quickly."""
 
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(
@@ -50,15 +49,15 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Source:
-    """Which file (or ``--set``) a value stands in."""
+    """The file (or ``--set``) that a value comes from."""
 
     file: str
     prefix: str = ""
-    """What stands before the field there, e.g. ``job_defaults.``."""
+    """Prefix of the fields there, e.g. ``job_defaults.``."""
     folder: str = "."
-    """Where relative paths of this source start."""
+    """Folder of the relative paths in this source."""
     from_shell: bool = False
-    """Whether a shell may have eaten quotes: unquoted words are then kept beside what YAML makes of them."""
+    """Whether a shell may have removed quotes; the text of unquoted scalars is then kept, too."""
 
 
 # A name in quotes cannot stand in "X | Y" at run time before Python 3.14.
@@ -67,16 +66,16 @@ Value = Union[dict[str, "Node"], list["Node"], str, int, float, bool, None]  # n
 
 @dataclass(frozen=True)
 class Node:
-    """A value and its place."""
+    """A value with its place."""
 
     value: Value
     source: Source
     line: int | None = None
     typed: str | None = None
-    """The unquoted words of a true, a false or a number that comes from a shell."""
+    """The text of an unquoted bool or number that comes from a shell."""
 
     def child(self, part: str | int) -> Node | None:
-        """The value under a key or an index; ``None`` if there is none."""
+        """Return the value at a key or an index; ``None`` if there is none."""
         if isinstance(self.value, dict) and isinstance(part, str):
             return self.value.get(part)
         if isinstance(self.value, list) and isinstance(part, int) and part < len(self.value):
@@ -84,7 +83,7 @@ class Node:
         return None
 
     def plain(self) -> Any:
-        """The value without places, as Python's own types."""
+        """Return the value without places, as plain Python types."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -92,11 +91,11 @@ class Node:
         return self.value
 
     def as_typed(self) -> Node:
-        """The same, as the text that was typed where that is known."""
+        """Return the node with the text that was typed, if that is known."""
         return self if self.typed is None else replace(self, value=self.typed, typed=None)
 
     def nearest(self, path: Path) -> Node:
-        """The value at ``path``, or the innermost section that should hold it."""
+        """Return the value at ``path``, or the innermost section that should contain it."""
         node = self
         for part in path:
             child = node.child(part)
@@ -106,15 +105,15 @@ class Node:
         return node
 
     def placed(self, found: Diagnostic) -> Diagnostic:
-        """The diagnostic with the file and the line where the value of its field stands."""
+        """Return the diagnostic with the file and the line of its field."""
         node = self._at_field(found.field)
         return replace(found, file=node.source.file, field=node.source.prefix + found.field, line=node.line)
 
     def _at_field(self, field: str, path: Path = ()) -> Node:
-        """The value that a dotted field names, or the innermost section that should hold it.
+        """Return the value that a dotted field names, or the innermost section that should contain it.
 
         Args:
-            path: where this node is below the one that ``field`` begins at.
+            path: of this node, from the node at which ``field`` starts.
         """
         parts = range(len(self.value)) if isinstance(self.value, list) else self.value
         for part in parts if isinstance(parts, (dict, range)) else ():
@@ -125,7 +124,7 @@ class Node:
         return self
 
     def diagnostic(self, code: str, path: Path, message: str, **more: Any) -> Diagnostic:
-        """A finding about the value at ``path`` below this node, with its place."""
+        """Return a diagnostic about the value at ``path`` below this node, with its place."""
         node = self.nearest(path)
         return Diagnostic(
             code=code,
@@ -138,7 +137,7 @@ class Node:
 
 
 class _Unusable(Exception):
-    """What stands at a line makes the whole text unusable."""
+    """Something that makes the whole text unusable."""
 
     def __init__(self, code: str, message: str, line: int, hint: str | None = None) -> None:
         super().__init__(message)
@@ -149,8 +148,8 @@ def parse(text: str, source: Source) -> tuple[Node | None, list[Diagnostic]]:
     """Parse one YAML document.
 
     Returns:
-        The tree and what is wrong. Without a tree there is at least one
-        finding; with one there may still be findings (duplicate keys).
+        The tree and the diagnostics. Without a tree there is at least one; with a tree there may be some,
+        too (duplicate keys).
     """
     reader = _Reader(text, source)
     try:
@@ -162,10 +161,9 @@ def parse(text: str, source: Source) -> tuple[Node | None, list[Diagnostic]]:
 
 
 class _PlainScanner(Scanner):
-    """Refuses what could surprise where it begins.
+    """Refuses tags, aliases and directives at their first character.
 
-    ruamel reads a tag in time that grows with the square of its length: a
-    megabyte of '!' would hold up a command for seconds.
+    ruamel reads a tag in time quadratic in its length: a megabyte of '!' would block a command for seconds.
     """
 
     def fetch_tag(self) -> None:
@@ -178,18 +176,18 @@ class _PlainScanner(Scanner):
         self._refuse("a directive ('%...')", "remove the line; YAML 1.2 is read")
 
     def _refuse(self, what: str, hint: str) -> None:
-        raise _Unusable("bad-yaml", f"holds {what}", self.reader.line + 1, hint)
+        raise _Unusable("bad-yaml", f"contains {what}", self.reader.line + 1, hint)
 
 
 def _events(text: str) -> Iterator[Event]:
-    """ruamel's events; its errors as ``_Unusable``."""
+    """Yield ruamel's events, with its errors as ``_Unusable``."""
     yaml = YAML(typ="safe", pure=True, plug_ins=[])
     yaml.Scanner = _PlainScanner
     try:
         yield from yaml.parse(text)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"is not YAML: the character {chr(error.character)!r} may only stand there as an escape"
+        message = f"is not YAML: the character {chr(error.character)!r} is allowed there only as an escape"
         hint = "remove it, or write it as an escape in double quotes"
         raise _Unusable("bad-yaml", message, line, hint) from None
     except MarkedYAMLError as error:
@@ -204,7 +202,7 @@ def _events(text: str) -> Iterator[Event]:
 
 
 class _Reader:
-    """Builds the tree from events, within bounds."""
+    """Builds the tree from events, within the limits above."""
 
     def __init__(self, text: str, source: Source) -> None:
         self.source = source
@@ -222,7 +220,7 @@ class _Reader:
                 documents += 1
                 if documents > 1:
                     line = event.start_mark.line + 1
-                    message = "holds several documents ('---')"
+                    message = "contains several documents ('---')"
                     raise _Unusable("bad-yaml", message, line, "keep one document in a file")
             else:
                 root = self._node(event, ())
@@ -246,7 +244,7 @@ class _Reader:
     def _check_event(self, event: Event, path: Path, line: int) -> None:
         self._values += 1
         if self._values > MAX_VALUES:
-            raise _Unusable("too-large", f"holds more than {MAX_VALUES} values", line)
+            raise _Unusable("too-large", f"contains more than {MAX_VALUES} values", line)
         if len(path) > MAX_DEPTH:
             raise _Unusable("too-large", f"is nested more than {MAX_DEPTH} levels deep", line)
 
@@ -296,12 +294,12 @@ class _Reader:
     def _scalar(self, event: ScalarEvent, line: int) -> str | int | float | bool | None:
         text: str = event.value
         if _SURROGATE.search(text):
-            raise _Unusable("bad-yaml", "holds a lone surrogate, which UTF-8 cannot write", line)
+            raise _Unusable("bad-yaml", "contains a lone surrogate, which UTF-8 cannot encode", line)
         return resolve(text, line) if event.style is None else text
 
 
 def resolve(text: str, line: int = 1) -> str | int | float | bool | None:
-    """An unquoted scalar as YAML 1.2's core schema reads it: ``on`` and ``08:00`` stay text."""
+    """Convert an unquoted scalar by YAML 1.2's core schema: ``on`` and ``08:00`` stay text."""
     if text in _NULLS:
         return None
     if text in _TRUE or text in _FALSE:
@@ -313,14 +311,3 @@ def resolve(text: str, line: int = 1) -> str | int | float | bool | None:
     if _FLOAT.fullmatch(text):
         return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
     return text
-
-
-def node_of(value: Mapping[str, Any], source: Source) -> Node:
-    """A tree of plain values that all have one source and no line."""
-    return Node({key: _wrap(child, source) for key, child in value.items()}, source)
-
-
-def _wrap(value: Any, source: Source) -> Node:
-    if isinstance(value, Node):
-        return value
-    return node_of(value, source) if isinstance(value, Mapping) else Node(value, source)

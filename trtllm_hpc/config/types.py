@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 
 class Section(BaseModel):
-    """A part of a job file or a profile: unknown keys refused, no silent conversion, immutable."""
+    """A section of a job file or a profile: no unknown keys, no silent conversion, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -20,7 +20,7 @@ class Section(BaseModel):
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """What was written, with the defaults that depend on it."""
+        """Add the defaults that depend on other values."""
         return plain
 
 
@@ -35,13 +35,13 @@ def _encodable(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError("holds a lone surrogate, which UTF-8 cannot write") from None
+        raise ValueError("contains a lone surrogate, which UTF-8 cannot encode") from None
     return text
 
 
 def _no_nul(text: str) -> str:
     if "\0" in text:
-        raise ValueError("holds a NUL byte, which no command line can carry")
+        raise ValueError("contains a NUL byte, which no command line can carry")
     return _encodable(text)
 
 
@@ -52,19 +52,19 @@ def _variable_name(text: str) -> str:
 
 
 OneLine = Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_no_control_characters)]
-"""Text for a script line: not empty, one line. Quotes, ``$( )``, spaces and any letter are fine."""
+"""Text for a script: one line, not empty. Quotes, ``$( )``, spaces and all letters are allowed."""
 
 AnyText = Annotated[str, Field(max_length=100_000), AfterValidator(_no_nul)]
-"""Text of any length and shape but for NUL, such as a prompt."""
+"""Any text without NUL, such as a prompt."""
 
 AbsolutePath = Annotated[OneLine, Field(pattern=r"^/")]
-"""A path as the compute nodes see it; absolute, since jobs start elsewhere."""
+"""A path as the compute nodes see it; absolute, since jobs start in another folder."""
 
 VariableName = Annotated[str, AfterValidator(_variable_name)]
 
 # \Z and not $: the latter lets a last newline through in some engines.
 JobName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
-"""Names the run folder and the Slurm jobs: a letter or digit, then letters, digits, ``.``, ``_``, ``-``."""
+"""Name of run folders and Slurm jobs: a letter or digit, then letters, digits, ``.``, ``_``, ``-``."""
 
 TokenCount = Annotated[int, Field(ge=1, le=10_000_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -78,12 +78,12 @@ PATTERNS: dict[str, tuple[str, str | None]] = {
         None,
     ),
     r"^-": ("must begin with '-', as options do", "write one option in each item, e.g. --mail-type=FAIL"),
-    r"^[^,]*$": ("must hold no comma, which separates mounts", "write one mount in each item"),
+    r"^[^,]*$": ("must not contain a comma, which separates mounts", "write one mount in each item"),
     r"^[a-z0-9_]+$": (
         "must be the name of an MPI plugin",
         "'srun --mpi=list' prints them; pmix is the usual one",
     ),
-    r"^[a-z][a-z0-9_]*\z": ("must be small letters, digits and '_'", "write gemm for --gemm_plugin"),
+    r"^[a-z][a-z0-9_]*\z": ("must be lower-case letters, digits and '_'", "write gemm for --gemm_plugin"),
     r"^\d+\.\d+$": ("must be a compute capability such as 9.0", "quote it: '9.0'; nvidia-smi prints it"),
 }
-"""The patterns of both files in words, and a hint where there is one."""
+"""The message for each pattern in the models, and a hint if there is one."""
