@@ -38,6 +38,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(sharing.folder(), ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With ``--dist loadgroup``, give tests that share a server or an imported library to one worker.
 
