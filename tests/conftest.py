@@ -5,16 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from tests import sharing
 
+
+def interrupt(number: int, frame: object) -> None:
+    """Interrupt once: a second signal must not keep the first from taking servers and sandboxes down."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 # A shell ignores Ctrl-C for what it starts in the background, and every child would inherit that: the
-# tests that interrupt something would wait for ever.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-# Whoever ends the tests from outside (a time limit) wants no Slurm and no server left behind either.
-signal.signal(signal.SIGTERM, signal.default_int_handler)
+# tests that interrupt something would wait for ever. Whoever ends the tests from outside (a time limit)
+# wants no Slurm and no server left behind either.
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, interrupt)
 
 # Threads of PyTorch that share a processor with other tests wait for each other most of the time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,6 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Name what the workers of this run of pytest share."""
     if not hasattr(config, "workerinput"):
         os.environ[sharing.RUN] = str(os.getpid())
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist kills the workers
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """After an interrupt of this process alone, have the workers take down what they have started."""
+    if exitstatus == pytest.ExitCode.INTERRUPTED and session.config.pluginmanager.has_plugin("dsession"):
+        for started in Path("/proc/self/task").glob("*/children"):
+            for pid in started.read_text(encoding="utf-8").split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGINT)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
