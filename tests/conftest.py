@@ -7,10 +7,20 @@ import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import sharing
+
+ONE_BY_ONE = ("tests/local/", "tests/slurm/", "tests/reference/test_ranks.py", "tests/reference/test_soak.py")
+"""Where each test, of half a minute, goes to the next free worker."""
+
+SHARED_SERVERS = " ".join(
+    f"tests/reference/test_{name}.py" for name in ("bls", "contract", "load", "metrics", "serving", "start")
+)
+"""The files whose tests ask the servers ``alone`` and ``pair``."""
 
 
 def interrupt(number: int, frame: object) -> None:
@@ -58,13 +68,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(sharing.folder(), ignore_errors=True)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With ``--dist loadgroup``, give tests that share a server or an imported library to one worker.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """With ``--dist loadgroup``, tests that share something costly go to one worker."""
+    return Groups(config, log) if config.getoption("dist") == "loadgroup" else None
 
-    Tests of the real Slurm, and those that start their own servers, go to the
-    next free worker one by one.
-    """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None and item.get_closest_marker("single") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+
+class Groups(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests of one file stay together, but for those that start and stop all they need."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        if file.startswith(ONE_BY_ONE) and not file.endswith("test_sandbox.py"):
+            return nodeid
+        return SHARED_SERVERS if file in SHARED_SERVERS else file

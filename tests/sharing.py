@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,3 +44,17 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
                 shutil.rmtree(made, ignore_errors=True)
                 raise
     return made
+
+
+def engine_for_two_ranks() -> Path:
+    """A finished engine of the reference backend, so that not every test builds one."""
+    return made_once("engine tp2", _build_engine)
+
+
+def _build_engine(folder: Path) -> None:
+    command = [sys.executable, "-m", "trtllm_hpc.reference.build", "--output", str(folder)]
+    command += ["--synthetic", "tiny-llama"]
+    options = ["--tensor-parallel", "2", "--seed", "0", "--dtype", "float32", "--max-batch-size", "8"]
+    lengths = ["--max-input-len", "256", "--max-seq-len", "512"]
+    subprocess.run([*command, *options, *lengths], check=True, capture_output=True)
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from tests.ended import ended_when_asked
+from tests.sharing import engine_for_two_ranks
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord
 
-pytestmark = [pytest.mark.triton, pytest.mark.single]
+pytestmark = pytest.mark.triton
 
 SECTIONS: dict[str, Any] = {
     "name": "here",
@@ -43,6 +44,11 @@ SECTIONS: dict[str, Any] = {
 def types(*words: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "trtllm-hpc"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+
+
+def built() -> dict[str, Any]:
+    """The section of a job file for an engine that is there already."""
+    return {**SECTIONS["engine"], "directory": str(engine_for_two_ranks())}
 
 
 def submit(folder: Path, *words: str, **sections: Any) -> tuple[subprocess.CompletedProcess[str], RunPaths]:
@@ -92,7 +98,7 @@ def test_the_same_chain_ends_well(tmp_path: Path) -> None:
 
 def test_cancel_leaves_nothing(tmp_path: Path) -> None:
     """The output is a pipe: the command must end although the run goes on."""
-    _, run = submit(tmp_path)
+    _, run = submit(tmp_path, engine=built())
     assert eventually(lambda: run.endpoint.exists(), 60), state(run)
     cancelled = types("cancel", run.folder)
     assert cancelled.returncode == 0, cancelled.stderr
@@ -101,7 +107,7 @@ def test_cancel_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_fails_the_run(tmp_path: Path) -> None:
-    _, run = submit(tmp_path, companion={"enabled": False})
+    _, run = submit(tmp_path, engine=built(), companion={"enabled": False})
     assert eventually(lambda: run.endpoint.exists(), 60), state(run)
     record = RankRecord.read(run.rank_record("serve", 1))
     assert record is not None
@@ -130,7 +136,7 @@ def test_stages_that_wait_for_a_killed_build_end(tmp_path: Path) -> None:
 
 
 def test_a_killed_script_takes_its_processes_along(tmp_path: Path) -> None:
-    _, run = submit(tmp_path, companion={"enabled": False})
+    _, run = submit(tmp_path, engine=built(), companion={"enabled": False})
     assert eventually(lambda: run.endpoint.exists(), 60), state(run)
     group = json.loads(run.stage_events("serve").read_text().splitlines()[0])["data"]["group"]
     os.kill(group, signal.SIGKILL)  # bash alone: spawn, supervisors and servers live on

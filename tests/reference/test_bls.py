@@ -14,7 +14,7 @@ from .conftest import Greedy
 from .oracle import LONG, Oracle
 from .servers import World
 
-pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("reference servers")]
+pytestmark = pytest.mark.triton
 
 TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 PROMPT = "What is machine learning?"

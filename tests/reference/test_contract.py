@@ -19,7 +19,7 @@ from .conftest import Greedy
 from .oracle import LONG, MAX_SEQ_LEN, Oracle
 from .servers import World
 
-pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("reference servers")]
+pytestmark = pytest.mark.triton
 
 PROMPT = [1, 50, 60, 70, 80]
 STOP = {"input_ids": [[0]], "input_lengths": 0, "request_output_len": 0, "stop": True}

@@ -24,7 +24,7 @@ from trtllm_hpc.runtime.records import Endpoint
 
 from .servers import World
 
-pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("reference servers")]
+pytestmark = pytest.mark.triton
 
 Protocol = Literal["grpc", "http"]
 PROMPT = "the cat sat on the"

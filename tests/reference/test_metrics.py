@@ -66,7 +66,6 @@ def test_load_becomes_gauges() -> None:
 
 
 @pytest.mark.triton
-@pytest.mark.xdist_group("reference servers")
 def test_metrics_have_upstreams_names_and_labels(alone: World) -> None:
     found: dict[str, dict[str, set[str]]] = {}
     for name, labels in re.findall(r"^(nv_(?:trt_)?llm_\w+)\{([^}]*)\}", alone.metrics(), re.MULTILINE):
@@ -79,7 +78,6 @@ def test_metrics_have_upstreams_names_and_labels(alone: World) -> None:
 
 
 @pytest.mark.triton
-@pytest.mark.xdist_group("reference servers")
 def test_the_benchmark_reads_them(alone: World) -> None:
     def found() -> dict[str, float]:
         return since_start(Page(alone.metrics()))
@@ -96,7 +94,6 @@ def test_the_benchmark_reads_them(alone: World) -> None:
 
 
 @pytest.mark.triton
-@pytest.mark.xdist_group("reference servers")
 def test_histograms_count_tokens_of_finished_requests(alone: World) -> None:
     def count(end: str) -> tuple[float, float]:
         return (
@@ -112,7 +109,6 @@ def test_histograms_count_tokens_of_finished_requests(alone: World) -> None:
 
 
 @pytest.mark.triton
-@pytest.mark.xdist_group("reference servers")
 def test_gauges_follow_the_engine(alone: World) -> None:
     steps = metric(alone, "nv_trt_llm_general_metrics", "iteration_counter")
     ask_one(alone, "tensorrt_llm", token_inputs([1, 5, 6], 7))

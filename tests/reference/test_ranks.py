@@ -22,8 +22,6 @@ from .two_peers import LOST
 
 BODY = {"text_input": "What is machine learning?", "max_tokens": LONG - 20, "end_id": -1}
 
-pytestmark = pytest.mark.single
-
 
 def stub_of(world: servers.World, rank: int) -> int:
     """The process of the ``tensorrt_llm`` model; its command line holds the model's path."""

@@ -14,7 +14,7 @@ from .conftest import Greedy
 from .oracle import MAX_SEQ_LEN, Oracle
 from .servers import World
 
-pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("reference servers")]
+pytestmark = pytest.mark.triton
 
 END = 2
 PROMPTS = (

@@ -26,7 +26,7 @@ from .footprint import Footprint, footprint, grown
 from .servers import World
 from .visitors import ACCUMULATES, MODEL, Question, Visitor
 
-pytestmark = [pytest.mark.triton, pytest.mark.single, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.triton, pytest.mark.timeout(600)]
 
 END = 2
 AT_ONCE = 16

@@ -10,7 +10,6 @@ from .servers import World
 
 
 @pytest.mark.triton
-@pytest.mark.xdist_group("reference servers")
 def test_the_log_says_how_long_libraries_and_weights_took(alone: World) -> None:
     assert re.search(r"rank 0: Python and the libraries took \d+\.\d s", alone.log(0))
     assert re.search(r"rank 0: weights loaded in \d+\.\d s", alone.log(0))

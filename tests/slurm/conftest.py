@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.sharing import made_once, sandbox_name
+from tests.sharing import engine_for_two_ranks, made_once, sandbox_name
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.sandbox import Node, Sandbox
@@ -222,14 +222,4 @@ def person(cluster: Sandbox, installed: Path, home: Path) -> Iterator[Person]:
 @pytest.fixture(scope="session")
 def engine() -> Path:
     """A finished engine for two ranks, so that not every test builds one."""
-    return made_once("engine tp2", make_engine)
-
-
-def make_engine(folder: Path) -> None:
-    """Build the engine of most tests."""
-    command = [sys.executable, "-m", "trtllm_hpc.reference.build", "--output", str(folder)]
-    command += ["--synthetic", "tiny-llama"]
-    options = ["--tensor-parallel", "2", "--seed", "0", "--dtype", "float32", "--max-batch-size", "8"]
-    lengths = ["--max-input-len", "256", "--max-seq-len", "512"]
-    subprocess.run([*command, *options, *lengths], check=True, capture_output=True)
-    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+    return engine_for_two_ranks()

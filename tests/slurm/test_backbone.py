@@ -26,7 +26,7 @@ from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 from trtllm_hpc.sandbox import Node
 
-pytestmark = [pytest.mark.slurm, pytest.mark.single]
+pytestmark = pytest.mark.slurm
 
 LENIENT = {"min_requests": 1, "max_late_share": 1.0}
 """Whether figures can be believed is no matter of these tests: on two cores the ranks hold the client up."""
@@ -246,7 +246,7 @@ def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: st
 
 
 def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, engine: Path) -> None:
-    run, endpoint = serving(person, engine, "kept")
+    run, endpoint = serving(person, engine, "kept", companion={"benchmark": None})
     assert eventually(lambda: person.status(run)["stages"][-1]["state"] == "COMPLETED", 60), person.status(
         run
     )
@@ -422,7 +422,7 @@ def test_what_a_person_has_exported_changes_nothing(person: Person, engine: Path
         "TMPDIR": str(person.folder),
         "http_proxy": "http://127.0.0.1:9",
     }
-    answer, run = person.submit(person.job("exported", **two_ranks(engine)))
+    answer, run = person.submit(person.job("exported", **two_ranks(engine, companion={"benchmark": None})))
     (person.folder / "click.py").unlink()
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert run.rank_log("serve", 0).read_text(errors="replace").startswith("rank 0 on")

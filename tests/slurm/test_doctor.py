@@ -14,7 +14,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.checks import MIN_MEMLOCK_KIB
 from trtllm_hpc.runtime.records import RankRecord, read_events
 
-pytestmark = [pytest.mark.slurm, pytest.mark.single]
+pytestmark = pytest.mark.slurm
 
 
 def outcomes(person: Person, job: Path, *words: str) -> dict[str, dict[str, str]]:
@@ -61,7 +61,7 @@ def test_what_is_ignored_before_the_queue_is_refused_in_the_job(
 
 
 def test_little_locked_memory_is_warned_about_in_the_job(person: Person, engine: Path) -> None:
-    answer, run = person.submit(person.job("locked", **two_ranks(engine)))
+    answer, run = person.submit(person.job("locked", **two_ranks(engine, companion={"benchmark": None})))
     assert answer.returncode == 0, answer.stderr
     records = [RankRecord.read(run.rank_record("preflight", rank)) for rank in (0, 1)]
     limits = [record.details["memlock_kib"] for record in records if record is not None]

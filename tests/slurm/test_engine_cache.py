@@ -20,7 +20,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.sandbox import Node
 
-pytestmark = [pytest.mark.slurm, pytest.mark.single]
+pytestmark = pytest.mark.slurm
 
 # Owners on another node can only be judged by their silence: a minute in life, seconds here.
 PATIENCE = {"TRTLLM_HPC_LOCK_BEAT_SECONDS": "0.3", "TRTLLM_HPC_LOCK_DEAD_SECONDS": "2"}

@@ -11,7 +11,7 @@ import pytest
 from tests.runtime.model_repository.upstream import write_all_models
 from tests.slurm.conftest import USER, Person
 
-pytestmark = [pytest.mark.slurm, pytest.mark.single]
+pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture

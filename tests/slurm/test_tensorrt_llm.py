@@ -26,7 +26,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import RankRecord
 
-pytestmark = [pytest.mark.slurm, pytest.mark.single]
+pytestmark = pytest.mark.slurm
 
 RELEASE = "0.16.0"
 LLAMA = {
