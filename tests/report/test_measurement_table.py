@@ -11,12 +11,12 @@ from tests.report.cases import CASES
 from tests.report.make import Made, make, searched, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.results import Distribution, Interval, Verdict
+from trtllm_hpc.report.formatting import quantity
 from trtllm_hpc.report.measurement_table import measurement_table, measurement_text
 from trtllm_hpc.report.sentences import sentences
 from trtllm_hpc.report.sparkline import BLOCKS
 from trtllm_hpc.report.summary import print_summary
 from trtllm_hpc.report.tables import as_text
-from trtllm_hpc.report.words import quantity
 
 
 def text(made: Made) -> str:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-from trtllm_hpc.report.log_table import fitted, print_logs, size_words
+from trtllm_hpc.report.formatting import format_bytes
+from trtllm_hpc.report.log_table import fitted, print_logs
 from trtllm_hpc.report.status import status_table
 from trtllm_hpc.report.tables import as_text, fit, plain_table, print_table, wrap
 from trtllm_hpc.report.versions import OPTIONAL_COLUMNS, releases_table
@@ -28,7 +29,7 @@ ROWS: list[dict[str, Any]] = [
 def test_the_logs_fit_a_terminal(width: int) -> None:
     table = fitted(ROWS, width)
     assert all(len(line) <= width for line in table.splitlines())
-    for words in ("build", "ended 0", "serve", "gpu-node-", "SIGKILL", "120.6 KiB", "E0721 10:02:03", "…"):
+    for words in ("build", "ended 0", "serve", "gpu-node-", "SIGKILL", "121 KiB", "E0721 10:02:03", "…"):
         assert words in table
 
 
@@ -102,9 +103,8 @@ def test_text_has_no_colours_and_no_trailing_spaces() -> None:
     )
 
 
-def test_sizes_in_words() -> None:
-    assert [size_words(size) for size in (None, 0, 1023, 1536, 5 << 20, 3 << 30)] == [
-        None,
+def test_sizes_are_written_in_the_largest_unit() -> None:
+    assert [format_bytes(size) for size in (0, 1023, 1536, 5 << 20, 3 << 30)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",

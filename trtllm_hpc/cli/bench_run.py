@@ -116,7 +116,7 @@ def raise_if_invalid(found: StoredMeasurement, measurement: Measurement) -> None
     """Raise InvalidMeasurement with the findings and the most frequent error if the figures are not valid."""
     if measurement.verdict.valid:
         return
-    from trtllm_hpc.report.words import cut
+    from trtllm_hpc.report.formatting import cut
 
     message = " ".join(measurement.verdict.findings)
     if measurement.errors:

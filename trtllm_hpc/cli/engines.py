@@ -142,7 +142,8 @@ def _find_one(cache: Cache, name: str) -> Item:
 def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> None:
     """List every output in the cache, the last used first."""
     from trtllm_hpc.engine_cache.listing import list_entries
-    from trtllm_hpc.report.engines import OPTIONAL_COLUMNS, engines_table, in_bytes
+    from trtllm_hpc.report.engines import OPTIONAL_COLUMNS, engines_table
+    from trtllm_hpc.report.formatting import format_bytes
     from trtllm_hpc.report.tables import print_table
 
     cache = open_cache(folder, cluster)
@@ -154,7 +155,7 @@ def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> Non
         click.echo(_no_engines(cache))
         return
     print_table(engines_table(items), OPTIONAL_COLUMNS)
-    click.echo(f"{len(items)} in {cache.folder}, {in_bytes(sum(item.size for item in items))}")
+    click.echo(f"{len(items)} in {cache.folder}, {format_bytes(sum(item.size for item in items))}")
 
 
 def _item_json(item: Item) -> dict[str, Any]:
@@ -196,20 +197,23 @@ def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> 
 
 def _details(item: Item, record: dict[str, Any], uses: list[str]) -> list[str]:
     from trtllm_hpc.engine_cache.lookup import parts_of
-    from trtllm_hpc.report.engines import in_bytes, moment, span, state_of
+    from trtllm_hpc.report.engines import state_of
+    from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
 
     made = item.manifest
     lines = [f"{item.entry.name}: {state_of(item)}", f"  folder: {item.entry.output}"]
     lines += [f"  {name}: {value}" for name, value in item.about.items() if value]
     if made is not None:
-        lines.append(f"  built: {moment(made.built_at)} on {made.host} in {span(made.seconds)}")
+        lines.append(
+            f"  built: {format_time(made.built_at)} on {made.host} in {format_duration(made.seconds)}"
+        )
         lines += [f"  {name} installed there: {version}" for name, version in made.versions.items()]
     lines.append("key:")
     chain = record.get("chain") or {item.step: record.get("document", {})}
     lines += [f"  {name}: {value}" for name, value in parts_of(chain)]
     if made is not None:
-        lines.append(f"files: {in_bytes(made.size)}")
-        lines += [f"  {in_bytes(size):>10}  {name}" for name, (size, _) in sorted(made.files.items())]
+        lines.append(f"files: {format_bytes(made.size)}")
+        lines += [f"  {format_bytes(size):>10}  {name}" for name, (size, _) in sorted(made.files.items())]
     if uses:
         lines += ["used by:", *(f"  {run}" for run in uses)]
     return lines
@@ -341,7 +345,7 @@ def prune(
 
 
 def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> None:
-    from trtllm_hpc.report.engines import in_bytes
+    from trtllm_hpc.report.formatting import format_bytes
 
     if as_json:
         entries = [
@@ -362,7 +366,7 @@ def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> No
         else:
             click.echo(f"{name}: {'removed' if done else 'would be removed'}, it {decision.reason}")
     removed = [decision for decision in decisions if decision.kept is None]
-    size = in_bytes(sum(decision.item.size for decision in removed))
+    size = format_bytes(sum(decision.item.size for decision in removed))
     click.echo(f"{len(removed)} {'removed' if done else 'would be removed'}, {size}")
     if removed and not done:
         click.echo("  next: the same command with --yes")

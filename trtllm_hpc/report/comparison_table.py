@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.bench.analysis.compare import Comparison, Row
+from trtllm_hpc.report.formatting import NONE, quantity, share
 from trtllm_hpc.report.tables import plain_table
-from trtllm_hpc.report.words import NONE, quantity, share
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""The tables of ``doctor``: what the checks found, and the model's memory."""
+"""The tables of ``doctor``: checks, rules, and the model's memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _GIB = 2**30
 
 
 def checks_table(rows: Sequence[dict[str, Any]], *, narrow: bool) -> Table:
-    """One row for each check, from ``Row.as_json()``.
+    """Return a table with one row for each check.
 
     Args:
-        narrow: for a terminal: the remedy stands below the sentence.
+        narrow: for a terminal; the remedy stands below the sentence.
     """
     table = plain_table("check", "outcome", "what was found", *(() if narrow else ("next",)))
     for row in rows:
@@ -34,7 +34,7 @@ def checks_table(rows: Sequence[dict[str, Any]], *, narrow: bool) -> Table:
 
 
 def rules_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rules of job files and profiles, which a job that loads has kept."""
+    """Return the table of the rules of job files and profiles; a job that loads meets them all."""
     table = plain_table("rule", "outcome", "what it says")
     for row in rows:
         table.add_row(row["id"], Text(row["outcome"], style=_STYLES[row["outcome"]]), Text(row["sentence"]))
@@ -42,7 +42,7 @@ def rules_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def memory_table(plan: dict[str, Any]) -> Table:
-    """The memory planner's figures for one rank, from ``MemoryPlan.as_json()``."""
+    """Return the table of the memory planner's figures for one rank, from ``MemoryPlan.as_json()``."""
     room, limits = plan["room"], plan["limits"]
     buffers = room["buffers"]
     table = plain_table("memory of one rank", "GiB", "how", right=("GiB",), one_line=("memory of one rank",))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,8 +32,8 @@ def engines_table(items: Sequence[Item]) -> Table:
     )
     for item in items:
         about = [Text(item.about.get(name) or "-") for name in ("model", "backend", "version", "layout")]
-        size = in_bytes(item.size) if item.manifest else "-"
-        times = [moment(item.manifest.built_at if item.manifest else None), moment(item.last_used)]
+        size = format_bytes(item.size) if item.manifest else "-"
+        times = [format_time(item.manifest.built_at if item.manifest else None), format_time(item.last_used)]
         state = Text(item.state, style=_STYLES.get(item.state, ""))
         state.append(state_of(item)[len(item.state) :], style="")
         table.add_row(item.entry.name, *about, size, *times, state)
@@ -44,28 +45,6 @@ def state_of(item: Item) -> str:
     if not item.note:
         return item.state
     return f"{item.state}: {item.note}" if item.state == "broken" else f"{item.state} {item.note}"
-
-
-def moment(seconds: float | None) -> str:
-    """Return a time in the local time zone."""
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def span(seconds: float) -> str:
-    """Return a rounded duration."""
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def in_bytes(count: float) -> str:
-    """Return a size, in the largest unit that leaves a number above 1."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def engine_lines(found: Hit | Miss | Unknown | None) -> list[str]:
@@ -84,7 +63,8 @@ def engine_lines(found: Hit | Miss | Unknown | None) -> list[str]:
 def _origin(hit: Hit) -> str:
     made = hit.manifest
     job = f" by job {made.job_id}" if made.job_id else ""
-    return f"{hit.entry.name}, built {moment(made.built_at)}{job} on {made.host} in {span(made.seconds)}"
+    built = f"built {format_time(made.built_at)}{job} on {made.host} in {format_duration(made.seconds)}"
+    return f"{hit.entry.name}, {built}"
 
 
 def _miss_lines(miss: Miss) -> list[str]:

@@ -1,4 +1,4 @@
-"""Live progress of a run: a line for each change, and a moving line on a terminal."""
+"""Live progress of a run: a table redrawn on a terminal, elsewhere a line for each change."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 _DETAIL_PAUSE_S = 3.0
-"""Pause between two lines about one stage's details where lines cannot be redrawn."""
+"""Shortest pause between two lines about one stage's details, where lines cannot be redrawn."""
 
 
 class LivePrinter:
-    """Shows each progress as it comes.
+    """Prints each progress.
 
-    On a terminal a small table is redrawn; elsewhere (a log, a pipe) a line is
-    printed when a stage's state changes, and a few while its details do.
+    On a terminal a small table is redrawn. Elsewhere (a log, a pipe) a line is
+    printed when a stage's state changes, and now and then when its details do.
     """
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._console = Console(stderr=True)
         self._enabled = enabled
         self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
-        self._said: dict[str, tuple[str, str]] = {}
-        self._said_at: dict[str, float] = {}
+        self._printed: dict[str, tuple[str, str]] = {}
+        self._printed_at: dict[str, float] = {}
 
     def __enter__(self) -> LivePrinter:
         if self._enabled and self._live is not None:
@@ -46,27 +46,27 @@ class LivePrinter:
             self._live.stop()
 
     def show(self, progress: Progress) -> None:
-        """Show where the run is."""
+        """Show how far the run is."""
         if not self._enabled:
             return
         if self._live is not None:
             self._live.update(_table(progress))
             return
         for stage, (state, detail) in _sentences(progress).items():
-            if self._is_news(stage, state, detail):
-                self._said[stage], self._said_at[stage] = (state, detail), time.monotonic()
+            if self._is_new(stage, state, detail):
+                self._printed[stage], self._printed_at[stage] = (state, detail), time.monotonic()
                 line = f"  {stage}: {_joined(state, detail)}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _is_news(self, stage: str, state: str, detail: str) -> bool:
-        said, said_at = self._said.get(stage), self._said_at.get(stage, float("-inf"))
-        if said == (state, detail):
+    def _is_new(self, stage: str, state: str, detail: str) -> bool:
+        printed, printed_at = self._printed.get(stage), self._printed_at.get(stage, float("-inf"))
+        if printed == (state, detail):
             return False
-        return said is None or said[0] != state or time.monotonic() - said_at > _DETAIL_PAUSE_S
+        return printed is None or printed[0] != state or time.monotonic() - printed_at > _DETAIL_PAUSE_S
 
 
 def _sentences(progress: Progress) -> dict[str, tuple[str, str]]:
-    """What to say of each stage: its state, and how far it is in it."""
+    """Return the state of each stage and its details."""
     return {
         stage.stage: (stage.sentence, _detail(stage.stage, progress) if stage.state == "RUNNING" else "")
         for stage in progress.status.stages
@@ -83,7 +83,7 @@ def _detail(stage: str, progress: Progress) -> str:
         return f"step {step} of {count}: {message}"
     if stage == "serve":
         if progress.stopping:
-            return "stops"
+            return "stopping"
         if progress.status.endpoint is not None:
             return f"ready at {progress.status.endpoint.http} ({progress.status.endpoint.host})"
         return f"{progress.ranks_up} of {progress.world_size} ranks up"
@@ -95,7 +95,7 @@ def _detail(stage: str, progress: Progress) -> str:
 def _companion_detail(progress: Progress) -> str:
     if progress.benchmark is not None:
         return f"benchmark: {progress.benchmark}"
-    return "asks" if progress.status.endpoint is not None else "waits for the endpoint"
+    return "sends requests" if progress.status.endpoint is not None else "waits for the endpoint"
 
 
 def _table(progress: Progress) -> Table:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trtllm_hpc.logs.errors import first_error_line
 from trtllm_hpc.logs.files import LogFile
 from trtllm_hpc.logs.text import escaped
+from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
 
 if TYPE_CHECKING:
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
 _SHORT_HOST, _LONG_HOST = 12, 24
 _LEAST_ERROR = 30
-"""Columns that an error needs to be worth a place in the table."""
+"""Columns that an error needs to be shown in the table; with fewer it stands below."""
 _GAP = 3
 _ANY_WIDTH = 2000
 
 
 def log_rows(logs: Sequence[LogFile]) -> list[dict[str, Any]]:
-    """One plain JSON object for each log."""
+    """Return one plain JSON object for each log."""
     return [
         {
             "step": log.step,
@@ -39,7 +40,7 @@ def log_rows(logs: Sequence[LogFile]) -> list[dict[str, Any]]:
 
 
 def print_logs(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the rows of :func:`log_rows`: errors cut to the width of a terminal, whole into a pipe."""
+    """Print the rows of :func:`log_rows`; errors are cut to the width of a terminal, but not in a pipe."""
     width = terminal_width()
     if width is None:
         print_table(log_table(rows))
@@ -48,7 +49,7 @@ def print_logs(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def fitted(rows: Sequence[dict[str, Any]], width: int) -> str:
-    """The table for a terminal of ``width`` columns; errors without room in it come below."""
+    """Return the table for a terminal of ``width`` columns; errors without room in it stand below."""
     hosts = _SHORT_HOST if width < NARROW else _LONG_HOST
     bare = log_table(rows, host_width=hosts, error_width=0)
     room = width - max(map(len, as_text(bare, _ANY_WIDTH).splitlines()), default=0) - _GAP
@@ -60,23 +61,24 @@ def fitted(rows: Sequence[dict[str, Any]], width: int) -> str:
 def log_table(
     rows: Sequence[dict[str, Any]], *, host_width: int | None = None, error_width: int | None = None
 ) -> Table:
-    """The rows of :func:`log_rows` as a table.
+    """Return the rows of :func:`log_rows` as a table.
 
     Args:
-        host_width: longer names of hosts are cut to this.
-        error_width: longer errors are cut to this; 0 leaves them out.
+        host_width: host names are cut to this width.
+        error_width: errors are cut to this width; 0 leaves them out.
     """
     from rich.text import Text
 
     headers = ("step", "rank", "host", "state", "size", *(() if error_width == 0 else ("first error",)))
     table = plain_table(*headers, right=("rank", "size"), one_line=("size", "first error"))
     for row in rows:
-        cells = (row["step"], row["rank"], row["host"], row["state"], size_words(row["size_bytes"]))
+        size = None if row["size_bytes"] is None else format_bytes(row["size_bytes"])
+        cells = (row["step"], row["rank"], row["host"], row["state"], size)
         step, rank, host, state, size = ("-" if cell is None else str(cell) for cell in cells)
-        words = [step, rank, _cut(host, host_width), state, size]
+        texts = [step, rank, _cut(host, host_width), state, size]
         if error_width != 0:
-            words.append(_cut(_error(row), error_width))
-        table.add_row(*map(Text, words))
+            texts.append(_cut(_error(row), error_width))
+        table.add_row(*map(Text, texts))
     return table
 
 
@@ -96,18 +98,6 @@ def _cut(text: str, width: int | None) -> str:
     if width is not None:
         line.truncate(width, overflow="ellipsis")
     return line.plain
-
-
-def size_words(size_bytes: int | None) -> str | None:
-    """A size as people read it: ``512 B``, ``1.5 KiB``..."""
-    if size_bytes is None:
-        return None
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 def _error(row: dict[str, Any]) -> str:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from trtllm_hpc.bench.metrics import BY_KEY, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Interval, LevelResult, Measurement
+from trtllm_hpc.report.formatting import NONE, plus_minus, quantity
 from trtllm_hpc.report.headline import ascending_levels, headline_level, is_valid, level_labels
 from trtllm_hpc.report.sentences import sentences, title
 from trtllm_hpc.report.sparkline import over_time, spread
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
-from trtllm_hpc.report.words import NONE, plus_minus, quantity
 
 if TYPE_CHECKING:
     from rich.table import Table

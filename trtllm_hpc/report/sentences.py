@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
 from trtllm_hpc.bench.results import Measurement, SearchResult, Tried
+from trtllm_hpc.report.formatting import cut, search_sentence
 from trtllm_hpc.report.headline import ascending_levels, is_valid, level_labels
-from trtllm_hpc.report.words import cut, search_words
 
 
 def title(measurement: Measurement) -> str:
@@ -27,7 +27,7 @@ def title(measurement: Measurement) -> str:
 def sentences(measurement: Measurement) -> Iterator[str]:
     """The search, the limits, tokens, errors, and the verdict last."""
     if measurement.search is not None:
-        yield f"search: {search_words(measurement.search)}"
+        yield f"search: {search_sentence(measurement.search)}"
     yield from _slo_sentences(measurement)
     tokens = measurement.tokens
     for kind in ("input", "output"):

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trtllm_hpc.bench.server_metrics.series import describe
-from trtllm_hpc.report.engines import in_bytes
+from trtllm_hpc.report.formatting import format_bytes
 
 _NONE = "-"
 
@@ -74,7 +74,7 @@ def in_unit(value: float, unit: str) -> str:
     if unit == "share":
         return f"{value:.0%}".replace("%", " %")
     if unit == "bytes":
-        return in_bytes(value)
+        return format_bytes(value)
     if unit == "ms":
         return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
     if unit == "1/s":

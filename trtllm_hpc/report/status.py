@@ -13,7 +13,7 @@ _STYLES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "NOT SU
 
 
 def status_table(status: dict[str, Any]) -> Table:
-    """One row a stage, from ``RunStatus.as_json()``."""
+    """Return a table with one row for each stage, from ``RunStatus.as_json()``."""
     table = plain_table("stage", "job", "state", "nodes", "what")
     for stage in status["stages"]:
         style = _STYLES.get(stage["state"], "red" if stage["final"] else "")

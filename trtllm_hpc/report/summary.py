@@ -1,4 +1,4 @@
-"""What a run has found, in a screenful: endpoint, answer, benchmark."""
+"""A run's results on one screen: endpoint, answer, benchmark."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trtllm_hpc.runtime.records import read_events
 
 
 def print_summary(paths: RunPaths) -> None:
-    """Print what there is: the endpoint with the time of each phase, the answer, the table."""
+    """Print the endpoint with the time of each phase, the answer and the benchmark, as far as they exist."""
     console = Console()
 
-    def say(text: str) -> None:
+    def print_line(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     for event in read_events(paths, "serve"):
         if event.name == "ready":
-            say(_endpoint(event.data))
+            print_line(_endpoint(event.data))
     for line in _answers(paths):
-        say(line)
+        print_line(line)
     files = paths.measurement(COMPANION_MEASUREMENT)
     with suppress(RunNotFound):  # the companion ended before it measured
         measurement = read_measurement(files.summary)

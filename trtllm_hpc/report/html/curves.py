@@ -7,6 +7,14 @@ from typing import Any
 
 from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.results import Interval, LevelResult
+from trtllm_hpc.report.formatting import (
+    count_levels,
+    high_of,
+    low_of,
+    quantity,
+    search_sentence,
+    with_interval,
+)
 from trtllm_hpc.report.headline import is_valid, load_of
 from trtllm_hpc.report.html.chart import (
     CATEGORIES,
@@ -24,7 +32,6 @@ from trtllm_hpc.report.html.chart import (
 )
 from trtllm_hpc.report.html.data import ReportData
 from trtllm_hpc.report.sentences import reasons_not_held
-from trtllm_hpc.report.words import high_of, low_of, of_levels, quantity, search_words, with_interval
 
 _TITLES = {"latency_ms": "End-to-end latency", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 _STATISTICS = ("p50", "p90", "p99")
@@ -68,7 +75,7 @@ def _latency_chart(
         return NoChart(title, no_figure(data, key))
     worst = max(rows, key=lambda row: row["ms"])
     description = (
-        f"{title}, {of_levels(len(levels))}; p50, p90 and p99. "
+        f"{title}, {count_levels(len(levels))}; p50, p90 and p99. "
         f"The highest is {worst['statistic']} {quantity(worst['ms'])} ms at {worst['level']}."
     )
     x_title = "output tokens/s" if by == "output_tokens_per_s" else "requests finished/s"
@@ -227,7 +234,7 @@ def search_section(data: ReportData) -> Section | None:
         }
         for step, tried in enumerate(search.tried, 1)
     ]
-    section = Section("search", "Search for the highest rate", search_words(search), wide=True)
+    section = Section("search", "Search for the highest rate", search_sentence(search), wide=True)
     if not rows:
         section.charts.append(NoChart("Rates tried", "No rate was tried."))
         return section

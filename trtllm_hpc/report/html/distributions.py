@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
+from trtllm_hpc.report.formatting import count_levels, quantity
 from trtllm_hpc.report.headline import ascending_levels
 from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, axis, described, scale
 from trtllm_hpc.report.html.curves import no_figure
 from trtllm_hpc.report.html.data import ReportData
-from trtllm_hpc.report.words import of_levels, quantity
 
 MOST_LEVELS = 8
 """At most this many curves can be told apart in one chart."""
@@ -54,7 +54,7 @@ def _distribution(data: ReportData, metric: PerRequest, title: str) -> Chart | N
     rows = [row for level in levels for row in _points(data.labels[level], values[level])]
     if not rows:
         return NoChart(title, no_figure(data, metric.key))
-    description = f"{title}: cumulative share of values, {of_levels(len(levels))}. " + " ".join(
+    description = f"{title}: cumulative share of values, {count_levels(len(levels))}. " + " ".join(
         f"At {data.labels[level]}: {_middle(values[level])}." for level in levels if values[level]
     )
     return Chart(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trtllm_hpc.report.formatting import quantity
 from trtllm_hpc.report.html.chart import (
     ASIDE,
     CATEGORIES,
@@ -15,7 +16,6 @@ from trtllm_hpc.report.html.chart import (
     described,
 )
 from trtllm_hpc.report.html.data import WAITS, ReportData
-from trtllm_hpc.report.words import quantity
 
 _ROW = 34
 _LABEL_PX = 300

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample
+from trtllm_hpc.report.formatting import quantity
 from trtllm_hpc.report.html.chart import Chart, NoChart, Section, altair, described
 from trtllm_hpc.report.html.data import ReportData
 from trtllm_hpc.report.html.timelines import bands, end_of, seconds_axis, shaded
 from trtllm_hpc.report.in_flight import most_in_flight
-from trtllm_hpc.report.words import quantity
 
 MOST_POINTS = 400
 """Points of one line; of more samples, only the largest of each interval is drawn."""

@@ -9,9 +9,9 @@ from typing import Any
 from trtllm_hpc.bench.metrics import BY_KEY, METRICS
 from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity
 from trtllm_hpc.report.headline import is_valid
 from trtllm_hpc.report.html.data import ReportData
-from trtllm_hpc.report.words import NONE, cut, plus_minus, quantity
 
 _LEVEL_COLUMNS = (
     *("valid", "passes", "requests", "failed", "sent/s", "finished/s", "output tokens/s"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.report.formatting import quantity
 from trtllm_hpc.report.html.chart import (
     ASIDE,
     BAND,
@@ -20,7 +21,6 @@ from trtllm_hpc.report.html.chart import (
     scale,
 )
 from trtllm_hpc.report.html.data import ReportData
-from trtllm_hpc.report.words import quantity
 
 MOST_DOTS = 1500
 """Requests in the latency chart: failed and slowest ones first, then evenly chosen ones."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trtllm_hpc.bench.results import Interval, LevelResult
+from trtllm_hpc.report.formatting import plus_minus, quantity, share
 from trtllm_hpc.report.headline import finished_rate, is_valid, keeps_up
 from trtllm_hpc.report.html.data import ReportData
-from trtllm_hpc.report.words import plus_minus, quantity, share
 
 
 @dataclass(frozen=True)

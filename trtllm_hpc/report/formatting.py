@@ -1,6 +1,8 @@
-"""Figures as people read them."""
+"""Figures, sizes and times as text for people."""
 
 from __future__ import annotations
+
+import time
 
 from trtllm_hpc.bench.results import Interval, SearchResult
 
@@ -9,7 +11,7 @@ _LONGEST_TEXT = 300
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
-    """A number with ``digits`` significant digits and its whole part: ``1,234``, ``12.3``, ``0.0123``."""
+    """Return a number with ``digits`` significant digits and its whole integer part: ``1,234``, ``12.3``."""
     if value is None:
         return NONE
     if value == 0:
@@ -21,32 +23,32 @@ def quantity(value: float | None, digits: int = 3) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share as percentage: ``0 %``, ``1.25 %``."""
+    """Return a share as a percentage: ``0 %``, ``1.25 %``."""
     return NONE if value is None else f"{quantity(100 * value)} %"
 
 
 def cut(text: str) -> str:
-    """The beginning of a text: lists of prompts, and errors such as a proxy's page, may be of any length."""
+    """Return the beginning of a text: lists of prompts, or a proxy's error page, may have any length."""
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
 
 
-def of_levels(count: int) -> str:
-    """``1 level`` or ``5 levels``."""
+def count_levels(count: int) -> str:
+    """Return ``1 level`` or ``5 levels``."""
     return f"{count} level{'s' if count != 1 else ''}"
 
 
 def low_of(interval: Interval) -> float:
-    """Its lower end; the figure itself of a single pass."""
+    """Return the lower end of an interval; of a single pass the figure itself."""
     return interval.mean if interval.low is None else interval.low
 
 
 def high_of(interval: Interval) -> float:
-    """Its upper end; the figure itself of a single pass."""
+    """Return the upper end of an interval; of a single pass the figure itself."""
     return interval.mean if interval.high is None else interval.high
 
 
 def with_interval(interval: Interval) -> str:
-    """``12.3 (11.9 to 12.7)``; the figure alone of a single pass."""
+    """Return ``12.3 (11.9 to 12.7)``; of a single pass the figure alone."""
     if interval.low is None or interval.high is None:
         return quantity(interval.mean)
     return f"{quantity(interval.mean)} ({quantity(interval.low)} to {quantity(interval.high)})"
@@ -62,8 +64,8 @@ def plus_minus(interval: Interval) -> str:
     return f"± {quantity(interval.high - interval.mean, 2)}"
 
 
-def search_words(search: SearchResult) -> str:
-    """What a search has found, in one or two sentences."""
+def search_sentence(search: SearchResult) -> str:
+    """Return the result of a search in one or two sentences."""
     if search.max_rate_per_s is None:
         found = f"No rate that was tried holds {search.slo}."
     elif search.first_failing_per_s is None:
@@ -72,3 +74,25 @@ def search_words(search: SearchResult) -> str:
         found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s, and fails at "
         found += f"{search.first_failing_per_s:g}."
     return f"{found} {search.stopped}" if search.stopped else found
+
+
+def format_time(seconds: float | None) -> str:
+    """Return seconds since the epoch as local date and time."""
+    return NONE if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration, rounded: ``3 days``, ``5 h``, ``12 min``, ``40 s``."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def format_bytes(count: float) -> str:
+    """Return a size in the largest unit that leaves a number above 1: ``512 B``, ``1.5 KiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
