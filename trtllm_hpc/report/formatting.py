@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-from trtllm_hpc.bench.results import Interval, SearchResult
+if TYPE_CHECKING:
+    from trtllm_hpc.bench.results import Interval, SearchResult
 
 NONE = "-"
 _LONGEST_TEXT = 300
