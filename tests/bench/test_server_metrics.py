@@ -12,15 +12,14 @@ import pytest
 from tests.bench.metrics_port import MODEL, endpoint_at, page, serving
 from tests.client.echo_server import echo_server
 from tests.runtime.conftest import eventually
-from trtllm_hpc.bench.server_metrics.page import Page
 from trtllm_hpc.bench.server_metrics.sampling import (
     ServerSample,
-    look_now,
+    fetch_page,
     read_samples,
     sampled,
     write_samples,
 )
-from trtllm_hpc.bench.server_metrics.series import SERIES, describe, since_start, values
+from trtllm_hpc.bench.server_metrics.series import SERIES, Page, describe, since_start, values
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.generation import Load
 from trtllm_hpc.reference.metrics import Gauges, gauges
@@ -85,7 +84,7 @@ def test_each_series_is_described() -> None:
     for series in SERIES:
         assert describe(series.key) == series and series.label and series.unit
     share = describe("queue_ms[a model]")
-    assert (share.label, share.unit, share.model) == ("wait for the model", "ms", "a model")
+    assert (share.label, share.unit, share.model) == ("time in the queue", "ms", "a model")
     assert describe("of a later version").label == "of a later version"
     assert len({series.key for series in SERIES}) == len(SERIES)
 
@@ -149,7 +148,7 @@ def test_the_last_look_is_at_the_end_and_no_moment_after_another() -> None:
 def test_the_last_look_is_kept_when_it_is_the_one_too_many() -> None:
     with (
         serving(lambda number: (200, page())) as endpoint,
-        sampled(endpoint, Clock(), 60.0, most=2) as found,
+        sampled(endpoint, Clock(), 60.0, max_pages=2) as found,
     ):
         assert eventually(lambda: len(found))
         ended = time.monotonic()
@@ -170,7 +169,7 @@ def test_looks_do_not_keep_step_with_a_load_of_the_same_period() -> None:
 def test_a_long_measurement_keeps_fewer_pages_of_all_of_it() -> None:
     with serving(lambda number: (200, page())) as endpoint:
         started = time.monotonic()
-        with sampled(endpoint, Clock(), 0.001, most=8) as found:
+        with sampled(endpoint, Clock(), 0.001, max_pages=8) as found:
             time.sleep(0.3)
     times = [sample.time_s - started for sample in found.samples]
     assert 4 <= len(times) <= 8 and times[0] < 0.1 and times[-1] >= 0.3
@@ -186,7 +185,7 @@ def test_a_page_that_cannot_be_had_is_one_warning() -> None:
         with pytest.raises(
             RequestFailed, match=r"127\.0\.0\.1:\d+/metrics could not be read: Connection refused"
         ):
-            look_now(nobody)
+            fetch_page(nobody)
     assert found.samples == []
     assert found.warning is not None
     assert found.warning.endswith("could not be read at any time (Connection refused).")
@@ -207,9 +206,9 @@ def test_what_is_no_page_of_metrics_gives_no_sample() -> None:
         with sampled(endpoint, Clock(), 0.01) as found:
             time.sleep(0.03)
         with pytest.raises(RequestFailed, match="could not be read"):
-            look_now(endpoint)
+            fetch_page(endpoint)
     assert found.samples == []
-    assert found.warning is not None and "no page of metrics" in found.warning
+    assert found.warning is not None and "not a page of metrics" in found.warning
 
 
 def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from trtllm_hpc.bench.server_metrics.page import Page
-from trtllm_hpc.bench.server_metrics.series import since_start
+from trtllm_hpc.bench.server_metrics.series import Page, since_start
 from trtllm_hpc.reference.generation import Load
 from trtllm_hpc.reference.metrics import BATCHER, GENERAL, KV_CACHE, REQUESTS, gauges
 

@@ -1,4 +1,4 @@
-"""What was measured, where and with what, so that a figure can be traced and measured again."""
+"""What was measured, where and with which software, so that a figure can be traced and reproduced."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 
 PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers")
-"""Of the client, whose versions are noted where they are installed."""
+"""Packages of the client whose versions are recorded, if installed."""
 
 
 def provenance(paths: RunPaths, endpoint: Endpoint, workload: Path | None = None) -> dict[str, Any]:
-    """Everything that tells one measurement from another, as plain JSON types.
+    """Return the provenance of a measurement as plain JSON types.
 
-    Sections ``run``, ``server``, ``engine``, ``client`` and ``workload``. What cannot be
-    told is left out or ``None``: a measurement is worth keeping without it.
+    Its sections are ``run``, ``server``, ``engine``, ``client`` and ``workload``. What is
+    unknown is left out or ``None``: the measurement is worth keeping without it.
 
     Args:
-        workload: the file of the requests.
+        workload: the file of requests.
     """
     plan = _json(paths.plan)
     return {
@@ -72,19 +72,19 @@ def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[s
 
 
 def _rank(paths: RunPaths, rank: int) -> dict[str, Any]:
-    """Where a rank runs, by its own record, and what the preflight found there."""
+    """Return where a rank runs, from its own record, and what the preflight found there."""
     serving = RankRecord.read(paths.rank_record("serve", rank))
-    looked = RankRecord.read(paths.rank_record("preflight", rank))
-    record = serving or looked
+    preflight = RankRecord.read(paths.rank_record("preflight", rank))
+    record = serving or preflight
     if record is None:
         return {}
-    seen = looked.details if looked else {}
+    seen = preflight.details if preflight else {}
     found = {name: seen[name] for name in ("gpus", "gpu_models", "mpi_library") if seen.get(name)}
     return {"rank": rank, "host": record.host, **found}
 
 
 def _container(paths: RunPaths) -> dict[str, Any]:
-    """The cluster profile's name, and what holds the server."""
+    """Return the cluster profile's name and the server's container."""
     from trtllm_hpc.config.files import read_cluster
 
     try:
@@ -96,11 +96,11 @@ def _container(paths: RunPaths) -> dict[str, Any]:
 
 
 def _engine(paths: RunPaths, plan: dict[str, Any]) -> dict[str, Any]:
-    """Model and backend as asked for; key and builder as the engine's own record has them."""
-    return {**_asked(paths), "tensorrt_llm": plan.get("release"), **_built(paths, plan)}
+    """Return model and backend from the job file, key and builder from the engine's own record."""
+    return {**_requested(paths), "tensorrt_llm": plan.get("release"), **_built(paths, plan)}
 
 
-def _asked(paths: RunPaths) -> dict[str, Any]:
+def _requested(paths: RunPaths) -> dict[str, Any]:
     from trtllm_hpc.config.files import read_spec
 
     try:
@@ -111,7 +111,7 @@ def _asked(paths: RunPaths) -> dict[str, Any]:
 
 
 def _built(paths: RunPaths, plan: dict[str, Any]) -> dict[str, Any]:
-    """Of an engine in the cache; an engine that somebody brought has only its folder."""
+    """Return the record of an engine in the cache; only the folder of one from elsewhere."""
     with suppress(OSError):
         # The run folder's link, or the finished engine that the plan names, leads to an entry's output.
         output = Path(plan.get("engine_folder") or paths.engine).resolve(strict=True)
@@ -148,7 +148,7 @@ def _client(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _is_here(endpoint: Endpoint) -> bool:
-    """Whether client and server share a machine, and so its processors."""
+    """Return whether client and server share a machine, and so its CPUs."""
     try:
         loopback = ip_address(endpoint.address).is_loopback
     except ValueError:
@@ -157,7 +157,7 @@ def _is_here(endpoint: Endpoint) -> bool:
 
 
 def _cpu_model() -> str | None:
-    """As /proc/cpuinfo names it (proc(5)); ARM's has no name."""
+    """Return the model name of /proc/cpuinfo (proc(5)), which ARM does not have."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n"):
             name, _, value = line.partition(":")

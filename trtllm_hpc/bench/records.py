@@ -1,4 +1,4 @@
-"""One record a request, as measured; every figure is computed from these alone."""
+"""The records of single requests, from which every figure is computed."""
 
 from __future__ import annotations
 
@@ -15,77 +15,77 @@ WARMUP = "warm-up"
 MEASURED = "measured"
 DRAIN = "drain"
 NO_CONNECTION = ("no connection to ", "Cannot connect to host ")
-"""How the errors of gRPC's and of HTTP's client begin where nobody listens. A server that lives and has too
-much to do may say UNAVAILABLE, too."""
+"""How the errors of the gRPC and HTTP clients begin if nothing listens at the address. The status does not
+show it: an overloaded server may answer UNAVAILABLE, too."""
 
 
 @dataclass(frozen=True)
 class RequestRecord:
     """One request.
 
-    Times are seconds since the measurement's start on the client's monotonic
-    clock, one zero for all levels and repeats.
+    Times are seconds since the measurement's start on the client's monotonic clock, for
+    all levels and repeats.
     """
 
     index: int
-    """Place in the workload. Each pass asks requests of its own; only a trace comes again, and those of a
-    closed loop that has asked all of its own before its time is over, of which a warning tells."""
+    """Index of the request in the workload. It is repeated in each pass of a trace, and when a closed loop
+    that ends by time runs out of requests, which causes a warning."""
     level: int
-    """Which level of load, counted from 0 in their order."""
+    """Index of the level of load, from 0."""
     repeat: int
-    """Which pass over that level, counted from 0."""
+    """Index of the pass over that level, from 0."""
     phase: str
-    """``warm-up``, ``measured`` or ``drain``, by when it was due. Only a closed loop of several processes
-    sends in the drain, which begins when the first of them has no more requests."""
+    """``warm-up``, ``measured`` or ``drain``, by when it was due. Only a closed loop with several processes
+    sends in the drain, which begins when the first process has no more requests."""
     scheduled_s: float
-    """When it was due. In a closed loop: when the slot that it took became free."""
+    """When it was due; in a closed loop, when its slot became free."""
     sent_s: float
-    """When it was really sent."""
+    """When it was sent."""
     ended_s: float
-    """When its whole answer, or its error, was there."""
+    """When its complete answer, or its error, had arrived."""
     status: str
-    """``ok``, or what failed: the gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
+    """``ok``, or the error: a gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
     error: str | None = None
-    """The server's own words."""
+    """The server's message."""
     requested_tokens: int | None = None
-    """Output tokens asked for, at most."""
+    """Maximum output tokens requested."""
     chunks_s: tuple[float, ...] = ()
-    """When each response of a stream came that brought output; empty where nothing was streamed."""
+    """When each response with output arrived; empty without streaming."""
     chunk_tokens: tuple[int, ...] = ()
-    """Output tokens of each of those."""
+    """Output tokens of each chunk."""
     chunks_by: str | None = None
-    """Who counted the tokens of the chunks; see :mod:`trtllm_hpc.bench.token_counts`."""
+    """How the tokens of the chunks were counted; see :mod:`trtllm_hpc.bench.token_counts`."""
     input_tokens: int | None = None
     input_by: str | None = None
     output_tokens: int | None = None
     output_by: str | None = None
-    """Who counted the output tokens; ``None`` if nobody did."""
+    """How the output tokens were counted; ``None`` if they were not."""
     instance: str | None = None
-    """The server that answered, where that is known."""
+    """The server that answered, if known."""
 
     @property
     def ok(self) -> bool:
-        """Whether a whole answer came."""
+        """Whether a complete answer arrived."""
         return self.status == OK
 
     @property
     def measured(self) -> bool:
-        """Whether it counts for the figures."""
+        """Whether it was due in the measured window."""
         return self.phase == MEASURED
 
     @property
     def first_token_s(self) -> float | None:
-        """When the first output came; ``None`` where that cannot be told from the end."""
+        """When the first output arrived; ``None`` without streaming."""
         return self.chunks_s[0] if self.chunks_s else None
 
 
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
-    """Write the records as JSON lines, each with ``first_token_s`` beside its fields."""
+    """Write the records as JSON lines, with ``first_token_s`` added to the fields."""
     write_text(path, _lines(records))
 
 
 def append_records(path: Path, records: Iterable[RequestRecord]) -> None:
-    """Write more records behind those that are there; they are on the disk when this returns."""
+    """Append records; they are on the disk when this returns."""
     mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with os.fdopen(os.open(path, mode, 0o600), "a", encoding="utf-8") as file:
         file.write(_lines(records))
@@ -99,7 +99,7 @@ def _lines(records: Iterable[RequestRecord]) -> str:
 
 
 def read_records(path: Path) -> list[RequestRecord]:
-    """Read what :func:`write_records` wrote, but for a last line that was cut off with whoever wrote it."""
+    """Read what :func:`write_records` wrote, without a last line that was cut off by a kill."""
     known = {field.name for field in fields(RequestRecord)}
     with path.open(encoding="utf-8") as lines:
         return [_record(json.loads(line), known) for line in lines if line.endswith("\n")]

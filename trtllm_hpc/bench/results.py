@@ -1,7 +1,7 @@
-"""What a measurement has found, as it stands in ``results/NAME.json``.
+"""The results of a measurement, as written to ``results/NAME.json``.
 
-Figures of a single number are floats; those over requests are
-:class:`Distribution`. Units stand in the keys (``ttft_ms``).
+A figure is a float, or a :class:`Distribution` over requests. Keys end with the unit
+(``ttft_ms``).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import read_json, write_json
 
 FORMAT = 1
-"""Of the file; a reader refuses any other."""
+"""Version of the file format; others are refused."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """One figure over all measured requests of a pass, in the unit of its metric."""
+    """The distribution of a figure over the measured requests of a pass, in the unit of its metric."""
 
     mean: float
     p50: float
@@ -29,7 +29,7 @@ class Distribution:
     p99: float
     max: float
     count: int
-    """Values that it is made of."""
+    """Number of values."""
 
 
 Figure = float | Distribution
@@ -37,20 +37,20 @@ Figure = float | Distribution
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure over repeats: their mean, and where the true mean lies with 95 % confidence."""
+    """The mean of a figure over repeats, with its 95 % confidence interval."""
 
     mean: float
     low: float | None = None
-    """``None`` with a single pass, which tells nothing of the spread."""
+    """``None`` for a single pass, whose spread is unknown."""
     high: float | None = None
 
 
 @dataclass(frozen=True)
 class Window:
-    """The measured part of a pass, in seconds of the measurement's clock.
+    """The measured part of a pass, in seconds on the measurement's clock.
 
-    Requests that were due within it are measured, however late they end.
-    What arrives after ``end_s`` counts for no rate: the load is draining.
+    Requests that are due within it are measured, however late they end. What arrives
+    after ``end_s`` counts for no rate, because the load is draining.
     """
 
     start_s: float
@@ -58,22 +58,22 @@ class Window:
 
     @property
     def length_s(self) -> float:
-        """Its length in seconds."""
+        """Length in seconds."""
         return self.end_s - self.start_s
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with figures, in sentences."""
+    """Whether figures are valid, and why not, in sentences."""
 
     findings: list[str] = field(default_factory=list)
-    """Each makes the figures useless."""
+    """Each makes the figures invalid."""
     warnings: list[str] = field(default_factory=list)
-    """Each must be known to whoever reads the figures."""
+    """Each is shown with the figures."""
     client_limited: bool = False
-    """Whether the load generator was the limit: nothing is known of the server."""
+    """Whether the load generator was the limit: the figures say nothing about the server."""
     unsteady: bool = False
-    """Whether latency grew over the window: the server did not keep up with the load."""
+    """Whether latency grew over the window, because the server did not keep up with the load."""
 
     @property
     def valid(self) -> bool:
@@ -83,14 +83,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ClientUse:
-    """What the load generator itself took, over one pass."""
+    """The load generator's own use of CPU over one pass."""
 
     cpu_s: float
     """CPU time of all its processes."""
     wall_s: float
     busiest_share: float
-    """CPU time of the busiest process over wall time: 1.0 is a core, the most that Python can use. While it
-    sent or over the whole pass, whichever is more: who waits for a last slow answer has little to do."""
+    """CPU time of the busiest process over wall time: 1.0 is one core, the maximum for Python. The larger of
+    the shares while sending and over the whole pass, since waiting for a last slow answer takes little."""
     processes: int = 1
     real_time: bool = False
     """Whether it went before ordinary processes, see :mod:`trtllm_hpc.bench.load.process`."""
@@ -98,19 +98,19 @@ class ClientUse:
 
 @dataclass(frozen=True)
 class Pass:
-    """One run over one level."""
+    """One pass over one level."""
 
     repeat: int
     started_s: float
     """When its first request was due, on the measurement's clock."""
     ended_s: float
-    """When its last answer was there."""
+    """When its last answer had arrived."""
     window: Window
     sent: int
     """Requests sent, warm-up included."""
     measured: int
     failed: int
-    """Measured requests without a whole answer."""
+    """Measured requests without a complete answer."""
     metrics: dict[str, Figure]
     client: ClientUse
     verdict: Verdict
@@ -118,12 +118,12 @@ class Pass:
 
 @dataclass(frozen=True)
 class LevelResult:
-    """One level of load: each pass over it, and the figures over all of them."""
+    """One level of load: its passes, and the figures over all of them."""
 
     level: OpenLoop | ClosedLoop
     passes: list[Pass]
     metrics: dict[str, Interval | dict[str, Interval]]
-    """By the metric's key; of a distribution each statistic by its name (``p99``)."""
+    """By the metric's key; for a distribution, by the statistic's name, too (``p99``)."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Tried:
     broken: list[str]
     """Why it does not hold, in sentences."""
     level: int
-    """Its place among the levels of the measurement."""
+    """Its index among the levels of the measurement."""
 
 
 @dataclass(frozen=True)
@@ -146,22 +146,22 @@ class SearchResult:
 
     slo: str
     max_rate_per_s: float | None
-    """``None`` if not even the lowest rate tried holds."""
+    """``None`` if the limits do not hold at any rate tried."""
     first_failing_per_s: float | None
-    """The lowest rate tried above it that fails; ``None`` if none did."""
+    """The lowest failing rate above it; ``None`` if none failed."""
     tried: list[Tried]
     """In the order of the search."""
     stopped: str | None = None
-    """Why the search ended before its precision was reached, in a sentence."""
+    """Why the search ended early, in a sentence."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement; its records, samples and workload have files of their own."""
+    """One measurement. Its records, samples and workload have files of their own."""
 
     name: str
     started_at: float
-    """Seconds since the epoch, of the zero of all other times; for people, never for figures."""
+    """Unix time of the zero of all other times; for display only."""
     settings: dict[str, Any]
     """``companion.benchmark`` with every default written out."""
     model: str
@@ -171,16 +171,16 @@ class Measurement:
     """Run, image, engine key, nodes, GPUs, versions: see :mod:`trtllm_hpc.bench.provenance`."""
     levels: list[LevelResult]
     tokens: dict[str, Any]
-    """Totals of measured requests, and who counted them."""
+    """Token totals of measured requests, and how they were counted."""
     errors: dict[str, int]
-    """Each kind of error with its number of measured requests."""
+    """The number of measured requests for each kind of error."""
     verdict: Verdict
     search: SearchResult | None = None
     format: int = FORMAT
 
 
 def write_measurement(path: Path, measurement: Measurement) -> None:
-    """Write it as JSON, whole or not at all."""
+    """Write the measurement as JSON, atomically."""
     from pydantic import TypeAdapter
 
     plain = TypeAdapter(Measurement).dump_python(measurement, mode="json")
@@ -191,7 +191,7 @@ def read_measurement(path: Path) -> Measurement:
     """Read what :func:`write_measurement` wrote.
 
     Raises:
-        RunNotFound: there is none, or it is another version's.
+        RunNotFound: the file is missing, or of another version.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -202,6 +202,6 @@ def read_measurement(path: Path) -> Measurement:
     except (ValueError, ValidationError):
         pass
     raise RunNotFound(
-        f"{path} is no measurement that this version can read.",
+        f"{path} is not a measurement that this version can read.",
         hint="trtllm-hpc bench RUN",
     )

@@ -73,21 +73,21 @@ class _Sample:
 
 
 def _since_start(endpoint: Endpoint) -> _Sample:
-    from trtllm_hpc.bench.server_metrics.sampling import look_now
+    from trtllm_hpc.bench.server_metrics.sampling import fetch_page
     from trtllm_hpc.bench.server_metrics.series import since_start
 
-    return _Sample(since_start(look_now(endpoint)), None)
+    return _Sample(since_start(fetch_page(endpoint)), None)
 
 
 def _samples(endpoint: Endpoint, interval_s: float) -> Iterator[_Sample]:
     """Yield one sample for each interval, the first after the first interval."""
-    from trtllm_hpc.bench.server_metrics.sampling import look_now
+    from trtllm_hpc.bench.server_metrics.sampling import fetch_page
     from trtllm_hpc.bench.server_metrics.series import values
 
-    before, before_s = look_now(endpoint), time.monotonic()
+    before, before_s = fetch_page(endpoint), time.monotonic()
     while True:
         time.sleep(interval_s)
-        page, page_s = look_now(endpoint), time.monotonic()
+        page, page_s = fetch_page(endpoint), time.monotonic()
         yield _Sample(values(page, before, page_s - before_s), page_s - before_s)
         before, before_s = page, page_s
 

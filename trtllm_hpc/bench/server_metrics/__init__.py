@@ -1,1 +1,1 @@
-"""The server's own metrics during a measurement."""
+"""The server's own metrics, sampled during a measurement."""

@@ -1,4 +1,4 @@
-"""The server's own metrics during a measurement, on the client's clock."""
+"""Sample the server's metrics page during a measurement, on the client's clock."""
 
 from __future__ import annotations
 
@@ -13,125 +13,126 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Protocol
 
-from trtllm_hpc.bench.server_metrics.page import Page
-from trtllm_hpc.bench.server_metrics.series import values
+from trtllm_hpc.bench.server_metrics.series import Page, values
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.records import Endpoint
 
 INTERVAL_S = 0.5
-"""TensorRT-LLM's backend brings its gauges up to date every 0.1 s (``stats_check_period_ms``)."""
+"""TensorRT-LLM's backend updates its gauges every 0.1 s (``stats_check_period_ms``)."""
 _TIMEOUT_S = 5.0
-_MOST_PAGES = 2000
+_MAX_PAGES = 2000
 
 
 class Clock(Protocol):
     """The measurement's clock."""
 
     def now(self) -> float:
-        """Seconds since its zero, monotonic."""
+        """Return monotonic seconds since its zero."""
 
 
 @dataclass(frozen=True)
 class ServerSample:
-    """One look at the server's metrics page."""
+    """The figures of one metrics page."""
 
     time_s: float
     """Middle of the GET, on the measurement's clock."""
     within_s: float
-    """Half of the GET's time: the page was written at ``time_s``, give or take this."""
+    """Half of the GET's duration: the page was written at ``time_s`` plus or minus this."""
     values: dict[str, float]
-    """By key of the series, see :mod:`trtllm_hpc.bench.server_metrics.series`. What the server does not
-    tell is absent, never zero; so are a rate and a mean in the first sample, and a mean over
-    requests where none finished since the sample before."""
+    """By the keys of :mod:`trtllm_hpc.bench.server_metrics.series`. What the server does not report is
+    absent, never zero. So are rates and means in the first sample, and a mean over requests if none
+    finished since the previous sample."""
 
 
 @dataclass(frozen=True)
-class _Look:
+class _RawPage:
     time_s: float
     within_s: float
     text: bytes
 
 
 class Samples:
-    """What was sampled; to be read once the sampling is over.
+    """The pages of a measurement; to be read when the sampling is over.
 
     Args:
-        url: of the page.
-        most: pages kept; with more, every second one is let go and the interval doubles.
+        url: the page's URL, for warnings.
+        max_pages: with more, every second page is dropped and the interval doubles.
     """
 
-    def __init__(self, url: str, most: int) -> None:
-        self._url, self._most = url, most
-        self._looks: list[_Look] = []
-        self._asked = self._failures = 0
-        self._failure = ""
-        self._stride = 1
+    def __init__(self, url: str, max_pages: int) -> None:
+        self._url, self._max_pages = url, max_pages
+        self._pages: list[_RawPage] = []
+        self._attempts = self._failures = 0
+        self._last_failure = ""
+        self.interval_factor = 1
 
     def __len__(self) -> int:
-        """Pages that have come so far."""
-        return len(self._looks)
+        """Return the number of pages kept so far."""
+        return len(self._pages)
 
     @cached_property
     def samples(self) -> list[ServerSample]:
-        """All of them, in the order of time."""
+        """The samples in the order of time."""
         found, before, before_s = [], None, 0.0
-        for look in self._looks:
+        for raw in self._pages:
             try:
-                page = Page(look.text.decode("utf-8", errors="replace"))
+                page = Page(raw.text.decode("utf-8", errors="replace"))
             except ValueError:
                 continue
-            figures = values(page, before, look.time_s - before_s)
-            found.append(ServerSample(look.time_s, look.within_s, figures))
-            before, before_s = page, look.time_s
+            figures = values(page, before, raw.time_s - before_s)
+            found.append(ServerSample(raw.time_s, raw.within_s, figures))
+            before, before_s = page, raw.time_s
         return found
 
     @property
     def warning(self) -> str | None:
-        """One sentence if the page could not be had, or not always."""
+        """A sentence if the page could not be read, always or sometimes."""
         if self._failures:
-            often = f"{self._failures} of {self._asked} times" if self._looks else "at any time"
-            return f"The server's metrics at {self._url} could not be read {often} ({self._failure})."
-        if len(self.samples) < len(self._looks):
-            return f"What is at {self._url} is no page of metrics."
+            often = f"{self._failures} of {self._attempts} times" if self._pages else "at any time"
+            return f"The server's metrics at {self._url} could not be read {often} ({self._last_failure})."
+        if len(self.samples) < len(self._pages):
+            return f"{self._url} is not a page of metrics."
         return None
 
-    def _add(self, look: _Look) -> None:
-        self._looks.append(look)
-        if len(self._looks) >= self._most:
-            del self._looks[1::2]
-            self._stride *= 2
-
-    def _end(self, look: _Look, interval_s: float) -> None:
-        """The last one takes the place of one just before: growth over a moment makes a wild rate."""
-        if len(self._looks) > 1 and look.time_s - self._looks[-1].time_s < interval_s / 2:
-            self._looks.pop()
-        # Not thinned out any more, which might take just this one.
-        self._looks.append(look)
-
-    @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        self._asked += 1
+    def fetch(self, connection: HTTPConnection, clock: Clock) -> _RawPage | None:
+        """Fetch a page; ``None`` if that fails, which is noted for :attr:`warning`."""
+        self._attempts += 1
+        begun_s = clock.now()
         try:
-            yield
+            text = _get(connection)
         except RequestFailed as error:
             self._failures += 1
-            self._failure = error.message
+            self._last_failure = error.message
+            return None
+        ended_s = clock.now()
+        return _RawPage((begun_s + ended_s) / 2, (ended_s - begun_s) / 2, text)
+
+    def add(self, page: _RawPage) -> None:
+        """Keep a page."""
+        self._pages.append(page)
+        if len(self._pages) >= self._max_pages:
+            del self._pages[1::2]
+            self.interval_factor *= 2
+
+    def add_last(self, page: _RawPage, interval_s: float) -> None:
+        """Keep the last page, in place of one just before it: rates over a short moment would be wild."""
+        if len(self._pages) > 1 and page.time_s - self._pages[-1].time_s < interval_s / 2:
+            self._pages.pop()
+        # Not by add(), which might drop just this one.
+        self._pages.append(page)
 
 
 @contextmanager
 def sampled(
-    endpoint: Endpoint, clock: Clock, interval_s: float = INTERVAL_S, *, most: int = _MOST_PAGES
+    endpoint: Endpoint, clock: Clock, interval_s: float = INTERVAL_S, *, max_pages: int = _MAX_PAGES
 ) -> Iterator[Samples]:
-    """While open, look at the endpoint's metrics page about every ``interval_s`` seconds, and at the end.
+    """Fetch the endpoint's metrics page about every ``interval_s`` seconds, and once more at the end.
 
-    A thread does it, and only keeps what comes: it is read afterwards, so that the load's
-    sender is not held up. A page that cannot be had is no error but a warning.
-
-    Args:
-        most: pages kept, see :class:`Samples`.
+    A thread does it, and only keeps the bytes: they are parsed afterwards, so that the
+    load's sender is not delayed. A page that cannot be read is a warning, not an error.
     """
-    samples, ended = Samples(endpoint.metrics, most), threading.Event()
+    samples, ended = Samples(endpoint.metrics, max_pages), threading.Event()
     thread = threading.Thread(
         target=_sample, args=(endpoint, clock, interval_s, samples, ended), name="metrics", daemon=True
     )
@@ -148,32 +149,18 @@ def _sample(
 ) -> None:
     connection = HTTPConnection(endpoint.address, endpoint.metrics_port, timeout=_TIMEOUT_S)
     while not ended.is_set():
-        with samples._noting_failure():
-            samples._add(_look(connection, clock))
-        ended.wait(_pause(interval_s * samples._stride))
-    with samples._noting_failure():
-        samples._end(_look(connection, clock), interval_s)
+        if (page := samples.fetch(connection, clock)) is not None:
+            samples.add(page)
+        # Sampling at equal intervals would keep step with a load at a constant rate, and see it always
+        # busy or always idle (RFC 2330, section 11.1: periodic sampling).
+        ended.wait(interval_s * samples.interval_factor * random.uniform(0.5, 1.5))
+    if (page := samples.fetch(connection, clock)) is not None:
+        samples.add_last(page, interval_s)
     connection.close()
 
 
-def _pause(interval_s: float) -> float:
-    """Seconds until the next look, ``interval_s`` on average.
-
-    Looks at equal times would keep step with a load at a constant rate, and see it always
-    busy or always idle (RFC 2330, section 11.1: periodic sampling).
-    """
-    return interval_s * random.uniform(0.5, 1.5)
-
-
-def _look(connection: HTTPConnection, clock: Clock) -> _Look:
-    begun_s = clock.now()
-    text = _get(connection)
-    ended_s = clock.now()
-    return _Look((begun_s + ended_s) / 2, (ended_s - begun_s) / 2, text)
-
-
 def _get(connection: HTTPConnection) -> bytes:
-    """The page's bytes. The connection is kept: a new one each time costs both sides more.
+    """Return the page's bytes. The connection is kept: a new one each time costs both sides more.
 
     Raises:
         RequestFailed: in a few words.
@@ -190,11 +177,11 @@ def _get(connection: HTTPConnection) -> bytes:
     return text
 
 
-def look_now(endpoint: Endpoint) -> Page:
-    """The metrics page as it is now.
+def fetch_page(endpoint: Endpoint) -> Page:
+    """Return the metrics page of this moment.
 
     Raises:
-        RequestFailed: it cannot be had, or is no page of metrics.
+        RequestFailed: it cannot be read, or is not a page of metrics.
     """
     connection = HTTPConnection(endpoint.address, endpoint.metrics_port, timeout=_TIMEOUT_S)
     try:
@@ -206,7 +193,7 @@ def look_now(endpoint: Endpoint) -> Page:
 
 
 def write_samples(path: Path, samples: Iterable[ServerSample]) -> None:
-    """Write them as JSON lines."""
+    """Write samples as JSON lines."""
     write_text(path, "".join(f"{json.dumps(asdict(sample), ensure_ascii=False)}\n" for sample in samples))
 
 

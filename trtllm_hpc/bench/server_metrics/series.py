@@ -1,20 +1,127 @@
-"""The figures that a server tells of itself over time.
+"""The figures in the server's Prometheus page, and how they change from one page to the next.
 
 Names and labels are Triton's (docs/user_guide/metrics.md of the server) and those of
 ``custom_metrics_reporter.cc`` in NVIDIA's tensorrtllm_backend v0.16.0; ``waiting`` came
-with v0.18. Which of them a page has differs by release, backend and machine: a series
-whose names are not there is absent, never zero. Upstream's Python backend, for one, tells
-nothing of its engine (tensorrtllm_backend issue 479).
+with v0.18. Which of them a page has depends on release, backend and machine: a series
+whose names are missing is absent, never zero. Upstream's Python backend, for one, has no
+metrics of its engine (tensorrtllm_backend issue 479).
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from trtllm_hpc.bench.server_metrics.page import Page, Series, Source
+_KEY = re.compile(r"(\w+)\[(.+)\]")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The samples of one name, optionally only those with one value of a label; their sum counts."""
+
+    name: str
+    label: str | None = None
+    value: str | None = None
+
+
+class Page:
+    """A parsed metrics page.
+
+    Raises:
+        ValueError: it is not in Prometheus' text format.
+    """
+
+    def __init__(self, text: str) -> None:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        self._samples: dict[tuple[str | None, str], list[tuple[dict[str, str], float]]] = defaultdict(list)
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if math.isfinite(sample.value):
+                    # The library names counters as OpenMetrics does; Triton's have no such suffix.
+                    name = sample.name.removesuffix("_total")
+                    model = sample.labels.get("model")
+                    self._samples[model, name].append((sample.labels, float(sample.value)))
+
+    def models(self, *prefixes: str) -> set[str]:
+        """Return the models that have a metric with one of these prefixes."""
+        return {model for model, name in self._samples if model is not None and name.startswith(prefixes)}
+
+    def total(self, sources: Iterable[Source], model: str | None) -> float | None:
+        """Return the sum over all sources; ``None`` if one of them is missing."""
+        found = [self._sum(source, model) for source in sources]
+        return sum(value for value in found if value is not None) if None not in found else None
+
+    def _sum(self, source: Source, model: str | None) -> float | None:
+        values = [
+            value
+            for labels, value in self._samples.get((model, source.name), ())
+            if source.label is None or labels.get(source.label) == source.value
+        ]
+        return sum(values) if values else None
+
+
+@dataclass(frozen=True)
+class Series:
+    """One figure of the server over time.
+
+    ``gauge``: ``over`` (divided by ``under``) as on the page. ``rate``: growth of ``over``
+    per second between two pages. ``mean``: growth of ``over`` divided by that of ``under``.
+    """
+
+    key: str
+    label: str
+    unit: str
+    """``requests``, ``blocks``, ``tokens``, ``tokens/s``, ``1/s``, ``ms``, ``bytes``, ``share`` (0 to 1),
+    ``GPUs`` or ``W``."""
+    of: Literal["engine", "model", "host"]
+    """Whether each engine has it, each of Triton's models, or the host."""
+    over: tuple[Source, ...]
+    under: tuple[Source, ...] = ()
+    kind: Literal["gauge", "rate", "mean"] = "gauge"
+    scale: float = 1.0
+    model: str | None = None
+    """The model of its key, see :func:`describe`."""
+
+    def value(self, page: Page, before: Page | None, gap_s: float, model: str | None) -> float | None:
+        """Return its value at ``page``, ``gap_s`` seconds after ``before``; ``None`` if it has none."""
+        over, under = page.total(self.over, model), page.total(self.under, model)
+        if self.kind != "gauge":
+            if before is None:
+                return None
+            over = _growth(over, before.total(self.over, model))
+            under = _growth(under, before.total(self.under, model))
+        if self.kind == "rate":
+            return None if over is None or gap_s <= 0 else over * self.scale / gap_s
+        return self._quotient(over, under)
+
+    def since_start(self, page: Page, model: str | None) -> float | None:
+        """Return its value from one page alone: a rate's count, and a mean since the server started."""
+        over, under = page.total(self.over, model), page.total(self.under, model)
+        return over if self.kind == "rate" else self._quotient(over, under)
+
+    def _quotient(self, over: float | None, under: float | None) -> float | None:
+        if over is None or under is None or (self.under and under <= 0):
+            return None
+        return over * self.scale / (under if self.under else 1.0)
+
+    @property
+    def counted(self) -> Series:
+        """Its description for :meth:`since_start`: the count of a rate, anything else as it is."""
+        if self.kind != "rate":
+            return self
+        unit = "" if self.unit == "1/s" else self.unit.removesuffix("/s")
+        return replace(self, key=self.key.removesuffix("_per_s"), unit=unit)
+
+
+def _growth(now: float | None, before: float | None) -> float | None:
+    """Return the growth of a counter; ``None`` if it fell, because server or model restarted."""
+    return None if now is None or before is None or now < before else now - before
+
 
 _REQUESTS = "nv_trt_llm_request_metrics", "request_type"
 _MEMORY = "nv_trt_llm_runtime_memory_metrics", "memory_type"
@@ -25,8 +132,6 @@ _GENERAL = "nv_trt_llm_general_metrics", "general_type"
 _TRANSFERS = "nv_trt_llm_disaggregated_serving_metrics", "disaggregated_serving_type"
 _ENGINE = ("nv_trt_llm_", "nv_llm_")
 _SUCCESS = Source("nv_inference_request_success")
-
-_KEY = re.compile(r"(\w+)\[(.+)\]")
 
 
 def _engine(key: str, label: str, unit: str, group: tuple[str, str], value: str) -> Series:
@@ -53,21 +158,27 @@ def _ratio(key: str, label: str, group: tuple[str, str], over: str, under: str) 
 SERIES: tuple[Series, ...] = (
     _engine("requests_active", "requests in the engine", "requests", _REQUESTS, "active"),
     _engine("requests_scheduled", "requests in the last step", "requests", _REQUESTS, "scheduled"),
-    _engine("requests_context", "of these, still reading their prompt", "requests", _REQUESTS, "context"),
+    _engine("requests_context", "of these, in context phase", "requests", _REQUESTS, "context"),
     _engine("requests_waiting", "requests waiting for the engine", "requests", _REQUESTS, "waiting"),
-    _engine("requests_max", "requests that the engine takes at once", "requests", _REQUESTS, "max"),
-    _engine("requests_paused", "requests put aside for others", "requests", _BATCHER, "paused_requests"),
-    _engine("generation_requests", "requests making tokens", "requests", _BATCHER, "generation_requests"),
+    _engine("requests_max", "maximum requests in the engine", "requests", _REQUESTS, "max"),
+    _engine("requests_paused", "paused requests", "requests", _BATCHER, "paused_requests"),
+    _engine("generation_requests", "requests generating", "requests", _BATCHER, "generation_requests"),
     _engine("context_tokens", "prompt tokens in the last step", "tokens", _BATCHER, "total_context_tokens"),
-    _engine("static_tokens", "tokens made in the static batch", "tokens", _STATIC, "total_generation_tokens"),
-    _engine("static_context_tokens", "prompt tokens in it", "tokens", _STATIC, "total_context_tokens"),
-    _engine("static_empty_slots", "empty slots in it", "requests", _STATIC, "empty_generation_slots"),
+    _engine("static_tokens", "static batch: generated tokens", "tokens", _STATIC, "total_generation_tokens"),
+    _engine(
+        "static_context_tokens",
+        "static batch: prompt tokens",
+        "tokens",
+        _STATIC,
+        "total_context_tokens",
+    ),
+    _engine("static_empty_slots", "static batch: empty slots", "requests", _STATIC, "empty_generation_slots"),
     _ratio("kv_used_share", "KV cache in use", _BLOCKS, "used", "max"),
     _engine("kv_blocks_used", "KV blocks in use", "blocks", _BLOCKS, "used"),
     _engine("kv_blocks_free", "KV blocks free", "blocks", _BLOCKS, "free"),
-    _engine("kv_blocks_max", "KV blocks in all", "blocks", _BLOCKS, "max"),
-    _engine("kv_blocks_reused", "KV blocks that served a request again", "blocks", _BLOCKS, "reused"),
-    _engine("kv_tokens_per_block", "tokens in a KV block", "tokens", _BLOCKS, "tokens_per"),
+    _engine("kv_blocks_max", "KV blocks in total", "blocks", _BLOCKS, "max"),
+    _engine("kv_blocks_reused", "reused KV blocks", "blocks", _BLOCKS, "reused"),
+    _engine("kv_tokens_per_block", "tokens per KV block", "tokens", _BLOCKS, "tokens_per"),
     _engine("memory_gpu_bytes", "GPU memory of the engine", "bytes", _MEMORY, "gpu"),
     _engine("memory_cpu_bytes", "host memory of the engine", "bytes", _MEMORY, "cpu"),
     _engine("memory_pinned_bytes", "pinned memory of the engine", "bytes", _MEMORY, "pinned"),
@@ -81,14 +192,14 @@ SERIES: tuple[Series, ...] = (
     ),
     _rate(
         "input_tokens_per_s",
-        "tokens of their prompts",
+        "tokens of finished prompts",
         "tokens/s",
         "engine",
         Source("nv_llm_input_token_len_sum"),
     ),
     Series(
         "kv_transfer_ms",
-        "KV cache from server to server",
+        "KV cache transfer between servers",
         "ms",
         "engine",
         (Source(*_TRANSFERS, "kv_cache_transfer_ms"),),
@@ -99,28 +210,28 @@ SERIES: tuple[Series, ...] = (
     _rate("failed_per_s", "requests failed", "1/s", "model", Source("nv_inference_request_failure")),
     Series(
         "pending",
-        "requests before the model",
+        "requests queued for the model",
         "requests",
         "model",
         (Source("nv_inference_pending_request_count"),),
     ),
-    _mean("queue_ms", "wait for the model", "queue"),
+    _mean("queue_ms", "time in the queue", "queue"),
     _mean("compute_ms", "computation", "compute_input", "compute_infer", "compute_output"),
     _mean("duration_ms", "from arrival to answer", "request"),
     _host("cpu_share", "CPU of the host", "share", "nv_cpu_utilization"),
-    _host("host_memory_used_bytes", "memory of the host in use", "bytes", "nv_cpu_memory_used_bytes"),
-    _host("gpus_busy", "GPUs at work, in sum", "GPUs", "nv_gpu_utilization"),
-    _host("gpu_memory_used_bytes", "memory of all GPUs in use", "bytes", "nv_gpu_memory_used_bytes"),
+    _host("host_memory_used_bytes", "used memory of the host", "bytes", "nv_cpu_memory_used_bytes"),
+    _host("gpus_busy", "busy GPUs, summed", "GPUs", "nv_gpu_utilization"),
+    _host("gpu_memory_used_bytes", "used memory of all GPUs", "bytes", "nv_gpu_memory_used_bytes"),
     _host("gpu_power_w", "power of all GPUs", "W", "nv_gpu_power_usage"),
 )
 """Every series, in the order of tables."""
 
 
-def _owned(page: Page) -> Iterator[tuple[Series, str | None, str]]:
-    """Each series that the page may have, with the model whose it is, and what its key ends in.
+def _with_models(page: Page) -> Iterator[tuple[Series, str | None, str]]:
+    """Yield each series that the page may have, with its model and the suffix of its key.
 
-    An engine's series carries the model's name (``kv_used_share[context]``) only where
-    several models tell of one, as in disaggregated serving; a model's always does.
+    The key of an engine's series has the model's name (``kv_used_share[context]``) only if
+    there are several engines, as in disaggregated serving; that of a model always has it.
     """
     engines = sorted(page.models(*_ENGINE))
     owners: dict[str, list[str] | list[None]]
@@ -132,21 +243,24 @@ def _owned(page: Page) -> Iterator[tuple[Series, str | None, str]]:
 
 
 def values(page: Page, before: Page | None, gap_s: float) -> dict[str, float]:
-    """Every figure that ``page`` has, by key; rates and means since ``before``, ``gap_s`` seconds earlier."""
+    """Return every figure of ``page`` by key; rates and means since ``before``, ``gap_s`` seconds earlier."""
     found = {
-        series.key + end: series.value(page, before, gap_s, model) for series, model, end in _owned(page)
+        series.key + end: series.value(page, before, gap_s, model)
+        for series, model, end in _with_models(page)
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
 def since_start(page: Page) -> dict[str, float]:
-    """Every figure of one page alone, by key: counts for rates, and means since the server's start."""
-    found = {series.counted.key + end: series.since_start(page, model) for series, model, end in _owned(page)}
+    """Return every figure of one page by key: counts instead of rates, means since the server's start."""
+    found = {
+        series.counted.key + end: series.since_start(page, model) for series, model, end in _with_models(page)
+    }
     return {key: value for key, value in found.items() if value is not None}
 
 
 def describe(key: str) -> Series:
-    """What the series, or the count, of that key is; of an unknown one, only its name."""
+    """Return the series, or the count, of a key; an unknown key is its own label."""
     match = _KEY.fullmatch(key)
     base, model = (match[1], match[2]) if match else (key, None)
     for series in SERIES:
