@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs.made import submitted, written
-from tests.runtime.engine_cache.made import Run, make_model, make_run, recipe
+from tests.runtime.engine_cache.builds import Run, make_model, make_run, recipe
 from trtllm_hpc.bench.provenance import provenance
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.run_folder import runtime_zipapp

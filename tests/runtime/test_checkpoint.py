@@ -15,7 +15,7 @@ def tell(run: Path, *checkpoints: Path) -> int:
     return main(["--run", str(run), "gpus-per-node", "4", *map(str, checkpoints)])
 
 
-def test_a_checkpoint_is_told_the_gpus_of_a_node_and_nothing_else_changes(tmp_path: Path) -> None:
+def test_the_gpus_of_a_node_are_written_and_nothing_else_changes(tmp_path: Path) -> None:
     before = {"dtype": "bfloat16", "mapping": {"world_size": 8, "tp_size": 8, "gpus_per_node": 8}}
     parts = [tmp_path / "encoder", tmp_path / "decoder"]
     for part, written in zip(parts, (before, {"dtype": "float16"}), strict=True):
@@ -28,7 +28,7 @@ def test_a_checkpoint_is_told_the_gpus_of_a_node_and_nothing_else_changes(tmp_pa
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"mapping": 8}'])
-def test_what_is_no_checkpoint_is_told_in_one_sentence(
+def test_a_folder_without_a_checkpoint_is_one_sentence(
     tmp_path: Path, text: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "config.json"

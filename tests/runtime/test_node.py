@@ -57,7 +57,7 @@ def test_ports_in_use_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
             free_ports(2)
 
 
-def test_a_sweep_removes_what_begins_with_the_prefix_and_nothing_else(runtime: Runtime) -> None:
+def test_leftovers_are_what_begins_with_the_prefix_and_nothing_else(runtime: Runtime) -> None:
     mine, other = f"trt{os.getpid()}_", f"trt{os.getpid()}9_"
     files = [SHM / f"{mine}0_a", SHM / f"{mine}1_b", SHM / f"{other}0_a"]
     folders = [SCRATCH / f"{mine}0_x", SCRATCH / f"{other}0_x"]
@@ -91,5 +91,5 @@ def test_a_planted_link_is_removed_and_not_followed(tmp_path: Path) -> None:
     assert not link.is_symlink() and (tmp_path / "precious").exists()
 
 
-def test_free_shared_memory_is_a_figure() -> None:
+def test_free_shared_memory_is_a_number() -> None:
     assert 0 < shm_free_gib() < 1e6

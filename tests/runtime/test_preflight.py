@@ -38,7 +38,7 @@ def changed(rank: int, **facts: object) -> list[Found]:
     return [replace(found, **facts) if found.rank == rank else found for found in world()]  # type: ignore[arg-type]
 
 
-def test_a_world_as_planned_is_let_pass(engine: Path) -> None:
+def test_a_world_as_planned_passes(engine: Path) -> None:
     assert find_problem(world(), Expected(4, 2, 2, engine, 4), all_ranks=True) is None
     assert find_problem(list(reversed(world())), Expected(4, 2, 2, engine, 4), all_ranks=True) is None
     assert find_problem(world(), Expected(4, 2, 0, engine, 4), all_ranks=True) is None
@@ -61,9 +61,7 @@ WRONG: list[tuple[Callable[[], list[Found]], str]] = [
 
 
 @pytest.mark.parametrize(("found", "sentence"), WRONG)
-def test_a_wrong_world_is_told_in_one_sentence(
-    engine: Path, found: Callable[[], list[Found]], sentence: str
-) -> None:
+def test_a_wrong_world_is_one_sentence(engine: Path, found: Callable[[], list[Found]], sentence: str) -> None:
     verdict = find_problem(found(), Expected(4, 2, 2, engine, 4), all_ranks=True)
     assert verdict is not None and verdict.startswith(sentence)
     assert "\n" not in verdict
@@ -82,7 +80,7 @@ def test_a_wrong_world_is_told_in_one_sentence(
         ),
     ],
 )
-def test_a_wrong_engine_is_told_in_one_sentence(engine: Path, content: str | None, sentence: str) -> None:
+def test_a_wrong_engine_is_one_sentence(engine: Path, content: str | None, sentence: str) -> None:
     config = engine / "config.json"
     config.unlink()
     if content is not None:
@@ -102,7 +100,7 @@ def test_a_missing_file_is_named(engine: Path, stamp: dict[str, str], ending: st
     assert verdict is not None and f"rank2.{ending} is missing; build it again" in verdict
 
 
-def test_an_engine_of_the_old_tools_is_let_pass_too(tmp_path: Path) -> None:
+def test_an_engine_of_the_old_tools_passes_too(tmp_path: Path) -> None:
     engine = old_engine(tmp_path / "old", tensor=4)
     one_node = world(4, per_node=4)
     assert find_problem(one_node, Expected(4, 4, 4, engine, 4), all_ranks=True) is None
@@ -121,13 +119,13 @@ def test_an_engine_for_other_nodes_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_paged_context_that_the_engine_lacks_is_named_with_its_key(engine: Path) -> None:
+def test_missing_paged_context_attention_is_reported_with_the_key_that_needs_it(engine: Path) -> None:
     expected = Expected(4, 2, 2, engine, 4, paged_context="repository.kv_cache_reuse")
     verdict = find_problem(world(), expected, all_ranks=True)
     assert verdict is not None and verdict.startswith("repository.kv_cache_reuse needs an engine with paged")
 
 
-def test_a_tokenizer_that_is_not_there_is_refused(engine: Path, tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_refused(engine: Path, tmp_path: Path) -> None:
     expected = Expected(4, 2, 2, engine, 4, tokenizer=tmp_path)
     verdict = find_problem(world(), expected, all_ranks=True)
     assert verdict is not None and verdict.startswith("there is no tokenizer in")
@@ -143,7 +141,7 @@ def test_engine_and_planned_release_are_compared(engine: Path, release: str, wro
         assert "is of TensorRT-LLM 0.16.0, but the container has 0.17.0" in verdict
 
 
-def test_the_container_s_real_release_is_compared_with_the_planned_one(
+def test_the_installed_release_is_compared_with_the_planned_one(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site-packages"
@@ -162,7 +160,7 @@ def test_the_container_s_real_release_is_compared_with_the_planned_one(
     assert verdict is not None and "is of TensorRT-LLM 0.16.0, but the container has 0.17.0" in verdict
 
 
-def test_little_locked_memory_is_a_doubt_where_nodes_talk(engine: Path) -> None:
+def test_little_locked_memory_is_a_warning_with_several_nodes(engine: Path) -> None:
     expected = Expected(4, 2, 2, engine, 4)
     assert find_warnings(world(), expected) == []
     [doubt] = find_warnings(changed(2, memlock_kib=8192), expected)
@@ -197,7 +195,7 @@ def test_a_good_world_without_mpi(runtime: Runtime, engine: Path) -> None:
     assert [event.name for event in read_events(runtime.paths)] == ["preflight_ok"]
 
 
-def test_the_first_rank_of_a_node_tells_which_gpus_they_are(
+def test_the_first_rank_of_a_node_records_the_gpu_models(
     runtime: Runtime, engine: Path, tmp_path: Path
 ) -> None:
     smi = tmp_path / "bin" / "nvidia-smi"
@@ -216,7 +214,7 @@ def test_the_first_rank_of_a_node_tells_which_gpus_they_are(
     ]
 
 
-def test_the_other_ranks_have_nothing_to_find_problem(runtime: Runtime, engine: Path) -> None:
+def test_the_other_ranks_compare_nothing(runtime: Runtime, engine: Path) -> None:
     code, said, _ = preflight(runtime, engine / "none", 4, TRTLLM_HPC_PROCID="3")
     assert code == 0 and "rank 3 of 4" in said
     assert read_events(runtime.paths) == []
@@ -225,7 +223,7 @@ def test_the_other_ranks_have_nothing_to_find_problem(runtime: Runtime, engine: 
 @pytest.mark.parametrize(
     ("size", "sentence"), [(2, "the world has 4 ranks, but the plan says 2"), (4, "there is no engine in")]
 )
-def test_a_refused_start_says_why_in_the_log_and_in_the_events(
+def test_a_refused_start_gives_its_reason_in_the_log_and_in_the_events(
     runtime: Runtime, tmp_path: Path, size: int, sentence: str
 ) -> None:
     code, _, errors = preflight(runtime, tmp_path, size, TRTLLM_HPC_PROCID="0")
@@ -235,7 +233,7 @@ def test_a_refused_start_says_why_in_the_log_and_in_the_events(
     assert event.name == "preflight_failed" and sentence in event.data["reason"]
 
 
-def test_a_python_without_mpi4py_is_told_what_to_install(runtime: Runtime, engine: Path) -> None:
+def test_without_mpi4py_the_error_names_what_to_install(runtime: Runtime, engine: Path) -> None:
     answer = runtime(
         "preflight", "--world-size=1", "--ranks-per-node=1", "--gpus-per-node=0", f"--engine={engine}"
     )
@@ -268,7 +266,7 @@ ABORTS = "import os; os._exit(1)"
 HANGS = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(60)"
 
 
-def test_an_mpi_that_ends_its_process_is_told(runtime: Runtime, engine: Path) -> None:
+def test_an_mpi_that_ends_its_process_is_reported(runtime: Runtime, engine: Path) -> None:
     code, errors = with_mpi(runtime, engine, ABORTS, task=0)
     assert code == ExitCode.START and errors.count("\n") == 1
     assert "error: preflight: MPI ended its process (exit code 1) before the ranks were joined" in errors
@@ -277,7 +275,7 @@ def test_an_mpi_that_ends_its_process_is_told(runtime: Runtime, engine: Path) ->
 
 
 @pytest.mark.long
-def test_a_rank_that_alone_knows_why_says_so(runtime: Runtime, engine: Path) -> None:
+def test_a_rank_that_alone_knows_the_reason_reports_it(runtime: Runtime, engine: Path) -> None:
     """Rank 0 waits for the others in MPI, or comes late: this rank's end must not be a silent one."""
     code, errors = with_mpi(runtime, engine, ABORTS, task=1)
     assert code == ExitCode.START and errors.count("\n") == 1
@@ -287,7 +285,7 @@ def test_a_rank_that_alone_knows_why_says_so(runtime: Runtime, engine: Path) -> 
     assert event.name == "preflight_failed" and said in event.data["reason"]
 
 
-def test_a_rank_whose_step_ends_meanwhile_leaves_the_word_to_rank_0(runtime: Runtime, engine: Path) -> None:
+def test_a_rank_whose_step_ends_meanwhile_reports_nothing(runtime: Runtime, engine: Path) -> None:
     """Slurm ends a step's other tasks as soon as rank 0 has spoken and gone."""
     aborts_seen = runtime.paths.folder / "aborted"
     mpi = f"import os, pathlib; pathlib.Path({str(aborts_seen)!r}).touch(); os._exit(1)"
@@ -301,7 +299,7 @@ def test_a_rank_whose_step_ends_meanwhile_leaves_the_word_to_rank_0(runtime: Run
 
 
 @pytest.mark.long
-def test_an_mpi_that_hangs_in_its_own_code_is_given_up(runtime: Runtime, engine: Path) -> None:
+def test_an_mpi_that_hangs_is_killed_after_the_time_limit(runtime: Runtime, engine: Path) -> None:
     code, errors = with_mpi(runtime, engine, HANGS, task=0, TRTLLM_HPC_PREFLIGHT_SECONDS="1")
     assert code == ExitCode.START and errors.count("\n") == 1
     assert "error: preflight: MPI did not join the ranks within 1 s" in errors

@@ -192,7 +192,7 @@ def test_a_server_that_is_not_ready_in_time_is_stopped_and_the_model_named(
     assert not ranks.runtime.paths.endpoint.exists() and ranks.left() == []
 
 
-def test_a_server_that_never_answers_is_told_apart(ranks: Ranks) -> None:
+def test_a_server_that_never_answers_has_its_own_message(ranks: Ranks) -> None:
     code, said = end(ranks.start(behaviour="mute", ready_timeout_seconds=0.6))
     assert code == ExitCode.READINESS and "the server does not answer" in said
 
@@ -200,7 +200,7 @@ def test_a_server_that_never_answers_is_told_apart(ranks: Ranks) -> None:
 # The end --------------------------------------------------------------------------------
 
 
-def test_a_companion_that_fell_silent_stops_the_server(ranks: Ranks) -> None:
+def test_a_companion_without_a_heartbeat_stops_the_server(ranks: Ranks) -> None:
     process = ranks.start(companion_silence_seconds=1.0)
     ranks.endpoint()
     time.sleep(1.2)
@@ -216,7 +216,7 @@ def test_a_companion_that_fell_silent_stops_the_server(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize(("behaviour", "code"), [("exit=3", 3), ("exit=0", ExitCode.START)])
-def test_a_server_that_ends_unasked_has_failed_whatever_its_exit_code(
+def test_a_server_that_ends_by_itself_has_failed_whatever_its_exit_code(
     ranks: Ranks, behaviour: str, code: int
 ) -> None:
     got, said = end(ranks.start(behaviour=behaviour))
@@ -227,7 +227,7 @@ def test_a_server_that_ends_unasked_has_failed_whatever_its_exit_code(
         assert record.reason is not None and "although nobody had told it" in record.reason
 
 
-def test_a_worker_that_ends_well_because_the_leader_did_has_not_failed(ranks: Ranks) -> None:
+def test_a_worker_that_ends_with_the_leader_has_not_failed(ranks: Ranks) -> None:
     leader = RankRecord("serve", 0, 2, "77", "n1", 1, 1.0, ended_at=2.0, exit_code=0)
     process = ranks.start(rank=1, world=2, behaviour="exit=0")
     ranks.facts(1)
@@ -253,7 +253,7 @@ def test_the_servers_own_reason_is_recorded(ranks: Ranks) -> None:
     assert ranks.record().reason == "rank 0 was silent for 10 s"
 
 
-def test_a_signal_ends_the_server_and_all_below_it(ranks: Ranks) -> None:
+def test_a_signal_ends_the_server_and_its_descendants(ranks: Ranks) -> None:
     process = ranks.start(behaviour="children")
     ranks.endpoint()
     process.send_signal(signal.SIGTERM)
@@ -263,7 +263,7 @@ def test_a_signal_ends_the_server_and_all_below_it(ranks: Ranks) -> None:
     assert ranks.record().stopped_by == "SIGTERM" and ranks.left() == []
 
 
-def test_a_rank_that_another_took_down_does_not_hide_the_first_exit_code(ranks: Ranks) -> None:
+def test_a_rank_that_is_ended_by_another_does_not_hide_the_first_exit_code(ranks: Ranks) -> None:
     process = ranks.start(rank=0, world=2)
     ranks.facts()
     other = RankRecord("serve", 1, 2, "77", "n2", 1, 1.0, ended_at=2.0, exit_code=-9)
@@ -273,7 +273,7 @@ def test_a_rank_that_another_took_down_does_not_hide_the_first_exit_code(ranks: 
 
 
 @pytest.mark.long
-def test_a_server_that_hears_no_signal_is_killed_well_before_slurm_would(ranks: Ranks) -> None:
+def test_a_server_that_ignores_signals_is_killed_before_slurm_would(ranks: Ranks) -> None:
     """Slurm's KillWait is 30 s, and then the record could not be written any more."""
     process = ranks.start(rank=1, world=2, behaviour="deaf")
     facts = ranks.facts(1)
@@ -284,7 +284,7 @@ def test_a_server_that_hears_no_signal_is_killed_well_before_slurm_would(ranks: 
     assert not is_alive(facts["pid"]) and ranks.record(1).exit_code == -9
 
 
-def test_nothing_survives_a_killed_rank_but_what_the_sweep_removes(ranks: Ranks) -> None:
+def test_a_killed_rank_leaves_only_what_the_cleanup_removes(ranks: Ranks) -> None:
     process = ranks.start()
     facts = ranks.facts()
     process.kill()
@@ -298,7 +298,7 @@ def test_nothing_survives_a_killed_rank_but_what_the_sweep_removes(ranks: Ranks)
 # A server that cannot be started --------------------------------------------------------
 
 
-def test_a_server_that_is_not_on_the_node_is_told_as_the_reason(ranks: Ranks) -> None:
+def test_a_missing_server_is_the_recorded_reason(ranks: Ranks) -> None:
     code, said = end(ranks.start(server="no-such-tritonserver"))
     assert code == ExitCode.START
     assert "no program 'no-such-tritonserver'" in said and "set triton.server in the cluster profile" in said
@@ -307,7 +307,7 @@ def test_a_server_that_is_not_on_the_node_is_told_as_the_reason(ranks: Ranks) ->
     assert ranks.left() == []
 
 
-def test_a_server_that_cannot_be_executed_is_told_as_the_reason(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_server_that_cannot_be_executed_is_the_recorded_reason(ranks: Ranks, tmp_path: Path) -> None:
     broken = tmp_path / "tritonserver"
     broken.write_bytes(b"\x7fELF, but not for this machine")
     broken.chmod(0o755)
@@ -348,7 +348,7 @@ def launched(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L
     return Launched(ranks, tmp_path / "workers end")
 
 
-def test_a_launched_server_gets_its_words_whole_and_is_asked_to_end(launched: Launched) -> None:
+def test_a_launched_server_gets_its_arguments_unchanged_and_is_signalled(launched: Launched) -> None:
     """The program's name has a space in it, which the launcher would take apart."""
     ranks = launched.ranks
     worker, leader = launched.start(1), launched.start(0)
@@ -364,13 +364,13 @@ def test_a_launched_server_gets_its_words_whole_and_is_asked_to_end(launched: La
 
 
 @pytest.mark.long
-def test_a_launcher_that_does_not_see_its_server_fail_is_ended(launched: Launched) -> None:
+def test_a_launcher_that_ignores_its_servers_failure_is_ended(launched: Launched) -> None:
     code, said = end(launched.start(behaviour="exit=3"))
     assert code == 3 and "error: rank 0 ended (exit code 3)" in said
     assert launched.ranks.left() == []
 
 
-def test_a_launcher_that_dies_takes_its_server_along(launched: Launched) -> None:
+def test_a_launcher_that_dies_ends_its_server(launched: Launched) -> None:
     process = launched.start()
     launched.ranks.endpoint()
     server = launched.ranks.facts()["pid"]

@@ -28,7 +28,7 @@ def test_a_record_is_read_as_it_was_written(paths: RunPaths) -> None:
     assert ENDPOINT.metrics == "http://10.0.0.1:3/metrics"
 
 
-def test_an_older_reader_passes_over_what_it_does_not_know(paths: RunPaths) -> None:
+def test_an_older_reader_ignores_unknown_keys(paths: RunPaths) -> None:
     ENDPOINT.write(paths.endpoint)
     raw = json.loads(paths.endpoint.read_text())
     paths.endpoint.write_text(json.dumps({**raw, "colour": "blue"}))
@@ -36,12 +36,12 @@ def test_an_older_reader_passes_over_what_it_does_not_know(paths: RunPaths) -> N
 
 
 @pytest.mark.parametrize("text", ["", '{"job_id": "7"', "[]", "null", "{}", '{"job_id": "7"}', "\udcff"])
-def test_half_a_record_is_none(paths: RunPaths, text: str) -> None:
+def test_an_incomplete_record_is_none(paths: RunPaths, text: str) -> None:
     paths.endpoint.write_bytes(text.encode("utf-8", "surrogateescape"))
     assert Endpoint.read(paths.endpoint) is None
 
 
-def test_no_record_is_none(paths: RunPaths) -> None:
+def test_a_missing_record_is_none(paths: RunPaths) -> None:
     assert StopRequest.read(paths.stop_request) is None
     assert RankRecord.read(paths.rank_record("serve", 0)) is None
 
@@ -54,7 +54,7 @@ def test_events_are_in_the_order_of_time_over_all_stages(paths: RunPaths) -> Non
     assert [event.data for event in read_events(paths, "build")] == [{"step": 2}]
 
 
-def test_an_event_whose_line_is_torn_is_left_out(paths: RunPaths) -> None:
+def test_an_incomplete_line_is_left_out(paths: RunPaths) -> None:
     add_event(paths, "serve", "whole")
     with paths.stage_events("serve").open("a") as file:
         file.write('[1]\n{"time": 1.0}\n\n{"time": 2.0, "stage": "serve", "na')
@@ -67,7 +67,7 @@ def test_no_events_yet(paths: RunPaths) -> None:
     assert read_events(paths) == []
 
 
-def test_writers_at_the_same_time_lose_no_line(paths: RunPaths) -> None:
+def test_concurrent_writers_lose_no_line(paths: RunPaths) -> None:
     def write(writer: int) -> None:
         for number in range(50):
             add_event(paths, "serve", f"{writer}-{number}", filler="x" * 300)
@@ -80,7 +80,7 @@ def test_writers_at_the_same_time_lose_no_line(paths: RunPaths) -> None:
     assert len({event.name for event in read_events(paths)}) == 200
 
 
-def test_the_words_of_unicode_separators_do_not_tear_a_line(paths: RunPaths) -> None:
+def test_unicode_separators_do_not_split_a_line(paths: RunPaths) -> None:
     """``str.splitlines`` also splits at U+2028 and U+0085, which JSON writes as they are."""
     add_event(paths, "serve", "failed", reason="a\u2028b\x85c\x0bd")
     [event] = read_events(paths)

@@ -43,7 +43,7 @@ def test_each_task_knows_its_rank_and_has_its_log(runtime: Runtime) -> None:
     assert logs(runtime) == {f"task_{rank}.out": f"{rank} of 3\nmore\n" * 2 for rank in range(3)}
 
 
-def test_the_first_bad_exit_code_wins_and_ends_the_others(runtime: Runtime) -> None:
+def test_the_first_failure_decides_and_ends_the_others(runtime: Runtime) -> None:
     all_there = 'until [ "$(cat "$LOGS"/*.out | wc -l)" = 3 ]; do sleep 0.02; done'
     script = f'echo $$; [ "$TRTLLM_HPC_PROCID" = 1 ] && {{ {all_there}; exit 9; }}; sleep 60'
     started = time.monotonic()
@@ -53,7 +53,7 @@ def test_the_first_bad_exit_code_wins_and_ends_the_others(runtime: Runtime) -> N
     assert not any(is_alive(pid) for pid in pids(runtime, 3))
 
 
-def test_a_killed_task_is_told_as_the_shell_tells_it(runtime: Runtime) -> None:
+def test_a_killed_task_has_the_exit_code_of_the_shell(runtime: Runtime) -> None:
     assert runtime(*spawn(runtime, 2, 'kill -9 "$$"')).returncode == 137
 
 
@@ -79,7 +79,7 @@ def test_what_a_task_leaves_in_the_background_is_ended(runtime: Runtime) -> None
     assert not any(is_alive(pid) for pid in pids(runtime, 1))
 
 
-def test_a_command_that_is_not_there(runtime: Runtime) -> None:
+def test_a_missing_command(runtime: Runtime) -> None:
     output = runtime.paths.logs / "task_%t.out"
     answer = runtime("spawn", "--ntasks=1", f"--output={output}", "no-such-command-here")
     assert answer.returncode == 127

@@ -20,7 +20,7 @@ def events(paths: RunPaths) -> list[str]:
     return [event.name for event in read_events(paths)]
 
 
-def test_a_script_run_by_hand_passes_the_gate(runtime: Runtime) -> None:
+def test_a_script_run_by_hand_does_not_wait(runtime: Runtime) -> None:
     answer = runtime("begin", "build", TRTLLM_HPC_JOB_ID="77")
     assert answer.returncode == 0, answer.stderr
     [event] = read_events(runtime.paths, "build")
@@ -33,14 +33,14 @@ def test_a_stage_ends_with_its_exit_code(runtime: Runtime) -> None:
     assert (event.name, event.data) == ("stage_end", {"exit_code": 9, "job_id": "77"})
 
 
-def test_a_complete_chain_passes_the_gate(runtime: Runtime) -> None:
+def test_a_complete_submission_begins(runtime: Runtime) -> None:
     record = SubmissionRecord("slurm", complete=True)
     record.write(runtime.paths)
     answer = runtime("begin", "build", **{TOKEN_VARIABLE: record.token, SUBMISSION_VARIABLE: "0.1"})
     assert answer.returncode == 0, answer.stderr
 
 
-def test_a_chain_that_is_completed_meanwhile_passes_the_gate(runtime: Runtime) -> None:
+def test_a_submission_that_is_completed_meanwhile_begins(runtime: Runtime) -> None:
     """Each further submission is a sign of life: the patience counts from the last."""
     record = SubmissionRecord("slurm")
     record.write(runtime.paths)
@@ -70,7 +70,7 @@ def test_a_half_submitted_run_starts_nothing(runtime: Runtime, record: str) -> N
     assert events(runtime.paths) == ["submission_interrupted"]
 
 
-def test_serving_again_forgets_the_last_server(runtime: Runtime) -> None:
+def test_serving_again_removes_the_last_attempt(runtime: Runtime) -> None:
     paths = runtime.paths
     Endpoint("1", "n1", "10.0.0.1", 1, 2, 3, [], 1.0).write(paths.endpoint)
     request_stop(paths, by="companion", reason="done")
@@ -88,7 +88,7 @@ def test_a_wrong_stage_is_refused(runtime: Runtime) -> None:
     assert answer.returncode == ExitCode.USAGE and "companion" in answer.stderr
 
 
-def test_the_run_may_be_named(runtime: Runtime, tmp_path: Path) -> None:
+def test_the_run_folder_can_be_an_option(runtime: Runtime, tmp_path: Path) -> None:
     other = RunPaths(tmp_path / "other")
     other.make_folders()
     assert runtime("--run", other.folder, "stop", "--by=me", "--reason=enough").returncode == 0

@@ -15,14 +15,14 @@ def ended(rank: int) -> RankRecord:
     return RankRecord("serve", rank, 2, "7", "n1", 1, 1.0, ended_at=2.0, exit_code=0)
 
 
-def test_the_first_to_ask_is_the_one_recorded(runtime: Runtime) -> None:
+def test_the_first_stop_request_stays_on_record(runtime: Runtime) -> None:
     for by in ("companion", "cancel"):
         assert runtime("stop", f"--by={by}", "--reason=it is done").returncode == 0
     request = StopRequest.read(runtime.paths.stop_request)
     assert request is not None and (request.by, request.reason) == ("companion", "it is done")
 
 
-def test_the_server_has_ended_when_rank_0_or_the_stage_says_so(runtime: Runtime) -> None:
+def test_the_server_has_ended_when_rank_0_or_the_stage_has(runtime: Runtime) -> None:
     paths = runtime.paths
     assert not server_has_ended(paths)
     ended(1).write(paths.rank_record("serve", 1))
@@ -49,14 +49,14 @@ def companion(runtime: Runtime, work: str = "sleep 60") -> subprocess.Popen[str]
     return process
 
 
-def test_the_heart_beats_while_the_companion_lives(runtime: Runtime) -> None:
+def test_the_heartbeat_lasts_as_long_as_the_companion(runtime: Runtime) -> None:
     heartbeat = shlex.quote(str(runtime.paths.heartbeat))
     process = companion(runtime, f"until [ -e {heartbeat} ]; do sleep 0.05; done")
     output, _ = process.communicate(timeout=20)
     assert (process.returncode, output) == (0, "work ended with 0\n")
 
 
-def test_a_companion_whose_server_is_gone_is_ended(runtime: Runtime) -> None:
+def test_a_companion_whose_server_has_ended_is_ended(runtime: Runtime) -> None:
     process = companion(runtime)
     assert eventually(runtime.paths.heartbeat.exists)
     ended(0).write(runtime.paths.rank_record("serve", 0))
@@ -67,7 +67,7 @@ def test_a_companion_whose_server_is_gone_is_ended(runtime: Runtime) -> None:
     assert "the server has ended before the companion was done" in errors
 
 
-def test_a_server_that_was_asked_to_stop_ends_no_companion(runtime: Runtime) -> None:
+def test_a_requested_stop_does_not_end_the_companion(runtime: Runtime) -> None:
     """The companion itself asks; its last lines must still be written."""
     runtime("stop", "--by=companion", "--reason=it is done")
     ended(0).write(runtime.paths.rank_record("serve", 0))

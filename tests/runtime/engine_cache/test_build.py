@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.conftest import eventually
-from tests.runtime.engine_cache.made import IMPATIENT, SCRIPT, Run, tree, with_adapters
+from tests.runtime.engine_cache.builds import IMPATIENT, SCRIPT, Run, tree, with_adapters
 from trtllm_hpc.engine_cache.listing import list_entries, verify
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.engine_cache.cache import Cache
@@ -60,12 +60,12 @@ def send_to_all(build: subprocess.Popen[str], number: signal.Signals) -> None:
 
 def test_each_step_is_built_once_and_found_after_that(runs: MakeRun) -> None:
     first, second = runs(), runs()
-    code, words = first.build(TRTLLM_HPC_JOB_ID="17")
-    assert code == 0, words
+    code, output = first.build(TRTLLM_HPC_JOB_ID="17")
+    assert code == 0, output
     assert_clean(first)
-    assert "step convert: builds convert" in words and "step build: built build-" in words
-    code, words = second.build()
-    assert code == 0 and "found in the cache" in words
+    assert "step convert: builds convert" in output and "step build: built build-" in output
+    code, output = second.build()
+    assert code == 0 and "found in the cache" in output
     assert_clean(second)
     assert second.built() == ["convert", "build"]
     events = [event.data for event in read_events(first.paths, "build") if event.name == "progress"]
@@ -89,53 +89,53 @@ def test_a_finished_engine_needs_no_conversion(runs: MakeRun) -> None:
     assert not first.entry("convert").folder.exists()
 
 
-def test_what_is_made_beside_the_engine_is_made_and_linked_too(runs: MakeRun) -> None:
+def test_further_outputs_are_built_and_linked_too(runs: MakeRun) -> None:
     plain = runs()
     assert plain.build()[0] == 0
     steps = with_adapters(plain.recipe).steps
     run = runs(steps=steps)
-    code, words = run.build()
-    assert code == 0, words
+    code, output = run.build()
+    assert code == 0, output
     assert run.built() == ["convert", "build", "lora"]
     assert (run.paths.folder / "lora" / "model.lora_weights.npy").is_file()
     assert (run.paths.engine / "rank0.engine").is_file()
     assert not (run.paths.folder / "convert").exists()
 
 
-def test_a_failed_step_is_told_and_leaves_nothing(runs: MakeRun) -> None:
+def test_a_failed_step_is_reported_and_leaves_nothing(runs: MakeRun) -> None:
     failing = 'echo half > "$output/rank0.engine"; echo "no such plugin" >&2; exit 3; cp "$convert'
     script = SCRIPT.replace('cp "$convert', failing)
     run = runs(script=script)
-    code, words = run.build()
+    code, output = run.build()
     assert code == ExitCode.BUILD
-    assert "no such plugin" in words
-    assert "error: step build of the build failed (exit code 3); its own output is above." in words
+    assert "no such plugin" in output
+    assert "error: step build of the build failed (exit code 3); its own output is above." in output
     assert run.entry("convert").is_complete()
     assert tree(run.entry().folder) == ["key.json"]
     assert not run.paths.engine.is_symlink()
     mended = runs()
-    code, words = mended.build()
-    assert code == 0 and "waits" not in words
+    code, output = mended.build()
+    assert code == 0 and "waits" not in output
     assert mended.built() == ["convert", "build", "build"]
     assert_clean(mended)
 
 
 def test_a_step_that_leaves_nothing_has_failed(runs: MakeRun) -> None:
-    code, words = runs(script='#!/usr/bin/env bash\nset -eu\nmkdir "$output"\n: > "$output/empty"\n').build()
-    assert code == ExitCode.BUILD and "left nothing in its output folder" in words
+    code, output = runs(script='#!/usr/bin/env bash\nset -eu\nmkdir "$output"\n: > "$output/empty"\n').build()
+    assert code == ExitCode.BUILD and "left nothing in its output folder" in output
 
 
 def test_four_at_once_build_once(runs: MakeRun) -> None:
     racers = [runs(script=SLOW) for _ in range(4)]
     processes = [run.start() for run in racers]
-    words = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * 4, words
+    output = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, output
     assert racers[0].built() == ["convert", "build"]
     for run in racers:
         assert_clean(run)
 
 
-def test_who_waits_is_told_for_whom(runs: MakeRun) -> None:
+def test_a_waiting_build_names_the_builder(runs: MakeRun) -> None:
     builder, waiter = runs(script=GATED), runs(script=GATED)
     gate = builder.log.with_name("gate")
     first = builder.start(GATE=str(gate), TRTLLM_HPC_JOB_ID="17")
@@ -143,13 +143,13 @@ def test_who_waits_is_told_for_whom(runs: MakeRun) -> None:
     second = waiter.start(GATE=str(gate))
     assert eventually(lambda: has_waited(waiter))
     gate.touch()
-    words, _ = second.communicate(timeout=30)
+    output, _ = second.communicate(timeout=30)
     assert (first.wait(30), second.returncode) == (0, 0)
-    assert re.search(r"being built by job 17 on \S+, step convert, for \d s", words)
+    assert re.search(r"being built by job 17 on \S+, step convert, for \d s", output)
     assert builder.built() == ["convert", "build"]
 
 
-def test_who_waits_takes_over_from_a_build_that_fails(runs: MakeRun) -> None:
+def test_a_waiting_build_takes_over_from_one_that_fails(runs: MakeRun) -> None:
     # Waits and fails in its last step: of two that wait for the first, either may be the one to go on.
     failing = 'touch "$BUILDS.$$"; while [ ! -e "$GATE" ]; do sleep 0.02; done; [ "$FAILS" = no ] || exit 3; '
     script = SCRIPT.replace('cp "$convert', f'{failing}cp "$convert')
@@ -181,9 +181,9 @@ def test_a_killed_build_is_finished_by_the_next(runs: MakeRun, victim: str) -> N
             except ProcessLookupError:
                 continue
         process.communicate(timeout=30)
-    code, words = run.build()
-    assert code == 0, words
-    assert "waits" not in words, "a dead owner on the same machine is seen at once"
+    code, output = run.build()
+    assert code == 0, output
+    assert "waits" not in output, "a dead owner on the same machine is seen at once"
     assert_clean(run)
 
 
@@ -208,7 +208,7 @@ def test_what_earlier_versions_have_left_in_an_entry_is_removed(runs: MakeRun) -
     assert_clean(again)
 
 
-def test_an_owner_that_stood_still_destroys_nothing(runs: MakeRun) -> None:
+def test_a_suspended_builder_destroys_nothing(runs: MakeRun) -> None:
     sleeper, other = runs(script=GATED), runs(script=GATED)
     gate, closed = sleeper.log.with_name("gate"), sleeper.log.with_name("closed")
     # Its commands fail, since their folder is gone, long before its own next look at the lock.
@@ -216,21 +216,21 @@ def test_an_owner_that_stood_still_destroys_nothing(runs: MakeRun) -> None:
     assert eventually(lambda: list(gate.parent.glob("builds.*")))
     send_to_all(process, signal.SIGSTOP)
     gate.touch()
-    code, words = other.build(GATE=str(gate), **IMPATIENT)
-    assert code == 0, words
+    code, output = other.build(GATE=str(gate), **IMPATIENT)
+    assert code == 0, output
     before = {path: path.stat().st_mtime_ns for path in other.entry("convert").output.rglob("*")}
     closed.touch()
     send_to_all(process, signal.SIGCONT)
-    words, _ = process.communicate(timeout=30)
-    assert process.returncode == 0, words
-    assert "another build has taken over" in words
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
+    assert "another build has taken over" in output
     assert {path: path.stat().st_mtime_ns for path in other.entry("convert").output.rglob("*")} == before
     assert other.built() == ["convert", "convert", "build"]  # the first of them by the sleeper
     assert_clean(other)
     assert_clean(sleeper)
 
 
-def test_an_owner_that_wakes_during_the_other_s_build_waits_for_it(runs: MakeRun) -> None:
+def test_a_builder_that_resumes_during_the_others_build_waits_for_it(runs: MakeRun) -> None:
     sleeper, other = runs(script=GATED), runs(script=GATED)
     gate, closed = sleeper.log.with_name("gate"), sleeper.log.with_name("closed")
     first = sleeper.start(GATE=str(closed))
@@ -247,14 +247,14 @@ def test_an_owner_that_wakes_during_the_other_s_build_waits_for_it(runs: MakeRun
     assert_clean(sleeper)
 
 
-def test_a_signal_ends_all_of_it_and_leaves_the_next_one_free(runs: MakeRun) -> None:
+def test_a_signal_ends_the_build_and_releases_the_lock(runs: MakeRun) -> None:
     run = runs(script=SCRIPT.replace('case "$1" in', 'setsid sleep 60 & sleep 60 &\nwait\ncase "$1" in'))
     process = run.start()
     assert eventually(lambda: len(descendants(process.pid)) >= 3)
     below = descendants(process.pid)
     process.terminate()
-    words, _ = process.communicate(timeout=20)
-    assert process.returncode == 143 and "the build stops: got SIGTERM" in words
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 143 and "the build stops: got SIGTERM" in output
     assert not any(Path(f"/proc/{pid}").exists() for pid in below)
     assert tree(run.entry("convert").folder) == ["key.json"]
 
@@ -264,24 +264,24 @@ def test_a_wait_has_an_end(runs: MakeRun) -> None:
     gate = holder.log.with_name("gate")
     process = holder.start(GATE=str(gate), TRTLLM_HPC_JOB_ID="17")
     assert eventually(lambda: list(gate.parent.glob("builds.*")))
-    code, words = waiter.build(GATE=str(gate))
+    code, output = waiter.build(GATE=str(gate))
     assert code == ExitCode.BUILD
-    assert "being built by job 17" in words and "as long as this job may wait" in words
+    assert "being built by job 17" in output and "as long as this job may wait" in output
     gate.touch()
     assert process.wait(30) == 0
 
 
-def test_a_broken_output_is_built_anew(runs: MakeRun) -> None:
+def test_a_broken_output_is_built_again(runs: MakeRun) -> None:
     run, again = runs(), runs()
     assert run.build()[0] == 0
     (run.entry().output / "rank0.engine").write_bytes(b"cut")
-    code, words = again.build()
-    assert code == 0 and "the cached output is broken (rank0.engine has 3 bytes" in words
+    code, output = again.build()
+    assert code == 0 and "the cached output is broken (rank0.engine has 3 bytes" in output
     assert again.built() == ["convert", "build", "build"]
     assert_clean(again)
 
 
-def test_an_edited_script_never_passes_for_the_planned_one(runs: MakeRun) -> None:
+def test_an_edited_script_has_an_engine_of_its_own(runs: MakeRun) -> None:
     planned, edited = runs(), runs()
     script = edited.paths.script("build")
     script.write_text(script.read_text().replace("echo '{}'", "echo '{\"edited\": true}'"))
@@ -292,7 +292,7 @@ def test_an_edited_script_never_passes_for_the_planned_one(runs: MakeRun) -> Non
     assert "edited" in (edited.paths.engine / "config.json").read_text()
 
 
-def test_a_full_disk_is_one_sentence_and_the_next_build_finds_no_trace(runs: MakeRun) -> None:
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(runs: MakeRun) -> None:
     run = runs()
     for limit in (0, 300, 2_000):
 
@@ -309,12 +309,12 @@ def test_a_full_disk_is_one_sentence_and_the_next_build_finds_no_trace(runs: Mak
         )
         assert process.returncode == ExitCode.BUILD, process.stdout + process.stderr
         assert "Traceback" not in process.stderr and "error: " in process.stderr
-    code, words = run.build()
-    assert code == 0, words
+    code, output = run.build()
+    assert code == 0, output
     assert_clean(run)
 
 
-def test_the_cache_is_as_open_as_its_folder(runs: MakeRun, tmp_path: Path) -> None:
+def test_the_cache_has_the_permissions_of_its_folder(runs: MakeRun, tmp_path: Path) -> None:
     engines = tmp_path / "engines"
     engines.mkdir()
     engines.chmod(0o2775)
@@ -330,10 +330,10 @@ def test_the_cache_is_as_open_as_its_folder(runs: MakeRun, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["a b", "é", "it's $(id)"])
-def test_names_of_folders_go_through_unharmed(runs: MakeRun, tmp_path: Path, name: str) -> None:
+def test_any_folder_name_works(runs: MakeRun, tmp_path: Path, name: str) -> None:
     run = runs(engines_folder=str(tmp_path / name / "engines"))
-    code, words = run.build()
-    assert code == 0, words
+    code, output = run.build()
+    assert code == 0, output
     assert_clean(run)
 
 
@@ -350,12 +350,12 @@ def fake_smi(folder: Path, *capabilities: str) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
-def test_the_gpu_is_asked_where_the_profile_says_nothing(runs: MakeRun, tmp_path: Path) -> None:
+def test_the_gpu_is_queried_if_the_profile_names_none(runs: MakeRun, tmp_path: Path) -> None:
     run = runs(compute_capability=None)
-    code, words = run.build()
-    assert code == ExitCode.BUILD and "compute capability of the GPU cannot be read" in words
-    code, words = run.build(PATH=fake_smi(tmp_path / "smi", "9.0", "9.0"))
-    assert code == 0, words
+    code, output = run.build()
+    assert code == ExitCode.BUILD and "compute capability of the GPU cannot be read" in output
+    code, output = run.build(PATH=fake_smi(tmp_path / "smi", "9.0", "9.0"))
+    assert code == 0, output
     known = runs()
     assert known.build()[0] == 0 and known.built() == ["convert", "build"]
 
@@ -370,11 +370,11 @@ def test_the_gpu_is_asked_where_the_profile_says_nothing(runs: MakeRun, tmp_path
 def test_another_gpu_than_planned_is_refused(
     runs: MakeRun, tmp_path: Path, capabilities: tuple[str, ...], sentence: str
 ) -> None:
-    code, words = runs().build(PATH=fake_smi(tmp_path / "smi", *capabilities))
-    assert code == ExitCode.BUILD and sentence in words and "next: " in words
+    code, output = runs().build(PATH=fake_smi(tmp_path / "smi", *capabilities))
+    assert code == ExitCode.BUILD and sentence in output and "next: " in output
 
 
-def test_another_tensorrt_llm_than_planned_is_refused_with_both_named(runs: MakeRun, tmp_path: Path) -> None:
+def test_another_tensorrt_llm_is_refused_with_both_versions(runs: MakeRun, tmp_path: Path) -> None:
     installed = tmp_path / "site" / "tensorrt_llm-0.17.0.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: 0.17.0+cu126\n")
@@ -382,15 +382,15 @@ def test_another_tensorrt_llm_than_planned_is_refused_with_both_named(runs: Make
         run = runs(tensorrt_llm=planned)
         command = [sys.executable, "-S", str(run.paths.runtime), "engine"]
         process = run.start(command, PYTHONPATH=str(installed.parent))
-        words, _ = process.communicate(timeout=30)
-        assert process.returncode == code, words
-        told = "the plan is for TensorRT-LLM 0.16.0, but the container holds 0.17.0+cu126" in words
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == code, output
+        told = "the plan is for TensorRT-LLM 0.16.0, but the container holds 0.17.0+cu126" in output
         assert told == (code == ExitCode.BUILD)
     entry = run.entry()
     assert '"tensorrt_llm": "0.17.0+cu126"' in (entry.output / "trtllm-hpc-manifest.json").read_text()
 
 
-def test_a_candidate_of_the_planned_release_builds_and_is_told_of(runs: MakeRun, tmp_path: Path) -> None:
+def test_a_candidate_of_the_planned_release_builds_with_a_warning(runs: MakeRun, tmp_path: Path) -> None:
     """Images carry some under a release's tag (26.03: 1.2.0rc8), and a job file cannot name them."""
     installed = tmp_path / "site" / "tensorrt_llm-1.2.0rc8.dist-info"
     installed.mkdir(parents=True)
@@ -399,22 +399,22 @@ def test_a_candidate_of_the_planned_release_builds_and_is_told_of(runs: MakeRun,
     process = run.start(
         [sys.executable, "-S", str(run.paths.runtime), "engine"], PYTHONPATH=str(installed.parent)
     )
-    words, _ = process.communicate(timeout=30)
-    assert process.returncode == ExitCode.OK, words
-    assert "the container has TensorRT-LLM 1.2.0rc8, but the plan is for 1.2.0" in words
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.OK, output
+    assert "the container has TensorRT-LLM 1.2.0rc8, but the plan is for 1.2.0" in output
 
 
-def test_a_model_that_is_not_on_the_node_is_told(runs: MakeRun, tmp_path: Path) -> None:
+def test_a_model_that_is_not_on_the_node_is_an_error(runs: MakeRun, tmp_path: Path) -> None:
     run = runs(model_path=str(tmp_path / "nowhere"))
-    code, words = run.build()
-    assert code == ExitCode.BUILD and f"error: {tmp_path}/nowhere is not there." in words
+    code, output = run.build()
+    assert code == ExitCode.BUILD and f"error: {tmp_path}/nowhere is not there." in output
 
 
-def test_a_damaged_recipe_is_told(runs: MakeRun) -> None:
+def test_a_damaged_recipe_is_an_error(runs: MakeRun) -> None:
     run = runs()
     run.paths.build_recipe.write_text("{}")
-    code, words = run.build()
-    assert code == ExitCode.BUILD and "build.json is damaged" in words
+    code, output = run.build()
+    assert code == ExitCode.BUILD and "build.json is damaged" in output
 
 
 def test_several_entries_are_listed_in_the_order_of_use(runs: MakeRun) -> None:

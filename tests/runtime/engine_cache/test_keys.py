@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.engine_cache.made import keys_of, make_model, recipe, with_words
+from tests.runtime.engine_cache.builds import keys_of, make_model, recipe, with_arguments
 from trtllm_hpc.runtime.engine_cache.keys import CapabilityUnknown, digest_of, step_keys
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, InvalidRecipe, Placeholder, Recipe
 
@@ -52,9 +52,7 @@ def digests(made: Recipe) -> list[str]:
 
 
 @given(recipes, st.randoms(use_true_random=False))
-def test_neither_a_trip_through_a_file_nor_the_order_of_keys_changes_it(
-    made: Recipe, order: random.Random
-) -> None:
+def test_neither_a_file_nor_the_order_of_keys_changes_the_key(made: Recipe, order: random.Random) -> None:
     record = shuffled(json.loads(json.dumps(made.as_json())), order)
     assert digests(Recipe.from_json(record)) == digests(made)
 
@@ -77,7 +75,7 @@ def model(tmp_path: Path) -> Path:
     return make_model(tmp_path / "model")
 
 
-def test_no_folder_s_name_is_part_of_it(tmp_path: Path, model: Path) -> None:
+def test_no_folder_name_is_part_of_the_key(tmp_path: Path, model: Path) -> None:
     here = recipe(tmp_path / "engines", model)
     shutil.copytree(model, tmp_path / "far" / "copy")
     there = recipe(Path("/other/engines"), tmp_path / "far" / "copy", about={}, wait_seconds=1.0)
@@ -97,8 +95,8 @@ def test_a_program_counts_by_its_name(tmp_path: Path, model: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[Recipe], Recipe]] = {
-    "an option": lambda made: with_words(made, "build", "--max_beam_width", "2"),
-    "the order of words": lambda made: with_words(made, "build", "--a", "--b"),
+    "an option": lambda made: with_arguments(made, "build", "--max_beam_width", "2"),
+    "the order of words": lambda made: with_arguments(made, "build", "--a", "--b"),
     "the GPU": lambda made: replace(made, compute_capability="8.0"),
     "the version": lambda made: replace(
         made, steps=(made.steps[0], replace(made.steps[1], identity={"tensorrt_llm": "0.17.0"}))
@@ -106,8 +104,8 @@ CHANGES: dict[str, Callable[[Recipe], Recipe]] = {
     "the directory": lambda made: replace(
         made, steps=(made.steps[0], replace(made.steps[1], directory="/a"))
     ),
-    "a place's suffix": lambda made: with_words(made, "build", Placeholder("convert", "/encoder")),
-    "a word that looks like a place": lambda made: with_words(made, "build", '{"place": "convert"}'),
+    "a place's suffix": lambda made: with_arguments(made, "build", Placeholder("convert", "/encoder")),
+    "a word that looks like a place": lambda made: with_arguments(made, "build", '{"place": "convert"}'),
 }
 
 
@@ -119,7 +117,7 @@ def test_a_change_to_the_build_spares_the_conversion(tmp_path: Path, model: Path
     assert after["build"].digest != before["build"].digest
 
 
-def test_all_changes_lead_to_different_keys(tmp_path: Path, model: Path) -> None:
+def test_every_change_gives_another_key(tmp_path: Path, model: Path) -> None:
     made = {keys_of(change(recipe(tmp_path, model)))["build"].digest for change in CHANGES.values()}
     assert len(made) == len(CHANGES)
 
@@ -128,7 +126,7 @@ def test_what_the_conversion_reads_changes_both(tmp_path: Path, model: Path) -> 
     before = keys_of(recipe(tmp_path, model))
     for changed in (
         recipe(tmp_path, make_model(tmp_path / "other", config__json="{}")),
-        with_words(recipe(tmp_path, model), "convert", "--dtype", "float16"),
+        with_arguments(recipe(tmp_path, model), "convert", "--dtype", "float16"),
     ):
         after = keys_of(changed)
         assert all(after[step].digest != before[step].digest for step in ("convert", "build"))
@@ -136,7 +134,7 @@ def test_what_the_conversion_reads_changes_both(tmp_path: Path, model: Path) -> 
 
 def test_further_folders_count_by_their_content(tmp_path: Path, model: Path) -> None:
     def with_adapter(folder: Path) -> Recipe:
-        made = with_words(recipe(tmp_path, model), "build", "--lora_dir", str(folder))
+        made = with_arguments(recipe(tmp_path, model), "build", "--lora_dir", str(folder))
         build = replace(made.steps[1], inputs=("convert", str(folder)))
         return replace(made, steps=(made.steps[0], build))
 
@@ -147,14 +145,14 @@ def test_further_folders_count_by_their_content(tmp_path: Path, model: Path) -> 
     assert keys_of(with_adapter(one)) != keys_of(with_adapter(other))
 
 
-def test_an_edited_script_makes_engines_of_its_own(tmp_path: Path, model: Path) -> None:
+def test_an_edited_script_gives_another_key(tmp_path: Path, model: Path) -> None:
     made = recipe(tmp_path, model)
     planned = step_keys(made, compute_capability="9.0")
     edited = step_keys(made, compute_capability="9.0", edited_script="0" * 64)
     assert not {key.digest for key in planned} & {key.digest for key in edited}
 
 
-def test_an_unknown_gpu_is_no_key(tmp_path: Path, model: Path) -> None:
+def test_an_unknown_gpu_gives_no_key(tmp_path: Path, model: Path) -> None:
     with pytest.raises(CapabilityUnknown):
         step_keys(recipe(tmp_path, model), compute_capability=None)
 

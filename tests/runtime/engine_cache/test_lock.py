@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.conftest import eventually
-from tests.runtime.engine_cache.made import tree
+from tests.runtime.engine_cache.builds import tree
 from trtllm_hpc.runtime.engine_cache.lock import Holder, Lock, Owner, Watch, find_holder, try_lock
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -155,7 +155,7 @@ def test_an_owner_elsewhere_lives_as_long_as_its_heart_beats(tmp_path: Path) -> 
     successor.release()
 
 
-def test_time_in_which_nobody_looked_is_no_silence(tmp_path: Path) -> None:
+def test_a_pause_between_two_looks_is_not_silence(tmp_path: Path) -> None:
     """The reader, or the file server under both, stood still: the owner could not be heard."""
     locked(tmp_path, elsewhere())._stop.set()
     watch = Watch()
@@ -182,7 +182,7 @@ def test_what_nobody_owns_is_taken_at_once(tmp_path: Path, left: str) -> None:
     assert tree(tmp_path) == []
 
 
-def test_a_folder_made_anew_in_a_held_entry_changes_nothing(tmp_path: Path) -> None:
+def test_a_folder_made_again_in_a_held_entry_changes_nothing(tmp_path: Path) -> None:
     lock = locked(tmp_path)
     (tmp_path / "building" / "0123456789abcdef" / "output").mkdir(parents=True)
     held = try_lock(tmp_path, owner(), Watch())
@@ -203,7 +203,7 @@ def test_the_lock_goes_with_its_folder(tmp_path: Path) -> None:
         try_lock(folder, owner(), Watch())
 
 
-def test_an_owner_whose_folder_was_made_anew_leaves_the_lock_there_alone(tmp_path: Path) -> None:
+def test_an_owner_whose_folder_was_made_again_leaves_the_new_lock_alone(tmp_path: Path) -> None:
     folder = tmp_path / "entry"
     folder.mkdir()
     lost = locked(folder)
@@ -233,7 +233,7 @@ def test_an_owner_that_cannot_read_its_lock_for_a_moment_has_not_lost_it(
     lock.release()
 
 
-def test_a_lock_is_as_open_as_its_folder(tmp_path: Path) -> None:
+def test_a_lock_has_the_permissions_of_its_folder(tmp_path: Path) -> None:
     """The next builder may be another member of the group, who must be able to move the folder."""
     tmp_path.chmod(0o770)
     before = os.umask(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.engine_cache.made import Run, make_model, with_adapters, with_words
+from tests.runtime.engine_cache.builds import Run, make_model, with_adapters, with_arguments
 from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.runtime.engine_cache.recipe import Recipe
 
@@ -36,14 +36,14 @@ def test_what_was_built_is_found(built: Recipe) -> None:
     assert answer.manifest.job_id == "17" and answer.entry.is_complete()
 
 
-def test_looking_makes_nothing(built: Recipe, tmp_path: Path) -> None:
+def test_a_lookup_writes_nothing(built: Recipe, tmp_path: Path) -> None:
     elsewhere = replace(built, engines_folder=str(tmp_path / "other"))
     assert missed(elsewhere).nearest is None and missed(elsewhere).differences == ()
     assert not (tmp_path / "other").exists()
 
 
-def test_a_miss_names_each_part_that_differs_in_words(built: Recipe) -> None:
-    asked = with_words(built, "build", "--max_batch_size", "128", "--gather_context_logits")
+def test_a_miss_names_each_part_that_differs(built: Recipe) -> None:
+    asked = with_arguments(built, "build", "--max_batch_size", "128", "--gather_context_logits")
     asked = replace(asked, compute_capability="8.0")
     answer = missed(asked)
     assert answer.nearest is not None and answer.nearest.name.startswith("build-")
@@ -82,12 +82,12 @@ def test_the_nearest_is_of_the_same_model_first(runs: MakeRun, tmp_path: Path) -
     near = runs(script="#!/usr/bin/env bash\nset -eu\nmkdir $output; echo a > $output/a\n")
     assert far.build()[0] == near.build()[0] == 0
     options = ("--max_batch_size", "1", "--max_beam_width", "2", "--max_num_tokens", "3")
-    answer = missed(with_words(near.recipe, "build", *options))
+    answer = missed(with_arguments(near.recipe, "build", *options))
     assert answer.nearest is not None and answer.nearest.folder == near.entry().folder
     assert answer.differences[0] == "model: the same" and len(answer.differences) == 4
 
 
-def test_an_engine_without_what_is_wanted_beside_it_is_a_miss(runs: MakeRun) -> None:
+def test_an_engine_without_the_further_outputs_is_a_miss(runs: MakeRun) -> None:
     plain = runs()
     assert plain.build()[0] == 0
     steps = with_adapters(plain.recipe).steps
@@ -98,7 +98,7 @@ def test_an_engine_without_what_is_wanted_beside_it_is_a_miss(runs: MakeRun) -> 
     assert answer.others["lora"] in answer.entries
 
 
-def test_a_broken_engine_is_no_hit(built: Recipe) -> None:
+def test_a_broken_engine_is_a_miss(built: Recipe) -> None:
     hit = lookup(built)
     assert isinstance(hit, Hit)
     (hit.entry.output / "rank0.engine").unlink()
@@ -118,7 +118,7 @@ def test_a_damaged_entry_beside_it_does_not_matter(built: Recipe) -> None:
     assert missed(replace(built, compute_capability="8.0")).nearest is not None
 
 
-def test_what_cannot_be_told_here_the_job_finds_out(built: Recipe, tmp_path: Path) -> None:
+def test_what_cannot_be_known_here_is_left_to_the_job(built: Recipe, tmp_path: Path) -> None:
     answer = lookup(replace(built, model_path=str(tmp_path / "only on the nodes")))
     assert isinstance(answer, Unknown) and "only on the nodes is not there" in answer.reason
     answer = lookup(replace(built, compute_capability=None))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.engine_cache.made import make_model, safetensors
+from tests.runtime.engine_cache.builds import make_model, safetensors
 from trtllm_hpc.runtime.engine_cache.keys import SAMPLE_BYTES, SAMPLES, ModelUnreadable, revision_of
 
 
@@ -92,14 +92,14 @@ def test_a_part_of_an_old_checkpoint_is_seen(tmp_path: Path) -> None:
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
     ],
 )
-def test_a_damaged_file_is_still_told_from_another(tmp_path: Path, content: bytes) -> None:
+def test_damaged_files_still_differ_from_each_other(tmp_path: Path, content: bytes) -> None:
     one = make_model(tmp_path / "one", model__safetensors=content)
     two = make_model(tmp_path / "two", model__safetensors=content + b"!")
     assert revision_of(one) == revision_of(one)
     assert revision_of(one) != revision_of(two)
 
 
-def test_a_model_that_is_not_here_is_told_by_its_name(tmp_path: Path) -> None:
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelUnreadable, match=r"nowhere is not there"):
         revision_of(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()

@@ -141,7 +141,7 @@ def test_two_models_do_not_share_a_name(all_models: Path) -> None:
     assert problems(all_models, twice) == [("ensemble", "is the name of 2 models.")]
 
 
-def test_a_template_that_is_missing_is_told_with_those_that_are_there(all_models: Path) -> None:
+def test_a_missing_template_is_reported_with_the_present_ones(all_models: Path) -> None:
     recipe = make_recipe(
         VERSION,
         serve={
@@ -159,7 +159,7 @@ def test_a_folder_without_templates_is_refused(tmp_path: Path) -> None:
     assert "has no model templates" in problems(tmp_path)[0][1]
 
 
-def test_a_placeholder_that_nobody_knows_asks_to_be_set(all_models: Path) -> None:
+def test_an_unknown_placeholder_must_be_set(all_models: Path) -> None:
     change(all_models, "tensorrt_llm", '"${max_beam_width}"', '"${brand_new}"')
     recipe = make_recipe(VERSION)
     found = problems(all_models, recipe)
@@ -168,13 +168,13 @@ def test_a_placeholder_that_nobody_knows_asks_to_be_set(all_models: Path) -> Non
     assert '"7"' in render_models(told, all_models)["tensorrt_llm"].config
 
 
-def test_what_a_job_sets_and_no_template_has_is_told(all_models: Path) -> None:
+def test_a_value_for_a_placeholder_that_no_template_has_is_reported(all_models: Path) -> None:
     recipe = make_recipe(VERSION, repository={"parameters": {"tensorrt_llm": {"brand_new": 7}}})
     sentence = "its template has no ${brand_new}, which the job file sets."
     assert problems(all_models, recipe) == [("tensorrt_llm", sentence)]
 
 
-def test_everything_is_told_at_once(all_models: Path) -> None:
+def test_everything_is_reported_at_once(all_models: Path) -> None:
     change(all_models, "tensorrt_llm", '"${max_beam_width}"', '"${brand_new}"')
     change(all_models, "preprocessing", '"${tokenizer_dir}"', '"${other_new}"')
     change(all_models, "postprocessing", "max_batch_size:", "max_batchsize:")

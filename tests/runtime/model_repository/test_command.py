@@ -57,7 +57,7 @@ def make(paths: RunPaths, *options: str, search: Path | None = None) -> subproce
     )
 
 
-def test_it_writes_what_would_be_written_check_submission(paths: RunPaths) -> None:
+def test_it_writes_what_would_be_written_before_submission(paths: RunPaths) -> None:
     answer = make(paths, *ISOLATED)
     assert (answer.returncode, answer.stderr) == (0, "")
     expected = render_models(make_recipe(VERSION), paths.folder.parent / "all_models")
@@ -94,7 +94,7 @@ def test_it_may_be_made_again(paths: RunPaths) -> None:
     assert "left over" not in {folder.name for folder in paths.repository.iterdir()}
 
 
-def test_what_is_wrong_is_told_without_a_traceback(paths: RunPaths) -> None:
+def test_errors_have_no_traceback(paths: RunPaths) -> None:
     config = paths.folder.parent / "all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt"
     text = config.read_text(encoding="utf-8")
     config.write_text(text.replace("${max_beam_width}", "${brand_new}"), encoding="utf-8")
@@ -115,7 +115,7 @@ def test_what_is_wrong_is_told_without_a_traceback(paths: RunPaths) -> None:
     ],
     ids=["no recipe", "half a recipe", "nothing vendored"],
 )
-def test_a_run_folder_that_is_not_whole_is_told(paths: RunPaths, prepare: object, said: str) -> None:
+def test_an_incomplete_run_folder_is_an_error(paths: RunPaths, prepare: object, said: str) -> None:
     assert callable(prepare)
     prepare(paths)
     answer = make(paths, *ISOLATED)

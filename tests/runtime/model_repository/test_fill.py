@@ -55,7 +55,7 @@ def test_structure_is_filled_with_typed_values() -> None:
     assert message.input[0].data_type == schema().TYPE_FP16
 
 
-def test_comments_and_quotes_are_told_apart() -> None:
+def test_comments_and_quotes_are_distinguished() -> None:
     found = {(place.name, place.line, place.structural) for place in find_placeholders(TEMPLATE)}
     assert found == {
         ("batch", 3, True),
@@ -87,11 +87,11 @@ def test_a_value_may_hold_what_would_be_a_placeholder_elsewhere() -> None:
     assert written(filled({"path": "/a/${limit}/b"}))["path"] == "/a/${limit}/b"
 
 
-def test_null_takes_the_parameter_out() -> None:
+def test_null_removes_the_parameter() -> None:
     assert set(written(filled({"limit": None}))) == {"path", "wrapped"}
 
 
-def test_all_that_is_missing_is_said_at_once_with_lines() -> None:
+def test_everything_that_is_missing_is_reported_at_once_with_lines() -> None:
     values: dict[str, Value | None] = {"decoupled": True, "kind": None, "path": "${path}"}
     message, problems = fill(TEMPLATE, values, "tensorrt_llm")
     assert message is None
@@ -112,7 +112,7 @@ def test_structure_takes_no_text_that_is_not_a_word() -> None:
     assert [problem.line for problem in problems] == [5]
 
 
-def test_what_is_no_configuration_is_told_with_its_line() -> None:
+def test_a_syntax_error_is_reported_with_its_line() -> None:
     message, problems = fill('name: "x"\nmax_batchsize: 3\n', {}, "model")
     assert message is None
     assert [problem.line for problem in problems] == [2]

@@ -106,7 +106,7 @@ def test_a_key_arrives_or_is_refused(tmp_path: Path, version: str) -> None:
         ("0.9.0", {"cross_kv_cache_fraction", "eagle_choices", "gpu_weights_percent", "max_queue_size"}),
     ],
 )
-def test_some_that_are_refused(version: str, refused: set[str]) -> None:
+def test_some_keys_are_refused(version: str, refused: set[str]) -> None:
     for key in refused:
         job = make_job(version, repository={key: VALUES[key][0]})
         assert list(repository_keys_exist(JobFacts(job, HERE))), key

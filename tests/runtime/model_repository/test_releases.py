@@ -137,7 +137,7 @@ def test_encoder_and_decoder_have_an_engine_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.21.0", "1.2.0"])
-def test_the_llm_api_is_told_by_model_yaml(tmp_path: Path, version: str) -> None:
+def test_the_llm_api_is_configured_by_model_yaml(tmp_path: Path, version: str) -> None:
     recipe = make_recipe(
         version,
         engine={"backend": "llmapi", "tensor_parallel": 4, "moe_expert_parallel": 2},
@@ -170,7 +170,7 @@ def test_a_recipe_travels_as_json(version: str) -> None:
     assert RepositoryRecipe.from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
 
 
-def test_a_repository_that_somebody_filled_by_hand_takes_the_jobs_values(tmp_path: Path) -> None:
+def test_a_repository_filled_by_hand_takes_the_jobs_values(tmp_path: Path) -> None:
     """S3: ``triton_model_repo`` of release 0.9 has numbers where upstream has placeholders, and no groups."""
     filled = render_models(make_recipe("0.9.0"), write_all_models(tmp_path, "0.9.0"))
     for name, model in filled.items():

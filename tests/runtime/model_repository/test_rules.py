@@ -120,7 +120,7 @@ def test_the_llm_api_has_one_model(files: Folder) -> None:
         ("reference", "{parameters: {tensorrt_llm: {x: 1}}}", "parameters"),
     ],
 )
-def test_no_key_is_lost_in_silence(files: Folder, backend: str, repository: str, field: str) -> None:
+def test_no_key_is_lost_silently(files: Folder, backend: str, repository: str, field: str) -> None:
     findings = files.diagnostics(job("1.2.0", repository, backend=backend), CLUSTER)
     assert f"repository.{field}" in {finding.field for finding in findings}
 

@@ -1,6 +1,6 @@
-"""A build that stands still before one of the things it does to files; a script for a bare Python.
+"""A build that is suspended before one of the things it does to files; a script for a bare Python.
 
-    standstill.py RUNTIME FOLDER PATTERN NUMBER
+    suspended_build.py RUNTIME FOLDER PATTERN NUMBER
 
 Runs ``RUNTIME engine``. From the making of its lock in FOLDER on, whatever it does there is looked at, as
 ``event path...``. Before the NUMBERth that PATTERN matches it stops as a whole, as on a node that
@@ -38,7 +38,7 @@ def main() -> None:
         locked = locked or f"{folder}/.building." in words
         if found == int(number):
             found += 1
-            print(f"stands still before {words}", flush=True)
+            print(f"suspended before {words}", flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
 
     sys.addaudithook(look)

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.conftest import eventually
-from tests.runtime.engine_cache.made import Run
+from tests.runtime.engine_cache.builds import Run
 from tests.runtime.engine_cache.test_build import GATED, assert_clean, has_waited
 
 MakeRun = Callable[..., Run]
 
-SCRIPT = Path(__file__).with_name("standstill.py")
+SCRIPT = Path(__file__).with_name("suspended_build.py")
 
 
-class Meeting:
+class Encounter:
     """A builder that stands still in the step ``convert``, whose old output is broken; and another."""
 
     def __init__(self, runs: MakeRun, folder: Path, pattern: str, number: int) -> None:
@@ -34,8 +34,8 @@ class Meeting:
         for step, name in (("convert", "rank0.safetensors"), ("build", "rank0.engine")):
             (self.sleeper.entry(step).output / name).write_bytes(b"cut")
         entry = str(self.sleeper.entry("convert").folder)
-        words = [sys.executable, "-I", "-S", str(SCRIPT), str(self.sleeper.paths.runtime), entry]
-        self.first = self.sleeper.start([*words, pattern, str(number)])
+        output = [sys.executable, "-I", "-S", str(SCRIPT), str(self.sleeper.paths.runtime), entry]
+        self.first = self.sleeper.start([*output, pattern, str(number)])
 
     @property
     def has_stopped(self) -> bool:
@@ -66,9 +66,9 @@ class Meeting:
         return self.other.start(GATE=str(self.gate), TRTLLM_HPC_LOCK_DEAD_SECONDS="0.4")
 
     def _both_end_well(self, second: subprocess.Popen[str]) -> None:
-        words = [process.communicate(timeout=30)[0] for process in (self.first, second)]
-        assert (self.first.returncode, second.returncode) == (0, 0), words
-        assert "another build has taken over" not in words[1]
+        output = [process.communicate(timeout=30)[0] for process in (self.first, second)]
+        assert (self.first.returncode, second.returncode) == (0, 0), output
+        assert "another build has taken over" not in output[1]
         assert len(self.other.built()) == len(set(self.other.built())), "it was disturbed, and built again"
         assert_clean(self.sleeper)
         assert_clean(self.other)
@@ -84,40 +84,40 @@ def state_of(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("pattern", ["os.mkdir", "os.listdir|os.scandir", "os.rename .*/output "])
-def test_a_builder_that_wakes_during_the_others_build_disturbs_it_not(
+def test_a_builder_that_resumes_during_the_others_build_does_not_disturb_it(
     runs: MakeRun, tmp_path: Path, pattern: str
 ) -> None:
-    meeting = Meeting(runs, tmp_path / "meeting", pattern, 1)
-    assert meeting.has_stopped
-    meeting.wake_during()
+    encounter = Encounter(runs, tmp_path / "encounter", pattern, 1)
+    assert encounter.has_stopped
+    encounter.wake_during()
 
 
 @pytest.mark.parametrize(("pattern", "number"), [("os.rename .*/output ", 1), ("os.rename .*/output ", 2)])
-def test_a_builder_that_wakes_after_the_others_build_leaves_it_as_it_is(
+def test_a_builder_that_resumes_after_the_others_build_leaves_it_unchanged(
     runs: MakeRun, tmp_path: Path, pattern: str, number: int
 ) -> None:
     """Before it puts the broken output aside, and before it publishes its own."""
-    meeting = Meeting(runs, tmp_path / "meeting", pattern, number)
-    assert meeting.has_stopped
-    meeting.wake_after()
+    encounter = Encounter(runs, tmp_path / "encounter", pattern, number)
+    assert encounter.has_stopped
+    encounter.wake_after()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("wake", [Meeting.wake_during, Meeting.wake_after])
-def test_a_builder_may_stand_still_before_anything_it_does(
-    runs: MakeRun, tmp_path: Path, wake: Callable[[Meeting], None]
+@pytest.mark.parametrize("wake", [Encounter.wake_during, Encounter.wake_after])
+def test_a_builder_may_be_suspended_before_anything_it_does(
+    runs: MakeRun, tmp_path: Path, wake: Callable[[Encounter], None]
 ) -> None:
     met = 0
-    for meeting in meetings(runs, tmp_path):
-        wake(meeting)
+    for encounter in encounters(runs, tmp_path):
+        wake(encounter)
         met += 1
     assert met > 20
 
 
-def meetings(runs: MakeRun, folder: Path) -> Iterator[Meeting]:
+def encounters(runs: MakeRun, folder: Path) -> Iterator[Encounter]:
     """One for each point at which a builder may stand still."""
     for number in count(1):
-        meeting = Meeting(runs, folder / str(number), ".", number)
-        if not meeting.has_stopped:
+        encounter = Encounter(runs, folder / str(number), ".", number)
+        if not encounter.has_stopped:
             return
-        yield meeting
+        yield encounter

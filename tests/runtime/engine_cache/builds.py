@@ -71,7 +71,7 @@ def recipe(engines: Path, model: Path | None, **changes: Any) -> Recipe:
     return replace(made, **changes)
 
 
-def with_words(made: Recipe, step: str, *words: Argument) -> Recipe:
+def with_arguments(made: Recipe, step: str, *words: Argument) -> Recipe:
     """The recipe with further words at the end of a step's command."""
     steps = [
         replace(it, commands=((*it.commands[0], *words),)) if it.name == step else it for it in made.steps
