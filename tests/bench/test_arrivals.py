@@ -35,9 +35,9 @@ def spread(times: list[float]) -> float:
 
 
 def test_a_constant_schedule_has_equal_gaps_and_a_window_of_their_sum() -> None:
-    made = scheduled(4.0, "constant", requests=5)
-    assert made.due_s == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert (made.window.start_s, made.window.end_s) == (0.0, 1.25)
+    schedule = scheduled(4.0, "constant", requests=5)
+    assert schedule.due_s == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert (schedule.window.start_s, schedule.window.end_s) == (0.0, 1.25)
 
 
 def test_a_constant_schedule_does_not_drift() -> None:
@@ -45,21 +45,21 @@ def test_a_constant_schedule_does_not_drift() -> None:
 
 
 def test_warm_up_comes_before_the_window_at_the_same_rate() -> None:
-    made = scheduled(2.0, "constant", requests=4, warmup_requests=3)
-    assert made.due_s == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
-    assert (made.window.start_s, made.window.end_s, made.warmup) == (1.5, 3.5, 3)
+    schedule = scheduled(2.0, "constant", requests=4, warmup_requests=3)
+    assert schedule.due_s == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    assert (schedule.window.start_s, schedule.window.end_s, schedule.warmup) == (1.5, 3.5, 3)
 
 
 def test_seconds_replace_numbers_of_requests() -> None:
-    made = scheduled(2.0, "poisson", duration_seconds=10.0, warmup_seconds=3.0, warmup_requests=None)
-    assert (made.window.start_s, made.window.end_s) == (3.0, 13.0)
-    assert (made.warmup, len(made.due_s)) == (6, 26)
+    schedule = scheduled(2.0, "poisson", duration_seconds=10.0, warmup_seconds=3.0, warmup_requests=None)
+    assert (schedule.window.start_s, schedule.window.end_s) == (3.0, 13.0)
+    assert (schedule.warmup, len(schedule.due_s)) == (6, 26)
 
 
 def test_a_window_in_seconds_is_met_within_half_a_gap() -> None:
-    made = scheduled(0.3, "constant", duration_seconds=5.5)
-    assert len(made.due_s) / made.window.length_s == pytest.approx(0.3)
-    assert abs(made.window.length_s - 5.5) <= 0.5 / 0.3
+    schedule = scheduled(0.3, "constant", duration_seconds=5.5)
+    assert len(schedule.due_s) / schedule.window.length_s == pytest.approx(0.3)
+    assert abs(schedule.window.length_s - 5.5) <= 0.5 / 0.3
 
 
 @pytest.mark.parametrize("arrival", ARRIVALS)
@@ -74,8 +74,8 @@ def test_poisson_gaps_vary_as_much_as_their_mean() -> None:
 @pytest.mark.parametrize(("shape", "expected"), [(0.25, 2.0), (1.0, 1.0), (4.0, 0.5)])
 def test_burstiness_is_the_shape_of_gamma_gaps(shape: float, expected: float) -> None:
     """A gamma distribution varies by one over the root of its shape."""
-    made = scheduled(10.0, "gamma", requests=5000, burstiness=shape)
-    assert spread(made.due_s) == pytest.approx(expected, rel=0.1)
+    schedule = scheduled(10.0, "gamma", requests=5000, burstiness=shape)
+    assert spread(schedule.due_s) == pytest.approx(expected, rel=0.1)
 
 
 def test_gamma_of_shape_one_is_poisson() -> None:
@@ -90,9 +90,9 @@ def test_repeats_have_different_arrivals_and_rates_the_same_ones() -> None:
 
 
 def test_a_ramp_changes_the_rate_linearly_and_has_the_mean_of_its_ends() -> None:
-    made = scheduled(10.0, "constant", duration_seconds=20.0, ramp_to_per_second=30.0, warmup_requests=5)
-    assert (made.window.start_s, made.window.length_s) == (0.5, 20.0)
-    times = [due - 0.5 for due in made.due_s[5:]]
+    schedule = scheduled(10.0, "constant", duration_seconds=20.0, ramp_to_per_second=30.0, warmup_requests=5)
+    assert (schedule.window.start_s, schedule.window.length_s) == (0.5, 20.0)
+    times = [due - 0.5 for due in schedule.due_s[5:]]
     assert len(times) == 400
     # After t seconds 10*t + t**2/2 requests were due.
     assert [sum(time < end for time in times) for end in (4, 10, 16)] == [48, 150, 288]
@@ -101,9 +101,9 @@ def test_a_ramp_changes_the_rate_linearly_and_has_the_mean_of_its_ends() -> None
 
 
 def test_a_ramp_may_go_down() -> None:
-    made = scheduled(30.0, "constant", requests=400, ramp_to_per_second=10.0)
-    assert made.window.length_s == 20.0
-    assert gaps(made.due_s)[-1] == pytest.approx(1 / 10, rel=0.02)
+    schedule = scheduled(30.0, "constant", requests=400, ramp_to_per_second=10.0)
+    assert schedule.window.length_s == 20.0
+    assert gaps(schedule.due_s)[-1] == pytest.approx(1 / 10, rel=0.02)
 
 
 def test_a_ramp_down_to_almost_zero_ends_with_the_window() -> None:
@@ -128,21 +128,21 @@ def test_schedules_are_sorted_and_have_exactly_the_mean_rate(
 ) -> None:
     warmup, requests = counts
     options: dict[str, Any] = {"warmup_requests": warmup, "requests": requests, "seed": seed}
-    made = scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **options)
-    assert made.due_s == sorted(made.due_s)
-    assert made.due_s[0] == 0.0
-    assert made.due_s[-1] <= made.window.end_s
-    assert (made.warmup, len(made.due_s)) == (warmup, warmup + requests)
+    schedule = scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **options)
+    assert schedule.due_s == sorted(schedule.due_s)
+    assert schedule.due_s[0] == 0.0
+    assert schedule.due_s[-1] <= schedule.window.end_s
+    assert (schedule.warmup, len(schedule.due_s)) == (warmup, warmup + requests)
     mean = rate if ramp is None else (rate + ramp) / 2
     # Times are rounded to nanoseconds.
-    assert made.window.length_s == pytest.approx(requests / mean, rel=1e-9, abs=2e-9)
-    assert made.window.start_s == pytest.approx(warmup / rate, rel=1e-9, abs=2e-9)
-    assert made == scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **options)
+    assert schedule.window.length_s == pytest.approx(requests / mean, rel=1e-9, abs=2e-9)
+    assert schedule.window.start_s == pytest.approx(warmup / rate, rel=1e-9, abs=2e-9)
+    assert schedule == scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **options)
 
 
 def test_schedules_are_the_same_on_every_machine() -> None:
-    made = scheduled(100.0, "gamma", requests=4, warmup_requests=2, burstiness=0.5, seed=7)
-    assert made.due_s == [0.0, 0.013345784, 0.02, 0.038483824, 0.038530191, 0.040533796]
+    schedule = scheduled(100.0, "gamma", requests=4, warmup_requests=2, burstiness=0.5, seed=7)
+    assert schedule.due_s == [0.0, 0.013345784, 0.02, 0.038483824, 0.038530191, 0.040533796]
 
 
 def recorded(times: list[float | None], **values: Any) -> Schedule:
@@ -152,30 +152,35 @@ def recorded(times: list[float | None], **values: Any) -> Schedule:
 
 
 def test_a_trace_keeps_its_times_from_its_first_request_on() -> None:
-    made = recorded([10.0, 10.5, 10.5, 12.0])
-    assert made.due_s == [0.0, 0.5, 0.5, 2.0]
-    assert made.window.start_s == 0.0
-    assert made.window.end_s == pytest.approx(2.0 + 2.0 / 3), "a mean gap after the last one"
+    schedule = recorded([10.0, 10.5, 10.5, 12.0])
+    assert schedule.due_s == [0.0, 0.5, 0.5, 2.0]
+    assert schedule.window.start_s == 0.0
+    assert schedule.window.end_s == pytest.approx(2.0 + 2.0 / 3), "a mean gap after the last one"
 
 
 def test_the_first_requests_of_a_trace_are_warm_up() -> None:
-    made = recorded([0.0, 1.0, 2.0, 4.0, 8.0], warmup_requests=1, requests=3)
-    assert made.due_s == [0.0, 1.0, 2.0, 4.0]
-    assert (made.window.start_s, made.window.end_s) == (1.0, 8.0), (
+    schedule = recorded([0.0, 1.0, 2.0, 4.0, 8.0], warmup_requests=1, requests=3)
+    assert schedule.due_s == [0.0, 1.0, 2.0, 4.0]
+    assert (schedule.window.start_s, schedule.window.end_s) == (1.0, 8.0), (
         "it ends when the next request would be due"
     )
 
 
 def test_a_trace_may_be_cut_by_time() -> None:
-    made = recorded([0.0, 1.0, 2.0, 4.0, 8.0], warmup_seconds=1.5, warmup_requests=None, duration_seconds=3.0)
-    assert made.due_s == [0.0, 1.0, 2.0, 4.0]
-    assert (made.window.start_s, made.window.end_s) == (2.0, 5.0)
+    schedule = recorded(
+        [0.0, 1.0, 2.0, 4.0, 8.0], warmup_seconds=1.5, warmup_requests=None, duration_seconds=3.0
+    )
+    assert schedule.due_s == [0.0, 1.0, 2.0, 4.0]
+    assert (schedule.window.start_s, schedule.window.end_s) == (2.0, 5.0)
 
 
 def test_the_window_ends_with_a_trace_that_is_shorter() -> None:
     """Otherwise its rates would include time in which nothing is sent."""
-    made = recorded([0.0, 1.0, 2.0, 3.0], duration_seconds=60.0)
-    assert made.due_s == [0.0, 1.0, 2.0, 3.0] and (made.window.start_s, made.window.end_s) == (0.0, 4.0)
+    schedule = recorded([0.0, 1.0, 2.0, 3.0], duration_seconds=60.0)
+    assert schedule.due_s == [0.0, 1.0, 2.0, 3.0] and (schedule.window.start_s, schedule.window.end_s) == (
+        0.0,
+        4.0,
+    )
     assert recorded([0.0, 1.0, 2.0, 3.0], duration_seconds=3.5).window.end_s == 3.5
 
 

@@ -39,7 +39,7 @@ def record(
     parsed: ParsedReply, request: Request = PROMPT, tokenizer: Any = None, **more: Any
 ) -> RequestRecord:
     status = more.pop("status", "ok")
-    (made,) = to_records(
+    (result,) = to_records(
         [reply(status=status)],
         [parsed],
         [request],
@@ -49,15 +49,15 @@ def record(
         tokenizer=tokenizer,
         **more,
     )
-    return made
+    return result
 
 
-def output(made: RequestRecord) -> tuple[int | None, str | None]:
-    return made.output_tokens, made.output_by
+def output(result: RequestRecord) -> tuple[int | None, str | None]:
+    return result.output_tokens, result.output_by
 
 
-def chunks(made: RequestRecord) -> tuple[tuple[int, ...], str | None]:
-    return made.chunk_tokens, made.chunks_by
+def chunks(result: RequestRecord) -> tuple[tuple[int, ...], str | None]:
+    return result.chunk_tokens, result.chunks_by
 
 
 def test_a_record_combines_reply_and_request() -> None:
@@ -86,9 +86,9 @@ def test_the_core_models_ids_are_counted_without_a_repeated_prompt() -> None:
 
 
 def test_streamed_ids_are_counted_by_response() -> None:
-    made = record(ids((8,), (9, 9), (8,), streamed=True), IDS)
-    assert made.chunks_s == (2.0, 3.0, 4.0)
-    assert (chunks(made), output(made)) == (((1, 2, 1), "model"), (4, "model"))
+    result = record(ids((8,), (9, 9), (8,), streamed=True), IDS)
+    assert result.chunks_s == (2.0, 3.0, 4.0)
+    assert (chunks(result), output(result)) == (((1, 2, 1), "model"), (4, "model"))
 
 
 def test_a_length_that_the_model_reports_is_used() -> None:
@@ -97,8 +97,8 @@ def test_a_length_that_the_model_reports_is_used() -> None:
 
 @pytest.mark.parametrize("lengths", [(1, 1, 2), (1, 2, 4)])
 def test_several_responses_without_streaming_are_counted_together(lengths: tuple[int, ...]) -> None:
-    made = record(answer("a", "b", "c d", lengths=lengths))
-    assert (made.chunks_s, output(made)) == ((), (4, "model"))
+    result = record(answer("a", "b", "c d", lengths=lengths))
+    assert (result.chunks_s, output(result)) == ((), (4, "model"))
 
 
 def test_a_reported_length_includes_a_repeated_prompt() -> None:
@@ -110,24 +110,24 @@ def test_a_reported_length_includes_a_repeated_prompt() -> None:
 
 @pytest.mark.parametrize("lengths", [(1, 1, 2), (1, 2, 4)])
 def test_lengths_of_responses_are_their_own_or_cumulative(lengths: tuple[int, ...]) -> None:
-    made = record(answer("a", "b", "c d", streamed=True, lengths=lengths))
-    assert (chunks(made), output(made)) == (((1, 1, 2), "model"), (4, "model"))
+    result = record(answer("a", "b", "c d", streamed=True, lengths=lengths))
+    assert (chunks(result), output(result)) == (((1, 1, 2), "model"), (4, "model"))
 
 
 def test_a_streamed_response_is_one_token_with_or_without_a_tokenizer() -> None:
     """A response without text is a token without text, such as the one that ends an answer."""
     parsed = answer("so", " it", "\ufffd", " is", "", streamed=True)
     for tokenizer in (None, WordTokenizer()):
-        made = record(parsed, tokenizer=tokenizer)
-        assert (chunks(made), output(made)) == (((1,) * 5, "responses"), (5, "responses"))
+        result = record(parsed, tokenizer=tokenizer)
+        assert (chunks(result), output(result)) == (((1,) * 5, "responses"), (5, "responses"))
 
 
 @pytest.mark.parametrize("accumulates", [False, True])
 def test_responses_of_several_tokens_are_counted_by_the_tokenizer(accumulates: bool) -> None:
     new = ["so it", " is", " as said", " by all men"]
     texts = ["".join(new[: at + 1]) for at in range(4)] if accumulates else new
-    made = record(answer(*texts, streamed=True), tokenizer=WordTokenizer())
-    assert (chunks(made), output(made)) == (((2, 1, 2, 3), "tokenizer"), (8, "tokenizer"))
+    result = record(answer(*texts, streamed=True), tokenizer=WordTokenizer())
+    assert (chunks(result), output(result)) == (((2, 1, 2, 3), "tokenizer"), (8, "tokenizer"))
 
 
 def test_a_replacement_character_is_one_token_however_it_is_tokenized() -> None:
@@ -145,8 +145,8 @@ def test_a_replacement_character_is_one_token_however_it_is_tokenized() -> None:
 
 
 def test_cumulative_texts_that_grow_by_a_word_are_one_token_each() -> None:
-    made = record(answer("so", "so it", "so it is", streamed=True), tokenizer=WordTokenizer())
-    assert (chunks(made), output(made)) == (((1, 1, 1), "responses"), (3, "responses"))
+    result = record(answer("so", "so it", "so it is", streamed=True), tokenizer=WordTokenizer())
+    assert (chunks(result), output(result)) == (((1, 1, 1), "responses"), (3, "responses"))
 
 
 def test_an_unstreamed_text_is_tokenized_without_prompt_and_special_tokens() -> None:
@@ -157,8 +157,8 @@ def test_an_unstreamed_text_is_tokenized_without_prompt_and_special_tokens() -> 
 def test_a_stream_of_one_response_is_counted_as_a_whole() -> None:
     """As of a model that does not stream, even if streaming is requested."""
     whole = answer("what is it so it is", streamed=True)
-    made = record(whole, tokenizer=WordTokenizer())
-    assert (chunks(made), output(made)) == (((3,), "tokenizer"), (3, "tokenizer"))
+    result = record(whole, tokenizer=WordTokenizer())
+    assert (chunks(result), output(result)) == (((3,), "tokenizer"), (3, "tokenizer"))
     assert (chunks(record(whole)), output(record(whole))) == (((10,), "requested"), (10, "requested"))
     core = record(ids((5, 6, 7, 8, 9), streamed=True), IDS)
     assert (chunks(core), output(core)) == (((2,), "model"), (2, "model"))
@@ -178,15 +178,15 @@ def test_without_any_count_the_requested_number_is_recorded_as_such() -> None:
 
 
 def test_a_stream_that_broke_off_has_its_chunks_but_no_total() -> None:
-    made = record(answer("so", " it", streamed=True), status="UNAVAILABLE")
-    assert (made.chunks_s, made.chunk_tokens) == ((2.0, 3.0), (1, 1))
-    assert output(made) == (None, None)
+    result = record(answer("so", " it", streamed=True), status="UNAVAILABLE")
+    assert (result.chunks_s, result.chunk_tokens) == ((2.0, 3.0), (1, 1))
+    assert output(result) == (None, None)
 
 
 def test_many_answers_each_have_their_own_count() -> None:
     requests = [Request(10, f"ask {at}", input_tokens=3, input_by="tokenizer") for at in range(1200)]
     parsed = [answer("so " * (at % 5)) if at % 7 else ParsedReply() for at in range(1200)]
-    made = to_records(
+    result = to_records(
         [reply(at) for at in range(1200)],
         parsed,
         requests,
@@ -195,4 +195,4 @@ def test_many_answers_each_have_their_own_count() -> None:
         window=Window(0.0, 9.0),
         tokenizer=WordTokenizer(),
     )
-    assert [each.output_tokens for each in made] == [at % 5 if at % 7 else 0 for at in range(1200)]
+    assert [each.output_tokens for each in result] == [at % 5 if at % 7 else 0 for at in range(1200)]

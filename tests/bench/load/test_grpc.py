@@ -105,6 +105,17 @@ def test_a_closed_loop_keeps_its_concurrency_and_sends_its_count() -> None:
     assert [reply.due_s for reply in replies[:3]] == [load.start_s] * 3
 
 
+def test_replies_have_the_index_of_the_workload() -> None:
+    """The payloads of a pass are a part of the workload, and a closed loop may repeat them."""
+    payloads = [b"a", b"b", b"c"]
+    with grpc_server() as ready:
+        target = Target(ready, "m")
+        once = run_open(target, payloads, [0.0] * 3, Clock(), first_index=7)
+        repeated = run_closed(target, payloads, 1, Clock(), count=5, first_index=10)
+    assert [reply.index for reply in once.replies] == [7, 8, 9]
+    assert [reply.index for reply in repeated.replies] == [10, 11, 12, 10, 11]
+
+
 def test_a_closed_loop_ends_by_time() -> None:
     with grpc_server() as ready:
         load = run_closed(Target(ready, "m"), [b"sleep 0.03"], 2, Clock(), until_s=0.2)

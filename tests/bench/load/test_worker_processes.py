@@ -42,10 +42,10 @@ def test_an_open_loop_keeps_times_and_order() -> None:
 def test_a_closed_loop_is_shared_by_slots_and_count() -> None:
     with grpc_server() as ready:
         payloads = [b"sleep 0.01", b"b", b"c"]
-        load = run_closed(Target(ready, "m"), payloads, 5, Clock(), count=41, processes=2)
+        load = run_closed(Target(ready, "m"), payloads, 5, Clock(), count=41, first_index=9, processes=2)
     assert len(load.replies) == 41 and all(reply.ok for reply in load.replies)
-    assert all(reply.chunks[0][1] == payloads[reply.index] for reply in load.replies)
-    assert set(Counter(reply.index for reply in load.replies)) == {0, 1, 2}
+    assert all(reply.chunks[0][1] == payloads[reply.index - 9] for reply in load.replies)
+    assert set(Counter(reply.index for reply in load.replies)) == {9, 10, 11}
     assert max(_outstanding(load.replies)) <= 5
     assert load.saturated_until_s is not None, "the second process, which never sleeps, ends first"
     assert load.start_s < load.saturated_until_s < max(reply.due_s for reply in load.replies)

@@ -62,6 +62,6 @@ def test_files_of_every_kind_have_an_example() -> None:
 
 
 def test_every_source_of_token_counts_is_described() -> None:
-    words = {value for name, value in vars(request).items() if name.startswith("BY_")}
+    sources = {value for name, value in vars(request).items() if name.startswith("BY_")}
     table = TEXT.split("## Who counts tokens")[1]
-    assert set(re.findall(r"^\| `([a-z ]+)` \|", table, re.MULTILINE)) == words
+    assert set(re.findall(r"^\| `([a-z ]+)` \|", table, re.MULTILINE)) == sources

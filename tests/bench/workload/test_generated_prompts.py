@@ -90,8 +90,8 @@ def test_workloads_are_reproducible_within_the_vocabulary_and_longer_ones_begin_
 
 
 def test_another_seed_gives_other_requests() -> None:
-    made = [build(3, kind="normal", settings={"seed": seed}).requests for seed in (0, 1)]
-    assert made[0] != made[1]
+    workloads = [build(3, kind="normal", settings={"seed": seed}).requests for seed in (0, 1)]
+    assert workloads[0] != workloads[1]
 
 
 @pytest.mark.parametrize("ends", [False, True])

@@ -63,6 +63,6 @@ if __name__ == "__main__":
     import tempfile
 
     for name in CASES:
-        with tempfile.TemporaryDirectory() as made:
-            written = write(name, Path(made))
+        with tempfile.TemporaryDirectory() as folder:
+            written = write(name, Path(folder))
             (GOLDEN / written.name).write_bytes(written.read_bytes())

@@ -25,9 +25,9 @@ from .helpers import build, prompts_of
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("model") / "tokenizer"
-    make_tokenizer(made)
-    return made
+    tokenizer = tmp_path_factory.mktemp("model") / "tokenizer"
+    make_tokenizer(tokenizer)
+    return tokenizer
 
 
 @pytest.mark.parametrize("kind", ["normal", "shared-prefix"])
