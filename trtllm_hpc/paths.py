@@ -19,13 +19,13 @@ STAGES = ("build", "serve", "companion")
 """The stages of a run, in the order of their dependencies."""
 
 STEPS = ("build", "repository", "preflight", "serve", "companion")
-"""What writes one log a rank: each stage, and the two steps before the server within ``serve``."""
+"""What writes one log for each rank: the stages, and two steps before the server within ``serve``."""
 
 COMPANION_MEASUREMENT = "benchmark"
-"""Name of the companion's own measurement; any other is somebody's by hand."""
+"""Name of the companion's own measurement; others come from the ``bench`` command."""
 
 RESERVED_ENDINGS = (".workload", ".metrics", ".perfetto", ".charts")
-"""No measurement's name ends with them: they tell its files apart."""
+"""Endings that distinguish a measurement's files; no measurement's name ends with them."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class MeasurementPaths:
     requests: Path
     """One JSON line for each request."""
     workload: Path
-    """What was asked, one JSON line for each request; a later benchmark can ask the same."""
+    """The requests sent, one JSON line each; a later benchmark can send the same."""
     samples: Path
     """The server's own metrics during the measurement, one JSON line for each sample."""
     table: Path
     """The table as text."""
     trace: Path
-    """The requests as a time line, for Perfetto."""
+    """The requests as a timeline for Perfetto."""
     charts: Path
     """Folder of the report's charts as images."""
     report: Path
 
     @property
     def present(self) -> list[Path]:
-        """Those of the files that are there."""
+        """The files that exist."""
         return [file for file in vars(self).values() if file.exists()]
 
 
@@ -57,11 +57,61 @@ class RunPaths:
     """Names of everything in one run folder.
 
     Args:
-        folder: the run folder; made absolute, not required to exist.
+        folder: the run folder; made absolute, need not exist.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).absolute()
+
+        # What was requested and resolved
+        self.spec = self.folder / "spec.yaml"
+        """The job file with every default written out; itself a valid job file."""
+        self.cluster = self.folder / "cluster.yaml"
+        """The cluster profile with every default written out."""
+        self.plan = self.folder / "plan.json"
+        """The plan: stages, rank layout and every command line."""
+
+        # What is run
+        self.scripts = self.folder / "scripts"
+        """Folder of the rendered scripts."""
+        self.runtime = self.folder / "runtime.pyz"
+        """The zipapp with the code that runs inside the job."""
+        self.repository = self.folder / "repository"
+        """Triton's model repository."""
+        self.repository_recipe = self.folder / "repository.json"
+        """How the model repository is made from upstream's templates."""
+        self.engine = self.folder / "engine"
+        """Link to the engine in the cache, once it is built or found."""
+        self.build_recipe = self.folder / "build.json"
+        """The steps of the build as data, for the engine cache."""
+
+        # What the jobs write
+        self.logs = self.folder / "logs"
+        """Folder of the logs."""
+        self.events = self.folder / "events"
+        """Folder of the event files, one for each stage that writes events."""
+        self.ranks = self.folder / "ranks"
+        """Folder of the rank records."""
+        self.endpoint = self.folder / "endpoint.json"
+        """Host and ports of the leader; exists only once it is ready."""
+        self.stop_request = self.folder / "stop.json"
+        """Exists once the server was asked to stop, and names who asked."""
+        self.heartbeat = self.folder / "companion.alive"
+        """Touched every few seconds while the companion lives."""
+        self.jobs = self.folder / "jobs.json"
+        """The submission record: job ids by stage, and whether it is complete."""
+        self.submitit = self.folder / "submitit"
+        """Folder for submitit's own files (local profile)."""
+
+        # What was measured
+        self.results = self.folder / "results"
+        """Folder of answers and measurements."""
+        self.answer = self.results / "request.json"
+        """The companion's first request, and the model's answer over each protocol."""
+        self.benchmark_progress = self.results / "progress.json"
+        """How far the companion's benchmark is."""
+        self.report = self.folder / "report.html"
+        """The report, one HTML file."""
 
     def __repr__(self) -> str:
         return f"RunPaths({str(self.folder)!r})"
@@ -71,142 +121,44 @@ class RunPaths:
         """The folder's own name; unique among the runs beside it."""
         return self.folder.name
 
-    # What was asked and resolved -------------------------------------------------
-
-    @property
-    def spec(self) -> Path:
-        """The job file with every default written out; itself a valid job file."""
-        return self.folder / "spec.yaml"
-
-    @property
-    def cluster(self) -> Path:
-        """The cluster profile with every default written out."""
-        return self.folder / "cluster.yaml"
-
-    @property
-    def plan(self) -> Path:
-        """The plan: stages, rank layout and every command line."""
-        return self.folder / "plan.json"
-
-    # What is run ------------------------------------------------------------------
-
-    @property
-    def scripts(self) -> Path:
-        """Folder of the rendered scripts."""
-        return self.folder / "scripts"
-
     def sbatch(self, stage: str) -> Path:
-        """The batch script of one stage."""
+        """Return the batch script of one stage."""
         return self.scripts / f"{stage}.sbatch"
 
     def script(self, name: str) -> Path:
-        """A helper script that a batch script runs, e.g. ``rank``."""
+        """Return a helper script that a batch script runs, e.g. ``rank``."""
         return self.scripts / f"{name}.sh"
 
-    @property
-    def runtime(self) -> Path:
-        """The zipapp with the code that runs inside the job."""
-        return self.folder / "runtime.pyz"
-
-    @property
-    def repository(self) -> Path:
-        """Triton's model repository."""
-        return self.folder / "repository"
-
-    @property
-    def repository_recipe(self) -> Path:
-        """How the model repository is made of upstream's templates."""
-        return self.folder / "repository.json"
-
-    @property
-    def engine(self) -> Path:
-        """Link to the engine in the cache, there once it is built or found."""
-        return self.folder / "engine"
-
     def side_output(self, step: str) -> Path:
-        """Link to what a step of the build has made that is no part of the engine, e.g. ``lora``."""
+        """Return the link to what a build step makes besides the engine, e.g. ``lora``."""
         return self.folder / step
 
-    @property
-    def build_recipe(self) -> Path:
-        """The steps of the build as data, for the engine cache."""
-        return self.folder / "build.json"
-
-    # What the job writes ------------------------------------------------------------
-
-    @property
-    def logs(self) -> Path:
-        """Folder of the logs."""
-        return self.folder / "logs"
-
     def batch_log(self, stage: str) -> Path:
-        """Output of the batch script itself."""
+        """Return the log of the batch script itself."""
         return self.logs / f"{stage}.out"
 
     def rank_log(self, step: str, rank: int | str) -> Path:
-        """Output of one rank of a step; pass ``"%t"`` for srun's pattern."""
+        """Return the log of one rank of a step; pass ``"%t"`` for srun's pattern."""
         return self.logs / f"{step}_{rank}.out"
 
-    @property
-    def events(self) -> Path:
-        """Folder of the event files, one for each writing stage."""
-        return self.folder / "events"
-
     def stage_events(self, stage: str) -> Path:
-        """What happened in one stage, one JSON object a line.
+        """Return the events of one stage, one JSON object a line.
 
         One file a stage and not one a run: the stages run on different nodes,
         and appending to one file from two hosts loses lines on NFS.
         """
         return self.events / f"{stage}.jsonl"
 
-    @property
-    def ranks(self) -> Path:
-        """Folder of the rank records."""
-        return self.folder / "ranks"
-
     def rank_record(self, step: str, rank: int) -> Path:
-        """Host, process and end of one rank; written by the rank itself."""
+        """Return the record of one rank (host, process, end), which the rank writes itself."""
         return self.ranks / f"{step}_{rank}.json"
 
-    @property
-    def endpoint(self) -> Path:
-        """Host and ports of the ready leader; there only once it is ready."""
-        return self.folder / "endpoint.json"
-
-    @property
-    def stop_request(self) -> Path:
-        """There when somebody asked the server to stop, and says who."""
-        return self.folder / "stop.json"
-
-    @property
-    def heartbeat(self) -> Path:
-        """Touched every few seconds while the companion lives."""
-        return self.folder / "companion.alive"
-
-    @property
-    def jobs(self) -> Path:
-        """The journal of the submission: job ids by stage, and whether it is complete."""
-        return self.folder / "jobs.json"
-
-    # What was measured ---------------------------------------------------------------
-
-    @property
-    def results(self) -> Path:
-        """Folder of answers and measurements."""
-        return self.folder / "results"
-
-    @property
-    def answer(self) -> Path:
-        """The companion's first question, and the model's answer over each protocol."""
-        return self.results / "request.json"
-
     def logits(self, name: str) -> Path:
-        """``context_logits`` or ``generation_logits`` of the first question, as NumPy stores arrays."""
+        """Return ``context_logits`` or ``generation_logits`` of the first request, in NumPy's format."""
         return self.results / f"{name}.npy"
 
     def measurement(self, name: str) -> MeasurementPaths:
-        """The files of the measurement of that name."""
+        """Return the files of the measurement of that name."""
 
         def file(ending: str) -> Path:
             return self.results / f"{name}.{ending}"
@@ -223,45 +175,15 @@ class RunPaths:
         )
 
     def measurements(self) -> list[str]:
-        """Names of the measurements, the newest first."""
+        """Return the names of the measurements, the newest first."""
         files = [file for file in self.results.glob("*.jsonl") if not file.stem.endswith(RESERVED_ENDINGS)]
         return [file.stem for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)]
-
-    @property
-    def benchmark(self) -> Path:
-        """Summary of the companion's benchmark."""
-        return self.measurement(COMPANION_MEASUREMENT).summary
-
-    @property
-    def benchmark_requests(self) -> Path:
-        """One JSON line for each request of the companion's benchmark."""
-        return self.measurement(COMPANION_MEASUREMENT).requests
-
-    @property
-    def benchmark_table(self) -> Path:
-        """The companion's benchmark as text."""
-        return self.measurement(COMPANION_MEASUREMENT).table
-
-    @property
-    def benchmark_progress(self) -> Path:
-        """How far the companion's benchmark is."""
-        return self.results / "progress.json"
-
-    @property
-    def report(self) -> Path:
-        """The report, one HTML file."""
-        return self.folder / "report.html"
-
-    @property
-    def submitit(self) -> Path:
-        """Folder for submitit's own files (local profile)."""
-        return self.folder / "submitit"
 
     def make_folders(self) -> None:
         """Make the run folder (mode 0700) and the folders in it.
 
         Raises:
-            FileExistsError: the run folder is already there.
+            FileExistsError: the run folder already exists.
         """
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder.mkdir(mode=0o700)
@@ -271,10 +193,10 @@ class RunPaths:
 
 @contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
-    """Yield a path beside ``path``; on leaving without an error it takes ``path``'s place.
+    """Yield a temporary path beside ``path`` that replaces ``path`` at the end, unless there was an error.
 
-    Readers see the whole old file or the whole new one, whoever is killed and
-    when (``os.replace`` is atomic on one file system).
+    Readers see the whole old file or the whole new one, whichever process is
+    killed and when (``os.replace`` is atomic on one file system).
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
@@ -283,7 +205,7 @@ def write_aside(path: Path) -> Iterator[Path]:
         yield aside
         aside.replace(path)
     except OSError as error:
-        # A full disk names no file by itself.
+        # The error of a full disk names no file.
         error.filename = error.filename or str(path)
         raise
     finally:
@@ -291,22 +213,22 @@ def write_aside(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Write ``text`` as UTF-8 so that a reader never sees half of it."""
+    """Write ``text`` as UTF-8; a reader never sees half of it."""
     with write_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
         aside.chmod(mode)
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Write a JSON document so that a reader never sees half of it."""
+    """Write a JSON document; a reader never sees half of it."""
     write_text(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any | None:
-    """Read a JSON document; ``None`` if it is not there.
+    """Read a JSON document; ``None`` if there is no such file.
 
     Raises:
-        ValueError: the file is there but holds no JSON.
+        ValueError: the file exists but is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -322,20 +244,20 @@ ENGINES_VARIABLE = "TRTLLM_HPC_ENGINES"
 
 
 def default_runs_folder() -> Path:
-    """The folder of runs when nobody names one: ``$TRTLLM_HPC_RUNS``, else ``./runs``."""
+    """Return the default folder of runs: ``$TRTLLM_HPC_RUNS``, else ``./runs``."""
     return Path(os.environ.get(RUNS_VARIABLE) or "runs")
 
 
 def engines_folder(named: str | None, runs_folder: Path) -> Path:
-    """The cache of engines: ``named``, else ``$TRTLLM_HPC_ENGINES``, else ``engines`` beside the runs."""
+    """Return the engine cache: ``named``, else ``$TRTLLM_HPC_ENGINES``, else ``engines`` beside the runs."""
     beside = runs_folder.absolute().parent / "engines"
     return Path(named or os.environ.get(ENGINES_VARIABLE) or beside).absolute()
 
 
 def call_name(paths: RunPaths) -> str:
-    """What to write in a command for this run, as a word of the shell.
+    """Return how to name this run in a command, quoted for the shell.
 
-    The id where commands look for runs by themselves, else the whole folder.
+    The id if the run is in the default folder of runs, else the whole folder.
     """
     at_home = paths.folder.parent == default_runs_folder().absolute()
     return shlex.quote(paths.run_id if at_home else str(paths.folder))

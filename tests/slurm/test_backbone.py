@@ -70,11 +70,11 @@ def assert_served_and_measured(run: RunPaths, hosts: int = 2) -> None:
     ranks = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
     assert len({rank.host for rank in ranks if rank}) == hosts
     assert all(ended_when_asked(run, rank) for rank in range(2)), ranks
-    measured = read_measurement(run.benchmark)
+    measured = read_measurement(run.measurement("benchmark").summary)
     assert measured.verdict.valid, measured.verdict.findings
     [only] = measured.levels[0].passes
     assert (only.sent, only.measured, only.failed) == (7, 6, 0)
-    assert len(read_records(run.benchmark_requests)) == 7
+    assert len(read_records(run.measurement("benchmark").requests)) == 7
     server = measured.provenance["server"]
     assert server["job_id"] and len(server["nodes"]) == hosts and len(server["ranks"]) == 2
     written = run.measurement("benchmark")
@@ -83,7 +83,7 @@ def assert_served_and_measured(run: RunPaths, hosts: int = 2) -> None:
     # its steps are counted all the same.
     assert all("kv_blocks_used" in values for values in seen)
     assert any(values.get("iterations_per_s") for values in seen)
-    assert "valid: the figures may be used" in run.benchmark_table.read_text()
+    assert "valid: the figures may be used" in run.measurement("benchmark").table.read_text()
     assert "</html>" in run.report.read_text() and len(written.workload.read_text().splitlines()) == 7
 
 
@@ -135,11 +135,11 @@ def test_the_job_of_the_demo_streams_and_is_measured_at_two_rates(person: Person
     settings = [word for setting in (*small, *lenient, *longer) for word in ("--set", setting)]
     answer, run = person.submit(job, *settings)
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    measured = read_measurement(run.benchmark)
+    measured = read_measurement(run.measurement("benchmark").summary)
     assert measured.streaming and [result.level.label for result in measured.levels] == ["2/s", "4/s"]
     for result in measured.levels:
         assert {"ttft_ms", "tpot_ms", "itl_ms", "goodput_per_s"} <= result.metrics.keys()
-    for record in read_records(run.benchmark_requests):
+    for record in read_records(run.measurement("benchmark").requests):
         # Once a token, and no two of them at once.
         assert len(record.chunks_s) == sum(record.chunk_tokens) == record.output_tokens
         assert record.sent_s < record.chunks_s[0] and list(record.chunks_s) == sorted(record.chunks_s)
@@ -147,7 +147,7 @@ def test_the_job_of_the_demo_streams_and_is_measured_at_two_rates(person: Person
     assert max(held) > 0  # the looks are at random, and a request of 32 tokens is there most of the time
     assert "TTFT (ms)" in answer.stdout and "valid: the figures may be used" in answer.stdout
     shown = person.types("bench", "show", f"{run.folder}:benchmark")
-    assert shown.returncode == 0 and shown.stdout == run.benchmark_table.read_text()
+    assert shown.returncode == 0 and shown.stdout == run.measurement("benchmark").table.read_text()
 
 
 def test_sbatch_by_hand_does_the_same(person: Person) -> None:
