@@ -153,6 +153,10 @@ class RunPaths:
         """Return the record of one rank (host, process, end), which the rank writes itself."""
         return self.ranks / f"{step}_{rank}.json"
 
+    def failure_reason(self, step: str, rank: int) -> Path:
+        """Return the file in which a rank's server leaves one sentence if it knows why it fails."""
+        return self.ranks / f"{step}_{rank}.reason"
+
     def logits(self, name: str) -> Path:
         """Return ``context_logits`` or ``generation_logits`` of the first request, in NumPy's format."""
         return self.results / f"{name}.npy"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,11 +10,6 @@ from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Manifest, files_in
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.engine_cache.lock import DEAD_VARIABLE, Holder, find_holder, seconds
-
-_SILENT = 10
-"""A builder on another node counts as dead here after this multiple of the time that the next builder waits.
-
-Unlike that builder, this process looks once and compares two clocks, so it is more patient."""
 
 WHOLE, BROKEN, BUILDING, HALF_BUILT, UNREADABLE = "whole", "broken", "building", "half-built", "unreadable"
 
@@ -53,10 +47,8 @@ def inspect(entry: Entry) -> Item:
     """Return one entry's state, judged by names and sizes."""
     record = entry.key() or {}
     holder = find_holder(entry.folder)
-    is_dead = holder is not None and (
-        holder.is_dead() or _silent_s(holder) > _SILENT * seconds(DEAD_VARIABLE)
-    )
-    state, note = _state(entry, None if is_dead else holder)
+    is_abandoned = holder is not None and holder.is_abandoned()
+    state, note = _state(entry, None if is_abandoned else holder)
     manifest = Manifest.read(entry.output)
     return Item(
         entry=entry,
@@ -66,7 +58,7 @@ def inspect(entry: Entry) -> Item:
         step=str(record.get("document", {}).get("step", "")),
         manifest=manifest,
         last_used=_last_used(entry, manifest),
-        dead_builder=holder.token if holder is not None and is_dead else None,
+        dead_builder=holder.token if holder is not None and is_abandoned else None,
     )
 
 
@@ -78,15 +70,10 @@ def _state(entry: Entry, builder: Holder | None) -> tuple[str, str]:
     if faults == []:
         return WHOLE, ""
     if builder is not None:
-        silent_s = _silent_s(builder)
-        silence = f", silent for {silent_s:.0f} s" if silent_s > seconds(DEAD_VARIABLE) else ""
+        is_silent = builder.silent_s > seconds(DEAD_VARIABLE)
+        silence = f", silent for {builder.silent_s:.0f} s" if is_silent else ""
         return BUILDING, f"by {builder}{silence}"
     return (HALF_BUILT, "nobody builds it") if faults is None else (BROKEN, "; ".join(faults))
-
-
-def _silent_s(holder: Holder) -> float:
-    """Return the age of the last heartbeat, by this machine's clock."""
-    return time.time() - holder.beat_ns / 1e9
 
 
 def _last_used(entry: Entry, manifest: Manifest | None) -> float | None:

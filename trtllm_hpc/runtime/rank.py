@@ -68,7 +68,7 @@ class Supervisor:
             pid=os.getpid(),
             started_at=time.time(),
         )
-        self._failure_file = paths.ranks / f"serve_{options.rank}.reason"
+        self._failure_file = paths.failure_reason("serve", options.rank)
         self._signal: str | None = None
         self._stopped_by: str | None = None
         self._reason: str | None = None

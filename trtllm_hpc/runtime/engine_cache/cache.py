@@ -215,7 +215,7 @@ class Entry:
     def remove_leftovers(self) -> None:
         """Remove what a builder has left that was killed just after its output was complete."""
         holder = find_holder(self.folder)
-        if not self.is_complete() or (holder is not None and not holder.is_dead()):
+        if not self.is_complete() or (holder is not None and not holder.is_abandoned()):
             return
         if holder is not None:
             evict(self.folder, holder.token)

@@ -33,6 +33,9 @@ DEAD_VARIABLE = "TRTLLM_HPC_LOCK_DEAD_SECONDS"
 POLL_VARIABLE = "TRTLLM_HPC_LOCK_POLL_SECONDS"
 _DEFAULTS = {BEAT_VARIABLE: 5.0, DEAD_VARIABLE: 60.0, POLL_VARIABLE: 1.0}
 
+_ABANDONED = 10
+"""Multiple of the time after which the next builder takes over."""
+
 LOCK_FOLDER = "building"
 _OWNER = "owner.json"
 
@@ -101,6 +104,18 @@ class Holder:
         """Return whether one look is enough to know that nobody builds any more."""
         # Without a record it is a folder that a process of a dead build has made again.
         return not self.beat_ns or (self.owner is not None and self.owner.is_dead())
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since its last heartbeat, by this machine's clock."""
+        return time.time() - self.beat_ns / 1e9
+
+    def is_abandoned(self) -> bool:
+        """Return whether nobody builds any more, as far as one look and two clocks can tell.
+
+        For cleaning up only, where patience costs nothing: clocks of two nodes may differ.
+        """
+        return self.is_dead() or self.silent_s > _ABANDONED * seconds(DEAD_VARIABLE)
 
     def __str__(self) -> str:
         return str(self.owner) if self.owner is not None else "another process"
