@@ -183,7 +183,7 @@ def test_findings_are_told_all_at_once_and_nothing_is_made(
             "r s",
         )
         assert again.errors.endswith(
-            f"  next: mend them and type: trtllm-hpc {name} job.yaml --cluster local "
+            f"  next: fix them and type: trtllm-hpc {name} job.yaml --cluster local "
             "--set 'companion.request.prompt=a b' --runs 'r s'\n"
         )
     assert [file.name for file in home.iterdir()] == ["job.yaml"]
@@ -197,7 +197,7 @@ def test_a_missing_file_is_told_with_one_remedy(home: Path, capsys: pytest.Captu
     (home / "site.yaml").write_text("name: site\n")
     bare = Typed(capsys, "render", "job.yaml", "--cluster", "site")
     assert "no cluster profile is called 'site'; did you mean ./site.yaml?" in bare.errors
-    assert "mend it" not in bare.errors
+    assert "fix it" not in bare.errors
 
 
 def test_a_wrong_setting_is_not_told_to_be_typed_again(
@@ -208,7 +208,7 @@ def test_a_wrong_setting_is_not_told_to_be_typed_again(
     words = [word for setting in settings for word in ("--set", setting)]
     refused = Typed(capsys, "render", "job.yaml", "--cluster", "local", *words)
     assert refused.errors.endswith(
-        "mend them and type: trtllm-hpc render job.yaml --cluster local --set serve.nodes=VALUE "
+        "fix them and type: trtllm-hpc render job.yaml --cluster local --set serve.nodes=VALUE "
         "--set KEY=VALUE --set KEY=VALUE --set model.seed=3 --set cluster.gpus_per_node=VALUE\n"
     )
 
@@ -220,8 +220,8 @@ def test_a_shipped_job_is_not_to_be_mended_where_it_lies(
     refused = Typed(capsys, "render", "ifb-gpt", "--cluster", "pyxis", "--set", image)
     assert refused.code == ExitCode.CONFIG
     assert "next: type --set engine.tensorrt_llm_version=null to go by the image, or name" in refused.errors
-    assert "add --set KEY=VALUE for what is to differ to: trtllm-hpc render ifb-gpt" in refused.errors
-    assert "or mend a copy: cp " in refused.errors and "mend it and type" not in refused.errors
+    assert "add --set KEY=VALUE for each key to change to: trtllm-hpc render ifb-gpt" in refused.errors
+    assert "or edit a copy: cp " in refused.errors and "fix it and type" not in refused.errors
 
 
 @pytest.mark.parametrize("name", ["doctor", "submit"])
@@ -261,8 +261,8 @@ def test_a_job_called_latest_is_refused(home: Path, capsys: pytest.CaptureFixtur
     (home / "job.yaml").write_text("name: latest\n")
     refused = Typed(capsys, "render", "job.yaml", "--cluster", "local")
     assert refused.code == ExitCode.CONFIG
-    assert "job.yaml:1: name: 'latest' stands for the newest run of all" in refused.errors
-    assert "mend it and type: trtllm-hpc render job.yaml --cluster local" in refused.errors
+    assert "job.yaml:1: name: 'latest' names the newest run of all jobs" in refused.errors
+    assert "fix it and type: trtllm-hpc render job.yaml --cluster local" in refused.errors
 
 
 def test_render_tells_what_to_type(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,10 +64,10 @@ def context(tmp_path: Path, model: Path) -> Callable[..., Context]:
 
 @pytest.fixture
 def checked(context: Callable[..., Context]) -> Checked:
-    """What the checks find, by their ids; Slurm is not asked unless ``asks`` says so."""
+    """What the checks find, by their ids; Slurm is not asked unless ``needs`` says so."""
 
-    def check(*, asks: tuple[str, ...] = ("",), **parts: Any) -> dict[str, Diagnostic]:
-        return {row.code: row for row in run_checks(context(**parts), asks)}
+    def check(*, needs: tuple[str, ...] = ("",), **parts: Any) -> dict[str, Diagnostic]:
+        return {row.code: row for row in run_checks(context(**parts), needs)}
 
     return check
 

@@ -18,7 +18,7 @@ from trtllm_hpc.validation import file_system_checks
 from trtllm_hpc.validation.checks import CHECKS, rule_rows, run_checks
 from trtllm_hpc.validation.context import CONTROLLER, SRUN, Context
 
-ASKING = ("", SRUN, CONTROLLER)
+ALL = ("", SRUN, CONTROLLER)
 
 
 def state(rows: dict[str, Diagnostic], name: str) -> str:
@@ -59,14 +59,14 @@ def test_every_rule_has_a_sentence_for_its_row() -> None:
 
 def test_slurm_that_offers_everything(checked: Checked, slurm: Callable[..., None]) -> None:
     slurm()
-    rows = checked(asks=ASKING, cluster={"partition": "gpu"})
+    rows = checked(needs=ALL, cluster={"partition": "gpu"})
     assert [state(rows, name) for name in ("slurm-commands", "slurm-controller", "partition")] == ["ok"] * 3
     assert "4 nodes of 8 GPUs" in rows["partition"].message
 
 
 def test_a_machine_without_slurm(checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    rows = checked(asks=ASKING, cluster={"partition": "gpu"})
+    rows = checked(needs=ALL, cluster={"partition": "gpu"})
     says(rows, "slurm-commands", "no sbatch, srun, squeue, scontrol, scancel on this machine")
     assert state(rows, "mpi-plugin") == state(rows, "partition") == "unknown"
 
@@ -85,7 +85,7 @@ def test_a_controller_that_does_not_answer_fails_by_itself(
     slurm(sinfo="echo 'Unable to contact slurm controller'; exit 1")
     monkeypatch.setattr(os, "access", lambda *_: True)
     monkeypatch.setattr(Path, "is_file", lambda *_: True)
-    rows = checked(asks=ASKING, cluster={"slurm_conf": slurm_conf, "partition": "gpu"})
+    rows = checked(needs=ALL, cluster={"slurm_conf": slurm_conf, "partition": "gpu"})
     says(rows, "slurm-controller", "Unable to contact slurm controller")
     assert hint in (rows["slurm-controller"].hint or "")
     assert state(rows, "partition") == "unknown"
@@ -106,7 +106,7 @@ def test_mpi_plugins(
     checked: Checked, slurm: Callable[..., None], offers: str, mpi: str, found: str, words: str
 ) -> None:
     slurm(plugins=offers)
-    outcome = checked(asks=("", SRUN), cluster={"mpi": mpi})["mpi-plugin"]
+    outcome = checked(needs=("", SRUN), cluster={"mpi": mpi})["mpi-plugin"]
     assert outcome.state == found and words in outcome.message
     if "pmix_v4" in offers:
         assert outcome.hint == "set mpi to pmix_v4 in the profile"
@@ -114,16 +114,18 @@ def test_mpi_plugins(
 
 def test_a_configuration_of_slurm_that_is_not_there(checked: Checked, slurm: Callable[..., None]) -> None:
     slurm()
-    rows = checked(asks=ASKING, cluster={"slurm_conf": "/nowhere/slurm.conf"})
+    rows = checked(needs=ALL, cluster={"slurm_conf": "/nowhere/slurm.conf"})
     says(rows, "slurm-conf", "/nowhere/slurm.conf, which cannot be read")
     assert state(rows, "mpi-plugin") == "unknown"  # and no command went looking for it in the network
 
 
 def test_a_partition_that_is_not_there_or_too_small(checked: Checked, slurm: Callable[..., None]) -> None:
     slurm()
-    says(checked(asks=ASKING, cluster={"partition": "big"}), "partition", "no partition 'big'", "cpu, gpu")
+    says(checked(needs=ALL, cluster={"partition": "big"}), "partition", "no partition 'big'", "cpu, gpu")
     says(
-        checked(asks=ASKING, cluster={"partition": "cpu"}), "partition", "has 0 GPUs, but the profile says 8"
+        checked(needs=ALL, cluster={"partition": "cpu"}),
+        "partition",
+        "has 0 GPUs, but the profile says 8",
     )
 
 
@@ -132,9 +134,9 @@ PYXIS = {"runtime": "pyxis", "image": "/images/24.12-trtllm.sqsh", "examples": "
 
 def test_pyxis(checked: Checked, slurm: Callable[..., None]) -> None:
     slurm()
-    assert state(checked(asks=ASKING, cluster={"container": PYXIS}), "pyxis") == "ok"
+    assert state(checked(needs=ALL, cluster={"container": PYXIS}), "pyxis") == "ok"
     slurm(help_text="echo --chdir")
-    says(checked(asks=ASKING, cluster={"container": PYXIS}), "pyxis", "knows no --container-image")
+    says(checked(needs=ALL, cluster={"container": PYXIS}), "pyxis", "knows no --container-image")
 
 
 def test_apptainer(checked: Checked, slurm: Callable[..., None], tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def test_links_that_lead_out_of_what_is_mounted(
 def test_a_mount_whose_source_is_not_there(checked: Checked, model: Path) -> None:
     missing = {**PYXIS, "mounts": [f"{model}/nowhere:/data:ro"]}
     outcome = checked(cluster={"container": missing})["mount-sources"]
-    assert outcome.state == "warn" and "nowhere is not there" in outcome.message
+    assert outcome.state == "warn" and "nowhere does not exist" in outcome.message
     there = {**PYXIS, "mounts": [f"{model}:/data:ro"]}
     assert state(checked(cluster={"container": there}), "mount-sources") == "ok"
 

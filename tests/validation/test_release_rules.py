@@ -226,7 +226,7 @@ def test_a_wrong_field_keeps_no_other_finding_back(files: Folder) -> None:
 @pytest.mark.parametrize(
     ("job", "hint"),
     [
-        (trt("0.16.0", model="model: {path: /nowhere}\n"), "if the nodes see it only, set model.family"),
+        (trt("0.16.0", model="model: {path: /nowhere}\n"), "if only the nodes see it, set model.family"),
         (trt("0.16.0", model="model: {path: /models/x, family: lama}\n"), "did you mean llama?"),
         (trt("0.16.0", "  plugins: {gem: auto}\n"), "did you mean 'gemm'?"),
         (trt("0.16.0", "  plugins: {zzz: auto}\n"), "leave engine.plugins.zzz out"),

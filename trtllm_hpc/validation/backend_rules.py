@@ -1,4 +1,4 @@
-"""Which keys of the engine a backend knows at all: what would be lost without a word is refused."""
+"""Rules of the engine's keys by backend: a key that would have no effect is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFERENCE = (
     "gather_generation_logits",
     "max_lora_rank",
 )
-"""Keys of the reference backend; two of them it takes at 1 only, which a rule of their own says."""
+"""Keys of the reference backend; a rule of its own accepts two of them at 1 only."""
 LLM_API = (
     *EVERYWHERE,
     "tensorrt_llm_version",
@@ -34,18 +34,18 @@ LLM_API = (
     "max_seq_len",
     "max_beam_width",
 )
-"""Arguments of ``LLM()`` that the job file has keys for; others go into ``repository.parameters``."""
+"""Arguments of ``LLM()`` with a key in the job file; others go into ``repository.parameters``."""
 
 
 def reference_keys(facts: JobFacts) -> Diagnostics:
-    """The reference backend is not built by TensorRT-LLM's programs."""
+    """Keys for TensorRT-LLM's build have no effect on the reference backend."""
     job = facts.job
     if job.engine.backend == "reference":
         yield from _unknown(job.engine, REFERENCE, "the reference backend has no such thing")
 
 
 def llm_api_keys(facts: JobFacts) -> Diagnostics:
-    """The LLM API builds no engine."""
+    """Keys for the build of an engine have no effect on the LLM API."""
     job = facts.job
     if job.engine.backend != "llmapi":
         return
@@ -68,7 +68,7 @@ def _unknown(engine: Engine, known: tuple[str, ...], why: str) -> Diagnostics:
 
 
 def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
-    """The keys that are set below a section; the key itself if it is none."""
+    """Return the keys that are set in a section; the key itself if it is not a section."""
     if not isinstance(value, Section):
         return [(key, value)]
     return [

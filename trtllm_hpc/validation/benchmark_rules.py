@@ -1,4 +1,4 @@
-"""What is wrong with a benchmark's settings together, in a job file or on the command line."""
+"""Rules of a benchmark's settings, in a job file or on the command line."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _KINDS_OF = {
     "tokens_per_word": ("dataset",),
     "speed": ("trace",),
 }
-"""The kinds of workload that read each key; any other key is read by all."""
+"""The kinds of workload that read each key; all kinds read the other keys."""
 
 
 def settings_problems(settings: Benchmark) -> list[Diagnostic]:
-    """Every conflict between the settings; fields are relative to the benchmark's section."""
+    """Return every conflict between the settings; fields are relative to the benchmark's section."""
     rules = (_workload, _models, _levels, _twice, _length, _too_short, _warmup, _search)
     return [problem for rule in rules for problem in rule(settings)]
 
@@ -40,43 +40,46 @@ def _workload(settings: Benchmark) -> Diagnostics:
             message = (
                 f"belongs to workloads of kind {' or '.join(kinds)}, and this one is of kind {workload.kind}"
             )
-            hint = f"leave it out, or set workload.kind to {kinds[0]}"
+            hint = f"remove it, or set workload.kind to {kinds[0]}"
             yield in_job("conflict", f"workload.{key}", message, hint, value)
     if workload.kind in _FILES and workload.path is None:
         message = f"a workload of kind {workload.kind} is read from a file, and none is named"
         yield in_job("missing", "workload.path", message, "set workload.path")
     if settings.arrival == "trace" and workload.kind != "trace":
-        message = "only a workload of kind trace has times of its own"
+        message = "only a workload of kind trace has recorded times"
         hint = "set workload.kind to trace, or arrival to constant, poisson or gamma"
         yield in_job("conflict", "arrival", message, hint, settings.arrival)
 
 
 def _models(settings: Benchmark) -> Diagnostics:
     if settings.models and settings.model is not None:
-        message = "models leaves model without a use"
+        message = "model has no effect beside models"
         yield in_job("conflict", "models", message, "set one of the two", settings.models)
     if settings.models and settings.protocol == "http":
-        message = "models take turns over gRPC only"
+        message = "several models can take turns over gRPC only"
         yield in_job("conflict", "protocol", message, "set it to grpc", settings.protocol)
 
 
 def _levels(settings: Benchmark) -> Diagnostics:
     if settings.concurrency is not None and settings.concurrencies:
         yield in_job(
-            "conflict", "concurrencies", "the sweep leaves concurrency without a use", "set one of the two"
+            "conflict",
+            "concurrencies",
+            "concurrency has no effect beside concurrencies",
+            "set one of the two",
         )
     for field in ("rates_per_second", "ramp_to_per_second"):
         if settings.closed_loop and getattr(settings, field):
-            message = "a rate is an open loop's, a concurrency a closed one's"
-            yield in_job("conflict", field, message, "leave it out, or the concurrency")
+            message = "a rate is for an open loop, a concurrency for a closed loop"
+            yield in_job("conflict", field, message, "remove it, or the concurrency")
     if settings.rates_per_second and settings.ramp_to_per_second is not None:
-        message = "a ramp moves one rate, and the sweep has several"
+        message = "a ramp changes one rate, and the sweep has several"
         yield in_job("conflict", "ramp_to_per_second", message, "set one of the two")
     if settings.arrival == "trace" and not settings.closed_loop:
         for field in ("rates_per_second", "ramp_to_per_second"):
             if getattr(settings, field):
-                message = "a trace brings its own times"
-                yield in_job("conflict", field, message, "leave it out, or set arrival to poisson")
+                message = "a trace has its own times"
+                yield in_job("conflict", field, message, "remove it, or set arrival to poisson")
 
 
 def _twice(settings: Benchmark) -> Diagnostics:
@@ -84,8 +87,8 @@ def _twice(settings: Benchmark) -> Diagnostics:
         values = getattr(settings, field)
         again = [value for place, value in enumerate(values) if value in values[:place]]
         if again:
-            message = f"{again[0]} is there twice"
-            hint = "name each once; repeats measures again" if field != "models" else "name each once"
+            message = f"{again[0]} is listed twice"
+            hint = "list each once; repeats measures them again" if field != "models" else "list each once"
             yield in_job("conflict", field, message, hint, values)
 
 
@@ -94,12 +97,12 @@ def _length(settings: Benchmark) -> Diagnostics:
         message = "the window ends after a number of requests or of seconds, not both"
         yield in_job("conflict", "duration_seconds", message, "set requests or duration_seconds to null")
     if settings.requests is None and settings.duration_seconds is None and settings.arrival != "trace":
-        message = "nothing says how long the measured window is"
+        message = "the length of the measured window is not set"
         yield in_job("missing", "requests", message, "set requests or duration_seconds")
 
 
 def _too_short(settings: Benchmark) -> Diagnostics:
-    """What can be known to be refused once it is measured; a search's first rate stands for the rest."""
+    """Refuse what cannot give valid figures; of a search only the first rate is known."""
     field = "requests" if settings.duration_seconds is None else "duration_seconds"
     if None not in (settings.requests, settings.duration_seconds):
         return
@@ -108,15 +111,15 @@ def _too_short(settings: Benchmark) -> Diagnostics:
         message = (
             f"that is {count} requests of a level, and figures need {settings.min_requests} (min_requests)"
         )
-        yield in_job("conflict", field, message, "ask for more, or set min_requests to fewer")
+        yield in_job("conflict", field, message, "raise it, or lower min_requests")
     if window_s is not None and window_s < settings.min_window_seconds:
         message = f"that is a window of {window_s:.3g} s, and figures need {settings.min_window_seconds:g} s "
-        hint = "ask for more, or set min_window_seconds to less"
+        hint = "raise it, or lower min_window_seconds"
         yield in_job("conflict", field, f"{message}(min_window_seconds)", hint)
 
 
 def _least_requests(settings: Benchmark) -> int | None:
-    """Measured requests of the smallest level; ``None`` where the server or a file decides."""
+    """Return the measured requests of the smallest level; ``None`` if the server or a file decides."""
     if settings.duration_seconds is None:
         if settings.find_max and settings.requests is not None:
             window_s = max(SEARCH_WINDOW_S, settings.min_window_seconds)
@@ -127,7 +130,7 @@ def _least_requests(settings: Benchmark) -> int | None:
 
 
 def _shortest_window(settings: Benchmark) -> float | None:
-    """Of all levels, in seconds; ``None`` where the server or a file decides, or a search sees to it."""
+    """Return the shortest window in seconds; ``None`` if the server, a file or a search decides."""
     if settings.duration_seconds is not None:
         return settings.duration_seconds
     rates = _rates(settings)
@@ -137,7 +140,7 @@ def _shortest_window(settings: Benchmark) -> float | None:
 
 
 def _rates(settings: Benchmark) -> list[float]:
-    """The mean rate of each level; none where no rate is asked for."""
+    """Return the mean rate of each level; empty for closed loops and traces."""
     if settings.closed_loop or settings.arrival == "trace":
         return []
     rates = settings.rates_per_second or [settings.rate_per_second]
@@ -154,19 +157,19 @@ def _search(settings: Benchmark) -> Diagnostics:
     if not settings.find_max:
         return
     if settings.slo is None:
-        message = "the search needs limits that are to hold"
+        message = "the search needs limits"
         yield in_job("missing", "slo", message, "set slo, e.g. to ttft.p99<500ms,tpot.p99<50ms")
     for field in ("rates_per_second", "ramp_to_per_second", "concurrency", "concurrencies"):
         if getattr(settings, field):
-            message = "the search chooses the rates itself, beginning at rate_per_second"
-            yield in_job("conflict", field, message, "leave it out, or set find_max to false")
+            message = "the search chooses the rates itself, starting at rate_per_second"
+            yield in_job("conflict", field, message, "remove it, or set find_max to false")
     if settings.arrival == "trace":
-        message = "a trace brings its own times, and the search chooses the rate"
+        message = "a trace has its own times, and the search chooses the rate"
         yield in_job("conflict", "arrival", message, "set arrival to poisson", settings.arrival)
 
 
 def scheduled_seconds(settings: Benchmark) -> float:
-    """Least time that the load takes in seconds: 0 for what ends with the server's answers or a file."""
+    """Return the shortest time that the load takes, in seconds; 0 if the server or a file decides."""
     if settings.arrival == "trace":
         return 0.0
     if settings.closed_loop:
@@ -184,5 +187,5 @@ def scheduled_seconds(settings: Benchmark) -> float:
 
 
 def _last_rate(settings: Benchmark, first: float) -> float:
-    """The rate at the end of the window: a ramp's mean rate lies half-way."""
+    """Return the rate at the end of the window."""
     return first if settings.ramp_to_per_second is None else settings.ramp_to_per_second

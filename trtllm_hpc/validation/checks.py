@@ -29,12 +29,12 @@ CHECKS: tuple[Check, ...] = (
 _TITLES = {check.id: check.title for check in CHECKS}
 
 
-def run_checks(context: Context, asks: Collection[str] = ("", SRUN, CONTROLLER)) -> list[Diagnostic]:
-    """Run every check that applies and needs nothing but ``asks``; a check's id is its diagnostic's code."""
+def run_checks(context: Context, needs: Collection[str] = ("", SRUN, CONTROLLER)) -> list[Diagnostic]:
+    """Run every check that applies and needs nothing but ``needs``; a check's id is its diagnostic's code."""
     return [
         replace(_run(check, context), code=check.id)
         for check in CHECKS
-        if check.asks in asks and check.when(context)
+        if check.needs in needs and check.when(context)
     ]
 
 
@@ -93,7 +93,7 @@ def _refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
         names = " ".join(f"--ignore {it.code}" for it in failed)
         raise ConfigError(
             [replace(it, file=f"check {it.code}") for it in failed],
-            hint=f"mend it, or go on all the same with {names}",
+            hint=f"fix it, or go on all the same with {names}",
         )
 
 
@@ -111,14 +111,14 @@ def check_submission(plan: Plan, ignored: Collection[str]) -> list[str]:
     Raises:
         ConfigError: a check fails that is not in ``ignored``, or a name there is unknown.
     """
-    found = run_checks(Context.of_plan(plan), asks=("", SRUN))
+    found = run_checks(Context.of_plan(plan), needs=("", SRUN))
     _refuse(found, ignored)
     return _warnings(found)
 
 
 def check_rendering(plan: Plan) -> list[str]:
     """Return the lines of all warnings about a plan that is only written; needs no Slurm."""
-    return _warnings(run_checks(Context.of_plan(plan), asks=("",)))
+    return _warnings(run_checks(Context.of_plan(plan), needs=("",)))
 
 
 def _warnings(found: Sequence[Diagnostic]) -> list[str]:

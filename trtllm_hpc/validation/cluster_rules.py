@@ -1,4 +1,4 @@
-"""What is wrong with a profile's fields together, whatever the job."""
+"""Rules of a cluster profile alone, whatever the job, and the options that a profile may not set."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ VARIABLES = re.compile(
 """Environment variables that Slurm or the toolkit sets for each rank."""
 
 SECRETS = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS)", re.IGNORECASE)
-"""Names that a secret goes by."""
+"""Usual names of secrets."""
 
 _SLURM_ONLY = (
     "slurm_conf",
@@ -145,23 +145,23 @@ def container_has_image(cluster: ClusterProfile) -> Diagnostics:
     for key in ("image", "mounts", "options"):
         value = getattr(container, key)
         if value:
-            message = "is set, but container.runtime is none: nothing would use it"
+            message = "is set, but container.runtime is none, so it has no effect"
             hint = "set container.runtime to pyxis or apptainer, or remove it"
             yield in_cluster("conflict", f"container.{key}", message, hint, value)
 
 
 def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
-    """A mount is source:target[:flags], or one folder, by absolute paths."""
+    """A mount is source:target[:flags], or one folder, with absolute paths."""
     for number, mount in enumerate(cluster.container.mounts):
         parts = mount.split(":")
         if len(parts) > 3 or not all(part.startswith("/") for part in parts[:2]):
-            message = f"{shown(mount)} is no mount: source:target[:flags], both by absolute paths"
+            message = f"{shown(mount)} is not a mount: write source:target[:flags] with absolute paths"
             hint = "write e.g. /scratch/models:/models:ro"
             yield in_cluster("bad-value", f"container.mounts[{number}]", message, hint, mount)
 
 
 def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
-    """A kind of GPU is named as the table of GPUs names it."""
+    """The kind of GPU is in the table of GPUs."""
     if cluster.gpu is None:
         return
     from trtllm_hpc.config.cluster import gpus
@@ -173,7 +173,7 @@ def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
 
 
 def local_has_no_slurm(cluster: ClusterProfile) -> Diagnostics:
-    """What only Slurm understands must not be lost without a word."""
+    """Keys for Slurm have no effect with the local scheduler."""
     if cluster.scheduler != "local":
         return
     for key in _SLURM_ONLY:
@@ -190,7 +190,7 @@ def local_has_no_slurm(cluster: ClusterProfile) -> Diagnostics:
 
 
 def slurm_options(cluster: ClusterProfile) -> Diagnostics:
-    """Further options must be whole, and not those that the toolkit sets."""
+    """Extra options of sbatch and srun are whole, and not those that the toolkit sets."""
     yield from _long_options("sbatch_options", cluster.sbatch_options, SBATCH)
     yield from _long_options("srun_options", cluster.srun_options, SRUN)
     if cluster.container.runtime == "pyxis":
@@ -217,7 +217,7 @@ def _unmanaged(field: str, option: str, table: Mapping[str, str]) -> Diagnostics
 
 
 def _managed_by(option: str, table: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the managed option that this word sets, and its hint; ``None`` if it sets none.
+    """Return the managed option that this argument sets, and its hint; ``None`` if it sets none.
 
     ``getopt_long``, which all three programs use, takes any unambiguous
     beginning of a name: ``--part=gpu`` sets the partition too.
@@ -231,7 +231,7 @@ def _managed_by(option: str, table: Mapping[str, str]) -> tuple[str, str] | None
 
 
 def triton_options(cluster: ClusterProfile) -> Diagnostics:
-    """``tritonserver``'s ports, repository and shared memory are the toolkit's."""
+    """The toolkit sets ``tritonserver``'s ports, repository and shared memory."""
     for index, option in enumerate(cluster.triton.options):
         field = f"triton.options[{index}]"
         if option.startswith("--"):
@@ -243,7 +243,7 @@ def triton_options(cluster: ClusterProfile) -> Diagnostics:
 
 
 def environment(cluster: ClusterProfile) -> Diagnostics:
-    """Variables that ranks get from elsewhere, secrets, and what no process can be given."""
+    """The environment has no variables of Slurm or the toolkit, no secrets, and no overlong values."""
     for name, value in cluster.environment.items():
         field = f"environment.{name}"
         if VARIABLES.fullmatch(name):
@@ -251,7 +251,7 @@ def environment(cluster: ClusterProfile) -> Diagnostics:
                 "managed", field, "is set by Slurm or by the toolkit for each rank", "remove it", value
             )
         elif SECRETS.fullmatch(name):
-            message = "looks like a secret, and the scripts of a run are files"
+            message = "looks like a secret, and the scripts of a run are readable files"
             hint = "read it in a line of setup from a file that only you can read"
             yield in_cluster("secret", field, message, hint)
         if len(value.encode()) > LONGEST_WORD:

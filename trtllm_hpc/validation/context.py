@@ -1,4 +1,4 @@
-"""What checks look at: files, plan, and what this machine can see; asked only when a check wants it."""
+"""The input of checks: profile, plan, files, and Slurm's answers, each read when a check first needs it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Context:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Context:
-        """Return what checks look at for the plan of a run."""
+        """Return the context of a planned run."""
         return cls(plan.cluster, Path(plan.run_folder).parent, Path(plan.engines_folder), plan)
 
     @property
@@ -54,8 +54,8 @@ class Context:
         """The job file; only for checks of a job."""
         return self.plan.job
 
-    def here(self, path: str) -> Path:
-        """Where a path inside the container lies on this machine, by the profile's mounts."""
+    def path_here(self, path: str) -> Path:
+        """Return where a path inside the container is on this machine, by the profile's mounts."""
         found = Path(path)
         best = ""
         for mount in self.cluster.container.mounts:
@@ -70,12 +70,12 @@ class Context:
     def model_folder(self) -> Path | None:
         """The model's folder, if this machine can read it."""
         path = self.job.model.path
-        folder = None if path is None else self.here(path)
+        folder = None if path is None else self.path_here(path)
         return folder if folder is not None and os.access(folder, os.R_OK | os.X_OK) else None
 
     @cached_property
     def model_config(self) -> Mapping[str, Any] | None:
-        """The model's ``config.json``; a synthetic model's shape."""
+        """The model's ``config.json``, or a synthetic model's shape."""
         if self.job.model.synthetic is not None:
             return synthetic_config(self.job.model.synthetic)
         if self.model_folder is None:
@@ -91,33 +91,33 @@ class Context:
 
     @cached_property
     def engines_read(self) -> tuple[EngineConfig, ...] | NotAnEngine | None:
-        """The finished engine; why it is none; or ``None`` if its folder cannot be seen here."""
-        folder = None if self.engine_folder is None else self.here(self.engine_folder)
+        """The finished engine, or why it is none; ``None`` if its folder cannot be seen here."""
+        folder = None if self.engine_folder is None else self.path_here(self.engine_folder)
         try:
             return read_engines(folder) if folder is not None and folder.is_dir() else None
         except NotAnEngine as error:
             return error
         except OSError:
-            return None  # the check of the folder itself says what the system refuses
+            return None  # the check of the folder itself reports the error
 
     @cached_property
     def partitions(self) -> tuple[Partition, ...]:
-        """What ``sinfo`` says. Raises SubmissionError."""
+        """The partitions that ``sinfo`` lists. Raises SubmissionError."""
         return query_partitions(self.cluster.slurm_conf)
 
     @cached_property
     def mpi_plugins(self) -> tuple[str, ...]:
-        """What ``srun --mpi=list`` says. Raises SubmissionError."""
+        """The plugins that ``srun --mpi=list`` lists. Raises SubmissionError."""
         return query_mpi_plugins(self.cluster.slurm_conf)
 
     @cached_property
     def has_pyxis(self) -> bool:
-        """Whether ``srun --help`` tells of container images. Raises SubmissionError."""
+        """Whether ``srun --help`` has an option for container images. Raises SubmissionError."""
         return supports_pyxis(self.cluster.slurm_conf)
 
 
 SRUN, CONTROLLER = "srun", "controller"
-"""What a check asks besides files: Slurm's commands on this machine, or its controller."""
+"""What a check needs besides files: Slurm's commands on this machine, or its controller."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ class Check:
 
     id: str
     title: str
-    """What holds when it is well, in a few words."""
+    """What is true if the check passes, in a few words."""
     when: Callable[[Context], bool]
     """Whether it applies."""
     function: Callable[[Context], Diagnostic]
-    asks: str = ""
+    needs: str = ""
     """Empty: files and numbers only; or ``srun``; or ``controller``."""

@@ -1,4 +1,4 @@
-"""Checks of a finished engine: the one that the job file names, or that the cache has."""
+"""Checks of a finished engine: the job file's, or the cache's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _asked_by(context: Context) -> bool:
 
 
 def _each(judge: Judge) -> Callable[[Context], Diagnostic]:
-    """The worst outcome of all engines in the folder (an encoder-decoder has two)."""
+    """Judge every engine in the folder (an encoder-decoder model has two); a failure counts first."""
 
     def judged(context: Context) -> Diagnostic:
         engines = context.engines_read
@@ -53,14 +53,14 @@ def _each(judge: Judge) -> Callable[[Context], Diagnostic]:
 
 
 def _is_missing(folder: Path) -> bool:
-    """Whether this machine can tell that a folder is not there: it reads the one that should hold it."""
+    """Whether a folder is missing for certain: its parent can be read here."""
     return not folder.exists() and os.access(folder.parent, os.R_OK | os.X_OK)
 
 
 def is_there(context: Context) -> Diagnostic:
-    """A folder that is not beside its neighbours here is not there on the nodes either."""
+    """The folder exists, as far as this machine can see."""
     named = str(context.engine_folder)
-    folder = context.here(named)
+    folder = context.path_here(named)
     if _is_missing(folder):
         message = f"there is no {folder}, though {folder.parent} can be read here"
         return fail(message, "set engine.directory to the folder of a finished engine")
@@ -70,33 +70,33 @@ def is_there(context: Context) -> Diagnostic:
 
 
 def world(context: Context, engine: EngineConfig) -> Diagnostic:
-    """tp * pp * cp of both."""
+    """The engine is built for the job's number of ranks."""
     return engine_world(engine, context.job.engine.world_size)
 
 
 def files(context: Context, engine: EngineConfig) -> Diagnostic:
-    """A file for each rank."""
+    """There is a file for each rank."""
     return engine_files(engine)
 
 
 def version(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The release that built it and the release that serves it."""
+    """The release that serves the engine is the one that built it."""
     return engine_version(engine, context.plan.release)
 
 
 def gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic:
-    """What the engine takes for a node, and what the cluster gives."""
+    """The engine's number of GPUs on a node is that of the layout."""
     layout = context.plan.layout
     return engine_gpus_per_node(engine, layout.world_size, layout.ranks_per_node, layout.gpus_per_node)
 
 
 def paged(context: Context, engine: EngineConfig) -> Diagnostic:
-    """KV cache reuse and chunked context."""
+    """The engine supports KV cache reuse and chunked context if the job uses them."""
     return paged_context(engine, context.plan.needs_paged_context or "")
 
 
 def lengths(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The companion's answers fit beside a prompt."""
+    """The companion's answers fit into the engine beside a prompt."""
     companion = context.job.companion
     asked = {"companion.request.max_tokens": companion.request.max_tokens}
     if companion.benchmark is not None:
@@ -112,7 +112,7 @@ def lengths(context: Context, engine: EngineConfig) -> Diagnostic:
 
 
 def limits(context: Context, engine: EngineConfig) -> Diagnostic:
-    """What the job file promises is not more than the engine was built for."""
+    """The job file's limits are not above the engine's."""
     wanted = context.job.engine
     pairs = {
         "engine.max_batch_size": (wanted.max_batch_size, engine.max_batch_size),
@@ -131,7 +131,7 @@ def limits(context: Context, engine: EngineConfig) -> Diagnostic:
 
 
 def logits(context: Context, engine: EngineConfig) -> Diagnostic:
-    """Logits that requests may ask for were gathered when the engine was built."""
+    """The engine gathers the logits that requests may ask for."""
     asked = context.job.companion.request if context.job.companion.enabled else None
     for name in ("context_logits", "generation_logits"):
         key = f"gather_{name}"

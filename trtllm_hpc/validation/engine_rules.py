@@ -1,4 +1,4 @@
-"""What the keys of an engine for TensorRT-LLM ask of each other and of the GPU."""
+"""Rules of the keys of a TensorRT-LLM engine among each other, and of the GPU."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LEAST_CAPABILITY: Mapping[str, tuple[int, int]] = {
     "w4a8_awq": (8, 9),
     "bfloat16": (8, 0),
 }
-"""The oldest GPUs that compute in a type (TensorRT-LLM, docs/source/reference/precision.md)."""
+"""Lowest compute capability for each type (TensorRT-LLM, docs/source/reference/precision.md)."""
 _DRAFTING = ("medusa", "redrafter", "lookahead", "eagle")
 NO_VOLTA_SINCE = "0.16.0"
 """Release notes of 0.15 and 0.16: Volta is no longer supported."""
 
 
 def gpu_computes_type(facts: JobFacts) -> Diagnostics:
-    """The profile's GPUs compute in the types that the job names."""
+    """The profile's GPUs support the types that the job names."""
     job, cluster = facts.job, facts.cluster
     release = facts.release
     if release is None or cluster.compute_capability is None:
@@ -40,7 +40,7 @@ def gpu_computes_type(facts: JobFacts) -> Diagnostics:
             message += f" {cluster.compute_capability}"
             yield in_job("release", key, message, "choose another type, or another partition", kind)
     if there < (8, 0) and release.at_least(NO_VOLTA_SINCE):
-        message = f"TensorRT-LLM {release.version} does not compute on GPUs older than 8.0"
+        message = f"TensorRT-LLM {release.version} does not support GPUs of a compute capability below 8.0"
         hint = "take a release before 0.16, or another partition"
         yield in_job("release", "engine.tensorrt_llm_version", message, hint, release.version)
 
@@ -61,7 +61,7 @@ def _types(job: JobFile) -> Iterator[tuple[str, str]]:
 
 
 def inflight_needs_paged_cache(facts: JobFacts) -> Diagnostics:
-    """Requests join and leave a batch only over a paged KV cache and packed prompts."""
+    """In-flight batching needs a paged KV cache and packed prompts."""
     job, toolchain = facts.job, facts.toolchain
     if not facts.builds_engine or job.repository.batching_strategy == "V1":
         return
@@ -82,7 +82,7 @@ def inflight_needs_paged_cache(facts: JobFacts) -> Diagnostics:
 
 
 def decoding_matches(facts: JobFacts) -> Diagnostics:
-    """A server that drafts tokens, or streams weights, needs an engine built for it."""
+    """Speculative decoding and weight streaming need an engine built for them."""
     job, release = facts.job, facts.release
     if release is None or not facts.builds_engine:
         return
@@ -129,13 +129,13 @@ def _is_paged(job: JobFile, toolchain: Toolchain) -> bool:
 
 
 def encoder_decoder_matches(facts: JobFacts) -> Diagnostics:
-    """Two engines are for models with an encoder and a decoder, and for those only."""
+    """Models with an encoder and a decoder, and only those, have two engines."""
     job, family = facts.job, facts.family
     if facts.release is None or family is None or not facts.builds_engine:
         return
     if job.engine.encoder_decoder and not family.encoder_decoder:
         message = f"a model of the family {family.name} has no encoder"
-        yield in_job("conflict", "engine.encoder_decoder", message, "remove it, or mend model.family", True)
+        yield in_job("conflict", "engine.encoder_decoder", message, "remove it, or fix model.family", True)
     if family.encoder_decoder:
         yield from _encoder_decoder(job, family)
 
@@ -153,7 +153,7 @@ def _encoder_decoder(job: JobFile, family: Family) -> Diagnostics:
 
 
 def answers_fit_default(facts: JobFacts) -> Diagnostics:
-    """The companion asks for no longer answers than the release builds for when nothing is said."""
+    """Without engine.max_seq_len, the companion's answers are not longer than the release's default."""
     job, toolchain = facts.job, facts.toolchain
     if toolchain is None or job.engine.max_seq_len is not None or not job.companion.enabled:
         return

@@ -1,4 +1,4 @@
-"""Checks of folders, files and programs that the profile names, and of this machine where it is the node."""
+"""Checks of folders, files and programs in the profile, and of this machine if the job runs here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trtllm_hpc.runtime.node import shm_free_gib
 from trtllm_hpc.validation.context import Check, Context
 
 CHECKOUT = "/tensorrtllm_backend"
-"""Where upstream's guides mount a checkout of the backend, in containers that lack its files."""
+"""Where upstream's guides mount a checkout of the backend if a container lacks its files."""
 
 
 _SHARED = re.compile(
@@ -49,12 +49,12 @@ def _without_container(context: Context) -> bool:
 
 
 def runs_folder(context: Context) -> Diagnostic:
-    """Each run is a folder in it."""
+    """Runs are written to it."""
     return _writable(context.runs, "runs_folder in the profile, or --runs")
 
 
 def engines_folder(context: Context) -> Diagnostic:
-    """Engines that are built are kept in it."""
+    """Built engines are kept in it."""
     return _writable(context.engines, "engines_folder in the profile, or $TRTLLM_HPC_ENGINES")
 
 
@@ -96,7 +96,7 @@ def refuse_folder_names(run_folder: Path, engines: str, cluster: ClusterProfile)
 
 
 def shared_folders(context: Context) -> Diagnostic:
-    """Jobs run on other machines, and must see the run, the engines and the Python that submits."""
+    """Jobs run on other machines, which must see the run, the engines and the Python that submits."""
     folders = {
         "--runs, or runs_folder in the profile,": context.runs,
         "engines_folder in the profile": context.engines,
@@ -115,14 +115,14 @@ def shared_folders(context: Context) -> Diagnostic:
 
 
 def _node_local(path: Path, folders: Collection[str]) -> str | None:
-    """The one of ``folders`` that the path is in, unless a shared file system is mounted there."""
+    """Return the one of ``folders`` that contains the path, unless a shared file system is mounted there."""
     real = os.path.realpath(path)
     local = next((folder for folder in folders if is_below(real, [folder])), None)
     return None if local is None or _SHARED.match(_file_system(real)) else local
 
 
 def _file_system(path: str) -> str:
-    """The type of the file system that holds a path, as ``/proc/self/mountinfo`` names it; else empty."""
+    """Return the type of a path's file system from ``/proc/self/mountinfo``; empty if it is unknown."""
     found = ("", "")
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -137,7 +137,7 @@ def _file_system(path: str) -> str:
 
 
 def container_image(context: Context) -> Diagnostic:
-    """A file is there; a name in a registry is pulled when the job starts."""
+    """A file must exist; a registry's image is pulled when the job starts."""
     image = context.cluster.container.image or ""
     path = Path(image.removeprefix("file://"))
     if not path.is_absolute() and not image.endswith((".sqsh", ".sif")):
@@ -152,7 +152,7 @@ def container_image(context: Context) -> Diagnostic:
     if not path.exists():
         return fail(
             f"there is no image {path} on this machine",
-            "mend container.image in the profile; if only the compute nodes see it: --ignore container-image",
+            "fix container.image in the profile; if only the compute nodes see it: --ignore container-image",
         )
     if not os.access(path, os.R_OK):
         return fail(f"the image {path} cannot be read", "check its permissions")
@@ -160,7 +160,7 @@ def container_image(context: Context) -> Diagnostic:
 
 
 def python(context: Context) -> Diagnostic:
-    """The Python of the batch scripts runs on the nodes; those see what this machine sees, or not."""
+    """The Python of the batch scripts runs on the nodes, which may see other folders than this machine."""
     path = context.cluster.python
     if path is None:
         return ok("jobs use the Python of this command; its folder must be on shared storage")
@@ -172,16 +172,16 @@ def python(context: Context) -> Diagnostic:
 
 
 def mpi4py(context: Context) -> Diagnostic:
-    """The preflight joins the ranks by MPI; outside a container with this Python."""
+    """Without a container, the preflight uses this Python's mpi4py."""
     if context.cluster.python is not None:
-        return unknown("whether the nodes' Python has mpi4py shows in the preflight")
+        return unknown("the preflight shows whether the nodes' Python has mpi4py")
     if importlib.util.find_spec("mpi4py") is None:
         return fail("this Python has no mpi4py, which the preflight needs", "pip install 'trtllm-hpc[mpi]'")
     return ok("this Python has mpi4py")
 
 
 def server(context: Context) -> Diagnostic:
-    """``tritonserver`` without a container."""
+    """Without a container, ``tritonserver`` is a program of the nodes."""
     name = context.cluster.triton.server
     if name == "pytriton":
         if importlib.util.find_spec("pytriton") is None:
@@ -195,7 +195,7 @@ def server(context: Context) -> Diagnostic:
 
 
 def examples(context: Context) -> Diagnostic:
-    """Outside of NVIDIA's images the programs that convert a model lie where somebody has put them."""
+    """Outside NVIDIA's images, upstream's conversion programs must be installed."""
     for program in _programs(context):
         if Path(program).is_file():
             continue
@@ -208,7 +208,7 @@ def examples(context: Context) -> Diagnostic:
 
 
 def _programs(context: Context) -> list[str]:
-    """Upstream's scripts that the build runs."""
+    """Return upstream's scripts that the build runs."""
     words = (command[1] for step in context.plan.build_steps for command in step.commands if len(command) > 1)
     return [word for word in words if isinstance(word, str) and word.endswith(".py")]
 
@@ -218,22 +218,22 @@ def _runs_examples(context: Context) -> bool:
 
 
 def shared(context: Context) -> Diagnostic:
-    """Where this machine is the node; else the preflight looks on each node."""
+    """Measured here only if the job runs here; else the preflight measures on each node."""
     if not _local(context):
-        return unknown("how much of /dev/shm is free on each node shows in the job's first seconds")
+        return unknown("the preflight looks at /dev/shm on each node")
     ranks = context.plan.layout.ranks_per_node if context.has_job else 1
     return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
 
 
 def locked(context: Context) -> Diagnostic:
-    """Only a network card needs it; the limit that counts is slurmd's, which the preflight reads."""
+    """Only network cards need it; slurmd's limit counts, which the preflight reads."""
     if _local(context) or (context.has_job and context.plan.layout.nodes == 1):
-        return ok("on one node no network card wants memory locked")
-    return unknown("how much memory may be locked on each node shows in the job's first seconds")
+        return ok("one node needs no locked memory for a network card")
+    return unknown("the preflight looks at the limit on locked memory on each node")
 
 
 def mounts(context: Context) -> Diagnostic:
-    """A container sees only what is mounted into it."""
+    """A container sees mounted folders only."""
     targets = [target_of(mount) for mount in context.plan.mounts]
     for key, path in named_folders(context.job):
         if not is_below(path, targets):
@@ -241,7 +241,7 @@ def mounts(context: Context) -> Diagnostic:
                 f"{key} {path} cannot be mounted by itself: its name has ',' or ':' in it",
                 "mount a folder above it in container.mounts of the profile, or rename it",
             )
-        link, target = next(_leading_out(path, context.here(path), targets), ("", ""))
+        link, target = next(_leading_out(path, context.path_here(path), targets), ("", ""))
         if link:
             return fail(
                 f"{link} is a link to {target}, which is not mounted",
@@ -251,12 +251,12 @@ def mounts(context: Context) -> Diagnostic:
 
 
 def _leading_out(path: str, here: Path, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Links in a folder that lead nowhere inside the container, as the Hub's cache is made of them.
+    """Find links in a folder whose targets are not mounted; the Hub's cache consists of links.
 
     Args:
-        path: the folder as the container names it.
-        here: the same on this machine.
-        targets: what the container has.
+        path: the folder in the container.
+        here: the same folder on this machine.
+        targets: the folders that are mounted.
     """
     for place, folders, names in os.walk(here):
         for name in (*folders, *names):
@@ -270,19 +270,19 @@ def _leading_out(path: str, here: Path, targets: Sequence[str]) -> Iterator[tupl
 
 
 def mount_sources(context: Context) -> Diagnostic:
-    """A container does not start with a mount whose source is not there."""
+    """A container does not start if a mount's source is missing."""
     for mount in context.cluster.container.mounts:
         source = Path(mount.partition(":")[0])
         if not os.path.lexists(source):
             return warn(
-                f"{source} is not there on this machine; the container does not start where it is missing",
-                "mend container.mounts in the profile, unless the nodes see it",
+                f"{source} does not exist on this machine; a container does not start without it",
+                "fix container.mounts in the profile, unless the nodes see it",
             )
     return ok("the sources of the profile's mounts are there")
 
 
 def upstream_files(context: Context) -> Diagnostic:
-    """Until 0.16 the images carry neither upstream's programs nor its model templates."""
+    """Until 0.16 the images have neither upstream's programs nor its model templates."""
     release, plan = context.plan.facts.release, context.plan
     if release is None:
         return ok("the reference backend needs none of upstream's files")
@@ -295,7 +295,7 @@ def upstream_files(context: Context) -> Diagnostic:
         if given or folder is None or not folder.startswith(CHECKOUT) or is_below(folder, targets):
             continue
         return fail(
-            f"the image of TensorRT-LLM {release.version} carries no {folder}",
+            f"the image of TensorRT-LLM {release.version} has no {folder}",
             f"mount a checkout of tensorrtllm_backend v{release.version}, with its submodule, at {CHECKOUT}, "
             f"or set {key} in the profile",
         )

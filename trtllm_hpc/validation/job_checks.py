@@ -1,4 +1,4 @@
-"""Checks of what a job file asks of its model and of its companion."""
+"""Checks of the job file's layout, model, memory and companion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trtllm_hpc.validation.context import Check, Context
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LEAST_BYTES = 1024
-"""Weights have more; what stands in for them, such as a pointer of Git LFS, has less."""
+"""Smallest size of a file of weights; a pointer of Git LFS is smaller."""
 
 
 def _has_job(context: Context) -> bool:
@@ -30,7 +30,7 @@ def _has_model(context: Context) -> bool:
 
 
 def _needs_tokenizer(context: Context) -> bool:
-    """The reference backend's engine brings its own."""
+    """The reference backend's engine contains its tokenizer."""
     return context.has_job and context.job.engine.is_tensorrt_llm
 
 
@@ -39,7 +39,7 @@ def _is_split(context: Context) -> bool:
 
 
 def world(context: Context) -> Diagnostic:
-    """The ranks of the engine are the tasks of the step."""
+    """The step has a task for each rank of the engine."""
     layout, engine = context.plan.layout, context.job.engine
     where = f"{layout.nodes} node{'s' * (layout.nodes > 1)} of {layout.ranks_per_node}"
     if context.job.serve.mode == "leader" and layout.world_size != engine.world_size:
@@ -53,7 +53,7 @@ def world(context: Context) -> Diagnostic:
 
 
 def divides(context: Context) -> Diagnostic:
-    """Heads, layers and experts are shared evenly, as the runtime's models assume."""
+    """Heads, layers and experts can be split evenly, as the runtime requires."""
     config, engine = context.model_config, context.job.engine
     if config is None:
         return unknown("the model's config.json cannot be read here")
@@ -105,7 +105,7 @@ def slo(context: Context) -> Diagnostic:
         limits = parse_slo(benchmark.slo)
     except BadSlo as error:
         # The message of a check is one line without a full stop.
-        return fail(" ".join(error.message.split()).rstrip("."), "mend companion.benchmark.slo")
+        return fail(" ".join(error.message.split()).rstrip("."), "correct companion.benchmark.slo")
     unstreamed = _unstreamed(context)
     if limits.needing_streaming and unstreamed is not None:
         return fail(
@@ -117,7 +117,7 @@ def slo(context: Context) -> Diagnostic:
 
 
 def _unstreamed(context: Context) -> str | None:
-    """The key by which the benchmark's answers come in one piece; ``None`` if they are streamed."""
+    """Return the key that turns off streaming of the benchmark's answers; ``None`` if they are streamed."""
     benchmark = context.job.companion.benchmark
     if not context.job.repository.decoupled:
         return "repository.decoupled"
@@ -130,7 +130,7 @@ def _has_workload_file(context: Context) -> bool:
 
 
 def workload_file(context: Context) -> Diagnostic:
-    """The companion reads it on its node, which may see other folders than this machine."""
+    """The companion reads the file on its node, which may see other folders than this machine."""
     from trtllm_hpc.bench.workload.build import check_file
 
     benchmark = context.job.companion.benchmark
@@ -149,17 +149,17 @@ def workload_file(context: Context) -> Diagnostic:
 
 
 def _misread(error: ConfigError) -> Diagnostic:
-    """The first thing that is wrong with a file, in one line."""
+    """Return the first thing that is wrong with the file, in one line."""
     first, *others = error.diagnostics
     where = first.file if first.line is None else f"{first.file}:{first.line}"
     more = f" (and {len(others)} more)" if others else ""
     return fail(
-        f"{where}: {' '.join(first.message.split()).rstrip('.')}{more}", first.hint or "mend the file"
+        f"{where}: {' '.join(first.message.split()).rstrip('.')}{more}", first.hint or "correct the file"
     )
 
 
 def prompt(context: Context) -> Diagnostic:
-    """A word is a token at least; the tokenizer is not asked."""
+    """The prompt is not too long, counting at least a token for each word."""
     words = len(context.job.companion.request.prompt.split())
     engines = context.engines_read
     built = engines[0].max_input_len if isinstance(engines, tuple) else None
@@ -173,7 +173,7 @@ def prompt(context: Context) -> Diagnostic:
 
 
 def steps(context: Context) -> Diagnostic:
-    """Unless it is chunked, the runtime computes a prompt in one step.
+    """A prompt that is not chunked must fit into one step.
 
     Its log: "maxInputLen ... = min(maxSequenceLen - 1, maxNumTokens) since context FMHA and
     usePackedInput are enabled".
@@ -190,7 +190,7 @@ def steps(context: Context) -> Diagnostic:
 
 
 def _has_steps(context: Context) -> bool:
-    """The reference backend always reads long prompts in parts."""
+    """The reference backend always computes long prompts in parts."""
     if not (context.has_job and context.job.engine.is_tensorrt_llm):
         return False
     engine = context.job.engine
@@ -224,25 +224,25 @@ def model_files(context: Context) -> Diagnostic:
 
 
 def _weights(folder: Path) -> list[str]:
-    """Names that the index has; without an index, what lies there."""
+    """Return the names in the index of the weights; without an index, the files in the folder."""
     for name in _INDEXES:
         try:
             index = json.loads((folder / name).read_text(encoding="utf-8"))
             return sorted(set(index["weight_map"].values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # no index of this name, or none that can be read: then what lies there counts
+            continue  # no index of this name, or one that cannot be read
     return sorted(file.name for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
 
 
 def tokenizer(context: Context) -> Diagnostic:
-    """Pre- and postprocessing read it from a folder; a compute node may not reach the Hub."""
+    """The tokenizer's folder is complete: a compute node may not reach the Hub."""
     path = context.plan.tokenizer
     if path is None:
         return fail(
             "no tokenizer is named, and an engine has none",
             "set repository.tokenizer to a folder with the model's tokenizer",
         )
-    folder = context.here(path)
+    folder = context.path_here(path)
     if not folder.is_dir():
         return unknown(f"the tokenizer's folder {path} cannot be seen on this machine")
     return tokenizer_files(folder)
@@ -260,7 +260,7 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
 
 
 def memory(context: Context) -> Diagnostic:
-    """Weights, buffers and the KV cache of the longest requests fit into a rank's memory."""
+    """Weights, buffers and a KV cache for the longest requests fit into a rank's memory."""
     plan = memory_of(context)
     if plan is None:
         return unknown("the model's config.json cannot be read here, so nothing is known of its memory")

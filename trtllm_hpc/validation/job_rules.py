@@ -1,4 +1,4 @@
-"""What is wrong with a job file's fields together, whatever the cluster."""
+"""Rules of a job file alone, whatever the cluster."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LONGEST_WORD = 120_000
 
 
 def name_is_free(job: JobFile) -> Diagnostics:
-    """Commands take the job's name for its newest run, and ``latest`` for the newest of all."""
+    """A job cannot be called ``latest``, which names the newest run of all jobs."""
     if job.name == "latest":
-        message = "'latest' stands for the newest run of all"
+        message = "'latest' names the newest run of all jobs"
         yield in_job("bad-value", "name", message, "choose another name", job.name)
 
 
@@ -54,12 +54,12 @@ def steps_hold_a_batch(job: JobFile) -> Diagnostics:
 
 
 def cache_holds_a_request(job: JobFile) -> Diagnostics:
-    """Without room for the longest request, that request could never run."""
+    """The KV cache has room for the longest request, which could never run otherwise."""
     budget, longest = job.repository.max_tokens_in_paged_kv_cache, job.engine.longest_request
     if budget is not None and longest is not None and budget < longest:
         beams = "" if job.engine.max_beam_width in (None, 1) else f" and {job.engine.max_beam_width} beams"
         message = (
-            f"a KV cache of {budget} tokens does not hold one request of engine.max_seq_len "
+            f"a KV cache of {budget} tokens has no room for one request of engine.max_seq_len "
             f"{job.engine.max_seq_len}{beams}: in whole blocks it takes {longest}"
         )
         hint = f"set it to {longest} or more, or lower engine.max_seq_len"
@@ -67,7 +67,7 @@ def cache_holds_a_request(job: JobFile) -> Diagnostics:
 
 
 def answers_fit(job: JobFile) -> Diagnostics:
-    """The companion may not ask for more tokens than the engine can hold beside a prompt."""
+    """The companion's answers fit into the engine beside a prompt."""
     if not job.companion.enabled:
         return
     longest = job.engine.max_seq_len
@@ -81,7 +81,7 @@ def answers_fit(job: JobFile) -> Diagnostics:
 
 
 def asked_tokens(job: JobFile) -> dict[str, int]:
-    """Each setting that says how long the companion's answers may be, with its number of tokens."""
+    """Return each setting of the length of the companion's answers, with its tokens."""
     asked = {"companion.request.max_tokens": job.companion.request.max_tokens}
     benchmark = job.companion.benchmark
     if benchmark is not None:
@@ -92,7 +92,7 @@ def asked_tokens(job: JobFile) -> dict[str, int]:
 
 
 def prompts_fit(job: JobFile) -> Diagnostics:
-    """The benchmark may not make prompts that the engine refuses."""
+    """The benchmark's prompts are not longer than the engine accepts."""
     benchmark, longest = job.companion.benchmark, job.engine.max_input_len
     if benchmark is None or longest is None or not job.companion.enabled:
         return
@@ -110,7 +110,7 @@ def prompts_fit(job: JobFile) -> Diagnostics:
 
 
 def logits_are_gathered(job: JobFile) -> Diagnostics:
-    """A request may ask only for logits that the engine was built to gather."""
+    """The companion requests logits only if the engine is built to gather them."""
     if not job.companion.enabled:
         return
     for name in ("context_logits", "generation_logits"):
@@ -118,25 +118,25 @@ def logits_are_gathered(job: JobFile) -> Diagnostics:
             continue
         field, gather = f"companion.request.{name}", f"gather_{name}"
         if job.engine.backend == "llmapi":
-            yield in_job("conflict", field, "the LLM API's model gives no logits", "set it to false", True)
+            yield in_job("conflict", field, "the LLM API's model returns no logits", "set it to false", True)
         elif job.engine.directory is None and not getattr(job.engine, gather):
-            message = f"an engine without engine.{gather} gives none"
+            message = f"an engine without engine.{gather} returns none"
             yield in_job("conflict", field, message, f"set engine.{gather} to true", True)
 
 
 def reference_backend(job: JobFile) -> Diagnostics:
-    """The reference backend knows tensor parallelism only."""
+    """The reference backend supports tensor parallelism only."""
     if job.engine.backend != "reference":
         return
     for key in ("pipeline_parallel", "context_parallel"):
         value = getattr(job.engine, key)
         if value != 1:
-            message = f"the reference backend computes in tensor parallel only, not with {key} {value}"
+            message = f"the reference backend supports tensor parallelism only, not {key} {value}"
             yield in_job("conflict", f"engine.{key}", message, f"set engine.{key} to 1", value)
 
 
 def server_wait_ends(job: JobFile) -> Diagnostics:
-    """The bound on the server's start lies within its job's time limit."""
+    """The wait for the server's start ends before its job's time limit."""
     ready, limit = job.serve.ready_timeout_seconds, job.serve.time_limit_minutes * 60
     if ready >= limit:
         message = f"a wait of {ready} s for the server ends after its job's time limit ({limit} s)"
@@ -162,14 +162,14 @@ def companion_wait_ends(job: JobFile) -> Diagnostics:
 
 
 def benchmark_settings(job: JobFile) -> Diagnostics:
-    """The benchmark's settings go together."""
+    """The benchmark's settings do not contradict each other."""
     if job.companion.benchmark is not None:
         for problem in settings_problems(job.companion.benchmark):
             yield replace(problem, field=f"companion.benchmark.{problem.field}")
 
 
 def benchmark_ends(job: JobFile) -> Diagnostics:
-    """The benchmark's schedule alone must not outlast the jobs that it runs between."""
+    """The benchmark's schedule ends before the time limits of the server and the companion."""
     benchmark = job.companion.benchmark
     if benchmark is None or not job.companion.enabled:
         return
@@ -189,10 +189,10 @@ def benchmark_ends(job: JobFile) -> Diagnostics:
 
 
 def prompt_fits_a_word(job: JobFile) -> Diagnostics:
-    """The prompt travels as one word of a command line."""
+    """The prompt fits into one argument of a command line."""
     size = len(job.companion.request.prompt.encode())
     if size > LONGEST_WORD:
-        message = f"has {size} bytes, more than a command line can carry"
+        message = f"has {size} bytes, more than one argument of a command line can have"
         yield in_job("too-large", "companion.request.prompt", message, f"keep it below {LONGEST_WORD} bytes")
 
 

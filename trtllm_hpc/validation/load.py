@@ -140,7 +140,7 @@ class _Trees:
         return tree.placed(problem)
 
     def error(self, command: str, shipped: str | None) -> ConfigError:
-        """Return everything found as one error, with the command to type once it is mended.
+        """Return everything found as one error, with the command to type once it is fixed.
 
         Where another command is needed, the diagnostics say so.
 
@@ -150,10 +150,10 @@ class _Trees:
         if {"not-found", "swapped"} & {it.code for it in self.diagnostics}:
             return ConfigError(self.diagnostics)
         what = "it" if len(self.diagnostics) == 1 else "them"
-        hint = f"mend {what} and type: {command}"
+        hint = f"fix {what} and type: {command}"
         if shipped is not None and str(self.job_file) in {it.file for it in self.diagnostics}:
             copy = shlex.join(["cp", str(self.job_file), f"{shipped}.yaml"])
-            hint = f"add --set KEY=VALUE for what is to differ to: {command}; or mend a copy: {copy}"
+            hint = f"add --set KEY=VALUE for each key to change to: {command}; or edit a copy: {copy}"
         return ConfigError(self.diagnostics, hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""What LoRA, speculative decoding and quantization ask of a job file."""
+"""Rules of LoRA, speculative decoding and quantization."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 
 def lora_names_modules(facts: JobFacts) -> Diagnostics:
-    """An engine that takes adapters must know of which modules, and of which rank."""
+    """An engine for LoRA adapters has their modules and their rank."""
     job = facts.job
     if not facts.builds_engine:
         return
@@ -24,7 +24,7 @@ def lora_names_modules(facts: JobFacts) -> Diagnostics:
 
 
 def adapters_can_be_converted(facts: JobFacts) -> Diagnostics:
-    """The release has a program for adapters, and each goes into a folder of its own name."""
+    """The release has a program that converts adapters, and no two have the same folder name."""
     job, toolchain = facts.job, facts.toolchain
     adapters = job.engine.lora.adapters
     if toolchain is None or not adapters:
@@ -47,7 +47,7 @@ def adapters_can_be_converted(facts: JobFacts) -> Diagnostics:
 
 
 def speculative_is_whole(facts: JobFacts) -> Diagnostics:
-    """Each way to draft tokens has what it needs."""
+    """Each mode of speculative decoding has the keys that it needs."""
     job = facts.job
     wanted = job.engine.speculative
     if wanted is None or not facts.builds_engine:
@@ -64,7 +64,7 @@ def speculative_is_whole(facts: JobFacts) -> Diagnostics:
         hint = "remove it; a draft model of its own is served as a second model"
         yield in_job("conflict", "engine.speculative.model", message, hint, wanted.model)
     if how.needs_length and wanted.max_draft_len is None:
-        message = f"{wanted.mode} needs the most tokens that are drafted at once"
+        message = f"{wanted.mode} needs the maximum of draft tokens"
         yield in_job("missing", "engine.speculative.max_draft_len", message, "set it, e.g. to 10")
     if how.paged_context_fmha and job.engine.paged_context_fmha is False:
         message = f"{wanted.mode} computes prompts over the paged KV cache"
@@ -73,7 +73,7 @@ def speculative_is_whole(facts: JobFacts) -> Diagnostics:
 
 
 def quantization_is_whole(facts: JobFacts) -> Diagnostics:
-    """The keys of a quantization go with its method."""
+    """The keys of a quantization fit its method."""
     job = facts.job
     wanted = job.engine.quantization
     field = "engine.quantization"
@@ -102,7 +102,7 @@ _ONLY_WITH: Mapping[str, tuple[str, ...]] = {
 
 
 def build_py_has_scales(facts: JobFacts) -> Diagnostics:
-    """LLaMA's build.py reads int8 scales that another program has computed."""
+    """LLaMA's build.py has the int8 scales that another program computes."""
     toolchain, wanted = facts.toolchain, facts.job.engine.quantization
     if toolchain is None or not toolchain.by_build_py:
         return
@@ -110,7 +110,7 @@ def build_py_has_scales(facts: JobFacts) -> Diagnostics:
 
     chosen = tool(wanted, by_build_py=True)
     if wanted.tool is not None and wanted.tool != chosen:
-        message = f"with build.py of {toolchain.release.version} there is no choice between programs"
+        message = f"with build.py of {toolchain.release.version} only one program can quantize"
         yield in_job("release", "engine.quantization.tool", message, "leave it out", wanted.tool)
     if toolchain.program("prepare") is not None:
         return

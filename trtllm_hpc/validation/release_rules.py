@@ -1,4 +1,4 @@
-"""What is wrong with a job file for the release of TensorRT-LLM that it is of."""
+"""Rules of a job file for its release of TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_CONTAINER = (
 
 
 def release_is_known(facts: JobFacts) -> Diagnostics:
-    """The image's name or a key must tell which TensorRT-LLM computes."""
+    """The release of TensorRT-LLM is known from the image's name or a key."""
     error, cluster = facts.unknown_release, facts.cluster
     if error is None:
         return
@@ -51,7 +51,7 @@ def model_has_weights(facts: JobFacts) -> Diagnostics:
 
 
 def family_is_known(facts: JobFacts) -> Diagnostics:
-    """The model's config.json or model.family tells whose programs convert it."""
+    """The model's family is known from its config.json or model.family."""
     job = facts.job
     if facts.release is None or facts.family is not None or not facts.builds_engine or job.model.path is None:
         return
@@ -61,7 +61,7 @@ def family_is_known(facts: JobFacts) -> Diagnostics:
     if model_config is None:
         config = f"{job.model.path}/config.json"
         message = f"the model's {config} cannot be read here, so nothing tells its family"
-        hint = "mend the path; if the nodes see it only, set model.family (--set model.family=llama)"
+        hint = "correct the path; if only the nodes see it, set model.family (--set model.family=llama)"
         yield in_job("unreadable", "model.path", message, hint, job.model.path)
         return
     named = model_config.get("architectures")
@@ -80,7 +80,7 @@ def toolchain_exists(facts: JobFacts) -> Diagnostics:
 
 
 def examples_are_known(facts: JobFacts) -> Diagnostics:
-    """Where upstream's conversion programs lie must be known."""
+    """The folder of upstream's conversion programs is known."""
     if facts.toolchain is None or facts.examples_folder is not None:
         return
     release = facts.toolchain.release
@@ -105,7 +105,7 @@ def _once(problems: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
 
 
 def raw_options_are_taken(facts: JobFacts) -> Diagnostics:
-    """Further options exist in the release, and are not those that a key sets."""
+    """Extra options exist in the release, and no key sets them."""
     if facts.toolchain is not None:
         from trtllm_hpc.tensorrt_llm.command_lines.raw_options import raw_problems
 
@@ -113,7 +113,7 @@ def raw_options_are_taken(facts: JobFacts) -> Diagnostics:
 
 
 def experts_divide(facts: JobFacts) -> Diagnostics:
-    """The ranks that split experts and those that hold different ones are the tensor parallel ranks."""
+    """moe_tensor_parallel times moe_expert_parallel is tensor_parallel."""
     job = facts.job
     engine = job.engine
     split, spread = engine.moe_tensor_parallel, engine.moe_expert_parallel

@@ -1,4 +1,4 @@
-"""What of the ``repository`` section the release of TensorRT-LLM does not have, or takes otherwise."""
+"""Rules of the ``repository`` section for the release of TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _KEYS_OF: Mapping[str, tuple[str, ...]] = {
         "models",
     ),
 }
-"""Keys that do something where no template of upstream's pipeline is filled."""
+"""Keys with an effect on backends that do not fill upstream's templates."""
 
 
 def _release(facts: JobFacts) -> Release | None:
-    """The release whose templates are filled; ``None`` where none are."""
+    """Return the release whose templates are filled; ``None`` if none are."""
     return facts.release if facts.job.engine.has_engine else None
 
 
@@ -69,7 +69,7 @@ def repository_keys_exist(facts: JobFacts) -> Diagnostics:
 
 
 def backend_has_the_key(facts: JobFacts) -> Diagnostics:
-    """A key that the backend's repository has no place for would be lost in silence."""
+    """Every key of ``repository`` has an effect on the backend."""
     job = facts.job
     backend = job.engine.backend
     if backend not in _KEYS_OF:
@@ -79,17 +79,17 @@ def backend_has_the_key(facts: JobFacts) -> Diagnostics:
         default = field.get_default(call_default_factory=True)
         if key in _KEYS_OF[backend] or value is None or value == default:
             continue
-        message, hint = f"nothing of the backend {backend} is told {key}", "remove it"
+        message, hint = f"{key} has no effect on the backend {backend}", "remove it"
         if backend == "llmapi":
             hint = "remove it; further arguments of LLM() go into repository.parameters.tensorrt_llm"
             if key == "instances":
-                message = "several instances of the LLM API share no MPI world, which is how ranks start here"
+                message = "several instances of the LLM API cannot share the one MPI world of the ranks"
                 hint = "set it to 1, and submit the job once for each instance"
         yield in_job("conflict", f"repository.{key}", message, hint, value)
 
 
 def one_window_before_lists(facts: JobFacts) -> Diagnostics:
-    """A window for each layer came with 0.13; before, a list is read as its first number."""
+    """Only releases from 0.13 on take an attention window for each layer."""
     release, windows = _release(facts), facts.job.repository.max_attention_window_size
     if release is None or windows is None or len(windows) < 2:
         return
@@ -105,12 +105,12 @@ def repository_has_tokenizer(facts: JobFacts) -> Diagnostics:
     if _release(facts) is None:
         return
     if job.repository.tokenizer is None and job.model.path is None:
-        message = "no tokenizer is named, and no model to take it from"
+        message = "neither a tokenizer nor a model with one is named"
         yield in_job("missing", "repository.tokenizer", message, "name the tokenizer's folder")
 
 
 def repository_parameters_exist(facts: JobFacts) -> Diagnostics:
-    """Each entry of ``repository.parameters`` is a placeholder of the release that no other key fills."""
+    """Each entry of ``repository.parameters`` is a placeholder of the release, and no other key fills it."""
     job = facts.job
     if job.engine.backend == "llmapi":
         yield from _only_model(job.repository.parameters)
@@ -125,7 +125,7 @@ def repository_parameters_exist(facts: JobFacts) -> Diagnostics:
         field = dotted(("repository", "parameters", name))
         if model is None:
             known = ", ".join([*GROUPS, *copies])
-            message = f"{name!r} is no model of the repository"
+            message = f"{name!r} is not a model of the repository"
             yield in_job("bad-value", field, message, f"choose one of {known}")
             continue
         yield from _parameters(release, name, model, values)
@@ -134,7 +134,7 @@ def repository_parameters_exist(facts: JobFacts) -> Diagnostics:
 def _only_model(parameters: Mapping[str, object]) -> Iterator[Diagnostic]:
     for name in parameters:
         if name != "tensorrt_llm":
-            message = f"{name!r} is no model of the LLM API's repository"
+            message = f"{name!r} is not a model of the LLM API's repository"
             field = dotted(("repository", "parameters", name))
             yield in_job("bad-value", field, message, "write tensorrt_llm")
 
@@ -155,9 +155,9 @@ def _parameters(
             message = f"TensorRT-LLM {release.version} has no {key}{_history(release, model, key)}"
             yield in_job("conflict", field, message, "remove it, or take another release", value)
         elif near := get_close_matches(key, here, n=1, cutoff=0.8):
-            message = f"{key!r} is no placeholder of {model} in TensorRT-LLM {release.version}"
+            message = f"{key!r} is not a placeholder of {model} in TensorRT-LLM {release.version}"
             yield in_job("unknown-key", field, message, f"did you mean {near[0]}?", value)
-        # Any other name may be a placeholder of a template that is not known here: filling will tell.
+        # Any other name may be a placeholder in an unknown template; filling it shows that.
 
 
 def _fits(
@@ -173,7 +173,7 @@ def _fits(
 
 
 def _history(release: Release, model: str, name: str) -> str:
-    """Since when, or until when, the placeholder exists; to follow "has no NAME"."""
+    """Return since when, or until when, the placeholder exists, as a clause after "has no NAME"."""
     known = known_placeholders(release.version, GROUPS[model], model).get(name)
     if known is None:
         return ""

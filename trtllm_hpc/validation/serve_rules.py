@@ -17,7 +17,7 @@ _FIRST_RELEASE = {
 
 
 def mode_has_its_models(facts: JobFacts) -> Diagnostics:
-    """Each mode of serving has a section of its own, and the others' are left out."""
+    """Each mode of serving has its own section, and no other mode's."""
     job = facts.job
     mode = job.serve.mode
     if mode == "orchestrator" and not job.repository.models:
@@ -39,13 +39,13 @@ def mode_has_its_models(facts: JobFacts) -> Diagnostics:
 
 
 def mode_fits_backend(facts: JobFacts) -> Diagnostics:
-    """Only TensorRT-LLM's C++ backend orchestrates, from a certain release on, and on one node."""
+    """Modes other than leader need the C++ backend, a release that has them, and one node."""
     job = facts.job
     mode = job.serve.mode
     if mode == "leader":
         return
     if job.engine.backend != "tensorrtllm":
-        message = f"serve.mode {mode} is the C++ backend's, not {job.engine.backend}'s"
+        message = f"serve.mode {mode} needs the backend tensorrtllm, not {job.engine.backend}"
         hint = "set engine.backend to tensorrtllm, or serve.mode to leader"
         yield in_job("conflict", "serve.mode", message, hint, mode)
         return
@@ -59,7 +59,7 @@ def mode_fits_backend(facts: JobFacts) -> Diagnostics:
 
 
 def copies_have_gpus(facts: JobFacts) -> Diagnostics:
-    """Each copy of the engine needs a GPU a rank, of its own and there."""
+    """Each copy of the engine has its own GPUs, one for each rank, and the node has them."""
     job, cluster = facts.job, facts.cluster
     taken: dict[int, str] = {}
     world, there = job.engine.world_size, cluster.gpus_per_node
@@ -69,10 +69,10 @@ def copies_have_gpus(facts: JobFacts) -> Diagnostics:
             yield in_job("conflict", field, message, f"name {world} of them, or the copy's own engine", gpus)
         for gpu in gpus:
             if there and gpu >= there:
-                message = f"GPU {gpu} is not there: a node of {cluster.name!r} has {there}, from 0 on"
+                message = f"a node of {cluster.name!r} has no GPU {gpu}: its {there} are counted from 0"
                 yield in_job("conflict", field, message, f"name GPUs below {there}", gpus)
             if gpu in taken:
-                message = f"GPU {gpu} is taken by {taken[gpu]} already"
+                message = f"GPU {gpu} is already taken by {taken[gpu]}"
                 yield in_job("conflict", field, message, "give each copy GPUs of its own", gpus)
             taken.setdefault(gpu, field)
 
@@ -88,7 +88,7 @@ def copies_have_names(facts: JobFacts) -> Diagnostics:
 
 
 def _copies(job: JobFile) -> Iterator[tuple[str, list[int], bool]]:
-    """Field, GPUs, and whether the copy has an engine of its own."""
+    """Yield the field, the GPUs, and whether the copy has its own engine."""
     for number, copy in enumerate(job.repository.models):
         yield f"repository.models[{number}].gpu_device_ids", copy.gpu_device_ids, copy.engine is not None
     phases = job.serve.disaggregated
@@ -117,7 +117,7 @@ def ranks_spread(facts: JobFacts) -> Diagnostics:
 
 
 def gpus_suffice(facts: JobFacts) -> Diagnostics:
-    """One GPU a rank, where the cluster has GPUs."""
+    """A node has a GPU for each of its ranks, if the cluster has GPUs."""
     job, cluster = facts.job, facts.cluster
     world, gpus = job.engine.world_size, cluster.gpus_per_node
     nodes = 1 if cluster.scheduler == "local" else job.serve.nodes
@@ -134,12 +134,12 @@ def gpus_suffice(facts: JobFacts) -> Diagnostics:
 
 
 def build_gpus(facts: JobFacts) -> Diagnostics:
-    """The build runs on one node."""
+    """The build needs no more GPUs than one node has."""
     job, cluster = facts.job, facts.cluster
     wanted, there = job.build.gpus, cluster.gpus_per_node
     if wanted is not None and wanted > there:
         message = f"{wanted} GPUs for the build, but a node of {cluster.name!r} has {there}"
-        hint = f"set build.gpus to at most {there}, or mend gpus_per_node in the profile"
+        hint = f"set build.gpus to at most {there}, or correct gpus_per_node in the profile"
         yield in_job("conflict", "build.gpus", message, hint, wanted)
 
 

@@ -1,4 +1,4 @@
-"""Checks of the scheduler and of how ranks enter their container."""
+"""Checks of Slurm and of the container runtime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _with_configuration(context: Context) -> bool:
 
 
 def _can_ask(context: Context) -> bool:
-    """Otherwise the checks of the commands and of slurm.conf have failed already."""
+    """Whether Slurm can be asked; if not, the checks of its commands or of slurm.conf fail."""
     conf = context.cluster.slurm_conf
     return (
         _on_slurm(context)
@@ -42,7 +42,7 @@ def _in_apptainer(context: Context) -> bool:
 
 
 def commands(context: Context) -> Diagnostic:
-    """``sacct`` is not among them: clusters without accounting work."""
+    """All commands but ``sacct``, which clusters without accounting lack."""
     missing = [name for name in _COMMANDS if shutil.which(name) is None]
     if missing:
         return fail(
@@ -53,12 +53,12 @@ def commands(context: Context) -> Diagnostic:
 
 
 def configuration(context: Context) -> Diagnostic:
-    """Slurm's commands are pointed at the profile's cluster."""
+    """Slurm's commands need the cluster's slurm.conf."""
     file = context.cluster.slurm_conf or ""
     if not os.access(file, os.R_OK):
         return fail(
             f"the profile names {file}, which cannot be read on this machine",
-            "trtllm-hpc sandbox up, if this is the sandbox; else mend slurm_conf in the profile",
+            "trtllm-hpc sandbox up, if this is the sandbox; else fix slurm_conf in the profile",
         )
     return ok(f"{file} can be read")
 
@@ -76,12 +76,12 @@ def controller(context: Context) -> Diagnostic:
 
 
 def mpi_plugin(context: Context) -> Diagnostic:
-    """The ranks of a server find each other through PMIx."""
+    """The ranks of a server join through PMIx."""
     wanted = context.cluster.mpi
     try:
         plugins = context.mpi_plugins
     except SubmissionError as error:
-        return unknown(f"cannot ask for MPI plugins: {_reason(error)}", "srun --mpi=list")
+        return unknown(f"the MPI plugins cannot be listed: {_reason(error)}", "srun --mpi=list")
     offered = ", ".join(plugins) or "none"
     pmix = [name for name in plugins if name.startswith("pmix")]
     if wanted not in plugins:
@@ -99,7 +99,7 @@ def partition(context: Context) -> Diagnostic:
     try:
         found = [item for item in context.partitions if item.name == name]
     except SubmissionError as error:
-        return unknown(f"cannot ask for partitions: {_reason(error)}", "sinfo")
+        return unknown(f"the partitions cannot be listed: {_reason(error)}", "sinfo")
     if not found:
         names = ", ".join(sorted({item.name for item in context.partitions})) or "none"
         return fail(f"there is no partition {name!r}; you may see {names}", "set partition in the profile")
@@ -115,7 +115,7 @@ def pyxis(context: Context) -> Diagnostic:
     try:
         there = context.has_pyxis
     except SubmissionError as error:
-        return unknown(f"cannot ask srun for its options: {_reason(error)}", "srun --help")
+        return unknown(f"srun's options cannot be listed: {_reason(error)}", "srun --help")
     if not there:
         message = "this srun knows no --container-image: Slurm has no pyxis plugin"
         return fail(message, "set container.runtime to apptainer, or ask your site for pyxis")
@@ -126,7 +126,7 @@ def apptainer(context: Context) -> Diagnostic:
     """Apptainer is called on the compute nodes; login nodes often have it too."""
     if shutil.which("apptainer") is None:
         setup = "; the profile's setup may load it" if context.cluster.setup else ""
-        return unknown(f"no apptainer on this machine{setup}", "see that the compute nodes have it on PATH")
+        return unknown(f"no apptainer on this machine{setup}", "the compute nodes need it on PATH")
     return ok("apptainer is on this machine")
 
 

@@ -56,7 +56,7 @@ def job(version: str, repository: str, backend: str = "tensorrtllm") -> str:
             "0.16.0",
             "{parameters: {tensorrt_llm: {lora_cache_max_adapter: 4}}}",
             "parameters.tensorrt_llm.lora_cache_max_adapter",
-            "is no placeholder of tensorrt_llm",
+            "is not a placeholder of tensorrt_llm",
         ),
         (
             "0.16.0",
@@ -70,7 +70,12 @@ def job(version: str, repository: str, backend: str = "tensorrtllm") -> str:
             "parameters.tensorrt_llm.engine_dir",
             "is what engine.directory fills in",
         ),
-        ("0.16.0", "{parameters: {tensorrtllm: {}}}", "parameters.tensorrtllm", "no model of the repository"),
+        (
+            "0.16.0",
+            "{parameters: {tensorrtllm: {}}}",
+            "parameters.tensorrtllm",
+            "not a model of the repository",
+        ),
     ],
 )
 def test_what_the_release_does_not_have(
