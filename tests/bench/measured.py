@@ -31,9 +31,9 @@ def measured(
     verdict: Verdict | None = None,
     **settings: Any,
 ) -> Side:
-    """A measurement with its records; the seed stands for the noise of one run of the server."""
+    """A measurement; the seed stands for the noise of one run of the server."""
     asked = Benchmark(repeats=repeats, slo="latency<500ms", **settings)
-    levels, records = list[LevelResult](), list[RequestRecord]()
+    levels = list[LevelResult]()
     for place, rate in enumerate(rates):
         passes = []
         for repeat in range(repeats):
@@ -41,7 +41,6 @@ def measured(
             ran = served(rate, requests=requests, warmup=50, seed=own_seed, capacity_per_s=capacity_per_s)
             ran = [replace(record, level=place, repeat=repeat) for record in ran]
             passes.append(_pass(ran, OpenLoop(rate), repeat))
-            records += ran
         levels.append(LevelResult(OpenLoop(rate), passes, over_repeats([it.metrics for it in passes])))
     measurement = Measurement(
         name=name,
@@ -56,7 +55,7 @@ def measured(
         errors={},
         verdict=verdict or Verdict(),
     )
-    return Side(name, measurement, records)
+    return Side(name, measurement)
 
 
 def _pass(records: Sequence[RequestRecord], level: OpenLoop, repeat: int) -> Pass:

@@ -3,8 +3,15 @@ from __future__ import annotations
 import random
 
 import pytest
+from scipy import stats
 
-from trtllm_hpc.bench.analysis.statistics import t_interval
+from trtllm_hpc.bench.analysis.statistics import (
+    Difference,
+    Estimate,
+    mean_of_passes,
+    t_interval,
+    welch_test,
+)
 from trtllm_hpc.bench.results import Interval
 
 
@@ -32,3 +39,25 @@ def test_nineteen_of_twenty_intervals_hold_the_truth() -> None:
         assert found.low is not None and found.high is not None
         held += found.low <= 100 <= found.high
     assert 0.92 <= held / 400 <= 0.98
+
+
+def test_passes_are_compared_by_welchs_test() -> None:
+    source = random.Random(3)
+    a, b = [source.gauss(10, 1) for _ in range(4)], [source.gauss(12, 3) for _ in range(6)]
+    found = welch_test(mean_of_passes(a), mean_of_passes(b))
+    theirs = stats.ttest_ind(b, a, equal_var=False)
+    interval = theirs.confidence_interval(0.95)
+    assert found is not None
+    assert (found.low, found.high, found.p_value) == pytest.approx(
+        (interval.low, interval.high, theirs.pvalue)
+    )
+
+
+def test_the_spread_of_a_single_pass_is_unknown() -> None:
+    assert mean_of_passes([5.0]) == Estimate(5.0, None)
+    assert welch_test(mean_of_passes([5.0]), mean_of_passes([6.0, 7.0])) is None
+
+
+def test_figures_without_any_spread_differ_or_do_not() -> None:
+    assert welch_test(mean_of_passes([1.0, 1.0]), mean_of_passes([2.0, 2.0])) == Difference(1, 1, 0)
+    assert welch_test(mean_of_passes([1.0, 1.0]), mean_of_passes([1.0, 1.0])) == Difference(0, 0, 1)

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.bench.measured import measured
+from tests.bench.queueing import served
 from trtllm_hpc.bench.records import append_records
 from trtllm_hpc.bench.results import write_measurement
 from trtllm_hpc.cli import command as trtllm_hpc
@@ -18,11 +19,11 @@ from trtllm_hpc.errors import RunNotFound
 
 @pytest.fixture(autouse=True)
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two measurements, copied out of their run folders; of the second its summary alone."""
+    """Two measurements, copied out of their run folders; the second without its records."""
     monkeypatch.chdir(tmp_path)
     for name in ("up", "down"):
         write_measurement(tmp_path / f"{name}.json", measured(name).measurement)
-    append_records(tmp_path / "up.jsonl", measured("up").records)
+    append_records(tmp_path / "up.jsonl", served(50, requests=300))
 
 
 def types(*words: str) -> Result:
@@ -34,11 +35,11 @@ def test_a_summary_outside_a_run_folder_is_shown() -> None:
     assert json.loads(shown.stdout)["name"] == "up"
 
 
-def test_it_is_compared_with_the_records_that_lie_beside_it(tmp_path: Path) -> None:
+def test_summaries_outside_a_run_folder_are_compared(tmp_path: Path) -> None:
     compared = types("bench", "compare", "up.json", "down.json")
     assert compared.exit_code == 0
-    assert f"note: {tmp_path / 'up.json'} has one pass: its spread is estimated" in compared.stdout
-    assert f"note: {tmp_path / 'down.json'} has one pass and no records" in compared.stdout
+    for name in ("up", "down"):
+        assert f"note: {tmp_path / name}.json has one pass: the spread" in compared.stdout
 
 
 def test_a_trace_of_it_is_written_beside_it(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_a_report_of_it_is_refused() -> None:
 
 
 def test_records_that_the_summary_does_not_know_have_no_row_in_upstream_s_table(tmp_path: Path) -> None:
-    stray = [replace(record, level=1) for record in measured("up").records]
+    stray = [replace(record, level=1) for record in served(50, requests=300)]
     append_records(tmp_path / "up.jsonl", stray)
     shown = types("bench", "show", "up.json", "--upstream-table")
     assert shown.exit_code == 0 and shown.stdout.count("pass 1") == 1
@@ -64,7 +65,7 @@ def test_a_measurement_without_a_summary_cannot_be_shown_and_says_so(tmp_path: P
     results = tmp_path / "runs" / "demo-1" / "results"
     results.mkdir(parents=True)
     (results.parent / "plan.json").write_text('{"name": "demo"}')
-    append_records(results / "killed.jsonl", measured("up").records)
+    append_records(results / "killed.jsonl", served(50, requests=300))
     for form in ([], ["--json"], ["--upstream-table"]):
-        with pytest.raises(RunNotFound, match=r"killed\.json is no measurement"):
+        with pytest.raises(RunNotFound, match=r"killed\.json is not a measurement"):
             types("bench", "show", str(tmp_path / "runs" / "demo-1:killed"), *form)

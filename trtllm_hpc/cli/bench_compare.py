@@ -63,8 +63,8 @@ def command(
     A and B are RUN, RUN:NAME or a file results/NAME.json. The exit code is 10
     if B is worse than A in any figure, by more than the tolerance and by more
     than chance. It is 2 if the two had different workloads: their figures are
-    shown but not judged. Figures whose spread is unknown are shown and decide
-    nothing: measure both with --repeats 5.
+    shown but not judged. A single pass decides nothing, because its spread is
+    unknown: measure both with --repeats 5.
 
     \b
     Examples:
@@ -83,7 +83,7 @@ def command(
         return
     if b is None:
         raise click.UsageError("B is missing: the measurement to compare with A.")
-    first, second = (Side(found.call_name, found.summary(), found.records()) for found in (a, b))
+    first, second = (Side(found.call_name, found.summary()) for found in (a, b))
     comparison = compare(first, second, tolerance, allow_different_workload=allow_different_workload)
     if as_json:
         import json

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from typing import Any
 
-from trtllm_hpc.bench.analysis import bootstrap
 from trtllm_hpc.bench.analysis.diff import environment_diff, settings_diff, workload_diff
-from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.statistics import Estimate, mean_of_passes, value_of, welch_test
-from trtllm_hpc.bench.metrics import METRICS, Metric, NoValue, PerRequest, Sample
-from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.metrics import METRICS, Metric, PerRequest
 from trtllm_hpc.bench.results import LevelResult, Measurement
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, TrtllmHpcError
 
@@ -63,12 +59,16 @@ UPSTREAM_TOLERANCE = Tolerance(relative=0.05, absolute=50.0)
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two measurements. Without records, the spread of a single pass is unknown."""
+    """One of the two measurements."""
 
     name: str
     """As the user named it."""
     measurement: Measurement
-    records: Sequence[RequestRecord] = ()
+
+    @property
+    def levels(self) -> dict[str, LevelResult]:
+        """The levels by their labels."""
+        return {result.level.label: result for result in self.measurement.levels}
 
 
 @dataclass(frozen=True)
@@ -167,26 +167,24 @@ def compare(
 ) -> Comparison:
     """Compare every figure at the levels of load that both measurements have.
 
-    Levels with several passes are compared with Welch's t-test over the passes. The
-    spread of a single pass is estimated from its own requests, see
-    :mod:`trtllm_hpc.bench.analysis.bootstrap`. A figure with unknown spread is shown, but
-    is never a regression. P-values are adjusted over all rows, so that on average at most
-    5 % of the differences called significant are false (Benjamini and Hochberg 1995).
+    Each pass is one observation, and they are compared with Welch's t-test. The spread of
+    a single pass is unknown: its figures are shown, but are never a regression. P-values
+    are adjusted over all rows, so that on average at most 5 % of the differences called
+    significant are false (Benjamini and Hochberg 1995).
 
     Raises:
         InvalidMeasurement: they have no level of load in common.
     """
-    places_a, places_b = _places(a.measurement), _places(b.measurement)
-    common = [label for label in places_a if label in places_b]
+    levels_a, levels_b = a.levels, b.levels
+    common = [label for label in levels_a if label in levels_b]
     if not common:
         raise InvalidMeasurement(
-            f"{a.name} and {b.name} have no level of load in common: {', '.join(places_a) or 'none'} and "
-            f"{', '.join(places_b) or 'none'}.",
+            f"{a.name} and {b.name} have no level of load in common: {', '.join(levels_a) or 'none'} and "
+            f"{', '.join(levels_b) or 'none'}.",
             hint="trtllm-hpc bench RUN with the same rates or concurrencies",
         )
-    levels = [(_Level(a, places_a[label]), _Level(b, places_b[label])) for label in common]
     workload = workload_diff(a.measurement, b.measurement)
-    rows = _adjusted([row for of_a, of_b in levels for row in _rows(of_a, of_b, tolerance)])
+    rows = _adjusted([row for label in common for row in _rows(levels_a[label], levels_b[label], tolerance)])
     return Comparison(
         a=a.name,
         b=b.name,
@@ -195,7 +193,7 @@ def compare(
         judged=allow_different_workload or not workload,
         settings=settings_diff(a.measurement, b.measurement),
         environment=environment_diff(a.measurement, b.measurement),
-        notes=[*_notes(a, b, levels), *_undecided(rows, tolerance)],
+        notes=[*_notes(a, b, common), *_undecided(rows, tolerance)],
         invalid=[
             f"The figures of {side.name} may not be used: {' '.join(side.measurement.verdict.findings)}"
             for side in (a, b)
@@ -229,81 +227,26 @@ def raise_if_worse(comparison: Comparison, tolerance: Tolerance) -> None:
         )
 
 
-def _places(measurement: Measurement) -> dict[str, int]:
-    """Return the index of each level by its label."""
-    return {result.level.label: place for place, result in enumerate(measurement.levels)}
-
-
-class _Level:
-    """One level of load of one measurement."""
-
-    def __init__(self, side: Side, place: int) -> None:
-        self._side = side
-        self._place = place
-
-    @property
-    def result(self) -> LevelResult:
-        return self._side.measurement.levels[self._place]
-
-    @property
-    def label(self) -> str:
-        return self.result.level.label
-
-    @property
-    def spread_note(self) -> str | None:
-        """What is unknown about the spread of the figures; ``None`` if there are several passes."""
-        if len(self.result.passes) > 1:
-            return None
-        if self._single_pass is None:
-            return "has one pass and no records: the spread of its figures is unknown."
-        if not bootstrap.has_enough_requests(self._single_pass):
-            return (
-                f"has one pass with fewer than {bootstrap.MIN_REQUESTS} measured requests: the spread of its "
-                "figures is unknown."
-            )
-        return (
-            f"has one pass: its spread is estimated from {bootstrap.BLOCKS} parts of its window, which does "
-            "not show how one run of the server differs from the next. Measure with --repeats 5."
-        )
-
-    def estimates(self, metric: Metric) -> dict[str | None, Estimate]:
-        """Return the metric by each statistic; empty if a pass has no such figure."""
-        statistics: Sequence[str | None] = STATISTICS if isinstance(metric, PerRequest) else (None,)
-        figures = [one.metrics[metric.key] for one in self.result.passes if metric.key in one.metrics]
-        if not figures or len(figures) < len(self.result.passes):
-            return {}
-        if len(figures) == 1 and self._single_pass is not None:
-            try:
-                return bootstrap.estimates(self._single_pass, metric, statistics)
-            except NoValue:
-                return {}
-        return {name: mean_of_passes([value_of(figure, name) for figure in figures]) for name in statistics}
-
-    @cached_property
-    def _single_pass(self) -> Sample | None:
-        """The sample of the first pass; ``None`` if its records are missing."""
-        one = self.result.passes[0]
-        records = [it for it in self._side.records if (it.level, it.repeat) == (self._place, one.repeat)]
-        if not records:
-            return None
-        slo = self._side.measurement.settings.get("slo")
-        return Sample(records, one.window, self.result.level, parse_slo(slo) if slo else None)
-
-
-def _rows(a: _Level, b: _Level, tolerance: Tolerance) -> Iterator[Row]:
+def _rows(a: LevelResult, b: LevelResult, tolerance: Tolerance) -> Iterator[Row]:
     for metric in METRICS:
         if metric.better is None or metric.key in _FROM_SEND:
             continue
-        of_a, of_b = a.estimates(metric), b.estimates(metric)
-        for statistic in of_a:
-            if statistic in of_b:
-                yield _row(a.label, metric, statistic, (of_a[statistic], of_b[statistic]), tolerance)
+        for statistic in STATISTICS if isinstance(metric, PerRequest) else (None,):
+            of_a, of_b = (_estimate(result, metric.key, statistic) for result in (a, b))
+            if of_a is not None and of_b is not None:
+                yield _row(a.level.label, metric, statistic, of_a, of_b, tolerance)
+
+
+def _estimate(result: LevelResult, key: str, statistic: str | None) -> Estimate | None:
+    """Return a figure over the passes of a level; ``None`` if a pass lacks it."""
+    if not result.passes or not all(key in one.metrics for one in result.passes):
+        return None
+    return mean_of_passes([value_of(one.metrics[key], statistic) for one in result.passes])
 
 
 def _row(
-    level: str, metric: Metric, statistic: str | None, pair: tuple[Estimate, Estimate], tolerance: Tolerance
+    level: str, metric: Metric, statistic: str | None, a: Estimate, b: Estimate, tolerance: Tolerance
 ) -> Row:
-    a, b = pair
     row = Row(
         level=level,
         key=metric.key,
@@ -333,26 +276,16 @@ def _adjusted(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _notes(a: Side, b: Side, levels: Sequence[tuple[_Level, _Level]]) -> Iterator[str]:
+def _notes(a: Side, b: Side, common: Sequence[str]) -> Iterator[str]:
     yield from _search_results(a, b)
-    for place, side in enumerate((a, b)):
-        compared = [pair[place] for pair in levels]
-        yield from _spread_notes(side, compared)
-        labels = {level.label for level in compared}
-        unpaired = [label for label in _places(side.measurement) if label not in labels]
+    for side in (a, b):
+        single = [label for label in common if len(side.levels[label].passes) == 1]
+        if single:
+            where = "" if len(single) == len(common) else f" at {', '.join(single)}"
+            yield f"{side.name}{where} has one pass: the spread of its figures is unknown."
+        unpaired = [label for label in side.levels if label not in common]
         if unpaired:
             yield f"Only {side.name} has the levels {', '.join(unpaired)}: not compared."
-
-
-def _spread_notes(side: Side, levels: Sequence[_Level]) -> Iterator[str]:
-    """Yield each note on unknown spread once, with the levels unless it applies to all of them."""
-    notes: dict[str | None, list[str]] = {}
-    for level in levels:
-        notes.setdefault(level.spread_note, []).append(level.label)
-    for note, labels in notes.items():
-        if note is not None:
-            where = "" if len(notes) == 1 else f" at {', '.join(labels)}"
-            yield f"{side.name}{where} {note}"
 
 
 def _undecided(rows: Sequence[Row], tolerance: Tolerance) -> Iterator[str]:

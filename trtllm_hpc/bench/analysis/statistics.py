@@ -2,8 +2,7 @@
 
 Each pass is one observation, because one run of a server differs from the next
 by more than its own requests show (Kalibera and Jones 2013, "Rigorous
-benchmarking in reasonable time", section 4). For a single pass,
-:mod:`trtllm_hpc.bench.analysis.bootstrap` estimates the error from its requests.
+benchmarking in reasonable time", section 4).
 """
 
 from __future__ import annotations

@@ -107,14 +107,10 @@ class PerRequest(Metric):
     includes_failed: bool = False
     """Whether failed requests have values, too."""
 
-    def all_values(self, sample: Sample) -> list[float]:
-        """Return the values of all measured requests."""
-        records = sample.measured if self.includes_failed else sample.answered
-        return [value for record in records for value in self.values(record)]
-
     def of(self, sample: Sample) -> Distribution:
-        """Return the distribution of all values; raises NoValue if there are none."""
-        return distribution(self.all_values(sample))
+        """Return the distribution over the measured requests; raises NoValue if there are no values."""
+        records = sample.measured if self.includes_failed else sample.answered
+        return distribution(value for record in records for value in self.values(record))
 
 
 def distribution(values: Iterable[float]) -> Distribution:
