@@ -114,7 +114,8 @@ def planned_version(planned: str, found: str | None) -> Diagnostic:
     if state == "same":
         return ok(f"the container has TensorRT-LLM {found}, as planned")
     message = f"the container has TensorRT-LLM {found}, but the plan is for {planned}"
-    hint = f"set container.tensorrt_llm_version in the profile to {found}, or take an image of {planned}"
+    version = found.partition("+")[0]
+    hint = f"set container.tensorrt_llm_version in the profile to {version}, or take an image of {planned}"
     return warn(message, hint) if state == "near" else fail(message, hint)
 
 

@@ -100,11 +100,7 @@ def check_version(recipe: Recipe, versions: Mapping[str, str]) -> None:
         return
     diagnostic = planned_version(planned, found)
     if diagnostic.state == FAIL:
-        raise BuildFailed(
-            f"the plan is for TensorRT-LLM {planned}, but the container holds {found}.",
-            hint=f"set container.tensorrt_llm_version in the profile to {found.partition('+')[0]}, "
-            f"or name the image of {planned}",
-        )
+        raise BuildFailed(f"{diagnostic.message}.", hint=diagnostic.hint)
     if diagnostic.state == WARN:
         print(f"warning: {diagnostic.message}", flush=True)
 
