@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
-from trtllm_hpc.errors import RunNotFound, SubmissionError
+from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import STEPS, RunPaths, call_name
 
 if TYPE_CHECKING:
@@ -63,46 +63,13 @@ def command(
     if as_json and content:
         raise click.UsageError("--json prints the list of logs; it takes no other option.")
     if not content:
-        _print_list(run, as_json)
+        from trtllm_hpc.report.log_table import log_rows, print_logs
+
+        rows = log_rows(run)
+        print_json(rows) if as_json else print_logs(rows)
         return
     if not _print_content(run, step, rank, follow, pattern, tail) and pattern is not None:
         ctx.exit(1)
-
-
-def _print_list(run: RunPaths, as_json: bool) -> None:
-    from trtllm_hpc.logs.files import list_logs
-    from trtllm_hpc.report.log_table import log_rows, print_logs
-
-    rows = log_rows(list_logs(run))
-    _complete(run, rows)
-    if as_json:
-        print_json(rows)
-        return
-    print_logs(rows)
-
-
-def _complete(run: RunPaths, rows: list[dict[str, Any]]) -> None:
-    """Say what the scheduler knows of stages that have not written their end themselves."""
-    from trtllm_hpc.logs.files import stage_of
-    from trtllm_hpc.logs.state import CANCELLED, NEVER_STARTED, NO_RECORD, RUNNING, SILENT
-
-    if not any(row["state"] in (RUNNING, NO_RECORD) for row in rows):
-        return
-    from trtllm_hpc.runs.status import run_status
-
-    try:
-        stages = {stage.stage: stage for stage in run_status(run).stages}
-    except SubmissionError:
-        return  # without an answer the rows stay as the run itself tells them
-    for row in rows:
-        stage = stages.get(stage_of(row["step"]))
-        if stage is None:
-            continue
-        of_script = row["rank"] is None
-        if row["state"] == RUNNING and stage.final:
-            row["state"] = CANCELLED if of_script and stage.state == "CANCELLED" else SILENT
-        elif row["state"] == NO_RECORD and of_script:
-            row["state"] = NEVER_STARTED if stage.final else stage.state.lower()
 
 
 def _print_content(

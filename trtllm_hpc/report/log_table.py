@@ -6,11 +6,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.errors import first_error_line
-from trtllm_hpc.logs.files import LogFile
+from trtllm_hpc.logs.files import list_logs, stage_of
+from trtllm_hpc.logs.state import CANCELLED, NEVER_STARTED, NO_RECORD, RUNNING, SILENT
 from trtllm_hpc.logs.text import escaped
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
+from trtllm_hpc.runs.status import StageStatus, run_status
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,9 +27,13 @@ _GAP = 3
 _ANY_WIDTH = 2000
 
 
-def log_rows(logs: Sequence[LogFile]) -> list[dict[str, Any]]:
-    """Return one plain JSON object for each log."""
-    return [
+def log_rows(run: RunPaths) -> list[dict[str, Any]]:
+    """Return one plain JSON object for each log of a run.
+
+    Where a stage has not recorded its end itself, its state comes from Slurm,
+    if Slurm answers.
+    """
+    rows: list[dict[str, Any]] = [
         {
             "step": log.step,
             "rank": log.rank,
@@ -35,8 +43,28 @@ def log_rows(logs: Sequence[LogFile]) -> list[dict[str, Any]]:
             "first_error": first_error_line(log.path),
             "path": str(log.path),
         }
-        for log in logs
+        for log in list_logs(run)
     ]
+    if not any(row["state"] in (RUNNING, NO_RECORD) for row in rows):
+        return rows
+    try:
+        stages = {stage.stage: stage for stage in run_status(run).stages}
+    except SubmissionError:
+        return rows
+    for row in rows:
+        stage = stages.get(stage_of(row["step"]))
+        if stage is not None:
+            row["state"] = _state_from_slurm(row, stage)
+    return rows
+
+
+def _state_from_slurm(row: dict[str, Any], stage: StageStatus) -> str:
+    of_script = row["rank"] is None
+    if row["state"] == RUNNING and stage.final:
+        return CANCELLED if of_script and stage.state == "CANCELLED" else SILENT
+    if row["state"] == NO_RECORD and of_script:
+        return NEVER_STARTED if stage.final else stage.state.lower()
+    return str(row["state"])
 
 
 def print_logs(rows: Sequence[dict[str, Any]]) -> None:

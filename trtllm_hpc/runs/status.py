@@ -196,7 +196,7 @@ def _slurm_stage(
     if job_id is None:
         if interrupted:
             return StageStatus(name, INTERRUPTED.name, True, False, INTERRUPTED.sentence)
-        return StageStatus(name, "NOT SUBMITTED", False, False, "is not submitted")
+        return _not_submitted(name)
     info = infos.get(job_id)
     if info is None:
         return _unknown_to_slurm(name, job_id, events)
@@ -251,7 +251,7 @@ def _stage_run_by_hand(name: str, events: list[Event]) -> StageStatus:
     """Return the status of a stage of the local profile that the user runs with bash."""
     stage_events = _stage_events(events, name)
     if not stage_events:
-        return StageStatus(name, "NOT SUBMITTED", False, False, "is not submitted")
+        return _not_submitted(name)
     job_id = str(stage_events[-1].data.get("job_id", ""))
     if stage_events[-1].name == "stage_end":
         return _ended(name, job_id, int(stage_events[-1].data.get("exit_code", 1)))
@@ -283,6 +283,10 @@ def _local_stage(name: str, record: SubmissionRecord, events: list[Event]) -> St
 def _group_lives(begin: Event) -> bool:
     """Return whether the script that wrote this event is still running, with or without its controller."""
     return is_same_process(int(begin.data.get("group", 0)), begin.data.get("group_started"))
+
+
+def _not_submitted(name: str) -> StageStatus:
+    return StageStatus(name, "NOT SUBMITTED", False, False, "is not submitted")
 
 
 def _in_state(name: str, state_name: str, job_id: str) -> StageStatus:
