@@ -61,7 +61,7 @@ def test_the_job_file_loads_with_every_profile_to_try_it_with() -> None:
         assert load(Path("job.yaml"), cluster).job.name == "job"
 
 
-def test_what_stands_behind_a_hash_in_the_job_file_is_its_default() -> None:
+def test_commented_values_in_the_job_file_are_the_defaults() -> None:
     init("job")
     text = uncommented(Path("job.yaml"))
     # What has no default to show: it is one's own, or follows from other keys.
@@ -98,7 +98,7 @@ def test_the_job_file_differs_from_the_built_in_defaults_in_its_ranks_only() -> 
 
 
 @pytest.mark.usefixtures("slurm")
-def test_the_profile_holds_what_slurm_says() -> None:
+def test_the_profile_has_slurms_values() -> None:
     result = init("cluster", "mysite.yaml")
     assert "chosen: partition gpu: 4 nodes, GPUs: 8" in result.output
     assert result.output.endswith("next: trtllm-hpc render tiny-llama --cluster mysite.yaml\n")
@@ -110,7 +110,7 @@ def test_the_profile_holds_what_slurm_says() -> None:
 
 
 @pytest.mark.usefixtures("slurm")
-def test_the_profile_keeps_the_slurm_conf_that_led_to_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_profile_keeps_the_slurm_conf_that_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", "/opt/my slurm/slurm.conf")
     init("cluster")
     assert load(Path("tiny-llama"), "cluster.yaml").cluster.slurm_conf == "/opt/my slurm/slurm.conf"
@@ -124,7 +124,7 @@ def test_hostile_names_of_partitions_stay_values(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("no_slurm")
-def test_without_slurm_the_profile_holds_placeholders_and_says_so() -> None:
+def test_without_slurm_the_profile_has_placeholders_and_a_note() -> None:
     result = init("cluster")
     assert "Slurm was not queried" in result.output
     assert load(Path("tiny-llama"), "cluster.yaml").cluster == ClusterProfile(name="cluster")
@@ -139,7 +139,7 @@ def test_without_slurm_from_slurm_writes_nothing(in_an_empty_folder: Path) -> No
     assert list(in_an_empty_folder.iterdir()) == []
 
 
-def test_what_stands_behind_a_hash_in_the_profile_is_valid() -> None:
+def test_commented_values_in_the_profile_are_valid() -> None:
     init("cluster", "--no-slurm")
     Path("all.yaml").write_text(uncommented(Path("cluster.yaml")))
     cluster = load(Path("tiny-llama"), "all.yaml").cluster
@@ -150,7 +150,7 @@ def test_what_stands_behind_a_hash_in_the_profile_is_valid() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("job", "here.yaml"), ("cluster", "here.yaml", "--no-slurm")])
-def test_a_file_that_is_there_is_left_alone_but_by_force(arguments: tuple[str, ...]) -> None:
+def test_an_existing_file_is_replaced_only_with_force(arguments: tuple[str, ...]) -> None:
     Path("here.yaml").write_text("mine")
     with pytest.raises(ConfigError, match="--force"):
         init(*arguments)
@@ -160,7 +160,7 @@ def test_a_file_that_is_there_is_left_alone_but_by_force(arguments: tuple[str, .
     assert Path("here.yaml").read_text() != "mine"
 
 
-def test_a_folder_that_is_not_there_is_said_in_one_finding() -> None:
+def test_a_missing_folder_is_one_problem() -> None:
     with pytest.raises(ConfigError) as caught:
         init("job", "nowhere/job.yaml")
     assert [finding.code for finding in caught.value.diagnostics] == ["unwritable"]
@@ -175,7 +175,7 @@ def test_a_folder_that_is_not_there_is_said_in_one_finding() -> None:
         ("a" * 99 + ".yaml", "a" * 64),
     ],
 )
-def test_the_name_is_made_of_the_files(file: str, name: str | None) -> None:
+def test_the_name_is_made_from_the_files(file: str, name: str | None) -> None:
     result = init("job", "--", file)
     assert load(Path(file), "local").job.name == (name or "x")
     assert result.exit_code == 0

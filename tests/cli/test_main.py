@@ -61,7 +61,7 @@ def test_a_wrong_command_gets_the_nearest_right_one(
     assert f"No such command {wrong!r}. Did you mean {right!r}?" in capsys.readouterr().err
 
 
-def test_a_command_like_no_other_gets_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_very_different_command_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["xyzzy"])
     assert end.value.code == ExitCode.USAGE
@@ -86,7 +86,7 @@ def test_python_m_is_the_same_program() -> None:
         (KeyboardInterrupt(), ExitCode.INTERRUPTED, "Interrupted.\n"),
     ],
 )
-def test_how_the_program_ends(
+def test_exit_codes(
     error: BaseException,
     code: int,
     words: str,
@@ -103,7 +103,7 @@ def test_how_the_program_ends(
     assert capsys.readouterr().err.endswith(words)
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run", scheduler="local")
     paths.batch_log("serve").write_text("a line of a log\n" * 50_000)
     script = (

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.runs.conftest import fake_slurm  # noqa: F401
-from tests.runs.fake_slurm import FakeSlurm
 from tests.runs.made import run_with, written
 from tests.runs.test_find import make
+from tests.scheduler.conftest import fake_slurm  # noqa: F401
+from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.cli import command, main
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
@@ -43,7 +43,7 @@ class Typed:
 
 
 @pytest.mark.parametrize("name", ["status", "cancel", "logs"])
-def test_an_unknown_run_is_told_with_the_next_command(
+def test_an_unknown_run_is_an_error_with_the_next_command(
     home: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     nothing = Typed(capsys, name, "tiny")
@@ -54,7 +54,7 @@ def test_an_unknown_run_is_told_with_the_next_command(
     assert other.code == ExitCode.RUN and "next: trtllm-hpc status llama-1" in other.errors
 
 
-def test_status_tells_each_stage_and_what_broke(
+def test_status_shows_each_stage_and_what_failed(
     fake_slurm: FakeSlurm,  # noqa: F811
     home: Path,
     capsys: pytest.CaptureFixture[str],
@@ -69,7 +69,7 @@ def test_status_tells_each_stage_and_what_broke(
     assert (record["state"], record["exit_code"]) == ("failed", ExitCode.READINESS)
 
 
-def test_cancel_says_what_became_of_the_run(
+def test_cancel_shows_the_final_state(
     fake_slurm: FakeSlurm,  # noqa: F811
     home: Path,
     capsys: pytest.CaptureFixture[str],
@@ -160,7 +160,7 @@ def test_render_and_submit_name_the_run_as_status_does(
         assert Path(record["folder"]).name == record["run_id"]
 
 
-def test_findings_are_told_all_at_once_and_nothing_is_made(
+def test_all_problems_are_reported_at_once_and_nothing_is_written(
     fake_slurm: FakeSlurm,  # noqa: F811
     home: Path,
     capsys: pytest.CaptureFixture[str],
@@ -190,7 +190,7 @@ def test_findings_are_told_all_at_once_and_nothing_is_made(
     assert fake_slurm.calls() == []
 
 
-def test_a_missing_file_is_told_with_one_remedy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_reported_with_one_remedy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = Typed(capsys, "render", "job.yaml", "--cluster", "local")
     assert missing.errors.endswith("there is no such job file\n    next: trtllm-hpc init job writes one\n")
     (home / "job.yaml").write_text("name: demo\n")
@@ -200,7 +200,7 @@ def test_a_missing_file_is_told_with_one_remedy(home: Path, capsys: pytest.Captu
     assert "fix it" not in bare.errors
 
 
-def test_a_wrong_setting_is_not_told_to_be_typed_again(
+def test_a_wrong_setting_is_left_out_of_the_suggested_command(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "job.yaml").write_text("name: demo\n")
@@ -213,7 +213,7 @@ def test_a_wrong_setting_is_not_told_to_be_typed_again(
     )
 
 
-def test_a_shipped_job_is_not_to_be_mended_where_it_lies(
+def test_the_remedy_for_a_shipped_job_does_not_edit_the_shipped_file(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = "cluster.container.image=tritonserver:25.10-trtllm-python-py3"
@@ -225,7 +225,7 @@ def test_a_shipped_job_is_not_to_be_mended_where_it_lies(
 
 
 @pytest.mark.parametrize("name", ["doctor", "submit"])
-def test_a_path_that_the_system_refuses_is_told_by_its_key(
+def test_a_path_that_the_system_refuses_is_reported_with_its_key(
     home: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (home / "job.yaml").write_text("name: demo\n")
@@ -237,7 +237,7 @@ def test_a_path_that_the_system_refuses_is_told_by_its_key(
     assert "runs_folder" in said and "namei -l" in said and "Traceback" not in said
 
 
-def test_a_mistyped_shipped_job_is_guessed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_shipped_job_gets_a_suggestion(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean tiny-llama, which" in Typed(capsys, "render", "tiny-lama").errors
 
 
@@ -265,7 +265,7 @@ def test_a_job_called_latest_is_refused(home: Path, capsys: pytest.CaptureFixtur
     assert "fix it and type: trtllm-hpc render job.yaml --cluster local" in refused.errors
 
 
-def test_render_tells_what_to_type(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_prints_the_commands_to_submit_by_hand(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "job.yaml").write_text("name: demo\n")
     (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     output = Typed(capsys, "render", "job.yaml", "--cluster", "./here.yaml").output
@@ -275,7 +275,7 @@ def test_render_tells_what_to_type(home: Path, capsys: pytest.CaptureFixture[str
     assert "--dependency=after:$serve,afterok:$build" in output
 
 
-def test_a_runs_folder_that_cannot_be_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_runs_folder_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "job.yaml").write_text("name: demo\n")
     bad = Typed(capsys, "render", "job.yaml", "--cluster", "local", "--runs", "100%")
     assert bad.code == ExitCode.RENDER and "choose another folder with --runs" in bad.errors

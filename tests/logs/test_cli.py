@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import fake_slurm  # noqa: F401
-from tests.runs.fake_slurm import FakeSlurm
 from tests.runs.made import run_with
+from tests.scheduler.conftest import fake_slurm  # noqa: F401
+from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.errors import ExitCode, RunNotFound
 from trtllm_hpc.logs.text import escaped
 from trtllm_hpc.paths import RunPaths, write_json
@@ -122,7 +122,7 @@ def test_a_run_whose_engine_came_from_the_cache_has_no_build_stage(
         assert isinstance(late, RunNotFound) and "has not written the log of" in late.message
 
 
-def test_a_rank_that_the_run_has_not_is_a_usage_error(run: RunPaths) -> None:
+def test_an_unknown_rank_is_a_usage_error(run: RunPaths) -> None:
     for options, words in (
         ([], "serve of run my run $(x) has ranks 0 and 1."),
         (["--follow"], "serve of run my run $(x) has ranks 0 and 1."),
@@ -139,7 +139,7 @@ def states(run: RunPaths) -> list[tuple[str, int | None, str]]:
     return [(row["step"], row["rank"], row["state"]) for row in rows]
 
 
-def test_a_cancelled_run_is_told_as_such(tmp_path: Path) -> None:
+def test_a_cancelled_run_is_listed_as_cancelled(tmp_path: Path) -> None:
     """The local profile notes the cancellation; a job of Slurm may write its end after the request."""
     run = make_run(tmp_path / "run")
     for stage in ("build", "serve", "companion"):
@@ -158,7 +158,7 @@ def test_a_cancelled_run_is_told_as_such(tmp_path: Path) -> None:
     ]
 
 
-def test_what_only_slurm_knows_is_told(fake_slurm: FakeSlurm, tmp_path: Path) -> None:  # noqa: F811
+def test_states_that_only_slurm_knows_are_listed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:  # noqa: F811
     run = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
     add_event(run, "build", "stage_begin", job_id="")
     assert states(run) == [
@@ -216,6 +216,6 @@ def test_follow_waits_for_lines_and_ends_with_the_rank(tmp_path: Path) -> None:
     assert result.output == "ready\nhalf and half\nlast\n"
 
 
-def test_escape_sequences_are_spelled_out_for_a_terminal() -> None:
+def test_control_characters_are_escaped_for_a_terminal() -> None:
     assert escaped("a\tb\x1b]0;title\x07\r\u202eevil\x9b") == ("a\tb\\x1b]0;title\\x07\\r\\u202eevil\\x9b")
     assert escaped("naïve 東京 ✓") == "naïve 東京 ✓"

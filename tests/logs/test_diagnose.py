@@ -30,7 +30,7 @@ def test_a_killed_worker_is_first_and_the_leader_follows(run: RunPaths) -> None:
     )
 
 
-def test_a_leader_that_saw_its_peer_go_is_not_first_though_it_wrote_earlier(run: RunPaths) -> None:
+def test_a_leader_that_noticed_a_lost_peer_is_not_first_even_if_it_ended_earlier(run: RunPaths) -> None:
     add_rank(run, 0, ended_at=20.0, exit_code=-9, reason="Rank 0 lost another rank: connection closed.")
     add_rank(run, 1, ended_at=20.2, exit_code=-9)
     assert failure(run).rank == 1
@@ -62,7 +62,7 @@ def test_a_silent_rank_is_first_when_the_stage_is_over(run: RunPaths) -> None:
     assert failure(run).rank == 0
 
 
-def test_ranks_that_all_fell_silent_are_told_together(run: RunPaths) -> None:
+def test_ranks_that_were_all_killed_share_one_sentence(run: RunPaths) -> None:
     add_rank(run, 0)
     add_rank(run, 1)
     assert first_failure(run) is None
@@ -80,7 +80,7 @@ def test_an_error_in_a_log_is_no_failure(run: RunPaths) -> None:
     assert first_failure(run) is None
 
 
-def test_a_server_that_ended_unasked_has_failed_whatever_its_code(run: RunPaths) -> None:
+def test_a_server_that_ended_without_a_request_has_failed_whatever_its_code(run: RunPaths) -> None:
     add_rank(run, 0, ended_at=20.0, exit_code=0, reason="the server ended by itself")
     add_rank(run, 1, ended_at=21.0, exit_code=0, stopped_by="leader")
     assert failure(run).rank == 0

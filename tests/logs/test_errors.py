@@ -52,7 +52,7 @@ def test_colours_do_not_hide_an_error() -> None:
     assert first_error([b"\x1b[1;31merror\x1b[0m: red\n"]) == "error: red"
 
 
-def test_a_traceback_is_told_by_its_last_line() -> None:
+def test_a_traceback_is_shown_by_its_last_line() -> None:
     lines = [
         b"Traceback (most recent call last):\n",
         b'  File "x.py", line 1\n',
@@ -62,7 +62,7 @@ def test_a_traceback_is_told_by_its_last_line() -> None:
     assert first_error(lines) == "KeyError: 'a'"
 
 
-def test_of_chained_tracebacks_the_last_is_told() -> None:
+def test_of_chained_tracebacks_the_last_is_shown() -> None:
     log = b"""\
 Traceback (most recent call last):
   File "x.py", line 1
@@ -78,18 +78,18 @@ error: something else
     assert first_error(log.splitlines(keepends=True)) == "RuntimeError: connection closed by peer"
 
 
-def test_of_separate_tracebacks_the_first_is_told() -> None:
+def test_of_separate_tracebacks_the_first_is_shown() -> None:
     lines = [b"Traceback (most recent call last):\n", b"KeyError: 'a'\n"]
     assert first_error([*lines, b"trying again\n", lines[0], b"KeyError: 'b'\n"]) == "KeyError: 'a'"
 
 
-def test_a_traceback_without_its_end_is_told_as_such() -> None:
+def test_an_incomplete_traceback_is_marked() -> None:
     assert first_error([b"Traceback (most recent call last):\n", b"  File\n"]) == (
         "Traceback (most recent call last): (cut short)"
     )
 
 
-def test_of_a_list_of_problems_the_first_is_told() -> None:
+def test_of_a_list_of_problems_the_first_is_shown() -> None:
     lines = [b"error: 2 problems found.\n", b"q.jsonl:2: is not JSON\n", b"    next: mend it\n"]
     assert first_error(lines) == "q.jsonl:2: is not JSON"
     assert first_error(lines[:1]) == "error: 2 problems found."

@@ -52,7 +52,7 @@ def test_a_growing_log_gives_whole_lines_once(tmp_path: Path) -> None:
     growing.close()
 
 
-def test_a_log_that_starts_anew_is_read_from_its_start(tmp_path: Path) -> None:
+def test_a_truncated_log_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"first attempt\n")
     growing = GrowingLog(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.render.cases import plan_of
-from tests.runs.fake_slurm import FakeSlurm
+from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.run_folder import write_run

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.runs.clock import Clock
-from tests.runs.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from tests.runs.made import run_with, submitted, written
+from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.runs import cancel as module
 from trtllm_hpc.runs.cancel import cancel_run
@@ -49,7 +49,7 @@ def test_a_rendered_run_is_left_alone(fake_slurm: FakeSlurm, tmp_path: Path) -> 
     assert [call[0] for call in fake_slurm.calls()] == ["squeue"] and not paths.stop_request.exists()
 
 
-def test_what_a_failed_run_has_left_in_the_queue_is_cancelled(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_the_remaining_jobs_of_a_failed_run_are_cancelled(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """Scripts submitted by hand stay in the queue when the stage before them fails."""
     paths = run_with(fake_slurm, tmp_path / "run", ("FAILED", "1:0"), "PENDING", "PENDING")
     status = cancel_run(paths)
@@ -63,7 +63,7 @@ def test_a_half_submitted_run_is_cancelled(fake_slurm: FakeSlurm, tmp_path: Path
     assert cancel_run(paths).state is RunState.CANCELLED
 
 
-def test_a_job_that_ends_slowly_is_waited_for_and_the_wait_is_bounded(
+def test_the_wait_for_a_slow_job_is_bounded(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "COMPLETED")
@@ -79,7 +79,7 @@ def test_a_job_that_ends_slowly_is_waited_for_and_the_wait_is_bounded(
     assert clock.now - 1000 < 80
 
 
-def test_a_busy_controller_is_asked_again_once_the_jobs_are_cancelled(
+def test_a_busy_controller_is_queried_again_after_the_cancellation(
     fake_slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "COMPLETED")
@@ -111,7 +111,7 @@ def test_a_run_submitted_by_hand_is_cancelled_in_its_own_cluster(
     assert set((tmp_path / "confs").read_text().split()) == {f"[{conf}]"}
 
 
-def test_a_local_run_started_by_hand_is_asked_to_stop(
+def test_a_local_run_started_by_hand_gets_a_stop_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, paths = written(tmp_path / "run", scheduler="local")
@@ -121,7 +121,9 @@ def test_a_local_run_started_by_hand_is_asked_to_stop(
     assert paths.stop_request.exists()
 
 
-def test_a_stop_that_cannot_be_written_keeps_no_job_alive(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_jobs_are_cancelled_even_if_the_stop_request_cannot_be_written(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
     """As on a full disk: the request fails, the cancellation must not."""
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "RUNNING")
     paths.stop_request.mkdir()  # nothing can take the place of a folder

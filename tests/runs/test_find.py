@@ -43,11 +43,13 @@ def runs(tmp_path: Path) -> Path:
         ("llama-1", "llama-1"),
     ],
 )
-def test_by_id_by_job_name_and_latest(runs: Path, name: str, expected: str) -> None:
+def test_runs_are_found_by_id_job_name_and_latest(runs: Path, name: str, expected: str) -> None:
     assert find_run(name, runs).run_id == expected
 
 
-def test_by_folder_from_anywhere(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_found_by_folder_from_anywhere(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert find_run(str(runs / "llama-1"), tmp_path / "none").folder == runs / "llama-1"
     monkeypatch.chdir(runs)
     assert find_run("llama-1", tmp_path / "none").folder == runs / "llama-1"
@@ -73,7 +75,7 @@ def test_logs_that_grow_do_not_change_the_order(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "", "a\0b", "a" * 5000, "../..", "\udcff", "notes.txt"])
-def test_what_goes_by_no_name_is_told_with_the_newest(runs: Path, name: str) -> None:
+def test_an_unknown_name_is_refused_with_the_newest_runs(runs: Path, name: str) -> None:
     with pytest.raises(RunNotFound) as caught:
         find_run(name, runs)
     if "\0" not in name:
@@ -107,7 +109,7 @@ def test_folders_that_may_not_be_read_hold_no_runs(runs: Path, monkeypatch: pyte
             find_run(name, runs)
 
 
-def test_a_plan_that_may_not_be_read_is_no_damaged_one(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_plan_is_not_reported_as_damaged(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a run in a folder that others may list, seen by one of them."""
     real = io.open
 
@@ -135,7 +137,7 @@ def test_a_damaged_plan_does_not_stop_latest(runs: Path) -> None:
         find_run("latest", runs)
 
 
-def test_the_beginning_of_one_id_is_enough(runs: Path) -> None:
+def test_a_unique_prefix_of_an_id_is_enough(runs: Path) -> None:
     assert find_run("fal", runs).run_id == "falcon-1"
     with pytest.raises(RunNotFound, match=r"2 runs in .* begin with 'll'. The newest: llama-2, llama-1"):
         find_run("ll", runs)
@@ -155,7 +157,7 @@ def test_the_name_for_commands_works_from_anywhere(
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\udcff"])
-def test_a_damaged_plan_is_no_traceback(runs: Path, content: str) -> None:
+def test_a_damaged_plan_is_an_error_without_traceback(runs: Path, content: str) -> None:
     plan = RunPaths(runs / "llama-2").plan
     plan.write_bytes(content.encode("utf-8", "surrogateescape"))
     assert find_run("llama", runs).run_id == "llama-1"
@@ -165,7 +167,7 @@ def test_a_damaged_plan_is_no_traceback(runs: Path, content: str) -> None:
         find_run(str(runs / "llama-2"), runs)
 
 
-def test_where_runs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
     assert default_runs_folder() == Path("runs")
     monkeypatch.setenv("TRTLLM_HPC_RUNS", "/scratch/runs")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.logs.runs import add_rank
-from tests.runs.fake_slurm import FakeSlurm
 from tests.runs.made import run_with, submitted, written
+from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs.cancel import cancel_run
@@ -125,7 +125,7 @@ def test_states_of_three_jobs_become_one(
     assert words in status.sentence
 
 
-def test_a_rendered_run_looks_into_the_queue_once(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_the_status_of_a_rendered_run_queries_the_queue_once(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run")
     status = run_status(paths)
     assert (status.state, status.sentence) == (RunState.RENDERED, "not submitted")
@@ -144,12 +144,12 @@ def test_scripts_submitted_by_hand_are_found_in_the_queue(fake_slurm: FakeSlurm,
     assert fake_slurm.state(job).startswith("CANCELLED")
 
 
-def test_one_question_answers_for_a_run_that_lives(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_the_status_of_an_active_run_takes_one_query(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     run_status(run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING"))
     assert [call[0] for call in fake_slurm.calls()] == ["squeue"]
 
 
-def test_the_pending_reason_is_told_in_words(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_the_pending_reason_is_explained(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "PENDING", "PENDING", "PENDING")
     fake_slurm.set("101", "PENDING", reason="PartitionTimeLimit")
     build, serve, _ = run_status(paths).stages
@@ -165,14 +165,14 @@ def test_a_published_endpoint_is_serving_while_the_job_runs(fake_slurm: FakeSlur
     assert status.endpoint is not None and status.endpoint.http == "10.0.0.1:8"
 
 
-def test_an_endpoint_that_a_killed_leader_left_is_not_believed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_the_endpoint_file_of_a_killed_leader_is_ignored(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "0:9"), "CANCELLED")
     publish(paths)
     status = run_status(paths)
     assert (status.state, status.endpoint) == (RunState.FAILED, None)
 
 
-def test_a_refused_start_tells_the_jobs_own_reason(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_a_refused_start_shows_the_jobs_own_reason(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "7:0"), "RUNNING")
     add_event(paths, "serve", "preflight_failed", reason="the world has 1 rank, but the plan says 2")
     status = run_status(paths)
@@ -190,7 +190,7 @@ def test_the_rank_that_died_first_is_named(fake_slurm: FakeSlurm, tmp_path: Path
 # What Slurm has forgotten ---------------------------------------------------------------
 
 
-def test_a_companion_inside_the_servers_job_tells_what_failed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_a_companion_in_the_servers_job_shows_what_failed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "3:0"), "CANCELLED")
     add_event(paths, "companion", "stage_end", exit_code=3)
     assert run_status(paths).exit_code == ExitCode.CONFIG
@@ -203,7 +203,7 @@ def forgotten(fake_slurm: FakeSlurm, folder: Path) -> RunPaths:
     return paths
 
 
-def test_the_jobs_own_last_words_count_when_slurm_has_forgotten(
+def test_a_jobs_own_last_event_counts_when_slurm_has_forgotten_it(
     fake_slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     paths = forgotten(fake_slurm, tmp_path / "run")
@@ -216,7 +216,7 @@ def test_the_jobs_own_last_words_count_when_slurm_has_forgotten(
     assert [stage.state for stage in status.stages] == ["COMPLETED", "COMPLETED", "FAILED"]
 
 
-def test_a_job_that_vanished_without_a_word_is_lost_and_never_completed(
+def test_a_job_that_vanished_without_an_event_is_lost_and_never_completed(
     fake_slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     paths = forgotten(fake_slurm, tmp_path / "run")
@@ -241,7 +241,7 @@ def test_a_submit_that_was_killed_is_interrupted(fake_slurm: FakeSlurm, tmp_path
     assert status.settled
 
 
-def test_scripts_submitted_by_hand_are_followed_by_what_they_wrote(
+def test_scripts_submitted_by_hand_are_followed_by_their_events(
     fake_slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     _, paths = written(tmp_path / "run")
@@ -260,7 +260,9 @@ def test_a_stage_that_was_run_again_counts_under_its_newest_id(fake_slurm: FakeS
     assert run_status(paths).state is RunState.COMPLETED
 
 
-def test_a_local_run_started_by_hand_asks_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_run_started_by_hand_does_not_query_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``bash scripts/build.sbatch``, as ``render`` says, on a machine without Slurm."""
     _, paths = written(tmp_path / "run", scheduler="local")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -274,13 +276,13 @@ def test_a_local_run_started_by_hand_asks_no_slurm(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"scheduler": "slurm", "stages": {"build": {}}}'])
-def test_a_damaged_journal_is_no_traceback(fake_slurm: FakeSlurm, tmp_path: Path, content: str) -> None:
+def test_a_damaged_submission_record_is_ignored(fake_slurm: FakeSlurm, tmp_path: Path, content: str) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
     paths.jobs.write_text(content)
     assert run_status(paths).state is RunState.RENDERED
 
 
-def test_a_journal_of_a_newer_version_is_read(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_a_submission_record_of_a_newer_version_is_read(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
     record: dict[str, Any] = json.loads(paths.jobs.read_text())
     record["colour"] = "blue"
@@ -307,7 +309,9 @@ def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED", "CANCELLED"])
-def test_no_rank_is_blamed_for_what_slurm_did(fake_slurm: FakeSlurm, tmp_path: Path, state: str) -> None:
+def test_a_time_limit_or_preemption_is_not_blamed_on_a_rank(
+    fake_slurm: FakeSlurm, tmp_path: Path, state: str
+) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", state, "COMPLETED")
     for rank in range(2):
         add_rank(paths, rank, ended_at=8.0 + rank, exit_code=-15)
@@ -315,7 +319,7 @@ def test_no_rank_is_blamed_for_what_slurm_did(fake_slurm: FakeSlurm, tmp_path: P
     assert sentence.startswith("stage serve") and "rank" not in sentence
 
 
-def test_the_jobs_own_word_on_its_exit_code_counts(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_the_recorded_exit_code_goes_before_slurms(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """sacct of Slurm 22.05 shows the exit code 137 as 9, which means something else here."""
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "9:0"), "COMPLETED")
     job = json.loads(paths.jobs.read_text())["stages"]["serve"]["job_id"]

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.runs.fake_slurm import FakeSlurm
 from tests.runs.made import written
 from tests.runtime.conftest import eventually
+from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.status import RunState, run_status
@@ -97,7 +97,7 @@ def test_the_submission_record_names_the_job_of_each_stage(fake_slurm: FakeSlurm
         ({"account": "theirs"}, "Invalid account or account/partition", "set account in the cluster profile"),
     ],
 )
-def test_slurms_own_words_and_the_remedy(
+def test_a_refusal_shows_slurms_message_and_a_remedy(
     fake_slurm: FakeSlurm, tmp_path: Path, profile: dict[str, Any], words: str, remedy: str
 ) -> None:
     plan, paths = written(tmp_path / "run", **profile)
@@ -107,7 +107,7 @@ def test_slurms_own_words_and_the_remedy(
     assert caught.value.hint is not None and remedy in caught.value.hint
 
 
-def test_a_refusal_halfway_takes_back_what_was_sent(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_a_refusal_halfway_cancels_the_submitted_jobs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     plan, paths = written(tmp_path / "run", companion_partition="no-such")
     with pytest.raises(SubmissionError, match="Invalid partition name"):
         submit_stages(plan, paths)
@@ -185,7 +185,7 @@ def hold_back_answers(fake_slurm: FakeSlurm, after: int) -> Path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interruption_takes_back_what_was_sent(
+def test_an_interruption_cancels_the_submitted_jobs(
     fake_slurm: FakeSlurm, tmp_path: Path, number: signal.Signals
 ) -> None:
     """The signal comes while the second sbatch has been taken by Slurm, but has not answered yet."""

@@ -11,8 +11,8 @@ import submitit.core.core
 
 from tests.logs.runs import add_rank
 from tests.runs.clock import Clock
-from tests.runs.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from tests.runs.made import run_with, written
+from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.bench.progress import Snapshot, Step, write_progress
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths, write_json
@@ -47,7 +47,7 @@ def finish(fake_slurm: FakeSlurm) -> None:
         fake_slurm.set(job, "COMPLETED")
 
 
-def test_a_run_that_does_not_move_is_no_burden(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:
+def test_a_run_without_changes_is_rarely_queried(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:
     clock.at(240, lambda: finish(fake_slurm))
     progress = list(follow(run))
     assert progress[-1].status.state is RunState.COMPLETED
@@ -56,7 +56,7 @@ def test_a_run_that_does_not_move_is_no_burden(fake_slurm: FakeSlurm, run: RunPa
     assert 15 < asked < 30, f"{asked} questions in four minutes"
 
 
-def test_slurm_is_asked_at_once_when_the_files_tell_news(
+def test_slurm_is_queried_at_once_when_a_stage_records_an_event(
     fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
 ) -> None:
     def end() -> None:
@@ -73,7 +73,7 @@ def publish(run: RunPaths) -> None:
     add_event(run, "serve", "ready")
 
 
-def test_a_server_that_is_to_go_on_is_followed_until_only_it_is_left(
+def test_with_keeps_serving_a_run_is_followed_until_only_its_server_is_left(
     fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
 ) -> None:
     def finish_companion() -> None:
@@ -86,7 +86,7 @@ def test_a_server_that_is_to_go_on_is_followed_until_only_it_is_left(
     assert last.status.state is RunState.SERVING and 60 <= clock.now - 1000 < 64
 
 
-def test_a_companion_within_the_servers_job_is_waited_for_by_its_own_words(
+def test_a_companion_in_the_servers_job_is_followed_by_its_events(
     fake_slurm: FakeSlurm, tmp_path: Path, clock: Clock
 ) -> None:
     _, run = written(tmp_path / "overlap", companion="overlap")
@@ -130,7 +130,7 @@ def test_a_busy_controller_does_not_end_the_watching(
     assert list(follow(run))[-1].status.state is RunState.COMPLETED
 
 
-def test_a_controller_that_stays_away_is_told(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:
+def test_a_controller_that_stays_away_is_an_error(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:
     def gone() -> None:
         (fake_slurm.bin / "squeue").write_text(f"#!/bin/sh\necho '{CONTROLLER_GONE}' >&2\nexit 1\n")
 
@@ -140,7 +140,7 @@ def test_a_controller_that_stays_away_is_told(fake_slurm: FakeSlurm, run: RunPat
     assert clock.now - 1000 < 1800
 
 
-def test_a_controller_that_is_away_from_the_start_is_told_at_once(
+def test_a_controller_that_is_away_from_the_start_is_an_error_at_once(
     fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
 ) -> None:
     fake_slurm.trouble("squeue", CONTROLLER_GONE)

@@ -18,7 +18,7 @@ def test_every_documented_state_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", [*DOCUMENTED, "LOST", "INTERRUPTED"])
-def test_every_state_has_a_sentence_and_only_completed_is_well(name: str) -> None:
+def test_every_state_has_a_sentence_and_only_completed_is_ok(name: str) -> None:
     state = {**STATES, "LOST": LOST, "INTERRUPTED": INTERRUPTED}[name]
     assert state.name == name
     assert state.sentence and state.sentence[0].islower() and not state.sentence.endswith(".")
@@ -26,7 +26,7 @@ def test_every_state_has_a_sentence_and_only_completed_is_well(name: str) -> Non
     assert state.final or not state.ok
 
 
-def test_what_is_still_going_on_is_not_final() -> None:
+def test_states_of_unfinished_jobs_are_not_final() -> None:
     final = {name for name, state in STATES.items() if state.final}
     assert final == {
         "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
@@ -44,12 +44,12 @@ def test_what_is_still_going_on_is_not_final() -> None:
         ("running", "RUNNING"),
     ],
 )
-def test_what_slurm_prints_is_cut_to_the_state(text: str, name: str) -> None:
+def test_additions_to_a_printed_state_are_ignored(text: str, name: str) -> None:
     assert parse_state(text) is STATES[name]
 
 
 @pytest.mark.parametrize(("text", "name"), [("TELEPORTING", "TELEPORTING"), ("", "UNKNOWN"), ("?", "?")])
-def test_what_is_not_in_the_table_is_unknown_and_never_an_end(text: str, name: str) -> None:
+def test_an_unknown_state_is_reported_and_not_final(text: str, name: str) -> None:
     state = parse_state(text)
     assert (state.name, state.final, state.ok) == (name, False, False)
     assert "unknown" in state.sentence and repr(text) in state.sentence

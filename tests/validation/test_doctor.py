@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.runs.conftest import fake_slurm  # noqa: F401
-from tests.runs.fake_slurm import FakeSlurm
+from tests.scheduler.conftest import fake_slurm  # noqa: F401
+from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.cli import main
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.validation.checks import CHECKS

@@ -9,8 +9,8 @@ import pytest
 import submitit
 from submitit.core.plugins import get_executors
 
-from tests.runs.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from tests.runs.made import written
+from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.scheduler import executor as module
@@ -46,7 +46,7 @@ def test_submitit_finds_it_by_name(fake_slurm: FakeSlurm, paths: RunPaths) -> No
     assert isinstance(job, RenderedJob) and job.job_id == "101"
 
 
-def test_it_never_puts_itself_forward(
+def test_submitits_auto_executor_does_not_choose_it_by_itself(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With affinity 0 a person's own ``AutoExecutor`` goes on taking submitit's Slurm executor."""
@@ -65,7 +65,7 @@ def test_state_and_done(fake_slurm: FakeSlurm, job: RenderedJob) -> None:
         assert job.state == state
 
 
-def test_a_job_is_not_asked_about_after_its_end(fake_slurm: FakeSlurm, job: RenderedJob) -> None:
+def test_a_job_is_not_queried_after_its_end(fake_slurm: FakeSlurm, job: RenderedJob) -> None:
     fake_slurm.set("101", "COMPLETED", exit="0:0")
     assert job.done(force_check=True)
     asked = len(fake_slurm.calls("squeue"))
@@ -74,7 +74,7 @@ def test_a_job_is_not_asked_about_after_its_end(fake_slurm: FakeSlurm, job: Rend
     assert len(fake_slurm.calls("squeue")) == asked
 
 
-def test_one_question_for_all_jobs(fake_slurm: FakeSlurm, paths: RunPaths) -> None:
+def test_one_query_for_all_jobs(fake_slurm: FakeSlurm, paths: RunPaths) -> None:
     executor = RenderedScriptExecutor(paths.folder)
     jobs = [executor.submit(script(paths, stage)) for stage in ("build", "serve", "companion")]
     assert {job.state for job in jobs} == {"PENDING"}

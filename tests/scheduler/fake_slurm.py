@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.runs import fake_commands
-from tests.runs.fake_commands import COMMANDS
+from tests.scheduler import fake_commands
+from tests.scheduler.fake_commands import COMMANDS
 
 CONTROLLER_GONE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.fake_slurm import CONTROLLER_GONE, FakeSlurm
+from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.scheduler import slurm as module
 from trtllm_hpc.scheduler.slurm import Slurm
 
 
-def test_nothing_is_asked_about_no_job(fake_slurm: FakeSlurm) -> None:
+def test_without_jobs_nothing_is_queried(fake_slurm: FakeSlurm) -> None:
     assert Slurm().query([]) == {}
     Slurm().cancel([])
     assert fake_slurm.calls() == []
@@ -28,7 +28,7 @@ def test_one_squeue_answers_for_all_jobs_that_live(fake_slurm: FakeSlurm) -> Non
     assert [call[0] for call in fake_slurm.calls()] == ["squeue"]
 
 
-def test_sacct_is_asked_only_for_jobs_that_have_ended(fake_slurm: FakeSlurm) -> None:
+def test_sacct_is_queried_only_for_jobs_that_have_ended(fake_slurm: FakeSlurm) -> None:
     running = fake_slurm.add("RUNNING", nodes="n1")
     failed = fake_slurm.add("FAILED", exit="8:0", nodes="n2")
     gone = fake_slurm.add("COMPLETED", nodes="n3")
@@ -79,7 +79,9 @@ def test_a_state_of_a_newer_slurm_is_reported_and_not_final(fake_slurm: FakeSlur
 
 
 @pytest.mark.parametrize("accounting", [True, False])
-def test_who_cancelled_is_cut_off_and_no_node_is_no_name(fake_slurm: FakeSlurm, accounting: bool) -> None:
+def test_the_user_who_cancelled_and_a_missing_node_are_dropped(
+    fake_slurm: FakeSlurm, accounting: bool
+) -> None:
     if not accounting:
         fake_slurm.without_accounting()
     job = fake_slurm.add("CANCELLED by 1000", exit="0:0")
@@ -87,7 +89,7 @@ def test_who_cancelled_is_cut_off_and_no_node_is_no_name(fake_slurm: FakeSlurm, 
     assert (answer.state.name, answer.state.final, answer.nodes) == ("CANCELLED", True, "")
 
 
-def test_a_controller_that_is_away_is_told_as_transient(fake_slurm: FakeSlurm) -> None:
+def test_an_unreachable_controller_is_a_transient_error(fake_slurm: FakeSlurm) -> None:
     job = fake_slurm.add("RUNNING")
     fake_slurm.trouble("squeue", CONTROLLER_GONE)
     with pytest.raises(SubmissionError) as caught:
@@ -109,16 +111,16 @@ def test_a_command_that_hangs_is_given_up(fake_slurm: FakeSlurm, monkeypatch: py
     assert time.monotonic() - started < 10
 
 
-def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_slurm_is_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SubmissionError, match="There is no squeue on this machine") as caught:
         Slurm().query(["1"])
     assert caught.value.hint is not None and "--cluster local" in caught.value.hint
 
 
-def test_a_configuration_that_is_gone_is_told_without_asking_slurm(
-    fake_slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_a_missing_slurm_conf_is_an_error_before_any_command(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     with pytest.raises(SubmissionError, match=r"There is no .*gone\.conf on this machine") as caught:
         Slurm(str(tmp_path / "gone.conf")).query(["101"])
     assert fake_slurm.calls() == [] and "sandbox up" in str(caught.value.hint)
@@ -154,7 +156,7 @@ def test_a_cancellation_that_slurm_refuses_is_an_error(fake_slurm: FakeSlurm) ->
         Slurm().cancel([fake_slurm.add("RUNNING")])
 
 
-def test_the_environment_of_a_site_does_not_change_the_question(
+def test_variables_of_the_site_do_not_change_a_query(
     fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The answers are read by column: another format would be taken for no job at all."""
