@@ -37,11 +37,11 @@ def warnings(*levels: LevelResult) -> list[str]:
     return overall_verdict(levels, None).warnings
 
 
-def test_of_a_single_pass_nothing_is_said_before_the_sentence() -> None:
+def test_a_single_pass_is_not_named() -> None:
     assert warnings(level(2, ["Look out."])) == ["Look out."]
 
 
-def test_a_sentence_is_said_once_with_the_levels_that_it_is_about() -> None:
+def test_a_repeated_sentence_appears_once_with_its_levels() -> None:
     assert warnings(level(2, ["Look out."]), level(4, []), level(8, ["Look out."])) == ["2/s, 8/s: Look out."]
 
 
@@ -81,13 +81,13 @@ def test_passes_are_named_where_not_all_of_a_level_are_meant() -> None:
     assert warnings(one) == ["pass 2: Bad 3."]
 
 
-def test_what_was_wrong_in_a_search_are_notes() -> None:
+def test_findings_of_a_search_become_warnings() -> None:
     search = SearchResult("ttft.p99<1s", 2.0, 4.0, [])
     found = overall_verdict([level(2, []), level(4, [], wrong=["3 failed."])], search)
     assert found.valid and found.warnings == ["4/s: 3 failed."]
 
 
-def test_errors_are_told_in_their_own_words() -> None:
+def test_errors_that_differ_only_in_numbers_are_counted_together() -> None:
     words = ["300 tokens exceed 256", "no luck", "400 tokens exceed 256", "300 tokens exceed 256", "no luck"]
     records = [replace(request(0, 0, 1, status="INTERNAL"), error=error) for error in words]
     assert error_counts(records) == {

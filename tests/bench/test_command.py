@@ -118,7 +118,7 @@ def test_the_settings_of_the_run_are_the_defaults(tmp_path: Path, endpoint: Endp
     assert {record.requested_tokens for record in records(paths)} == {7}
 
 
-def test_an_option_takes_the_place_of_what_it_cannot_go_with(tmp_path: Path, endpoint: Endpoint) -> None:
+def test_an_option_replaces_settings_that_exclude_it(tmp_path: Path, endpoint: Endpoint) -> None:
     own = Benchmark(requests=6, rates_per_second=[50.0, 100.0], warmup_seconds=0.1)
     paths = make_run(tmp_path / "own", own)
     endpoint.write(paths.endpoint)
@@ -129,7 +129,7 @@ def test_an_option_takes_the_place_of_what_it_cannot_go_with(tmp_path: Path, end
     assert len(records(paths, "other")) == 7
 
 
-def test_a_sweep_with_repeats_asks_no_prompt_twice(run: RunPaths) -> None:
+def test_a_sweep_with_repeats_sends_no_prompt_twice(run: RunPaths) -> None:
     options = ("--workload", "normal", "--input-tokens", 12, "--model", "tensorrt_llm")
     bench(run, "--rate", "100,200", "--requests", 5, "--warmup", 1, "--repeats", 2, *options)
     found, lines = measured(run), records(run)
@@ -145,7 +145,7 @@ def test_a_sweep_with_repeats_asks_no_prompt_twice(run: RunPaths) -> None:
     assert {record.input_by for record in lines} == {"workload"}
 
 
-def test_a_closed_loop_never_has_more_outstanding_than_asked(run: RunPaths) -> None:
+def test_a_closed_loop_never_exceeds_its_concurrency(run: RunPaths) -> None:
     bench(run, "--concurrency", 3, "--requests", 30, "--warmup", 4, "--prompt", "sleep 0.005: x")
     lines = records(run)
     ends = sorted(record.ended_s for record in lines)
@@ -157,9 +157,7 @@ def test_a_closed_loop_never_has_more_outstanding_than_asked(run: RunPaths) -> N
     assert only.metrics["in_flight"] == pytest.approx(3, abs=0.4)
 
 
-def test_a_closed_loop_of_some_seconds_asks_every_question_before_any_again(
-    run: RunPaths, tmp_path: Path
-) -> None:
+def test_a_timed_closed_loop_sends_every_prompt_before_it_repeats_one(run: RunPaths, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(f'{{"prompt": "say {place}"}}\n' for place in range(30)))
     of_file = ("--workload", "dataset", "--file", file)
@@ -223,7 +221,7 @@ def test_http_gives_the_same_as_grpc(run: RunPaths) -> None:
     assert [record.output_tokens for record in over_grpc] == [record.output_tokens for record in over_http]
 
 
-def test_a_recorded_workload_can_be_asked_again(run: RunPaths, tmp_path: Path) -> None:
+def test_a_recorded_workload_can_be_sent_again(run: RunPaths, tmp_path: Path) -> None:
     recorded = tmp_path / "trace.jsonl"
     lines = [{"timestamp": 1000 + 20 * at, "prompt": f"question {at}", "output_tokens": 5} for at in range(6)]
     recorded.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -274,7 +272,7 @@ def test_a_measurement_is_shown_again_in_other_forms(run: RunPaths, tmp_path: Pa
     assert [line.split()[0] for line in listed.stdout.splitlines()][2:] == ["mine"]
 
 
-def test_a_measurement_that_is_not_there_is_told_with_those_that_are(run: RunPaths) -> None:
+def test_a_missing_measurement_is_reported_with_the_existing_ones(run: RunPaths) -> None:
     none = types("bench", "show", run.folder)
     assert "has no measurement yet" in str(none.exception)
     bench(run, "--requests", 5, "--rate", 100)
@@ -282,7 +280,7 @@ def test_a_measurement_that_is_not_there_is_told_with_those_that_are(run: RunPat
     assert "no measurement called 'other'; it has mine" in str(wrong.exception)
 
 
-def test_a_slower_server_is_told_by_compare(run: RunPaths) -> None:
+def test_compare_finds_a_slower_server(run: RunPaths) -> None:
     options = ("--rate", 6, "--arrival", "constant", "--requests", 8, "--repeats", 3, "--max-tokens", 4)
     bench(run, *options, "--prompt", "sleep 0.002: x", name="before")
     bench(run, *options, "--prompt", "sleep 0.1: x", name="after")
@@ -353,7 +351,7 @@ def test_a_request_is_sent_through_no_proxy(run: RunPaths, monkeypatch: pytest.M
         assert all(record.ok for record in records(run, protocol))
 
 
-def test_a_model_that_is_not_served_is_told_before_anything_is_sent(run: RunPaths) -> None:
+def test_a_model_that_is_not_served_is_refused_before_anything_is_sent(run: RunPaths) -> None:
     result = bench(run, "--model", "nosuch")
     assert "nosuch" in str(result.exception) and result.exception.exit_code == ExitCode.REQUEST  # type: ignore[union-attr]
     assert run.measurement("mine").present == []
@@ -367,7 +365,7 @@ def test_a_model_that_is_not_served_is_told_before_anything_is_sent(run: RunPath
         (("--model", "decoupled", "--no-streaming", "--find-max"), "answers are not streamed"),
     ],
 )
-def test_limits_that_nothing_could_tell_are_refused_before(
+def test_limits_that_need_streaming_are_refused_without_it(
     run: RunPaths, options: tuple[str, ...], words: str
 ) -> None:
     result = bench(run, "--slo", "latency<1s,ttft.p99<1s", *options)
@@ -388,7 +386,7 @@ def test_limits_that_nothing_could_tell_are_refused_before(
         (("--slo", "ttft.p98<1s"), "no statistic is called 'p98'"),
     ],
 )
-def test_options_that_do_not_go_together(run: RunPaths, options: tuple[str, ...], words: str) -> None:
+def test_options_that_exclude_each_other(run: RunPaths, options: tuple[str, ...], words: str) -> None:
     result = bench(run, *options)
     assert words in result.output + str(result.exception)
     assert run.measurement("mine").present == []
@@ -445,7 +443,7 @@ def goes_at_the_second_pass(monkeypatch: pytest.MonkeyPatch, *, before: bool) ->
 
 
 @pytest.mark.parametrize(("before", "kept"), [(True, 5), (False, 10)])
-def test_without_its_server_a_measurement_ends_and_keeps_what_it_has(
+def test_a_measurement_without_its_server_ends_and_keeps_its_records(
     run: RunPaths, monkeypatch: pytest.MonkeyPatch, before: bool, kept: int
 ) -> None:
     goes_at_the_second_pass(monkeypatch, before=before)
@@ -457,7 +455,7 @@ def test_without_its_server_a_measurement_ends_and_keeps_what_it_has(
     assert len(read_samples(run.measurement("mine").samples)) >= 2
 
 
-def test_without_its_server_a_search_ends_and_tells_what_it_found(
+def test_a_search_without_its_server_ends_with_what_it_found(
     run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_at_the_second_pass(monkeypatch, before=True)

@@ -83,14 +83,14 @@ def test_passes_by_hand() -> None:
     assert found.regressed
 
 
-def test_what_may_be_chance_is_no_regression() -> None:
+def test_a_difference_that_may_be_chance_is_no_regression() -> None:
     a = with_latencies(measured("a"), [80, 100, 120])
     b = with_latencies(measured("b"), [90, 110, 130])
     found = row(compare(a, b), "latency_ms", "mean")
     assert found.beyond and found.better is False and found.significant is False and not found.regressed
 
 
-def test_what_is_sure_but_small_is_no_regression() -> None:
+def test_a_small_significant_difference_is_no_regression() -> None:
     a, b = (
         with_latencies(measured("a"), [99.9, 100, 100.1]),
         with_latencies(measured("b"), [103.9, 104, 104.1]),
@@ -106,7 +106,7 @@ def test_the_absolute_tolerance_is_added_as_upstream_has_it() -> None:
     assert compare(a, b).regressed and not compare(a, b, UPSTREAM_TOLERANCE).regressed
 
 
-def test_what_has_no_known_spread_is_no_regression_and_is_counted() -> None:
+def test_differences_of_unknown_spread_are_counted_and_are_no_regression() -> None:
     a = with_latencies(measured("a"), [100])
     b = with_latencies(measured("b"), [106])
     found = compare(a, b)
@@ -183,7 +183,7 @@ def test_different_workloads_are_shown_and_not_judged() -> None:
     assert "--allow-different-workload" in (caught.value.hint or "")
 
 
-def test_different_workloads_are_judged_if_the_user_says_so() -> None:
+def test_different_workloads_are_judged_if_allowed() -> None:
     found = compare(*different_workloads(), allow_different_workload=True)
     assert found.judged and found.as_json()["worse"] is True
     with pytest.raises(Worse, match="long is worse than short"):
@@ -213,7 +213,7 @@ def test_the_same_requests_from_another_path_are_the_same_workload() -> None:
     ]
 
 
-def test_another_engine_is_told_and_another_job_is_not() -> None:
+def test_another_engine_is_listed_and_another_job_is_not() -> None:
     a = {
         "engine": {"key": "k1", "folder": "/e1"},
         "server": {"job_id": "1", "ranks": [{"gpu_models": ["H100"]}]},

@@ -53,7 +53,7 @@ def test_a_trace_is_taken_whole_where_its_times_decide(tmp_path: Path) -> None:
     assert asked_of(of_a_trace(tmp_path, **searched)) == 40
 
 
-def test_each_level_asks_a_trace_anew_and_the_largest_decides(tmp_path: Path) -> None:
+def test_each_level_repeats_a_trace_and_the_longest_decides(tmp_path: Path) -> None:
     settings = of_a_trace(tmp_path, concurrencies=[1, 8], requests=10, warmup_requests=2, repeats=3)
     assert asked_of(settings) == 8 + 2 - 1 + 10
 
@@ -66,7 +66,7 @@ def test_a_closed_loop_takes_a_whole_trace_too(tmp_path: Path) -> None:
     assert asked_of(settings) == 40
 
 
-def test_a_closed_loop_of_some_seconds_asks_all_that_was_given_before_any_again(tmp_path: Path) -> None:
+def test_a_timed_closed_loop_sends_all_given_prompts_before_it_repeats_one(tmp_path: Path) -> None:
     """As far as a model that takes 50 ms for an answer comes; made prompts take long to make."""
     two = ClosedLoop(2)
     assert timed_length(two, 60.0, None) == 40

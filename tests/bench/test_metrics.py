@@ -143,12 +143,12 @@ def test_a_request_of_the_warm_up_that_was_sent_late_is_sent_in_the_window() -> 
     assert figure("asked_rate_per_s", [request(-10, 20, 100, phase=WARMUP), request(0, 20, 100)]) == 1
 
 
-def test_a_closed_loop_asks_for_no_rate() -> None:
+def test_a_closed_loop_has_no_scheduled_rate() -> None:
     with pytest.raises(NoValue):
         figure("asked_rate_per_s", RECORDS, level=ClosedLoop(4))
 
 
-def test_goodput_counts_what_kept_every_limit() -> None:
+def test_goodput_counts_requests_that_keep_every_limit() -> None:
     slo = parse_slo("ttft<120ms,latency<700ms")
     late_first = request(0, 0, 600, chunks_ms=[130, 600], tokens_out=2)
     late_end = request(0, 0, 800, chunks_ms=[100, 800], tokens_out=2)
@@ -224,14 +224,14 @@ def test_no_values_are_no_distribution() -> None:
         distribution([])
 
 
-def test_keys_tell_units() -> None:
+def test_keys_end_with_the_unit() -> None:
     endings = {"ms": "_ms", "requests/s": "_per_s", "tokens/s": "_per_s", "share": "_share"}
     for metric in METRICS:
         assert metric.key.endswith(endings.get(metric.unit, metric.key))
         assert isinstance(metric, PerRequest) or metric.unit != "ms"
 
 
-def test_the_page_tells_each_metric_as_the_code_has_it() -> None:
+def test_the_documentation_lists_each_metric() -> None:
     page = DOCS.read_text(encoding="utf-8")
     for metric in METRICS:
         better = {"lower": "lower", "higher": "higher", None: "-"}[metric.better]

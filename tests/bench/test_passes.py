@@ -24,7 +24,7 @@ def test_a_ramp_has_the_length_of_its_mean_rate() -> None:
     assert then_s(ramp, 0, 0) == pytest.approx(1 + 4)
 
 
-def test_nobody_knows_how_long_a_closed_loop_takes_that_counts_requests() -> None:
+def test_the_length_of_a_closed_loop_that_counts_requests_is_unknown() -> None:
     assert then_s(Benchmark(concurrencies=[1, 2], requests=20), 0, 0) is None
     timed = Benchmark(concurrencies=[1, 2], duration_seconds=5.0, warmup_seconds=1.0)
     assert then_s(timed, 0, 0) == 6

@@ -143,7 +143,7 @@ def test_counting_costs_the_same_however_much_was_counted() -> None:
         ),
     ],
 )
-def test_a_snapshot_says_how_far_it_is(snapshot: Snapshot, words: str) -> None:
+def test_a_snapshot_as_text(snapshot: Snapshot, words: str) -> None:
     assert str(snapshot) == words
 
 
@@ -157,7 +157,7 @@ def test_the_share_done_is_of_requests_or_of_time() -> None:
 # The file -------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_snapshot_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
     assert read_progress(path) is None
     snapshot = Snapshot(SWEEP, 40, 1, 5.0, 7.9, 143.2)
@@ -192,7 +192,7 @@ def test_the_end_is_written_when_the_load_breaks(tmp_path: Path) -> None:
     assert found is not None and found.done == 1
 
 
-def test_progress_that_nobody_watches_is_only_shown(tmp_path: Path) -> None:
+def test_progress_without_a_file_is_only_shown(tmp_path: Path) -> None:
     progress, shown = Progress(), []
     with reported(progress, None, lambda now: shown.append(now.done)):
         progress.count(ok=True)

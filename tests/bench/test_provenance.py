@@ -36,14 +36,14 @@ def add_rank(paths: RunPaths, rank: int, host: str) -> None:
         record.write(paths.rank_record(step, rank))
 
 
-def test_the_run_is_named_by_its_jobs_and_by_what_was_asked(run: RunPaths) -> None:
+def test_the_run_has_its_jobs_and_the_hashes_of_its_files(run: RunPaths) -> None:
     found = provenance(run, ENDPOINT)["run"]
     assert found["id"] == run.run_id and found["scheduler"] == "slurm"
     assert found["jobs"] == {"build": "11", "serve": "12", "companion": "13"}
     assert found["spec_sha256"] == hashlib.sha256(run.spec.read_bytes()).hexdigest()
 
 
-def test_the_server_is_told_by_its_ranks_and_its_image(tmp_path: Path) -> None:
+def test_the_server_has_its_ranks_and_its_image(tmp_path: Path) -> None:
     container = {"runtime": "apptainer", "image": "/images/triton.sif"}
     _, paths = written(
         tmp_path / "run", {"engine": {"tensor_parallel": 2}}, gpus_per_node=1, container=container
@@ -82,7 +82,7 @@ def test_an_engine_that_somebody_brought_has_only_its_folder(run: RunPaths, tmp_
     assert found["backend"] == "reference" and found["model"] == "tiny-llama"
 
 
-def test_the_client_says_where_it_ran(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_has_its_host_and_packages(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     found = provenance(run, ENDPOINT)["client"]
     assert found["slurm_job_id"] == "13" and found["host"] == socket.gethostname()
@@ -100,12 +100,12 @@ def test_the_client_says_where_it_ran(run: RunPaths, monkeypatch: pytest.MonkeyP
         (socket.gethostname(), "10.0.0.1", True),
     ],
 )
-def test_a_client_beside_its_server_is_told(run: RunPaths, host: str, address: str, same: bool) -> None:
+def test_a_client_on_the_server_s_host_is_marked(run: RunPaths, host: str, address: str, same: bool) -> None:
     endpoint = replace(ENDPOINT, host=host, address=address)
     assert provenance(run, endpoint)["client"]["same_host_as_server"] is same
 
 
-def test_the_workload_is_told_by_its_hash(run: RunPaths) -> None:
+def test_the_workload_has_its_hash(run: RunPaths) -> None:
     file = run.results / "benchmark.workload.jsonl"
     file.write_text("{}\n")
     assert provenance(run, ENDPOINT, file)["workload"] == {

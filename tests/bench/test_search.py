@@ -147,7 +147,7 @@ def test_a_queue_that_grows_is_the_servers_failure_even_below_the_limit() -> Non
     assert not found.holds and "did not keep up" in found.broken[0]
 
 
-def test_a_client_at_its_limit_says_nothing_of_the_server() -> None:
+def test_a_client_at_its_limit_says_nothing_about_the_server() -> None:
     limited = Verdict(["The client's busiest process used 97% of a core."], client_limited=True)
     for latency_ms in (100, 600):
         found = outcome_of([a_pass(latency_ms, verdict=limited)], SLO, 0, 0.01)

@@ -52,7 +52,7 @@ def test_gauges_are_those_of_the_page_and_means_and_rates_lie_between_two() -> N
     assert found["failed_per_s[tensorrt_llm]"] == 0
 
 
-def test_what_the_server_does_not_tell_is_absent() -> None:
+def test_figures_that_the_server_does_not_report_are_absent() -> None:
     """Upstream's Python backend tells nothing of its engine: no zero may stand for that."""
     idle = 'nv_inference_request_success{model="tensorrt_llm",version="1"} 7\n'
     found = values(Page(idle), Page(idle), 1.0)
@@ -73,7 +73,7 @@ def test_a_server_that_began_anew_has_no_growth() -> None:
     assert "finished_per_s[tensorrt_llm]" not in found and found["kv_used_share"] == 0.25
 
 
-def test_two_engines_are_told_apart() -> None:
+def test_two_engines_have_keys_of_their_own() -> None:
     line = 'nv_trt_llm_request_metrics{{model="{}",version="1",request_type="active"}} {}\n'
     both = Page(line.format("context", 3) + line.format("generation", 5))
     assert values(both, None, 0.0) == {"requests_active[context]": 3, "requests_active[generation]": 5}
@@ -201,7 +201,7 @@ def test_pages_that_fail_now_and_then_are_counted() -> None:
     assert "it answers 500" in found.warning
 
 
-def test_what_is_no_page_of_metrics_gives_no_sample() -> None:
+def test_another_page_gives_no_sample() -> None:
     with serving(lambda number: (200, "<html>a login page</html>")) as endpoint:
         with sampled(endpoint, Clock(), 0.01) as found:
             time.sleep(0.03)

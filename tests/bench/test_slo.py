@@ -50,13 +50,13 @@ def test_limits_are_read_and_written_back(text: str, meaning: str) -> None:
         ("ttft<5ms,tpot", "'tpot'"),
     ],
 )
-def test_what_cannot_be_read_is_named(text: str, words: str) -> None:
+def test_a_limit_that_cannot_be_parsed_is_named(text: str, words: str) -> None:
     with pytest.raises(BadSlo) as caught:
         parse_slo(text)
     assert words in str(caught.value) and caught.value.exit_code is ExitCode.USAGE
 
 
-def test_figures_that_break_a_limit_are_told_with_both_numbers() -> None:
+def test_a_violation_gives_the_figure_and_its_limit() -> None:
     slo = parse_slo("ttft.p99<500ms,ttft.p50<500ms,errors<1%,requests>10")
     broken = slo.violations({"ttft_ms": TTFT, "error_share": 0.02, "finished_rate_per_s": 11})
     assert broken == ["ttft.p99 is 600ms, not < 500ms.", "errors is 2%, not < 1%."]

@@ -15,7 +15,7 @@ from trtllm_hpc.bench.analysis.statistics import (
 from trtllm_hpc.bench.results import Interval
 
 
-def test_one_pass_tells_nothing_of_the_spread() -> None:
+def test_one_pass_has_no_interval() -> None:
     assert t_interval([5.0]) == Interval(5.0, None, None)
 
 

@@ -57,7 +57,7 @@ def test_only_measured_answers_count() -> None:
 
 
 @pytest.mark.parametrize("missing", [{"tokens_in": None}, {"tokens_out": None}, {"status": "UNAVAILABLE"}])
-def test_what_is_missing_is_told_and_not_taken_as_zero(missing: dict[str, None]) -> None:
+def test_a_missing_count_is_an_error_and_not_zero(missing: dict[str, None]) -> None:
     with pytest.raises(InvalidMeasurement):
         upstream_fields([request(0, 0, 100, **missing)])  # type: ignore[arg-type]
 
@@ -112,7 +112,7 @@ def test_faster_than_the_reference_is_off_too_as_upstream_has_it(tmp_path: Path)
         ('{"tiny": {"Speed": 1}}', "unknown field 'Speed'"),
     ],
 )
-def test_reference_files_that_cannot_be_used_are_told(tmp_path: Path, text: str, words: str) -> None:
+def test_unusable_reference_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "reference.json"
     path.write_text(text)
     with pytest.raises(RunNotFound, match=words):

@@ -52,7 +52,7 @@ def only_finding(records: Sequence[RequestRecord], **kwargs: object) -> str:
     return sentence
 
 
-def test_a_good_pass_goes_through_without_a_word() -> None:
+def test_a_good_pass_has_no_findings_and_no_warnings() -> None:
     assert verdict(steady()) == Verdict([], [], client_limited=False, unsteady=False)
 
 
@@ -75,14 +75,14 @@ def test_failures_of_the_warm_up_do_not_count() -> None:
     assert verdict(warmup + steady()).findings == []
 
 
-def test_no_answer_at_all_is_said_so_and_nothing_else() -> None:
+def test_without_any_answer_there_is_one_finding() -> None:
     found = verdict([failed(record) for record in steady(3)])
     assert found.findings == ["None of 3 requests was answered; the server's errors say why."]
     assert "No request was due" in verdict([]).findings[0]
 
 
 @pytest.mark.parametrize("words", ["no connection to n1:8001: refused", "Cannot connect to host n1:8000"])
-def test_a_server_that_goes_in_the_middle_is_told(words: str) -> None:
+def test_a_server_that_goes_away_is_a_finding(words: str) -> None:
     records = steady()
     lost = replace(failed(records[60]), error="the connection was lost")
     refused = [replace(failed(record), error=words) for record in records[61:]]
@@ -127,12 +127,12 @@ def test_a_busy_client_is_the_limit() -> None:
     assert verdict(steady(), client=replace(busy, busiest_share=0.89)).valid
 
 
-def test_it_is_told_whether_the_client_was_the_limit() -> None:
+def test_a_client_at_its_limit_is_marked() -> None:
     assert verdict([late(record, 50) for record in steady()]).client_limited
     assert not verdict([failed(record) for record in steady()[:5]] + steady()[5:]).client_limited
 
 
-def test_tokens_that_nobody_counted_are_missing() -> None:
+def test_unknown_token_counts_are_a_finding() -> None:
     records = [*steady()[1:], request(0, 0, 50, tokens_out=None)]
     assert only_finding(records).startswith("1 of 100 answers have no known number of output tokens")
 
@@ -176,18 +176,18 @@ def test_a_window_that_is_shorter_than_an_answer_takes() -> None:
     assert "at least 1.50 s are needed (the median latency)" in only_finding(records)
 
 
-def test_every_cause_is_told_at_once() -> None:
+def test_all_findings_are_reported_at_once() -> None:
     records = [failed(request(0, 0, 1)), request(0, 90, 91, tokens_out=None)]
     busy = ClientUse(cpu_s=1, wall_s=1, busiest_share=1)
     assert len(verdict(records, client=busy, end_ms=100).findings) == 6
 
 
-def test_answers_that_nobody_counted_are_refused_even_with_the_number_asked_for() -> None:
+def test_the_requested_number_of_tokens_is_no_count() -> None:
     found = verdict(steady(output_by=BY_REQUEST))
     assert not found.valid and "100 of 100 answers have no known number of output tokens" in found.findings[0]
 
 
-def test_failed_requests_are_told_even_where_they_may_be() -> None:
+def test_failed_requests_within_the_limit_are_a_warning() -> None:
     found = verdict([*steady(199), replace(steady()[0], status="UNAVAILABLE", output_tokens=None)])
     assert found.valid and any(
         "1 of 200 requests failed and has no latency" in warning for warning in found.warnings
@@ -215,7 +215,7 @@ def test_fewer_than_a_hundred_have_no_p99() -> None:
     ]
 
 
-def test_nobody_reads_of_the_p99_of_figures_that_are_refused() -> None:
+def test_invalid_figures_have_no_warning_about_p99() -> None:
     assert verdict(steady(9)).findings and verdict(steady(9)).warnings == []
 
 
@@ -225,25 +225,25 @@ def test_one_request_is_not_several() -> None:
     assert warned == ["1 request was answered: below 100, p99 is practically the maximum."]
 
 
-def test_an_interruption_is_told() -> None:
+def test_an_interruption_is_a_warning() -> None:
     assert "interrupted" in check_pass(sample(steady()), IDLE, SETTINGS, interrupted=True).warnings[0]
     nothing = check_pass(sample([]), IDLE, SETTINGS, interrupted=True)
     assert nothing.findings and nothing.warnings
 
 
-def test_a_server_that_cannot_follow_is_told() -> None:
+def test_a_server_that_does_not_keep_up_is_a_warning() -> None:
     records = served(130, requests=400, warmup=40)
     found = check_pass(sample(records, end_ms=last_due_ms(records), level=OpenLoop(130)), IDLE, SETTINGS)
     assert found.unsteady and found.warnings[0].startswith("The load was not steady: latency grew from")
 
 
-def test_a_server_that_follows_is_not_accused() -> None:
-    accused = 0
+def test_a_server_that_keeps_up_is_rarely_flagged() -> None:
+    flagged = 0
     for seed in range(50):
         records = served(70, requests=200, warmup=60, seed=seed)
         pass_ = sample(records, end_ms=last_due_ms(records), level=OpenLoop(70))
-        accused += check_pass(pass_, IDLE, SETTINGS).unsteady
-    assert accused <= 3
+        flagged += check_pass(pass_, IDLE, SETTINGS).unsteady
+    assert flagged <= 3
 
 
 @pytest.mark.parametrize(("growth_ms", "unsteady"), [(15, False), (60, True)])

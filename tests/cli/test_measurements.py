@@ -60,7 +60,7 @@ def test_records_that_the_summary_does_not_know_have_no_row_in_upstream_s_table(
     assert shown.exit_code == 0 and shown.stdout.count("pass 1") == 1
 
 
-def test_a_measurement_without_a_summary_cannot_be_shown_and_says_so(tmp_path: Path) -> None:
+def test_a_measurement_without_a_summary_cannot_be_shown(tmp_path: Path) -> None:
     """Its first pass was killed between its records and its summary."""
     results = tmp_path / "runs" / "demo-1" / "results"
     results.mkdir(parents=True)

@@ -75,18 +75,18 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     """
     slo = parse_slo(settings.slo) if settings.slo else None
     targets = targets_of(settings, subject.endpoint, subject.job.text_model)
-    tokens = _tokens(subject, settings)
+    tokenization = _tokenization(subject, settings)
     clock, progress = Clock(), Progress()
     feed = RequestFeed(
         settings,
         targets,
         expected_requests(settings),
-        partial(_workload, subject, settings, targets[0], tokens),
+        partial(_workload, subject, settings, targets[0], tokenization),
     )
-    passes = Passes(settings, targets[0], feed, clock, progress, tokens.tokenizer, slo)
+    passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo)
     progress_file = subject.paths.benchmark_progress if name == COMPANION_MEASUREMENT else None
     subject.paths.results.mkdir(exist_ok=True)
-    measuring = _Run(subject, settings, name, passes, [tokens.note] if tokens.note else [])
+    measuring = _Run(subject, settings, name, passes, [tokenization.note] if tokenization.note else [])
     with (
         terminal_bar() as show,
         _server_samples(subject, clock, name) as samples,
@@ -139,7 +139,7 @@ def _requests_of(level: Level, settings: Benchmark) -> int:
     return count or _CLOSED_LOOP_REQUESTS
 
 
-def _tokens(subject: Subject, settings: Benchmark) -> Tokenization:
+def _tokenization(subject: Subject, settings: Benchmark) -> Tokenization:
     model = subject.job.model.path
     folders = [subject.paths.engine, *([Path(model)] if model else [])]
     return find_tokenizer(
@@ -148,14 +148,14 @@ def _tokens(subject: Subject, settings: Benchmark) -> Tokenization:
 
 
 def _workload(
-    subject: Subject, settings: Benchmark, target: Target, tokens: Tokenization, count: int
+    subject: Subject, settings: Benchmark, target: Target, tokenization: Tokenization, count: int
 ) -> BuiltWorkload:
     return make_workload(
         settings,
         count,
         token_ids=target.token_ids,
-        tokenizer=tokens.tokenizer,
-        vocabulary=tokens.vocabulary,
+        tokenizer=tokenization.tokenizer,
+        vocabulary=tokenization.vocabulary,
         max_input_len=subject.job.engine.max_input_len,
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtllm_hpc.cli.measurements import MeasurementType, StoredMeasurement
-from trtllm_hpc.cli.options import json_option, runs_option
+from trtllm_hpc.cli.options import json_option, print_json, runs_option
 from trtllm_hpc.errors import InvalidMeasurement
 
 if TYPE_CHECKING:
@@ -86,9 +86,7 @@ def command(
     first, second = (Side(found.call_name, found.summary()) for found in (a, b))
     comparison = compare(first, second, tolerance, allow_different_workload=allow_different_workload)
     if as_json:
-        import json
-
-        click.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False))
+        print_json(comparison.as_json())
     else:
         _print(comparison)
     raise_if_worse(comparison, tolerance)

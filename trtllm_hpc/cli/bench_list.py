@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtllm_hpc.cli.measurements import StoredMeasurement
-from trtllm_hpc.cli.options import json_option, run_argument
+from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 
@@ -29,9 +29,7 @@ def command(run: RunPaths, runs: Any, as_json: bool) -> None:
     """
     rows = [_row(StoredMeasurement(run, name)) for name in run.measurements()]
     if as_json:
-        import json
-
-        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
     elif rows:
         from trtllm_hpc.report.tables import print_table
 

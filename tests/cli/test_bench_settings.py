@@ -42,7 +42,7 @@ TRACE = {"workload.kind": "trace", "workload.path": "/a.jsonl"}
         ({"rate_per_second": [50.0]}, "window of 0.4 s, and figures need 1 s (--min-window-seconds)"),
     ],
 )
-def test_what_would_be_for_nothing_is_refused(given: dict[str, Any], words: str) -> None:
+def test_options_without_effect_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(click.UsageError) as caught:
         settings_of(Benchmark(), given)
     assert words in caught.value.message
@@ -60,14 +60,14 @@ def test_what_would_be_for_nothing_is_refused(given: dict[str, Any], words: str)
         {"find_max": True, "slo": "latency<1s", "rate_per_second": [2.0]},
     ],
 )
-def test_what_has_a_use_is_taken(given: dict[str, Any]) -> None:
+def test_options_with_an_effect_are_accepted(given: dict[str, Any]) -> None:
     taken = settings_of(Benchmark(), given)
     for field, value in given.items():
         first = value[0] if isinstance(value, list) else value
         assert attrgetter(field)(taken) == first
 
 
-def test_the_limits_of_the_job_file_are_left_out_where_that_is_asked() -> None:
+def test_no_slo_removes_the_limits_of_the_job_file() -> None:
     """They may be about tokens' times, and this measurement is without streaming."""
     context = bench_run.make_context("run", ["latest", "--no-slo", "--no-streaming"], resilient_parsing=True)
     given = given_settings(context)
@@ -78,7 +78,7 @@ def test_the_limits_of_the_job_file_are_left_out_where_that_is_asked() -> None:
         settings_of(base.model_copy(update={"find_max": True}), given)
 
 
-def test_what_the_job_file_says_without_a_use_is_left_alone() -> None:
+def test_settings_of_the_job_file_without_effect_are_accepted() -> None:
     base = Benchmark(arrival="gamma", burstiness=0.3, rate_per_second=3.0)
     assert settings_of(base, {"concurrency": [2]}).concurrency == 2
     assert settings_of(base, {"burstiness": 0.5}).burstiness == 0.5

@@ -25,7 +25,7 @@ JOB = JobFile(
 )
 
 
-def test_what_the_engine_can_hold_is_taken() -> None:
+def test_lengths_within_the_engine_s_limits_are_accepted() -> None:
     just_fits = Benchmark(max_tokens=255, workload=Workload(kind="normal", input_tokens=200))
     assert engine_limit_problems(JOB, just_fits) == []
 
@@ -38,7 +38,7 @@ def test_what_the_engine_can_hold_is_taken() -> None:
         (Benchmark(workload=Workload(kind="normal", input_tokens=99999)), "--input-tokens: prompts of 99999"),
     ],
 )
-def test_what_the_engine_cannot_hold_is_refused_before_it_is_asked(settings: Benchmark, words: str) -> None:
+def test_lengths_beyond_the_engine_s_limits_are_refused(settings: Benchmark, words: str) -> None:
     [sentence] = engine_limit_problems(JOB, settings)
     assert sentence.startswith(words)
 
@@ -51,9 +51,7 @@ def test_what_the_engine_cannot_hold_is_refused_before_it_is_asked(settings: Ben
         ("INTERNAL", "no luck", "trtllm-hpc logs "),
     ],
 )
-def test_the_next_thing_to_do_is_by_what_went_wrong(
-    tmp_path: Path, status: str, error: str, hint: str
-) -> None:
+def test_the_hint_depends_on_the_error(tmp_path: Path, status: str, error: str, hint: str) -> None:
     made = make([OpenLoop(4.0)], requests=10)
     paths = write_run(tmp_path / "run", made)
     found = StoredMeasurement(paths, "benchmark")

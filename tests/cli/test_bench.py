@@ -31,7 +31,7 @@ def offered(*words: str, incomplete: str = "") -> list[str]:
     return [item.value for item in complete.get_completions(list(words), incomplete)]
 
 
-def test_the_shell_completes_commands_and_what_is_left_out() -> None:
+def test_the_shell_completes_commands_and_the_default_one() -> None:
     assert offered("bench") == ["run", "list", "show", "compare", "latest", "llama-1"]
     assert offered("bench", incomplete="l") == ["list", "latest", "llama-1"]
     assert offered("bench", incomplete="comp") == ["compare"]
@@ -41,7 +41,7 @@ def test_the_shell_completes_commands_and_what_is_left_out() -> None:
     assert offered("bench", "list", incomplete="ll") == ["llama-1"]
 
 
-def test_a_mistyped_command_is_told_the_right_one() -> None:
+def test_a_mistyped_command_is_corrected() -> None:
     wrong = types("bench", "shwo", "latest").exception
     assert isinstance(wrong, RunNotFound) and "Did you mean the command 'show'?" in wrong.message
     assert wrong.hint is not None and wrong.hint.endswith("bench show")
