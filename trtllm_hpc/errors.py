@@ -1,8 +1,7 @@
-"""The family of errors that a user may meet, and the exit code of each.
+"""The family of errors, each with its exit code; and the diagnostic: one thing that is wrong.
 
-Every error carries a sentence that a person can act on and, where there is
-one, the next command to type. Nothing of this family is ever shown with a
-traceback.
+Every error has a sentence that says what is wrong and, if there is one, the next command to type. None of
+them is shown with a traceback. Part of what is shipped into jobs: standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 
 class ExitCode(enum.IntEnum):
-    """What failed, as a process exit code, so that scripts can branch on it."""
+    """What failed, as the process exit code, so that scripts can branch on it."""
 
     OK = 0
     INTERNAL = 1
@@ -31,10 +30,10 @@ class ExitCode(enum.IntEnum):
     """The server started but was not ready in time."""
     REQUEST = 9
     MEASUREMENT = 10
-    """The benchmark ran but its figures may not be used."""
+    """The benchmark ran but its figures are not valid."""
     CANCELLED = 11
     LOST = 12
-    """Slurm knows nothing of a job that was submitted."""
+    """Slurm does not know a job that was submitted."""
     SANDBOX = 13
     RUN = 14
     """No such run, or its folder cannot be read."""
@@ -110,11 +109,11 @@ def unknown(message: str, hint: str | None = None) -> Diagnostic:
 
 
 class TrtllmHpcError(Exception):
-    """Root of the family.
+    """Base class of the family.
 
     Args:
         message: one or more sentences for the user.
-        hint: the next command to type, or what to do instead.
+        hint: what to do, or the next command to type.
     """
 
     exit_code: ExitCode = ExitCode.INTERNAL
@@ -129,7 +128,7 @@ class TrtllmHpcError(Exception):
 
 
 class ConfigError(TrtllmHpcError):
-    """Everything that is wrong with the job file and the profile, at once."""
+    """Everything that is wrong with the files or the settings, at once."""
 
     exit_code = ExitCode.CONFIG
 
@@ -149,7 +148,8 @@ class RenderError(TrtllmHpcError):
 class SubmissionError(TrtllmHpcError):
     """Slurm refused a script, or its commands cannot be run.
 
-    ``transient`` says whether the same command may succeed a moment later.
+    Args:
+        transient: whether the same command may succeed a moment later.
     """
 
     exit_code = ExitCode.SUBMISSION
@@ -166,13 +166,13 @@ class BuildFailed(TrtllmHpcError):
 
 
 class StartFailed(TrtllmHpcError):
-    """The preflight refused the world, or a rank of the server died."""
+    """The preflight failed, or a rank of the server died."""
 
     exit_code = ExitCode.START
 
 
 class NotReady(TrtllmHpcError):
-    """The endpoint was not published, or did not answer, within its bound."""
+    """The endpoint was not published, or did not answer, within its time limit."""
 
     exit_code = ExitCode.READINESS
 
@@ -184,13 +184,13 @@ class RequestFailed(TrtllmHpcError):
 
 
 class InvalidMeasurement(TrtllmHpcError):
-    """The benchmark ran, but its figures may not be used."""
+    """The benchmark ran, but its figures are not valid."""
 
     exit_code = ExitCode.MEASUREMENT
 
 
 class RunCancelled(TrtllmHpcError):
-    """Somebody cancelled a job of the run."""
+    """A job of the run was cancelled."""
 
     exit_code = ExitCode.CANCELLED
 
@@ -208,12 +208,12 @@ class SandboxError(TrtllmHpcError):
 
 
 class SandboxImpossible(SandboxError):
-    """This machine cannot run a sandbox as it is; nothing was started."""
+    """This machine cannot run a sandbox; nothing was started."""
 
     exit_code = ExitCode.SANDBOX_IMPOSSIBLE
 
 
 class RunNotFound(TrtllmHpcError):
-    """No run folder goes by that name."""
+    """No run has that name."""
 
     exit_code = ExitCode.RUN

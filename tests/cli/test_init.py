@@ -163,7 +163,7 @@ def test_an_existing_file_is_replaced_only_with_force(arguments: tuple[str, ...]
 def test_a_missing_folder_is_one_problem() -> None:
     with pytest.raises(ConfigError) as caught:
         init("job", "nowhere/job.yaml")
-    assert [finding.code for finding in caught.value.diagnostics] == ["unwritable"]
+    assert [diagnostic.code for diagnostic in caught.value.diagnostics] == ["unwritable"]
 
 
 @pytest.mark.parametrize(

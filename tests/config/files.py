@@ -40,9 +40,9 @@ class Folder:
         assert len(found) == 1, "\n".join(map(str, found))
         return found[0]
 
-    def place(self, finding: Diagnostic) -> str:
+    def place(self, diagnostic: Diagnostic) -> str:
         """``job:3 engine.dtype``: short enough for a table of expectations."""
         names = {str(self.job_file): "job", str(self.cluster_file): "cluster"}
-        file = names.get(finding.file, finding.file)
-        where = file if finding.line is None else f"{file}:{finding.line}"
-        return f"{where} {finding.field}"
+        file = names.get(diagnostic.file, diagnostic.file)
+        where = file if diagnostic.line is None else f"{file}:{diagnostic.line}"
+        return f"{where} {diagnostic.field}"

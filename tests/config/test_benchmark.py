@@ -79,9 +79,11 @@ def test_settings_that_do_not_go_together(files: Folder, lines: str, code: str, 
     small = "engine: {max_input_len: 256, max_seq_len: 512}\n"
     section = HEAD + "".join(f"    {line}\n" for line in lines.splitlines())
     # Several bounds of time may be broken at once: each names the same setting.
-    findings = files.diagnostics(JOB + small + section, CLUSTER)
-    assert {(finding.code, finding.field) for finding in findings} == {(code, f"companion.benchmark.{field}")}
-    assert all(finding.hint or finding.code == "out-of-range" for finding in findings)
+    diagnostics = files.diagnostics(JOB + small + section, CLUSTER)
+    assert {(diagnostic.code, diagnostic.field) for diagnostic in diagnostics} == {
+        (code, f"companion.benchmark.{field}")
+    }
+    assert all(diagnostic.hint or diagnostic.code == "out-of-range" for diagnostic in diagnostics)
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ from tests.config.files import JOB, Folder
     ],
 )
 def test_a_wrong_value_is_placed(files: Folder, text: str, code: str, place: str) -> None:
-    finding = files.diagnostic(JOB + text)
-    assert (finding.code, files.place(finding)) == (code, place)
+    diagnostic = files.diagnostic(JOB + text)
+    assert (diagnostic.code, files.place(diagnostic)) == (code, place)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_a_wrong_value_is_placed(files: Folder, text: str, code: str, place: str
     ],
 )  # fmt: skip
 def test_a_wrong_value_in_the_profile_is_placed(files: Folder, text: str, code: str, place: str) -> None:
-    finding = files.diagnostic(JOB, "name: here\n" + text)
-    assert (finding.code, files.place(finding)) == (code, place)
+    diagnostic = files.diagnostic(JOB, "name: here\n" + text)
+    assert (diagnostic.code, files.place(diagnostic)) == (code, place)
 
 
 def test_a_missing_name_is_placed_at_its_section(files: Folder) -> None:

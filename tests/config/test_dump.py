@@ -24,8 +24,8 @@ from trtllm_hpc.config.validate import all_keys, validate
 
 
 def _loaded(text: str) -> object:
-    tree, findings = parse(text, Source("dump"))
-    assert tree is not None and not findings, findings
+    tree, diagnostics = parse(text, Source("dump"))
+    assert tree is not None and not diagnostics, diagnostics
     return tree.plain()
 
 
@@ -33,16 +33,16 @@ def _loaded(text: str) -> object:
 @settings(deadline=None, max_examples=150)
 @given(job_files)
 def test_a_job_file_comes_back(job: JobFile) -> None:
-    tree, findings = parse(job_yaml(job), Source("dump"))
-    assert tree is not None and not findings
+    tree, diagnostics = parse(job_yaml(job), Source("dump"))
+    assert tree is not None and not diagnostics
     assert validate(JobFile, tree) == (job, [])
 
 
 @settings(deadline=None, max_examples=150)
 @given(clusters)
 def test_a_profile_comes_back(cluster: ClusterProfile) -> None:
-    tree, findings = parse(cluster_yaml(cluster), Source("dump"))
-    assert tree is not None and not findings
+    tree, diagnostics = parse(cluster_yaml(cluster), Source("dump"))
+    assert tree is not None and not diagnostics
     assert validate(ClusterProfile, tree) == (cluster, [])
 
 

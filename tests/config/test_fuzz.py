@@ -28,10 +28,10 @@ def _load(files: Folder, job: bytes, cluster: bytes, overrides: list[str]) -> No
         load(files.job_file, str(files.cluster_file), overrides)
     except ConfigError as error:
         assert error.diagnostics
-        for finding in error.diagnostics:
-            assert finding.code and finding.file and finding.message
+        for diagnostic in error.diagnostics:
+            assert diagnostic.code and diagnostic.file and diagnostic.message
             # Whatever stands in the file, the report can be printed, and steers no terminal.
-            text = str(finding).encode().decode()
+            text = str(diagnostic).encode().decode()
             assert all(line.isprintable() for line in text.split("\n")), repr(text)
     assert sorted(path.name for path in files.folder.iterdir()) == ["cluster.yaml", "job.yaml"]
 

@@ -76,13 +76,18 @@ def test_a_later_setting_wins_and_values_are_yaml(files: Folder) -> None:
     ],
 )
 def test_a_wrong_setting_is_named_as_one(files: Folder, setting: str, code: str, field: str) -> None:
-    finding = files.diagnostic(JOB, CLUSTER, setting)
-    assert (finding.code, finding.file, finding.line, finding.field) == (code, "--set", None, field)
+    diagnostic = files.diagnostic(JOB, CLUSTER, setting)
+    assert (diagnostic.code, diagnostic.file, diagnostic.line, diagnostic.field) == (
+        code,
+        "--set",
+        None,
+        field,
+    )
 
 
 def test_a_wrong_default_of_the_profile_is_placed_there(files: Folder) -> None:
-    finding = files.diagnostic(JOB, CLUSTER + "job_defaults:\n  serve:\n    nods: 2\n")
-    assert (finding.code, files.place(finding)) == ("unknown-key", "cluster:4 job_defaults.serve.nods")
+    diagnostic = files.diagnostic(JOB, CLUSTER + "job_defaults:\n  serve:\n    nods: 2\n")
+    assert (diagnostic.code, files.place(diagnostic)) == ("unknown-key", "cluster:4 job_defaults.serve.nods")
 
 
 def test_a_default_that_the_job_overrides_does_no_harm(files: Folder) -> None:
@@ -111,13 +116,13 @@ def test_a_setting_replaces_the_kind_of_model(files: Folder) -> None:
 
 
 def test_both_kinds_in_one_file_are_a_conflict(files: Folder) -> None:
-    finding = files.diagnostic(JOB + "model:\n  path: /a\n  synthetic: tiny-llama\n")
-    assert (finding.code, files.place(finding)) == ("conflict", "job:2 model")
+    diagnostic = files.diagnostic(JOB + "model:\n  path: /a\n  synthetic: tiny-llama\n")
+    assert (diagnostic.code, files.place(diagnostic)) == ("conflict", "job:2 model")
 
 
 def test_no_model_at_all_is_missing_but_for_a_finished_engine(files: Folder) -> None:
-    finding = files.diagnostic(JOB + "model: {synthetic: null}\n")
-    assert (finding.code, files.place(finding)) == ("missing", "job:2 model")
+    diagnostic = files.diagnostic(JOB + "model: {synthetic: null}\n")
+    assert (diagnostic.code, files.place(diagnostic)) == ("missing", "job:2 model")
     assert (
         files.load(JOB + "model: {synthetic: null}\nengine: {directory: /engines/a}\n").job.model.path is None
     )
@@ -158,10 +163,10 @@ def test_an_unknown_profile_lists_those_there_are(files: Folder) -> None:
     files.load()
     with pytest.raises(ConfigError) as caught:
         load(files.job_file, "sandbx")
-    (finding,) = caught.value.diagnostics
-    assert (finding.code, finding.file) == ("not-found", "--cluster")
-    assert finding.choices == ("apptainer", "bare", "local", "pyxis", "sandbox")
-    assert "did you mean 'sandbox'" in finding.message
+    (diagnostic,) = caught.value.diagnostics
+    assert (diagnostic.code, diagnostic.file) == ("not-found", "--cluster")
+    assert diagnostic.choices == ("apptainer", "bare", "local", "pyxis", "sandbox")
+    assert "did you mean 'sandbox'" in diagnostic.message
 
 
 def test_the_job_is_checked_although_the_profile_is_not_there(files: Folder) -> None:
@@ -169,7 +174,11 @@ def test_the_job_is_checked_although_the_profile_is_not_there(files: Folder) -> 
     files.job_file.write_text("nam: x\n")
     with pytest.raises(ConfigError) as caught:
         load(files.job_file, "/nowhere/cluster.yaml")
-    assert [finding.code for finding in caught.value.diagnostics] == ["not-found", "missing", "unknown-key"]
+    assert [diagnostic.code for diagnostic in caught.value.diagnostics] == [
+        "not-found",
+        "missing",
+        "unknown-key",
+    ]
 
 
 def test_a_shipped_job_is_called_by_name_unless_a_file_has_it(
@@ -193,9 +202,9 @@ def test_a_setting_whose_key_wants_text_is_taken_as_it_was_typed(files: Folder) 
 
 def test_words_for_upstreams_programs_are_taken_as_they_were_typed() -> None:
     settings = ["name=a", "engine.tensorrt_llm_version=0.10", "engine.options.build=[--max_batch_size, 3]"]
-    tree, _, findings = read_settings(settings)
+    tree, _, diagnostics = read_settings(settings)
     job, found = validate(JobFile, tree)
-    assert job is not None and not findings and not found
+    assert job is not None and not diagnostics and not found
     assert job.engine.tensorrt_llm_version == "0.10"
     assert job.engine.options.build == ["--max_batch_size", "3"]
 
@@ -203,6 +212,6 @@ def test_words_for_upstreams_programs_are_taken_as_they_were_typed() -> None:
 def test_in_a_file_and_for_another_type_the_type_still_counts(files: Folder) -> None:
     with pytest.raises(ConfigError) as caught:
         files.load(JOB.replace("name: ", "name: 1 #"), CLUSTER, "serve.nodes=2.5", "serve.mode=null")
-    found = {finding.field: finding.code for finding in caught.value.diagnostics}
+    found = {diagnostic.field: diagnostic.code for diagnostic in caught.value.diagnostics}
     assert found["name"] == found["serve.nodes"] == "wrong-type"
     assert "serve.mode" in found

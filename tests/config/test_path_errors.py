@@ -29,10 +29,10 @@ def test_the_key_is_named_with_a_next_step(files: Folder, refused: str, file: st
     both = files.load(JOB + "model: {path: /closed/model}\n", cluster)
     with pytest.raises(ConfigError) as caught, path_errors(both.job, both.cluster, {"--runs": "/mine"}):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), refused)
-    [finding] = caught.value.diagnostics
-    assert (finding.file, finding.field) == (file, key)
-    assert finding.message == f"{refused}: Permission denied"
-    assert finding.hint is not None and f"namei -l {refused}" in finding.hint
+    [diagnostic] = caught.value.diagnostics
+    assert (diagnostic.file, diagnostic.field) == (file, key)
+    assert diagnostic.message == f"{refused}: Permission denied"
+    assert diagnostic.hint is not None and f"namei -l {refused}" in diagnostic.hint
 
 
 def test_what_no_key_names_goes_on_as_it_is(files: Folder) -> None:

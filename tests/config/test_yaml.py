@@ -42,8 +42,8 @@ BOMB = "a: &a [x, x, x]\n" + "".join(
     ],
 )  # fmt: skip
 def test_bad_yaml_has_a_code_and_a_line(files: Folder, text: str, code: str, line: int) -> None:
-    finding = files.diagnostic(text)
-    assert (finding.code, finding.file, finding.line) == (code, str(files.job_file), line)
+    diagnostic = files.diagnostic(text)
+    assert (diagnostic.code, diagnostic.file, diagnostic.line) == (code, str(files.job_file), line)
 
 
 def test_tabs_are_named_as_such(files: Folder) -> None:
@@ -66,8 +66,8 @@ def test_a_file_may_begin_with_a_byte_order_mark_and_have_windows_line_ends(file
 def _only_finding(job_file: Path, cluster: str = "local") -> Diagnostic:
     with pytest.raises(ConfigError) as caught:
         load(job_file, cluster)
-    (finding,) = caught.value.diagnostics
-    return finding
+    (diagnostic,) = caught.value.diagnostics
+    return diagnostic
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def _only_finding(job_file: Path, cluster: str = "local") -> Diagnostic:
 def test_files_that_are_no_text(tmp_path: Path, raw: bytes, code: str, line: int | None) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(raw)
-    finding = _only_finding(path)
-    assert finding.code == code
-    assert line is None or finding.line == line
+    diagnostic = _only_finding(path)
+    assert diagnostic.code == code
+    assert line is None or diagnostic.line == line
 
 
 def test_a_folder_a_pipe_a_device_and_nothing_are_no_files(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_doctor_of_a_bad_job_has_the_exit_code_of_bad_jobs(types: Callable[..., 
     assert "1 failed" in output.splitlines()[-1]
 
 
-def test_doctor_of_a_job_that_does_not_load_tells_its_findings(
+def test_doctor_of_a_job_that_does_not_load_tells_its_diagnostics(
     types: Callable[..., Typed], home: Path
 ) -> None:
     (home / "wrong.yaml").write_text("name: wrong\nengin: {}\n")

@@ -74,18 +74,18 @@ def trt(release: str, engine: str = "", model: str = MODEL, backend: str = "tens
     ],
 )  # fmt: skip
 def test_a_finding(files: Folder, job: str, code: str, place: str, words: str) -> None:
-    [finding] = [each for each in files.diagnostics(job) if each.field == place.split()[1]]
-    assert (finding.code, files.place(finding)) == (code, place)
-    assert words in finding.message and finding.hint
+    [diagnostic] = [each for each in files.diagnostics(job) if each.field == place.split()[1]]
+    assert (diagnostic.code, files.place(diagnostic)) == (code, place)
+    assert words in diagnostic.message and diagnostic.hint
 
 
 def test_everything_comes_at_once_and_each_key_once(files: Folder) -> None:
     engine = "  reduce_fusion: true\n  fused_mlp: true\n  opt_num_tokens: 64\n  plugins: {moe: auto}\n"
     found = files.diagnostics(trt("0.5.0", engine + "  inflight_batching: true\n"))
-    assert [finding.field.rpartition(".")[2] for finding in found] == [
+    assert [diagnostic.field.rpartition(".")[2] for diagnostic in found] == [
         "opt_num_tokens", "fused_mlp", "reduce_fusion", "moe",
     ]  # fmt: skip
-    assert all("0.5.0" in finding.message for finding in found)
+    assert all("0.5.0" in diagnostic.message for diagnostic in found)
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,15 @@ def test_everything_comes_at_once_and_each_key_once(files: Folder) -> None:
     ],
 )
 def test_a_release_that_nothing_tells(files: Folder, container: str, place: str) -> None:
-    finding = files.diagnostic(JOB + MODEL + "engine: {backend: tensorrtllm}\n", CLUSTER + container)
-    assert (finding.code, files.place(finding)) == ("release", place)
+    diagnostic = files.diagnostic(JOB + MODEL + "engine: {backend: tensorrtllm}\n", CLUSTER + container)
+    assert (diagnostic.code, files.place(diagnostic)) == ("release", place)
 
 
 def test_an_image_of_another_release_than_the_job_s(files: Folder) -> None:
     image = "nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3"
     cluster = f"{CLUSTER}container: {{runtime: pyxis, image: '{image}'}}\n"
-    finding = files.diagnostic(trt("0.11.0"), cluster)
-    assert "0.16.0" in finding.message and "0.11.0" in finding.message
+    diagnostic = files.diagnostic(trt("0.11.0"), cluster)
+    assert "0.16.0" in diagnostic.message and "0.11.0" in diagnostic.message
 
 
 TAG_IN_IMAGE = "container:\n  runtime: pyxis\n  image: '/images/mine-{tag}.sqsh'\n"
@@ -127,23 +127,26 @@ def test_the_tag_in_an_image_follows_the_job_s_release(
 
 
 def test_a_release_that_no_container_carries_leaves_the_tag_open(files: Folder) -> None:
-    finding = files.diagnostic(trt("0.18.1"), CLUSTER + TAG_IN_IMAGE)
-    assert finding.field == "engine.tensorrt_llm_version"
-    assert "no public container of Triton carries TensorRT-LLM 0.18.1" in finding.message
-    assert "--set cluster.container.image=" in (finding.hint or "")
+    diagnostic = files.diagnostic(trt("0.18.1"), CLUSTER + TAG_IN_IMAGE)
+    assert diagnostic.field == "engine.tensorrt_llm_version"
+    assert "no public container of Triton carries TensorRT-LLM 0.18.1" in diagnostic.message
+    assert "--set cluster.container.image=" in (diagnostic.hint or "")
 
 
 def test_a_tag_that_follows_the_job_and_a_release_that_the_profile_states_are_refused(files: Folder) -> None:
     cluster = CLUSTER + TAG_IN_IMAGE + "  tensorrt_llm_version: 0.16.0\n"
-    finding = files.diagnostic(JOB, cluster)
-    assert (finding.code, files.place(finding)) == ("conflict", "cluster:5 container.tensorrt_llm_version")
+    diagnostic = files.diagnostic(JOB, cluster)
+    assert (diagnostic.code, files.place(diagnostic)) == (
+        "conflict",
+        "cluster:5 container.tensorrt_llm_version",
+    )
 
 
 def test_a_profile_that_states_another_release_than_the_job(files: Folder) -> None:
     cluster = CLUSTER + "container: {tensorrt_llm_version: 0.17.0}\n"
-    finding = files.diagnostic(trt("0.16.0"), cluster)
-    assert finding.field == "engine.tensorrt_llm_version"
-    assert "0.16.0" in finding.message and "0.17.0" in finding.message
+    diagnostic = files.diagnostic(trt("0.16.0"), cluster)
+    assert diagnostic.field == "engine.tensorrt_llm_version"
+    assert "0.16.0" in diagnostic.message and "0.17.0" in diagnostic.message
     files.load(trt("v0.17.0"), cluster)
 
 
@@ -155,8 +158,10 @@ def test_engines_that_were_built_for_it(files: Folder) -> None:
 
 def test_the_image_alone_tells_it(files: Folder) -> None:
     cluster = f"{CLUSTER}container: {{runtime: apptainer, image: tritonserver_24.07-trtllm-python-py3.sif}}\n"
-    finding = files.diagnostic(JOB + MODEL + "engine: {backend: tensorrtllm, context_parallel: 2}\n", cluster)
-    assert "0.11.0" in finding.message
+    diagnostic = files.diagnostic(
+        JOB + MODEL + "engine: {backend: tensorrtllm, context_parallel: 2}\n", cluster
+    )
+    assert "0.11.0" in diagnostic.message
 
 
 def test_config_json_tells_the_family(files: Folder) -> None:
@@ -204,8 +209,8 @@ def test_keys_that_a_backend_would_lose_without_a_word(files: Folder, line: str,
 def test_the_llm_api_takes_a_model_and_no_engine(files: Folder) -> None:
     engine = "  tensor_parallel: 2\n  max_batch_size: 8\n  max_num_tokens: 4096\n  dtype: bfloat16\n"
     files.load(trt("1.0.0", engine, backend="llmapi"))
-    finding = files.diagnostic(trt("1.0.0", "  directory: /engines/one\n", backend="llmapi"))
-    assert finding.field == "engine.directory"
+    diagnostic = files.diagnostic(trt("1.0.0", "  directory: /engines/one\n", backend="llmapi"))
+    assert diagnostic.field == "engine.directory"
 
 
 def test_a_job_of_the_reference_backend_reads_nothing_of_releases(
@@ -218,9 +223,9 @@ def test_a_job_of_the_reference_backend_reads_nothing_of_releases(
     files.load()
 
 
-def test_a_wrong_field_keeps_no_other_finding_back(files: Folder) -> None:
+def test_a_wrong_field_keeps_no_other_diagnostic_back(files: Folder) -> None:
     found = files.diagnostics(trt("0.9.0", "  tensor_parallel: many\n  context_parallel: 2\n"))
-    assert "engine.tensor_parallel" in {finding.field for finding in found}
+    assert "engine.tensor_parallel" in {diagnostic.field for diagnostic in found}
 
 
 @pytest.mark.parametrize(
@@ -238,10 +243,10 @@ def test_the_next_step_is_told(files: Folder, job: str, hint: str) -> None:
 
 
 def test_a_profile_without_a_container_says_so(files: Folder) -> None:
-    finding = files.diagnostic(JOB + MODEL + "engine: {backend: tensorrtllm}\n")
-    assert "the profile 'here' has no container" in finding.message
-    assert finding.hint is not None
-    assert "--set cluster.container.tensorrt_llm_version=VERSION" in finding.hint
+    diagnostic = files.diagnostic(JOB + MODEL + "engine: {backend: tensorrtllm}\n")
+    assert "the profile 'here' has no container" in diagnostic.message
+    assert diagnostic.hint is not None
+    assert "--set cluster.container.tensorrt_llm_version=VERSION" in diagnostic.hint
     files.load(
         JOB + MODEL + "engine: {backend: tensorrtllm}\n",
         CLUSTER,

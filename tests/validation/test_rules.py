@@ -44,17 +44,17 @@ LOCAL = CLUSTER + "scheduler: local\n"
     ],
 )  # fmt: skip
 def test_a_conflict_in_the_job_file(files: Folder, job: str, place: str) -> None:
-    finding = files.diagnostic(JOB + job)
-    assert (finding.code, files.place(finding)) == ("conflict", place)
-    assert finding.hint
+    diagnostic = files.diagnostic(JOB + job)
+    assert (diagnostic.code, files.place(diagnostic)) == ("conflict", place)
+    assert diagnostic.hint
 
 
 def test_a_small_cache_is_told_with_both_numbers(files: Folder) -> None:
     engine = "engine: {max_seq_len: 500, tokens_per_block: 48, max_beam_width: 3}\n"
-    finding = files.diagnostic(JOB + engine + "repository: {max_tokens_in_paged_kv_cache: 1583}\n")
+    diagnostic = files.diagnostic(JOB + engine + "repository: {max_tokens_in_paged_kv_cache: 1583}\n")
     # Eleven blocks of 48 hold 500 tokens, and each of the three beams has its own.
-    assert "1583 tokens" in finding.message and "500 and 3 beams" in finding.message
-    assert "takes 1584" in finding.message and "1584 or more" in (finding.hint or "")
+    assert "1583 tokens" in diagnostic.message and "500 and 3 beams" in diagnostic.message
+    assert "takes 1584" in diagnostic.message and "1584 or more" in (diagnostic.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_a_small_cache_is_told_with_both_numbers(files: Folder) -> None:
     ],
 )  # fmt: skip
 def test_a_conflict_in_the_profile(files: Folder, cluster: str, code: str, place: str) -> None:
-    finding = files.diagnostic(JOB, CLUSTER + cluster)
-    assert (finding.code, files.place(finding)) == (code, place)
+    diagnostic = files.diagnostic(JOB, CLUSTER + cluster)
+    assert (diagnostic.code, files.place(diagnostic)) == (code, place)
 
 
 @pytest.mark.parametrize(
@@ -102,15 +102,15 @@ def test_a_conflict_in_the_profile(files: Folder, cluster: str, code: str, place
     ],
 )
 def test_options_that_the_toolkit_manages(files: Folder, key: str, option: str, remedy: str) -> None:
-    finding = files.diagnostic(JOB, f"{CLUSTER}{key}:\n  - --comment=fine\n  - {option}\n")
-    assert (finding.code, files.place(finding)) == ("managed", f"cluster:4 {key}[1]")
-    assert remedy in (finding.hint or "")
+    diagnostic = files.diagnostic(JOB, f"{CLUSTER}{key}:\n  - --comment=fine\n  - {option}\n")
+    assert (diagnostic.code, files.place(diagnostic)) == ("managed", f"cluster:4 {key}[1]")
+    assert remedy in (diagnostic.hint or "")
 
 
 @pytest.mark.parametrize("option", ["-p gpu", "--mail-type FAIL --time=5", "--", "---x=1", "-", "--=x"])
 def test_options_that_are_not_one_long_option(files: Folder, option: str) -> None:
-    finding = files.diagnostic(JOB, f"{CLUSTER}sbatch_options: ['{option}']\n")
-    assert (finding.code, files.place(finding)) == ("bad-value", "cluster:2 sbatch_options[0]")
+    diagnostic = files.diagnostic(JOB, f"{CLUSTER}sbatch_options: ['{option}']\n")
+    assert (diagnostic.code, files.place(diagnostic)) == ("bad-value", "cluster:2 sbatch_options[0]")
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_options_that_are_not_one_long_option(files: Folder, option: str) -> Non
      "--backend-config=python,shm-region-prefix-name=x"],
 )  # fmt: skip
 def test_server_options_that_the_toolkit_manages(files: Folder, option: str) -> None:
-    finding = files.diagnostic(JOB, f"{CLUSTER}triton:\n  options: ['{option}']\n")
-    assert (finding.code, files.place(finding)) == ("managed", "cluster:3 triton.options[0]")
+    diagnostic = files.diagnostic(JOB, f"{CLUSTER}triton:\n  options: ['{option}']\n")
+    assert (diagnostic.code, files.place(diagnostic)) == ("managed", "cluster:3 triton.options[0]")
 
 
 def test_options_that_are_nobody_elses_business_pass(files: Folder) -> None:
@@ -135,16 +135,16 @@ def test_options_that_are_nobody_elses_business_pass(files: Folder) -> None:
 
 
 def test_a_job_of_two_nodes_is_told_that_local_has_one(files: Folder) -> None:
-    finding = files.diagnostic(JOB + "engine: {tensor_parallel: 2}\nserve: {nodes: 2}\n", LOCAL)
-    assert (finding.code, files.place(finding)) == ("conflict", "job:3 serve.nodes")
-    assert "one machine" in finding.message
+    diagnostic = files.diagnostic(JOB + "engine: {tensor_parallel: 2}\nserve: {nodes: 2}\n", LOCAL)
+    assert (diagnostic.code, files.place(diagnostic)) == ("conflict", "job:3 serve.nodes")
+    assert "one machine" in diagnostic.message
     assert files.load(files.job_file.read_text(), LOCAL, "serve.nodes=1").job.serve.nodes == 1
 
 
 def test_the_nodes_of_the_profile_are_named_as_such(files: Folder) -> None:
     cluster = CLUSTER + "job_defaults:\n  serve:\n    nodes: 2\n"
-    finding = files.diagnostic(JOB, cluster)
-    assert (finding.code, files.place(finding)) == ("conflict", "cluster:4 job_defaults.serve.nodes")
+    diagnostic = files.diagnostic(JOB, cluster)
+    assert (diagnostic.code, files.place(diagnostic)) == ("conflict", "cluster:4 job_defaults.serve.nodes")
     assert files.load(JOB, cluster, "serve.nodes=1").job.serve.nodes == 1
 
 
@@ -155,8 +155,8 @@ def test_too_few_gpus_on_a_node_names_the_number_of_nodes_that_works(files: Fold
 
 
 def test_the_reference_to_one_machine_holds_for_gpus_too(files: Folder) -> None:
-    finding = files.diagnostic(JOB + "engine: {tensor_parallel: 4}\n", LOCAL + "gpus_per_node: 2\n")
-    assert (finding.code, finding.field) == ("conflict", "engine")
+    diagnostic = files.diagnostic(JOB + "engine: {tensor_parallel: 4}\n", LOCAL + "gpus_per_node: 2\n")
+    assert (diagnostic.code, diagnostic.field) == ("conflict", "engine")
 
 
 def test_a_job_without_companion_has_no_waits_of_one(files: Folder) -> None:
@@ -165,8 +165,8 @@ def test_a_job_without_companion_has_no_waits_of_one(files: Folder) -> None:
 
 
 def test_a_prompt_that_no_command_line_can_carry(files: Folder) -> None:
-    finding = files.diagnostic(JOB + "companion:\n  request:\n    prompt: " + "é" * 70_000 + "\n")
-    assert (finding.code, files.place(finding)) == ("too-large", "job:4 companion.request.prompt")
+    diagnostic = files.diagnostic(JOB + "companion:\n  request:\n    prompt: " + "é" * 70_000 + "\n")
+    assert (diagnostic.code, files.place(diagnostic)) == ("too-large", "job:4 companion.request.prompt")
 
 
 def test_rules_take_values_that_were_built_without_files() -> None:
@@ -177,25 +177,25 @@ def test_rules_take_values_that_were_built_without_files() -> None:
 
 
 def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder) -> None:
-    """All findings at once: a wrong type in one section hides no conflict in another, and makes up none."""
+    """A wrong type in one section neither hides nor makes up a conflict in another."""
     found = files.diagnostics(
         "name: x\nengine: {tensor_parallel: two, max_input_len: 9, max_seq_len: 9}\n"
         "model: {synthetic: tiny-llama, path: /x}\nserve: {nodes: 3}\nnonsense: 1\n"
     )
-    assert {(finding.code, finding.field) for finding in found} >= {
+    assert {(diagnostic.code, diagnostic.field) for diagnostic in found} >= {
         ("wrong-type", "engine.tensor_parallel"),
         ("conflict", "model"),
         ("conflict", "engine.max_input_len"),
         ("unknown-key", "nonsense"),
     }
     assert not any(
-        finding.field == "serve.nodes" for finding in found
+        diagnostic.field == "serve.nodes" for diagnostic in found
     )  # nobody knows how many ranks there are
 
 
 def test_a_key_with_the_name_of_pydantics_mark_is_just_unknown(files: Folder) -> None:
-    finding = files.diagnostic("name: x\n'[key]': 1\n")
-    assert (finding.code, finding.field, finding.line) == ("unknown-key", "'[key]'", 2)
+    diagnostic = files.diagnostic("name: x\n'[key]': 1\n")
+    assert (diagnostic.code, diagnostic.field, diagnostic.line) == ("unknown-key", "'[key]'", 2)
 
 
 @pytest.mark.parametrize(

@@ -44,18 +44,18 @@ def test_two_engines_on_four_gpus_are_accepted(files: Folder, job: str) -> None:
     ],
 )  # fmt: skip
 def test_what_does_not_go_together(files: Folder, job: str, code: str, field: str, words: str) -> None:
-    finding = files.diagnostic(BASE + job, NODE)
-    assert (finding.code, finding.field) == (code, field)
-    assert words in finding.message and finding.hint
+    diagnostic = files.diagnostic(BASE + job, NODE)
+    assert (diagnostic.code, diagnostic.field) == (code, field)
+    assert words in diagnostic.message and diagnostic.hint
 
 
 def test_the_reference_backend_serves_in_leader_mode_only(files: Folder) -> None:
-    finding = files.diagnostic(
+    diagnostic = files.diagnostic(
         JOB + "engine: {tensor_parallel: 2}\n" + COPIES + ONE, CLUSTER + "gpus_per_node: 4\n"
     )
-    assert finding.field == "serve.mode" and "reference" in finding.message
+    assert diagnostic.field == "serve.mode" and "reference" in diagnostic.message
 
 
 def test_a_release_without_the_mode_is_named(files: Folder) -> None:
-    finding = files.diagnostic(BASE + PHASES + CONTEXT + GENERATION, NODE.replace("0.16.0", "0.12.0"))
-    assert finding.field == "serve.mode" and "0.15.0" in finding.message
+    diagnostic = files.diagnostic(BASE + PHASES + CONTEXT + GENERATION, NODE.replace("0.16.0", "0.12.0"))
+    assert diagnostic.field == "serve.mode" and "0.15.0" in diagnostic.message

@@ -1,1 +1,1 @@
-"""The job file and the cluster profile: models, loading, layers and findings."""
+"""The job file and the cluster profile: models, loading, layers and diagnostics."""

@@ -156,8 +156,8 @@ def parse(text: str, source: Source) -> tuple[Node | None, list[Diagnostic]]:
         return reader.document(), reader.diagnostics
     except _Unusable as error:
         field = source.prefix.rstrip(".")
-        finding = Diagnostic(error.code, error.message, source.file, field, error.line, hint=error.hint)
-        return None, [*reader.diagnostics, finding]
+        fatal = Diagnostic(error.code, error.message, source.file, field, error.line, hint=error.hint)
+        return None, [*reader.diagnostics, fatal]
 
 
 class _PlainScanner(Scanner):

@@ -49,7 +49,7 @@ _SYNONYMS = {
     "gpus": "gpus_per_node",
     "env": "environment",
 }
-"""Names from other tools that no spelling distance leads to ours."""
+"""Names in other tools that are too different from the key for a match by spelling."""
 
 
 def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnostic]]:
@@ -68,14 +68,14 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnos
         return model.model_validate(plain), []
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-        findings = [_finding(model, tree, dict(detail)) for detail in details]
+        wrong = [_diagnose(model, tree, dict(detail)) for detail in details]
         if not isinstance(plain, dict):
-            return None, findings
-        return _partial(model, plain, [detail["loc"] for detail in details]), findings
+            return None, wrong
+        return _partial(model, plain, [detail["loc"] for detail in details]), wrong
 
 
 def _as_typed(node: Node, paths: Collection[Path]) -> Node:
-    """The same tree, with the text that was typed at each of ``paths``, where that is known."""
+    """Return the tree with the text that was typed at each of ``paths``, if it is known."""
     if () in paths:
         return node.as_typed()
     below = {path[0]: [it[1:] for it in paths if it[0] == path[0]] for path in paths}
@@ -88,18 +88,19 @@ def _as_typed(node: Node, paths: Collection[Path]) -> Node:
     return node
 
 
-def _finding(model: type[Section], tree: Node, detail: dict[str, Any]) -> Diagnostic:
+def _diagnose(model: type[Section], tree: Node, detail: dict[str, Any]) -> Diagnostic:
     kind, context = detail["type"], detail.get("ctx", {})
     path: Path = detail["loc"]
     if path[-1:] == ("[key]",) and kind != "extra_forbidden":
-        path = path[:-1]  # pydantic's way to say that the name of a mapping's entry is wrong
+        path = path[:-1]  # pydantic's mark for a wrong key of a mapping
     node = tree.nearest(path)
     value = node.plain()
     if kind == "extra_forbidden":
         return _unknown_key(model, tree, path)
     if kind == "missing":
-        remedy = f"add the line '{path[-1]}: ...'"
-        return tree.diagnostic("missing", path, "is missing and has no default", hint=remedy)
+        line = f"{path[-1]}: ..."
+        message = "is missing and has no default"
+        return tree.diagnostic("missing", path, message, hint=f"add the line '{line}'")
     if kind in _EXPECTED:
         message = f"must be {_EXPECTED[kind]}, not {_described(value)}"
         return tree.diagnostic("wrong-type", path, message, value=value, hint=_retyped(kind, value))
@@ -143,7 +144,7 @@ def _unknown_key(model: type[Section], tree: Node, path: Path) -> Diagnostic:
 
 
 def _guess(model: type[Section], section: type[Section] | None, key: str) -> str | None:
-    """The key that was most likely meant: of this section, else with its full path of another one."""
+    """Return the key that was most likely meant: in this section, or with its full path in another."""
     known = tuple(section.model_fields) if section is not None else ()
     wanted = _SYNONYMS.get(key, key)
     here = wanted if wanted in known else nearest(key, known)
@@ -155,7 +156,7 @@ def _guess(model: type[Section], section: type[Section] | None, key: str) -> str
 
 
 def section_at(model: type[Section], path: Path) -> type[Section] | None:
-    """The model of the section at ``path``; ``None`` where there is no section of ours."""
+    """Return the model of the section at ``path``; ``None`` if there is no such section."""
     for part in path:
         field = model.model_fields.get(part) if isinstance(part, str) else None
         inner = next(_sections(field.annotation), None) if field is not None else None
@@ -166,7 +167,7 @@ def section_at(model: type[Section], path: Path) -> type[Section] | None:
 
 
 def all_keys(model: type[Section], prefix: str = "") -> Iterator[str]:
-    """Every key of the model and of the sections in it, dotted."""
+    """Yield every key of the model and its sections, dotted."""
     for name, field in model.model_fields.items():
         yield prefix + name
         for inner in _sections(field.annotation):
@@ -183,7 +184,7 @@ def _sections(annotation: Any) -> Iterator[type[Section]]:
 
 
 def _choices(model: type[Section], path: Path) -> tuple[str, ...]:
-    """The choices of a field, also where they are those of a mapping's or a list's entries."""
+    """Return the choices of a field, or of its entries if it is a mapping or a list."""
     for length in range(len(path), 0, -1):
         section, name = section_at(model, path[: length - 1]), path[length - 1]
         if section is not None and name in section.model_fields:
@@ -212,7 +213,7 @@ def _described(value: Any) -> str:
 
 
 def _retyped(kind: str, value: Any) -> str | None:
-    """How the same value is written in the type that is wanted, if there is a way."""
+    """Return how to write the same value in the right type, if possible."""
     if value is None:
         return "give a value, or remove the key for the default"
     if kind == "string_type" and isinstance(value, (bool, int, float)):

@@ -88,7 +88,7 @@ def decoding_matches(facts: JobFacts) -> Diagnostics:
         return
     mode, wanted = job.repository.decoding_mode, job.engine.speculative
     there = release.placeholders("inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
-    # A mode that the release does not have at all is a finding of its own.
+    # Another rule refuses a mode that the release does not have at all.
     drafts = mode in _DRAFTING and there is not None and mode in there.choices
     if drafts and (wanted is None or wanted.mode != mode):
         message = f"{mode} needs an engine that was built for it"

@@ -42,16 +42,16 @@ def test_they_are_the_last_words_of_their_program() -> None:
 def test_what_the_release_would_refuse(
     files: Folder, words: str, place: str, message: str, hint: str
 ) -> None:
-    findings = files.diagnostics(f"{ENGINE}    build: {words}\n", CLUSTER)
-    [finding] = [each for each in findings if each.field == f"engine.options.{place}"]
-    assert files.place(finding).startswith("job:7 ") and finding.code == "release"
-    assert message in finding.message and hint in (finding.hint or "")
+    diagnostics = files.diagnostics(f"{ENGINE}    build: {words}\n", CLUSTER)
+    [diagnostic] = [each for each in diagnostics if each.field == f"engine.options.{place}"]
+    assert files.place(diagnostic).startswith("job:7 ") and diagnostic.code == "release"
+    assert message in diagnostic.message and hint in (diagnostic.hint or "")
 
 
 def test_words_for_a_program_that_does_not_run(files: Folder) -> None:
-    finding = files.diagnostic(f"{ENGINE}    quantize: [--seed, '1']\n", CLUSTER)
-    assert finding.field == "engine.options.quantize"
-    assert "convert_checkpoint.py, then trtllm-build" in finding.message
+    diagnostic = files.diagnostic(f"{ENGINE}    quantize: [--seed, '1']\n", CLUSTER)
+    assert diagnostic.field == "engine.options.quantize"
+    assert "convert_checkpoint.py, then trtllm-build" in diagnostic.message
 
 
 def test_a_word_that_the_release_ignores_is_a_note() -> None:

@@ -81,9 +81,9 @@ def job(version: str, repository: str, backend: str = "tensorrtllm") -> str:
 def test_what_the_release_does_not_have(
     files: Folder, version: str, repository: str, field: str, words: str
 ) -> None:
-    findings = files.diagnostics(job(version, repository), CLUSTER)
-    here = [finding for finding in findings if finding.field == f"repository.{field}"]
-    assert len(here) == 1, "\n".join(map(str, findings))
+    diagnostics = files.diagnostics(job(version, repository), CLUSTER)
+    here = [diagnostic for diagnostic in diagnostics if diagnostic.field == f"repository.{field}"]
+    assert len(here) == 1, "\n".join(map(str, diagnostics))
     assert words in here[0].message
     assert here[0].line and here[0].hint
 
@@ -104,7 +104,9 @@ def test_what_the_release_has(files: Folder, version: str, repository: str) -> N
 
 def test_a_tokenizer_is_named(files: Folder) -> None:
     text = JOB + "engine: {backend: tensorrtllm, tensorrt_llm_version: 0.16.0, directory: /engines/x}\n"
-    found = {finding.field for finding in files.diagnostics(text + "model: {synthetic: null}\n", CLUSTER)}
+    found = {
+        diagnostic.field for diagnostic in files.diagnostics(text + "model: {synthetic: null}\n", CLUSTER)
+    }
     assert "repository.tokenizer" in found
     named = text + "model: {synthetic: null}\nrepository: {tokenizer: /models/t}\n"
     assert files.load(named, CLUSTER).job.repository.tokenizer == "/models/t"
@@ -112,7 +114,7 @@ def test_a_tokenizer_is_named(files: Folder) -> None:
 
 def test_the_llm_api_has_one_model(files: Folder) -> None:
     text = job("1.0.0", "{parameters: {preprocessing: {x: 1}}}", backend="llmapi")
-    found = {finding.field for finding in files.diagnostics(text, CLUSTER)}
+    found = {diagnostic.field for diagnostic in files.diagnostics(text, CLUSTER)}
     assert "repository.parameters.preprocessing" in found
 
 
@@ -126,8 +128,8 @@ def test_the_llm_api_has_one_model(files: Folder) -> None:
     ],
 )
 def test_no_key_is_lost_silently(files: Folder, backend: str, repository: str, field: str) -> None:
-    findings = files.diagnostics(job("1.2.0", repository, backend=backend), CLUSTER)
-    assert f"repository.{field}" in {finding.field for finding in findings}
+    diagnostics = files.diagnostics(job("1.2.0", repository, backend=backend), CLUSTER)
+    assert f"repository.{field}" in {diagnostic.field for diagnostic in diagnostics}
 
 
 def test_the_llm_api_takes_what_model_yaml_has(files: Folder) -> None:
