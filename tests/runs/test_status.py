@@ -34,7 +34,7 @@ CASES: list[tuple[tuple[Slurm, Slurm, Slurm], RunState, ExitCode, str]] = [
     (("COMPLETED", "PENDING", "PENDING"), RunState.RUNNING, OK, "stage serve waits in the queue"),
     (("COMPLETED", "RUNNING", "RUNNING"), RunState.RUNNING, OK, "stage serve runs"),
     (("COMPLETED", "COMPLETING", "COMPLETED"), RunState.RUNNING, OK, "stage serve has ended; its processes"),
-    (("COMPLETED", "COMPLETED", "COMPLETED"), RunState.COMPLETED, OK, "every stage has ended well"),
+    (("COMPLETED", "COMPLETED", "COMPLETED"), RunState.COMPLETED, OK, "every stage has completed"),
     (
         (("FAILED", "1:0"), "CANCELLED", "CANCELLED"),
         RunState.FAILED,
@@ -45,7 +45,7 @@ CASES: list[tuple[tuple[Slurm, Slurm, Slurm], RunState, ExitCode, str]] = [
         (("OUT_OF_MEMORY", "0:125"), "CANCELLED", "CANCELLED"),
         RunState.FAILED,
         ExitCode.BUILD,
-        "stage build used more memory than it asked for",
+        "stage build used more memory than it requested",
     ),
     (
         ("COMPLETED", ("FAILED", "0:9"), ("FAILED", "143:0")),

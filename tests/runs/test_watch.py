@@ -68,6 +68,16 @@ def test_slurm_is_queried_at_once_when_a_stage_records_an_event(
     assert clock.now - 1000 < 108
 
 
+def test_jobs_that_have_ended_are_not_queried_again(
+    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
+) -> None:
+    clock.at(60, lambda: finish(fake_slurm))
+    list(follow(run))
+    first, *others = [call[-1] for call in fake_slurm.calls("squeue")]
+    assert first == "--jobs=101,102,103"
+    assert others and not any("101" in jobs for jobs in others)
+
+
 def publish(run: RunPaths) -> None:
     Endpoint("102", "n1", "10.0.0.1", 8, 9, 10, ["ensemble"], 5.0).write(run.endpoint)
     add_event(run, "serve", "ready")

@@ -64,9 +64,9 @@ def test_an_unknown_state_is_reported_and_not_final(text: str, name: str) -> Non
         ("(ReqNodeNotAvail, UnavailableNodes:n1)", "a node it needs is down, drained or reserved"),
         ("JobHeldUser", "you hold it; type: scontrol release JOBID"),
         ("PartitionTimeLimit", "lower time_limit_minutes"),
-        ("FlyingElephants", "Slurm says FlyingElephants"),
-        ("", "Slurm has not said why yet"),
-        ("None", "Slurm has not said why yet"),
+        ("FlyingElephants", "Slurm's reason is FlyingElephants"),
+        ("", "Slurm has not given a reason yet"),
+        ("None", "Slurm has not given a reason yet"),
     ],
 )
 def test_a_pending_reason_in_words(reason: str, words: str) -> None:

@@ -110,7 +110,7 @@ def answers(run: RunPaths) -> list[str]:
 def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(site: Site) -> None:
     answer, run = site.submit(site.job("first"))
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "engine: not in the cache" in answer.stdout and "build: has ended well" in answer.stderr
+    assert "engine: not in the cache" in answer.stdout and "build: has completed" in answer.stderr
     # The fake models answer with their engine's and their tokenizer's folder.
     assert answers(run) == [f"hello|{run.engine}|{site.model}"] * 2
     convert, build = site.calls()

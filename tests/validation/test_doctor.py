@@ -55,7 +55,7 @@ def test_doctor_of_a_good_job(types: Callable[..., Typed], home: Path) -> None:
     assert (code, errors) == (0, "")
     for words in ("world-size", "1 rank on 1 node of 1", "memory of one rank", "weights", "KV cache"):
         assert words in output
-    assert "rules of job files and profiles are kept" in output and "steps-hold-a-batch" not in output
+    assert "rules of job files and profiles are met" in output and "steps-hold-a-batch" not in output
     code, _, errors = types("doctor", "--cluster", "local", "--rules")
     assert code == ExitCode.USAGE and "rules that a JOB has kept" in errors
     _, output, _ = types("doctor", "good.yaml", "--cluster", "local", "--rules")

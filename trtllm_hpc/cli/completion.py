@@ -36,7 +36,7 @@ class _BashComplete(BashComplete):
     )
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor and the word at it, put together again."""
+        """Return the words before the cursor and the word at it, joined again."""
         count = int(os.environ["COMP_CWORD"]) + 1
         words = [*split_arg_string(os.environ["COMP_WORDS"])[:count], ""][:count]
         joined: list[str] = []
@@ -54,7 +54,7 @@ class _BashComplete(BashComplete):
         return joined, incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return the completion without the pieces that bash keeps."""
+        """Return the completion without the part that bash keeps."""
         return f"{item.type},{item.value.removeprefix(self._kept)}"
 
 

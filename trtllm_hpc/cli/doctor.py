@@ -100,7 +100,9 @@ def _print_tables(record: dict[str, Any], with_rules: bool) -> None:
         click.echo()
         print_table(rules_table(record["rules"]))
     elif record["rules"]:
-        click.echo(f"\n{len(record['rules'])} rules of job files and profiles are kept (--rules lists them).")
+        click.echo(
+            f"\nAll {len(record['rules'])} rules of job files and profiles are met (--rules lists them)."
+        )
     if record["notes"]:
         click.echo()
     for note in record["notes"]:
@@ -109,10 +111,10 @@ def _print_tables(record: dict[str, Any], with_rules: bool) -> None:
 
 def _summary(rows: list[Diagnostic]) -> str:
     counts = {state: sum(row.state == state for row in rows) for state in ("fail", "warn", "unknown")}
-    words = {
+    texts = {
         "fail": "{} failed",
-        "warn": "{} to think about",
+        "warn": "{} with a warning",
         "unknown": "{} that cannot be judged here",
     }
-    told = [words[state].format(count) for state, count in counts.items() if count]
-    return f"{len(rows)} checks: {', '.join(told) or 'all is well'}."
+    parts = [texts[state].format(count) for state, count in counts.items() if count]
+    return f"{len(rows)} checks: {', '.join(parts) or 'all are ok'}."

@@ -113,9 +113,9 @@ def _show(status: Status, as_json: bool) -> None:
         click.echo(f"  next: trtllm-hpc sandbox down --name {status.name}")
     if not status.slurm_conf:
         return
-    words = {True: "answers", False: "does not answer", None: "only root can check"}
+    answer = {True: "answers", False: "does not answer", None: "only root can check"}
     for daemon, answers in status.daemons.items():
-        click.echo(f"  {daemon:<12} {words[answers]}")
+        click.echo(f"  {daemon:<12} {answer[answers]}")
     for node in status.nodes:
         click.echo(f"  {node.name:<24} {node.address:<15} {status.gpus_per_node} GPUs  {node.state}")
     click.echo(f"  partitions   {', '.join(status.partitions)}")

@@ -35,7 +35,7 @@ def checks_table(rows: Sequence[dict[str, Any]], *, narrow: bool) -> Table:
 
 def rules_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the table of the rules of job files and profiles; a job that loads meets them all."""
-    table = plain_table("rule", "outcome", "what it says")
+    table = plain_table("rule", "outcome", "meaning")
     for row in rows:
         table.add_row(row["id"], Text(row["outcome"], style=_STYLES[row["outcome"]]), Text(row["sentence"]))
     return table

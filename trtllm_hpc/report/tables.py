@@ -95,7 +95,7 @@ def _select(table: Table, chosen: Sequence[int]) -> Table:
 
 
 def _cell_widths(table: Table, console: Console) -> tuple[list[int], list[int]]:
-    """Return the least width of each column (its longest word) and the one it would like to have."""
+    """Return the least width of each column (its longest word) and its width without wrapping."""
     least, most = [], []
     for column in table.columns:
         measured = [console.measure(cell) for cell in (column.header, *column.cells)]
@@ -155,7 +155,7 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> None:
 
 
 def wrap(text: str, width: int | None) -> str:
-    """Wrap each line of ``text`` at words, as far indented as the line; ``None`` leaves it alone."""
+    """Wrap each line of ``text`` at words, indented as the line is; with ``None`` change nothing."""
     if width is None:
         return text
     lines = []

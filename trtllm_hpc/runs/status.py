@@ -364,7 +364,7 @@ def _progress_sentence(state: RunState, stages: list[StageStatus]) -> str:
     if state is RunState.RENDERED:
         return "not submitted"
     if state is RunState.COMPLETED:
-        return "every stage has ended well"
+        return "every stage has completed"
     busy = next((stage for stage in stages if not stage.final), None)
     return f"stage {busy.stage} {busy.sentence}" if busy else state.value
 

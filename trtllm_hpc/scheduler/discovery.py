@@ -122,8 +122,8 @@ def _plugins(text: str) -> tuple[str, ...]:
     """Parse ``srun --mpi=list``: one plugin a line, exact versions after 'available:'."""
     found: list[str] = []
     for line in text.splitlines():
-        words = line.removeprefix("srun:").strip()
-        versions = words.partition("available:")[2]
-        names = versions.split(",") if versions else [words]
+        text = line.removeprefix("srun:").strip()
+        versions = text.partition("available:")[2]
+        names = versions.split(",") if versions else [text]
         found += [name.strip() for name in names if re.fullmatch(r"[a-z][a-z0-9_]*", name.strip())]
     return tuple(dict.fromkeys(name for name in found if name != "none"))

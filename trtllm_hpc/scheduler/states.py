@@ -41,10 +41,10 @@ STATES = _table(
     JobState("STAGE_OUT", False, False, "copies its files out"),
     JobState("SPECIAL_EXIT", False, False, "was requeued in a special state by the site"),
     JobState("RESV_DEL_HOLD", False, False, "is held because its reservation is gone"),
-    JobState("COMPLETED", True, True, "has ended well"),
+    JobState("COMPLETED", True, True, "has completed"),
     JobState("FAILED", True, False, "has failed"),
     JobState("TIMEOUT", True, False, "ran into its time limit"),
-    JobState("OUT_OF_MEMORY", True, False, "used more memory than it asked for"),
+    JobState("OUT_OF_MEMORY", True, False, "used more memory than it requested"),
     JobState("NODE_FAIL", True, False, "lost a node"),
     JobState("BOOT_FAIL", True, False, "was given a node that did not boot"),
     JobState("DEADLINE", True, False, "could not end before its deadline"),
@@ -73,7 +73,7 @@ def parse_state(text: str) -> JobState:
 
 
 REASONS = {
-    "None": "Slurm has not said why yet",
+    "None": "Slurm has not given a reason yet",
     "Priority": "other jobs have a higher priority",
     "Resources": "the nodes it needs are busy",
     "Dependency": "an earlier stage must come first",
@@ -84,9 +84,9 @@ REASONS = {
     "ReqNodeNotAvail": "a node it needs is down, drained or reserved",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
-    "PartitionNodeLimit": "it asks for more nodes than the partition allows; lower serve.nodes",
-    "PartitionTimeLimit": "it asks for more time than the partition allows; lower time_limit_minutes",
-    "PartitionConfig": "it asks for something that the partition does not have",
+    "PartitionNodeLimit": "it requests more nodes than the partition allows; lower serve.nodes",
+    "PartitionTimeLimit": "it requests more time than the partition allows; lower time_limit_minutes",
+    "PartitionConfig": "it requests something that the partition does not have",
     "BadConstraints": "no node fulfils its constraint or GPU request; look at constraint and gpus_per_node",
     "NodeDown": "a node it needs is down",
     "Reservation": "its reservation has not begun",
@@ -98,17 +98,17 @@ REASONS = {
     "QOSMaxJobsPerUserLimit": "you run as many jobs as your QOS allows",
     "QOSMaxNodePerUserLimit": "you use as many nodes as your QOS allows",
     "QOSMaxGRESPerUser": "you use as many GPUs as your QOS allows",
-    "QOSMaxWallDurationPerJobLimit": "it asks for more time than your QOS allows",
+    "QOSMaxWallDurationPerJobLimit": "it requests more time than your QOS allows",
     "QOSMaxCpuPerUserLimit": "you use as many CPUs as your QOS allows",
     "QOSGrpGRES": "your QOS group uses all its GPUs",
-    "AssocMaxJobsLimit": "your account runs as many jobs as it may",
+    "AssocMaxJobsLimit": "your account runs as many jobs as it is allowed to",
     "AssocGrpGRES": "your account uses all its GPUs",
     "AssocGrpCpuLimit": "your account uses all its CPUs",
     "AssocGrpNodeLimit": "your account uses all its nodes",
-    "AssocMaxWallDurationPerJobLimit": "it asks for more time than your account allows",
-    "MaxMemPerLimit": "it asks for more memory than the partition allows a node or CPU",
+    "AssocMaxWallDurationPerJobLimit": "it requests more time than your account allows",
+    "MaxMemPerLimit": "it requests more memory than the partition allows a node or CPU",
     "Cleaning": "its last attempt is still being cleaned up",
-    "JobArrayTaskLimit": "as many of its array run as may",
+    "JobArrayTaskLimit": "its array already runs as many jobs as allowed",
     "BurstBufferResources": "the burst buffer is full",
     "NodesNotAvail": "nodes it needs are not available",
     "launch_failed_requeued_held": "its last launch failed; type: scontrol release JOBID",
@@ -122,4 +122,4 @@ def explain_reason(reason: str) -> str:
     Of ``(ReqNodeNotAvail, UnavailableNodes:n1)`` only the first word counts.
     """
     word = reason.strip("()").split(",")[0].strip()
-    return REASONS.get(word, f"Slurm says {reason}" if reason else REASONS["None"])
+    return REASONS.get(word, f"Slurm's reason is {reason}" if reason else REASONS["None"])
