@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +50,15 @@ def _imports(file: Path) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, f"trtllm_hpc.{alias.name}") for alias in node.names)
             else:
                 yield node.lineno, node.module
+
+
+def test_the_architecture_page_names_the_rooms_in_the_order_that_import_linter_keeps() -> None:
+    root = Path(__file__).parents[1]
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    contracts = toml.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [room.strip() for layer in contracts[0]["layers"] for room in layer.split("|")]
+    rows = re.findall(r"^\| (`.*?) \|", (root / "docs/architecture.md").read_text(), re.MULTILINE)
+    assert re.findall(r"`(\w+)/?`", "\n".join(rows)) == [room for room in layers if room != "__main__"]
 
 
 def test_what_travels_into_the_job_needs_only_the_standard_library() -> None:
