@@ -93,12 +93,12 @@ def command(
 
 
 def _print(comparison: Comparison) -> None:
-    from trtllm_hpc.report.comparison_table import comparison_table, remarks
+    from trtllm_hpc.report.comparison_table import INTERVAL, comparison_table, remarks
     from trtllm_hpc.report.tables import print_table
 
     for line in remarks(comparison):
         click.echo(line)
-    print_table(comparison_table(comparison))
+    print_table(comparison_table(comparison), optional=(INTERVAL,))
 
 
 def _compare_with_file(found: StoredMeasurement, path: Path, key: str, tolerance: Tolerance) -> None:

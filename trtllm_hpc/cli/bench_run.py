@@ -18,7 +18,6 @@ from trtllm_hpc.errors import InvalidMeasurement, TrtllmHpcError
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RESERVED_ENDINGS, RunPaths, call_name, write_text
 
 if TYPE_CHECKING:
-    from trtllm_hpc.bench.measure import Subject
     from trtllm_hpc.bench.results import Measurement
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.config.job import JobFile
@@ -75,15 +74,18 @@ def command(
     Example:
       trtllm-hpc bench latest --requests 100 --rate 8 --save-as rate-8
     """
-    from trtllm_hpc.bench.measure import Interrupted, run_measurement
+    from trtllm_hpc.bench.measure import Interrupted, Subject, run_measurement
+    from trtllm_hpc.config.benchmark import Benchmark
+    from trtllm_hpc.config.files import read_spec
+    from trtllm_hpc.runs.endpoint import endpoint_of
 
-    job = _job_of(run)
-    settings = settings_of(_base(job), given_settings(ctx))
-    unfit = engine_limit_problems(job, settings)
-    if unfit:
-        raise click.UsageError("\n".join(unfit))
+    job = read_spec(run.spec)
+    settings = settings_of(job.companion.benchmark or Benchmark(), given_settings(ctx))
+    problems = engine_limit_problems(job, settings)
+    if problems:
+        raise click.UsageError("\n".join(problems))
     found = StoredMeasurement(run, _new_name(run, name))
-    subject = _subject(run, job, wait_seconds)
+    subject = Subject(run, endpoint_of(run, wait_seconds), job)
     interrupted = False
     try:
         with terminating_as_interrupt():
@@ -103,8 +105,8 @@ def engine_limit_problems(job: JobFile, settings: Benchmark) -> list[str]:
 
     companion = job.companion.model_copy(update={"enabled": True, "benchmark": settings})
     prefix = "companion.benchmark."
-    asking = job.model_copy(update={"companion": companion})
-    problems = [problem for rule in (answers_fit, prompts_fit) for problem in rule(asking)]
+    with_settings = job.model_copy(update={"companion": companion})
+    problems = [problem for rule in (answers_fit, prompts_fit) for problem in rule(with_settings)]
     return [
         f"{OPTION_OF[problem.field.removeprefix(prefix)]}: {problem.message}; {problem.hint}."
         for problem in problems
@@ -138,26 +140,6 @@ def _hint(found: StoredMeasurement, measurement: Measurement) -> str:
         limit = measurement.settings.get("request_timeout_seconds")
         return f"raise --timeout-seconds (now {limit}), or request a lower rate or shorter answers"
     return f"trtllm-hpc logs {run} --rank 0"
-
-
-def _job_of(run: RunPaths) -> JobFile:
-    from trtllm_hpc.config.files import read_spec
-
-    return read_spec(run.spec)
-
-
-def _base(job: JobFile) -> Benchmark:
-    """Return the settings of the run's job file; the defaults if it has no benchmark."""
-    from trtllm_hpc.config.benchmark import Benchmark
-
-    return job.companion.benchmark or Benchmark()
-
-
-def _subject(run: RunPaths, job: JobFile, wait_seconds: float) -> Subject:
-    from trtllm_hpc.bench.measure import Subject
-    from trtllm_hpc.runs.endpoint import endpoint_of
-
-    return Subject(run, endpoint_of(run, wait_seconds), job)
 
 
 def _new_name(run: RunPaths, name: str | None) -> str:

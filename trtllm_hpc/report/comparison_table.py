@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+INTERVAL = "95 % of B - A"
+"""The column that narrow terminals may leave out."""
+
+
 def comparison_table(comparison: Comparison) -> Table:
-    """A row for each figure, with what the difference means."""
+    """Return a table with a row for each figure, and a verdict on the difference if it is judged."""
     from rich.text import Text
 
-    table = plain_table()
-    for header in ("level", "figure"):
-        table.add_column(header)
-    for header in ("A", "B", "change", "95 % of B - A"):
-        table.add_column(header, justify="right")
-    table.add_column("verdict")
+    numbers = ("A", "B", "change", INTERVAL)
+    table = plain_table("level", "figure", *numbers, "verdict", right=numbers)
     level = None
     for row in comparison.rows:
         table.add_row(
@@ -38,21 +38,21 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """What must be known to read the table, a line each."""
-    told = [f"A: {comparison.a}", f"B: {comparison.b}"]
-    for word, lines in (
+    """Return what a reader of the table must know, a line each."""
+    lines = [f"A: {comparison.a}", f"B: {comparison.b}"]
+    for kind, sentences in (
         ("not valid", comparison.invalid),
         ("different workload", comparison.workload),
         ("different setting", comparison.settings),
         ("different environment", comparison.environment),
         ("note", comparison.notes),
     ):
-        told += [f"{word}: {line}" for line in lines]
-    return told
+        lines += [f"{kind}: {sentence}" for sentence in sentences]
+    return lines
 
 
 def verdict(row: Row) -> str:
-    """One word or three: ``worse``, ``better, by chance?``..."""
+    """Return ``same``, ``better`` or ``worse``, and whether that may be chance."""
     if row.better is None or not row.beyond:
         return "same"
     direction = "better" if row.better else "worse"
