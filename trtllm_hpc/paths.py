@@ -252,6 +252,18 @@ def default_runs_folder() -> Path:
     return Path(os.environ.get(RUNS_VARIABLE) or "runs")
 
 
+def user_cache() -> Path:
+    """The user's folder for what can be made again: ``$XDG_CACHE_HOME/trtllm-hpc``, else below ``~/.cache``.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    # Relative values are to be ignored (XDG Base Directory Specification).
+    base = Path(chosen) if chosen.startswith("/") else Path.home() / ".cache"
+    return base / "trtllm-hpc"
+
+
 def engines_folder(named: str | None, runs_folder: Path) -> Path:
     """Return the engine cache: ``named``, else ``$TRTLLM_HPC_ENGINES``, else ``engines`` beside the runs."""
     beside = runs_folder.absolute().parent / "engines"

@@ -219,7 +219,8 @@ def test_a_job_of_the_reference_backend_reads_nothing_of_releases(
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    monkeypatch.setattr("trtllm_hpc.tensorrt_llm.releases.data_files.read_data", refuse)
+    for module in ("commands", "families", "placeholders", "release"):
+        monkeypatch.setattr(f"trtllm_hpc.tensorrt_llm.releases.{module}.read_data", refuse)
     files.load()
 
 

@@ -142,11 +142,12 @@ def runtime_zipapp(further: Mapping[str, bytes] | None = None) -> bytes:
     files |= further or {}
     files["__main__.py"] = b"import sys\n\nfrom trtllm_hpc.runtime.__main__ import main\n\nsys.exit(main())\n"
     buffer = BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in files.items():
-            # A fixed date, so that the bytes depend on the code alone. A ZipInfo brings its own compression:
-            # none, unless it is told here.
-            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
+            # A fixed date, so that the bytes depend on the code alone. The fastest compression takes half
+            # the time of the default, and a fifth more space.
+            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            archive.writestr(info, data, zipfile.ZIP_DEFLATED, compresslevel=1)
     return b"#!/usr/bin/env python3\n" + buffer.getvalue()
 
 

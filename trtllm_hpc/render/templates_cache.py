@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import tarfile
@@ -23,7 +22,7 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import RenderError
-from trtllm_hpc.paths import read_json, write_json
+from trtllm_hpc.paths import read_json, user_cache, write_json
 from trtllm_hpc.runtime.model_repository.repository import CONFIG, find_all_models
 from trtllm_hpc.runtime.model_repository.template import find_placeholders
 
@@ -76,11 +75,8 @@ class KeptTemplates:
 
 
 def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/trtllm-hpc/templates``, by default below ``~/.cache``."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    # Relative values are to be ignored (XDG Base Directory Specification).
-    base = Path(chosen) if chosen.startswith("/") else Path.home() / ".cache"
-    return base / "trtllm-hpc" / "templates"
+    """The folder of all kept templates."""
+    return user_cache() / "templates"
 
 
 def image_key(cluster: ClusterProfile) -> str:
