@@ -18,8 +18,8 @@ from tests.tensorrt_llm.memory_models import (
 )
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.tensorrt_llm.memory.families import UnknownModel, read_shape
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, plan_memory
+from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel, read_shape
 from trtllm_hpc.tensorrt_llm.releases import release_of_version
 
 GIB = 2**30

@@ -15,6 +15,9 @@ import click
 from trtllm_hpc import __version__
 from trtllm_hpc.errors import ExitCode, TrtllmHpcError
 
+# pydantic would look for plugins in the metadata of every installed package, at each start; none is used.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 COMMANDS: dict[str, str] = {
     "init": "Write a commented job file or cluster profile to start from.",
     "jobs": "List and show the shipped job files.",

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from packaging.version import Version
+
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.job import Disaggregated, JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan import reference
 from trtllm_hpc.plan.layout import Layout, make_layout, one_node
-from trtllm_hpc.plan.model import Plan, RepositoryModel
-from trtllm_hpc.plan.server import disaggregated_ranks, server_plan
+from trtllm_hpc.plan.model import Plan, RepositoryModel, ServerPlan
 from trtllm_hpc.plan.stages import make_stages
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.releases import Release
+
+LAUNCHER = "trtllm-llmapi-launch"
+"""Joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""
+NO_POOLS_SINCE = "24.06"
+"""From the tag after this one on, an orchestrator's server must not take GPU memory for itself
+(upstream's ``launch_triton_server.py``, ``check_triton_version``)."""
 
 
 def make_plan(
@@ -48,7 +56,7 @@ def make_plan(
         python=chosen,
         task_python=task_python,
         layout=layout,
-        server=server_plan(job, release, layout, with_slurm=cluster.scheduler == "slurm"),
+        server=_server_plan(job, release, layout, with_slurm=cluster.scheduler == "slurm"),
         release=release.version if release is not None else None,
         engines_folder=engines,
         engine_folder=job.engine.directory or str(paths.engine),
@@ -78,7 +86,7 @@ def layout_of(job: JobFile, cluster: ClusterProfile) -> Layout:
         RenderError: they cannot be spread as the job file asks.
     """
     if job.serve.mode == "disaggregated" and job.serve.disaggregated is not None:
-        return one_node(disaggregated_ranks(job.serve.disaggregated), _gpus_named(job, cluster))
+        return one_node(_disaggregated_ranks(job.serve.disaggregated), _gpus_named(job, cluster))
     if job.serve.mode == "orchestrator":
         return one_node(1, _gpus_named(job, cluster))
     return make_layout(job.engine.world_size, job.serve.nodes, cluster.gpus_per_node)
@@ -123,3 +131,30 @@ def _repository(facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...]
     from trtllm_hpc.plan import repository
 
     return repository.recipe(facts, facts.release, paths)
+
+
+def _server_plan(job: JobFile, release: Release | None, layout: Layout, *, with_slurm: bool) -> ServerPlan:
+    """Models of the workers, environment and further options of every rank's server."""
+    if job.engine.backend == "llmapi":
+        # Without it each server would spawn its workers by MPI, which Slurm's PMIx does not offer.
+        return ServerPlan(worker_models=(), launcher=LAUNCHER if with_slurm else None)
+    if job.serve.mode == "orchestrator":
+        spawning = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
+        return ServerPlan(worker_models=(), environment=spawning, options=_pools(release, layout))
+    if job.serve.mode == "disaggregated":
+        fixed = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "0"}
+        return ServerPlan(worker_models=("context", "generation"), environment=fixed)
+    return ServerPlan(worker_models=("tensorrt_llm",))
+
+
+def _pools(release: Release | None, layout: Layout) -> tuple[str, ...]:
+    tags = release.tags if release is not None else ()
+    if tags and max(map(Version, tags)) <= Version(NO_POOLS_SINCE):
+        return ()
+    pools = (f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(layout.gpus_per_node))
+    return ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools)
+
+
+def _disaggregated_ranks(phases: Disaggregated) -> int:
+    """World size of disaggregated serving: the orchestrator, and a rank for each GPU of each copy."""
+    return 1 + sum(len(gpus) for phase in (phases.context, phases.generation) for gpus in phase.instances)

@@ -16,7 +16,6 @@ from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engines
 from trtllm_hpc.scheduler.discovery import Partition, query_mpi_plugins, query_partitions, supports_pyxis
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
-from trtllm_hpc.tensorrt_llm.memory.families import synthetic_config
 
 
 class Context:
@@ -77,6 +76,8 @@ class Context:
     def model_config(self) -> Mapping[str, Any] | None:
         """The model's ``config.json``, or a synthetic model's shape."""
         if self.job.model.synthetic is not None:
+            from trtllm_hpc.tensorrt_llm.memory.shapes import synthetic_config
+
             return synthetic_config(self.job.model.synthetic)
         if self.model_folder is None:
             return None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError, Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
-from trtllm_hpc.tensorrt_llm.memory.families import UnknownModel
-from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, plan_memory
 from trtllm_hpc.validation.context import Check, Context
+
+if TYPE_CHECKING:
+    from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
+    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LEAST_BYTES = 1024
@@ -57,8 +60,8 @@ def divides(context: Context) -> Diagnostic:
     config, engine = context.model_config, context.job.engine
     if config is None:
         return unknown("the model's config.json cannot be read here")
-    from trtllm_hpc.tensorrt_llm.memory.families import read_shape
-    from trtllm_hpc.tensorrt_llm.memory.weights import parallel_of
+    from trtllm_hpc.tensorrt_llm.memory.rank_memory import parallel_of
+    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel, read_shape
 
     try:
         stack = read_shape(config).decoder
@@ -253,6 +256,9 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
     config = context.model_config
     if config is None:
         return None
+    from trtllm_hpc.tensorrt_llm.memory.planner import plan_memory
+    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
+
     try:
         return plan_memory(context.job, context.cluster, config, context.plan.facts.release)
     except UnknownModel as error:
@@ -264,7 +270,7 @@ def memory(context: Context) -> Diagnostic:
     plan = memory_of(context)
     if plan is None:
         return unknown("the model's config.json cannot be read here, so nothing is known of its memory")
-    if isinstance(plan, UnknownModel):
+    if isinstance(plan, Exception):
         return unknown(str(plan))
     return Diagnostic("memory", plan.sentence, hint=plan.remedy, state=plan.verdict)
 

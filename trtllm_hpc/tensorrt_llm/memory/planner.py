@@ -1,7 +1,7 @@
 """The memory planner: what a model takes of each rank's memory, and how many tokens fit beside it.
 
 Weights and KV cache are sums over the model's matrices and layers. What else
-a rank takes is an estimate, see :mod:`trtllm_hpc.tensorrt_llm.memory.buffers`.
+a rank takes is an estimate, see :mod:`trtllm_hpc.tensorrt_llm.memory.rank_memory`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from typing import Any, Literal
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.tensorrt_llm.memory.buffers import Buffers, buffers_of
-from trtllm_hpc.tensorrt_llm.memory.families import Config, read_shape
-from trtllm_hpc.tensorrt_llm.memory.limits import Limits, limits_of
-from trtllm_hpc.tensorrt_llm.memory.model import ModelShape
-from trtllm_hpc.tensorrt_llm.memory.weights import (
+from trtllm_hpc.tensorrt_llm.memory.rank_memory import (
+    Buffers,
+    Limits,
     Parallel,
+    buffers_of,
     cache_bytes_of,
     dtype_of,
     format_of,
     kv_bytes_per_token,
+    limits_of,
     parallel_of,
     weight_bytes,
 )
+from trtllm_hpc.tensorrt_llm.memory.shapes import Config, ModelShape, read_shape
 from trtllm_hpc.tensorrt_llm.releases import Release
 
 GIB = 2**30
@@ -137,7 +138,7 @@ class _Planner:
         # Before 0.16 the conversion shares them only when asked (--use_embedding_sharing).
         shares = engine.embedding_sharing
         if shares is None:
-            shares = self.release is None or _at_least(self.release, "0.16")
+            shares = self.release is None or self.release.at_least("0.16")
         total = weight_bytes(
             self.shape,
             parallel,
@@ -240,13 +241,7 @@ class _Planner:
 
 def _default_fraction(release: Release | None) -> float:
     """0.9 of what is free, 0.85 before release 0.8 (upstream.md, A2)."""
-    return 0.9 if release is None or _at_least(release, "0.8") else 0.85
-
-
-def _at_least(release: Release, version: str) -> bool:
-    from packaging.version import Version
-
-    return Version(release.version) >= Version(version)
+    return 0.9 if release is None or release.at_least("0.8") else 0.85
 
 
 def gib(size: float) -> str:

@@ -1,4 +1,11 @@
-"""Bytes of a model on one rank: its weights, and its keys and values for one token."""
+"""Bytes on one rank: weights, keys and values of a token, and an estimate of all buffers beside them.
+
+The estimate is fitted to logs that users have published ("Allocated ... for execution
+context memory", "... GPU memory for runtime buffers", "... for decoder"):
+TensorRT-LLM's own example in docs/source/reference/memory.md (7B, TP 2),
+NVIDIA/TensorRT-LLM issue 1188 (Qwen 0.5B, batch 2048) and issue 3636 (8B,
+128,000 tokens a step). docs/memory.md sets them beside these formulas.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +13,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtllm_hpc.config.engine import Engine, Quantization
-from trtllm_hpc.tensorrt_llm.memory.model import Matrix, ModelShape, Stack
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.tensorrt_llm.memory.shapes import Matrix, ModelShape, Stack
+from trtllm_hpc.tensorrt_llm.releases import Release
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Of one element of each type."""
+_HIDDEN_STATES = 3
+"""Rows of the hidden size that a token has at once, beside the MLP's."""
+
+_LOGIT_COPIES = 7
+"""Times that runtime and decoder hold a row of logits in float32 for each request."""
+
+_REFERENCE_LOGIT_COPIES = 2
+
+_REFERENCE_ACTIVATIONS = 8
+"""PyTorch's allocator, CUDA graphs and unfused layers against TensorRT's one arena; measured on an H200."""
+
+_WORKSPACE = 32 * 2**20
+"""cuBLAS's."""
+
+_GPU_CONTEXT = round(0.75 * 2**30)
+"""CUDA's context, kernels, NCCL and Triton's own pool."""
+
+_PROCESS = round(0.5 * 2**30)
+"""Python and PyTorch, where the memory is the node's."""
 
 
 @dataclass(frozen=True)
@@ -176,3 +204,106 @@ def kv_bytes_per_token(shape: ModelShape, parallel: Parallel, cache_bytes: int) 
 def cache_bytes_of(engine: Engine, dtype: str) -> int:
     """Bytes of one element of the KV cache."""
     return 1 if engine.quantization.kv_cache in ("int8", "fp8") else BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine's memory is sized by."""
+
+    batch: int | None
+    beams: int
+    step_tokens: int | None
+    """Tokens that one step computes at most."""
+    request_tokens: int | None
+    """Tokens of KV cache that the longest request takes, in whole blocks, with all its beams."""
+    request_key: str
+    """The key of the job file that decides it."""
+    decoder_share: float
+    """Share of the KV cache for the decoder's own tokens; the rest is for what an encoder computed."""
+
+    @property
+    def whole_batch(self) -> int | None:
+        """Tokens of a batch of the longest requests."""
+        return None if self.batch is None or self.request_tokens is None else self.batch * self.request_tokens
+
+
+def limits_of(job: JobFile, shape: ModelShape, release: Release | None) -> Limits:
+    """The limits of a job."""
+    engine = job.engine
+    batch = engine.max_batch_size or _default(release, "--max_batch_size")
+    longest, key = _longest(job, shape, release)
+    windows = job.repository.max_attention_window_size
+    if windows and longest is not None:
+        longest = min(longest, max(windows))
+    if longest is not None:
+        block = engine.tokens_per_block or _default(release, "--tokens_per_block") or 64
+        longest = -(-longest // block) * block * (engine.max_beam_width or 1)
+    steps = engine.max_num_tokens or _default(release, "--max_num_tokens") or 8192
+    if not engine.is_tensorrt_llm and batch is not None and longest is not None:
+        steps = min(steps, batch * longest)
+    share = 1 - (job.repository.cross_kv_cache_fraction or 0.5) if shape.encoder is not None else 1.0
+    return Limits(batch, engine.max_beam_width or 1, steps, longest, key, share)
+
+
+def _longest(job: JobFile, shape: ModelShape, release: Release | None) -> tuple[int | None, str]:
+    """Tokens of the longest request, and the key that says so."""
+    engine = job.engine
+    if engine.max_seq_len is not None:
+        return engine.max_seq_len, "engine.max_seq_len"
+    benchmark = job.companion.benchmark if job.companion.enabled else None
+    if engine.max_input_len is not None and benchmark is not None:
+        return engine.max_input_len + benchmark.max_tokens, "companion.benchmark.max_tokens"
+    inputs, outputs = _default(release, "--max_input_len"), _default(release, "--max_output_len")
+    if outputs is not None:  # releases before 0.11
+        return (engine.max_input_len or inputs or 0) + outputs, "engine.max_seq_len"
+    return _default(release, "--max_seq_len") or shape.longest, "engine.max_seq_len"
+
+
+def _default(release: Release | None, option: str) -> int | None:
+    """What the release's build takes for an option that is left out; ``None`` if that is not known."""
+    if release is None:
+        return None
+    for name in ("trtllm-build", "build.py"):
+        command = release.command(name)
+        found = command.options.get(option) if command is not None else None
+        if found is not None:
+            return found.default if type(found.default) is int else None
+    return None
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Bytes, roughly."""
+
+    activations: int
+    """Of one step of ``max_num_tokens`` tokens."""
+    logits: int
+    """Of a full batch, with the decoder's copies."""
+    context: int
+    """Of CUDA and the libraries, or of the process."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.activations + self.logits + self.context
+
+
+def buffers_of(
+    shape: ModelShape, parallel: Parallel, limits: Limits, engine: Engine, dtype: str, *, on_gpu: bool
+) -> Buffers:
+    """The estimate for one rank."""
+    steps = limits.step_tokens or 0
+    rows = min((limits.batch or 1) * limits.beams, steps) if steps else limits.batch or 1
+    stack = shape.decoder
+    wide = _HIDDEN_STATES * stack.hidden + stack.wide / parallel.tensor
+    # The head computes the last token of each request only, unless all logits are gathered.
+    head_rows = steps if engine.gather_context_logits else rows
+    head = head_rows * shape.vocabulary / parallel.tensor
+    copies, unfused = (
+        (_LOGIT_COPIES, 1) if engine.is_tensorrt_llm else (_REFERENCE_LOGIT_COPIES, _REFERENCE_ACTIVATIONS)
+    )
+    return Buffers(
+        activations=round((steps * wide * unfused + head) * BYTES[dtype]) + (_WORKSPACE if on_gpu else 0),
+        logits=rows * shape.vocabulary * 4 * copies,
+        context=_GPU_CONTEXT if on_gpu else _PROCESS,
+    )
