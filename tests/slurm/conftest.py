@@ -200,7 +200,6 @@ def person(cluster: Sandbox, installed: Path, home: Path) -> Iterator[Person]:
             [
                 "name: sandbox-test",
                 f"slurm_conf: {cluster.slurm_conf}",
-                "node_local_folders: [/dev/shm]",
                 "partition: batch",
                 "gpus_per_node: 4",
                 "triton: {server: pytriton}",

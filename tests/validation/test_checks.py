@@ -12,6 +12,7 @@ import pytest
 
 from tests.validation.conftest import Checked
 from tests.validation.engines import new_engine
+from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import write_json
 from trtllm_hpc.validation import file_system_checks
@@ -161,6 +162,12 @@ def test_folders_that_every_machine_has_for_itself(
     assert state(checked(), "runs-folder-shared") == "ok"
     monkeypatch.setattr(file_system_checks, "_file_system", lambda _: "nfs4")
     assert state(checked(cluster=local), "runs-folder-shared") == "ok"
+
+
+def test_the_nodes_of_a_sandbox_see_this_machine_s_tmp() -> None:
+    sandbox = ClusterProfile.model_validate({"name": "a", "slurm_conf": "/run/trtllm-hpc/x/etc/slurm.conf"})
+    assert sandbox.node_local_folders == ["/dev/shm"]
+    assert "/tmp" in ClusterProfile.model_validate({"name": "a"}).node_local_folders
 
 
 def test_the_python_that_submits_must_be_shared_too(checked: Checked) -> None:

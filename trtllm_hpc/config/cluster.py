@@ -129,18 +129,21 @@ class ClusterProfile(Section):
         default_factory=lambda: ["/tmp", "/var/tmp", "/dev/shm", "/run"]
     )
     """Folders that every machine has for itself: the nodes cannot see runs and engines there. Empty for a
-    cluster whose only node is this machine."""
+    cluster whose only node is this machine; a sandbox has ``/dev/shm`` only."""
     job_defaults: dict[str, Any] = Field(default_factory=dict)
     """Defaults for job files on this cluster: over the built-in defaults, below the job file."""
 
     @property
     def is_sandbox(self) -> bool:
         """Whether the nodes are those of a sandbox, which run on this machine and see its folders."""
-        return self.slurm_conf is not None and PurePosixPath(self.slurm_conf).is_relative_to(SANDBOX_ROOT)
+        return self.slurm_conf is not None and _is_in_sandbox(self.slurm_conf)
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """Fill in the keys that the kind of GPU answers; a rule refuses an unknown kind."""
+        """Fill in what the kind of GPU answers (a rule refuses an unknown kind), and a sandbox's folders."""
+        slurm_conf = plain.get("slurm_conf")
+        if isinstance(slurm_conf, str) and _is_in_sandbox(slurm_conf):
+            plain = {"node_local_folders": ["/dev/shm"], **plain}
         name = plain.get("gpu")
         if not isinstance(name, str):
             return plain
@@ -149,3 +152,7 @@ class ClusterProfile(Section):
             return plain
         known = {"gpu_memory_gib": gpu.memory_gib, "compute_capability": gpu.compute_capability}
         return {**known, **{key: it for key, it in plain.items() if it is not None or key not in known}}
+
+
+def _is_in_sandbox(path: str) -> bool:
+    return PurePosixPath(path).is_relative_to(SANDBOX_ROOT)
