@@ -21,10 +21,9 @@ from benchmarks.reference.workload import (
 )
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import engine, requests
-from trtllm_hpc.reference.engine_folder import EngineFolder, EngineInfo
+from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
 from trtllm_hpc.reference.generation import Progress
 from trtllm_hpc.reference.leader import Leader
-from trtllm_hpc.reference.settings import ServeSettings
 from trtllm_hpc.reference.world import World
 
 Answers = queue.SimpleQueue[tuple[int, "Answer | Exception"]]
@@ -48,7 +47,7 @@ class _Heard:
 
 
 @dataclass
-class _Ending:
+class _Shutdown:
     """In place of the server's shutdown: a failed engine fails the measurement."""
 
     answers: Answers
@@ -66,8 +65,8 @@ def contend(setup: Setup, mode: str) -> Iterator[Measure]:
     thread = engine.one_thread()
     folder = EngineFolder(setup.engine(1))
     loaded = thread.submit(engine.load, folder, settings, World(0, 1, 0, None)).result()
-    ending: Any = _Ending(answers)
-    leader = loaded.leader(settings, ending)
+    shutdown: Any = _Shutdown(answers)
+    leader = loaded.leader(settings, shutdown)
     leader.start(thread)
     try:
         yield lambda run: _measure(setup, loaded.info, leader, answers, run)

@@ -41,7 +41,7 @@ def prepare(setup: Setup) -> tuple[Setup, Facts]:
     import torch
     import transformers
 
-    from trtllm_hpc.reference.engine_folder import EngineFolder, EngineInfo
+    from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     bandwidth = _bandwidth(device)

@@ -194,10 +194,10 @@ class Oracle:
         """Whether the seed can have drawn these tokens."""
         import torch
 
-        from trtllm_hpc.reference import randomness
+        from trtllm_hpc.reference import drawing
 
-        streams = torch.full((len(new),), randomness.stream(int(settings["random_seed"])))
-        draws = randomness.uniform(streams, torch.arange(len(new))).numpy()
+        streams = torch.full((len(new),), drawing.stream(int(settings["random_seed"])))
+        draws = drawing.uniform(streams, torch.arange(len(new))).numpy()
         scores = self.before(prompt, new).astype(np.float64) / settings["temperature"]
         slack = (self.bounds.tie or 1e-3) / settings["temperature"]
         return all(

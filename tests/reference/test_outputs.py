@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from trtllm_hpc.reference.delivery import output_tensors
 from trtllm_hpc.reference.generation import GenerationRequest, Progress
-from trtllm_hpc.reference.outputs import output_tensors
 from trtllm_hpc.reference.requests import Part
 
 torch = pytest.importorskip("torch")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.engine_folder import EngineInfo
+from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import NO_END
 from trtllm_hpc.reference.inputs import INPUTS
 from trtllm_hpc.reference.requests import Part, is_stop, parse, refuse_parameters

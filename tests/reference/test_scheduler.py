@@ -8,8 +8,7 @@ import pytest
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.generation import GenerationRequest
-from trtllm_hpc.reference.scheduler import Limits, Scheduler, Sequence, refuse_too_long
-from trtllm_hpc.reference.steps import Chunk, Decode, Step
+from trtllm_hpc.reference.scheduler import Chunk, Decode, Limits, Scheduler, Sequence, Step, refuse_too_long
 
 LIMITS = Limits(slots=2, step_tokens=16, blocks=8, tokens_per_block=4)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trtllm_hpc.errors import StartFailed
-from trtllm_hpc.reference.settings import ServeSettings
+from trtllm_hpc.reference.engine_config import ServeSettings
 
 
 def test_what_is_left_out_has_its_default() -> None:
@@ -17,7 +17,7 @@ def test_what_is_left_out_has_its_default() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("max_queue_size", "ten", "'ten', which is no number"),
+        ("max_queue_size", "ten", "'ten', which is not a number"),
         ("max_queue_size", "-1", "must be 0 or more"),
         ("stats_check_period_ms", "0", "must be 1 or more"),
         ("cancellation_check_period_ms", "0", "must be 1 or more"),

@@ -10,10 +10,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from trtllm_hpc.errors import StartFailed
 
 NAME = "trtllm_hpc_paged"
-"""What ``set_attn_implementation`` is told.
+"""The name for ``set_attn_implementation``.
 
-transformers makes no mask for a name that has no mask function, and passes a
-mask of four dimensions on as it is; so the executor's masks arrive here.
+transformers makes no mask for a name without a mask function, and passes a
+mask of four dimensions on unchanged. So the executor's masks arrive here.
 """
 
 
@@ -32,11 +32,11 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """torch's attention; [batch, heads, tokens, head size] in, [batch, tokens, heads, head size] out.
 
-    Without a mask the queries are the newest tokens of their sequences: one
-    sees all keys, several see the keys up to their own.
+    Without a mask the queries are the newest tokens of their sequences: a
+    single one sees all keys, several see the keys up to their own.
 
     Raises:
-        StartFailed: the model wants a kind of attention that this is not.
+        StartFailed: the model needs another kind of attention.
     """
     for name, value_given in (("softcap", softcap), ("s_aux", s_aux), ("position_bias", position_bias)):
         if value_given is not None:
@@ -44,7 +44,7 @@ def attend(
     batch, heads, tokens, size = query.shape
     groups = key.shape[1]
     if tokens == 1 and groups < heads:
-        # The query heads that share keys become rows of one head: no copy of the keys for each.
+        # Query heads that share keys become rows of one head, so that the keys are not copied for each.
         grouped = query.reshape(batch, groups, heads // groups, size)
         mask = None if attention_mask is None else attention_mask.expand(-1, -1, heads // groups, -1)
         output = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)

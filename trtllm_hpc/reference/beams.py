@@ -1,12 +1,12 @@
 """Beam search beside the batch: transformers' own ``generate``, one forward pass at a time.
 
-The search runs in a greenlet, which is left before each pass but the first
-and entered again in the engine's next step. So running requests wait no
+The search runs in a greenlet. It is suspended before each pass but the first
+and resumed in the engine's next step, so that other requests never wait
 longer for a search than for one pass.
 
-What TensorRT-LLM and transformers call by the same name differs a little in
-beam search, and here it is transformers' way: penalties, bias and bad words
-change the log-probabilities, not the logits before the softmax. A search
+In beam search, TensorRT-LLM and transformers differ a little in the meaning of
+some settings. Here they have transformers' meaning: penalties, bias and bad
+words change the log-probabilities, not the logits before the softmax. A search
 ends, as TensorRT-LLM's does by default (``getEarlyStopping`` in
 ``layers/defaultDecodingParams.h``, read as of 2024), when it has as many finished
 sequences as beams.
@@ -24,22 +24,22 @@ from transformers.cache_utils import Cache
 
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Progress, Words
 from trtllm_hpc.reference.paged_cache import PagedCache
-from trtllm_hpc.reference.steps import Admission
+from trtllm_hpc.reference.scheduler import Admission
 
 
 @dataclass(frozen=True)
 class BeamResult:
-    """The sequences that a search found, the best first. A beam that none was found for is empty."""
+    """The sequences that a search found, the best first; empty for a beam without one."""
 
     tokens: tuple[tuple[int, ...], ...]
     """New tokens, with the end token or stop word."""
     log_probs: tuple[tuple[float, ...], ...]
     context_logits: torch.Tensor | None
     generation_logits: torch.Tensor | None
-    """[beams, tokens, vocabulary]; zeros behind the end of a shorter beam."""
+    """[beams, tokens, vocabulary]; zeros after the end of a shorter beam."""
 
     def progress(self) -> Progress:
-        """The one and last answer to the request."""
+        """The only answer to the request."""
         return Progress(
             tokens=self.tokens,
             log_probs=self.log_probs,
@@ -51,7 +51,7 @@ class BeamResult:
 
 
 class BeamSearch:
-    """One search, on every rank: the ranks come to the same result, as their logits are the same."""
+    """One search, on every rank; all ranks get the same result, since their logits are the same."""
 
     def __init__(self, model: Any, cache: PagedCache, admission: Admission) -> None:
         self._model = model
@@ -62,13 +62,13 @@ class BeamSearch:
 
     @torch.no_grad()
     def advance(self) -> BeamResult | None:
-        """One forward pass and what follows from it; the result if the search has ended. Collective."""
+        """Run one forward pass; return the result if the search has ended. Collective."""
         result: BeamResult | None = self._greenlet.switch()
         return result
 
     @torch.no_grad()
     def close(self) -> None:
-        """Give up; a search that has ended stays as it is."""
+        """Abort the search if it has not ended."""
         if self._greenlet:
             self._greenlet.throw()
 
@@ -76,7 +76,7 @@ class BeamSearch:
         prompt = torch.tensor([self._request.prompt], device=self._model.device)
         found = self._model.generate(
             prompt,
-            # Given, because tokens of the prompt that equal the padding would be masked else.
+            # Otherwise tokens of the prompt that equal the padding token would be masked.
             attention_mask=torch.ones_like(prompt),
             past_key_values=self._cache,
             logits_to_keep=0 if self._request.return_context_logits else 1,
@@ -86,17 +86,17 @@ class BeamSearch:
 
 
 def attach(model: Any) -> None:
-    """Let searches interrupt the model; once for each model.
+    """Let searches suspend the model's passes; to be called once for each model.
 
-    One pair of hooks serves all searches: torch does not expect that a hook
-    is taken away while another one waits.
+    One pair of hooks serves all searches: torch does not expect a hook to be
+    removed while another one waits.
     """
     model.register_forward_pre_hook(_before_pass, with_kwargs=True)
     model.register_forward_hook(_after_pass, with_kwargs=True)
 
 
 def _before_pass(_model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Let the engine go on with its step; a search returns here in the next one."""
+    """Suspend a search and let the engine go on with its step; the next step resumes here."""
     cache = kwargs.get("past_key_values")
     if isinstance(cache, BeamCache) and cache.get_seq_length() > 0:
         engine = getcurrent().parent
@@ -111,7 +111,7 @@ def _after_pass(_model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outp
 
 
 def arguments(request: GenerationRequest, *stopping: StoppingCriteria) -> dict[str, Any]:
-    """What ``generate`` is told; ``stopping`` are criteria besides the request's own."""
+    """The arguments of ``generate``; ``stopping`` are criteria besides the request's own."""
     bias = _ScoreChanges(request) if _ScoreChanges.are_wanted(request) else None
     words = [_StopWords(request.stop_words)] if request.stop_words else []
     return {
@@ -123,7 +123,7 @@ def arguments(request: GenerationRequest, *stopping: StoppingCriteria) -> dict[s
 
 def _config(request: GenerationRequest) -> GenerationConfig:
     sampling = request.sampling
-    # transformers does not ban a bad word that is the end token. No beam can end by it, so there is none.
+    # transformers does not ban a bad word that is the end token; so leave the end token out.
     end = None if request.end_id == NO_END or (request.end_id,) in request.bad_words else request.end_id
     return GenerationConfig(
         max_new_tokens=request.max_new_tokens,
@@ -146,11 +146,11 @@ def _config(request: GenerationRequest) -> GenerationConfig:
 class BeamCache(Cache):  # type: ignore[misc]
     """Keys and values of one search's beams, in the pool's blocks.
 
-    Each beam writes into blocks of its own, but where it reads stands in a
-    table of places, one for each token of its past. A beam that goes on from
-    another one takes over the row of the table, not what it points to: that
-    is never written again, because a place belongs to one position.
-    TensorRT-LLM's ``cache_indirection`` is such a table.
+    Each beam writes into its own blocks, but reads by a table of indices, one
+    for each earlier token. A beam that continues another one copies its row
+    of the table, not the keys and values: they are never overwritten, because
+    an index belongs to one position. TensorRT-LLM's ``cache_indirection`` is
+    such a table.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class BeamCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the pass's keys and values; return each beam's past and them (transformers' interface)."""
+        """Write the pass's keys and values; return each beam's past with them (transformers' interface)."""
         start, self._pass_tokens = self.get_seq_length(), key_states.shape[2]
         places = self._own[:, start : start + self._pass_tokens]
         self._pool.aim(places.flatten(), None)
@@ -178,27 +178,27 @@ class BeamCache(Cache):  # type: ignore[misc]
         return self._pool.read(layer_idx, torch.cat((self._past, places), dim=1))
 
     def end_pass(self, logits: torch.Tensor) -> None:
-        """What the pass has written is past now."""
+        """Append what the pass has written to the past."""
         self._record.note_pass(logits)
         start = self.get_seq_length()
         self._past = torch.cat((self._past, self._own[:, start : start + self._pass_tokens]), dim=1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens before the current pass."""
+        """Number of tokens before the current pass."""
         length: int = self._past.shape[1]
         return length
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Let each beam go on from the beam of that index (transformers' interface)."""
+        """Let each beam continue the beam with that index (transformers' interface)."""
         self._past = self._past.index_select(0, beam_idx.to(self._past.device))
 
 
 class Record(StoppingCriteria):  # type: ignore[misc]
-    """Keeps what a search's result needs of each pass; as a criterion it never stops anything.
+    """Records what a search's result needs of each pass; as a criterion it never stops a search.
 
     ``generate`` can keep the logits of all passes, but those of a long answer
-    would fill a GPU. As a stopping criterion one sees the candidates of each
-    pass, and keeps the log-probabilities of their tokens alone.
+    would fill a GPU. A stopping criterion sees the candidates of each pass, so
+    this one keeps only the log-probabilities of their tokens.
     """
 
     def __init__(self, request: GenerationRequest) -> None:

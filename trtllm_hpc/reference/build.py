@@ -18,8 +18,8 @@ from trtllm_hpc import __version__
 from trtllm_hpc.config.synthetic_models import SHAPES
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, read_json, write_json
-from trtllm_hpc.reference import servable, synthetic, weights
-from trtllm_hpc.reference.engine_folder import EngineFolder
+from trtllm_hpc.reference import synthetic, weights
+from trtllm_hpc.reference.engine_config import EngineFolder
 from trtllm_hpc.runtime.records import add_event
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -30,7 +30,7 @@ Progress = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """What makes one engine differ from another. Lengths are in tokens."""
+    """Everything that an engine depends on. Lengths are in tokens."""
 
     source: str
     """Folder of a model in transformers' format, or ``synthetic:<name>``."""
@@ -51,9 +51,9 @@ class BuildSettings:
 
 
 def build(settings: BuildSettings, output: Path, progress: Progress) -> None:
-    """Make the engine at ``output``, or leave it alone if it is there with these settings.
+    """Build the engine at ``output`` unless one with the same settings is there.
 
-    The folder is made beside ``output`` and renamed when it is whole.
+    The folder is made beside ``output`` and renamed when it is complete.
 
     Raises:
         BuildFailed: the model cannot be read or cannot be split over the ranks.
@@ -83,7 +83,7 @@ def _stamp(settings: BuildSettings) -> dict[str, Any]:
 
 
 def _put_in_place(aside: Path, output: Path, scratch: Path) -> None:
-    """Give the whole engine its name; an older one is moved into ``scratch`` first."""
+    """Rename the complete engine; an older one is moved into ``scratch`` first."""
     if output.exists():
         output.rename(scratch / "replaced")
     try:
@@ -98,6 +98,8 @@ def _fill(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> 
     progress(1, "importing torch and transformers")
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
+
+    from trtllm_hpc.reference import servable  # it imports torch, too
 
     transformers_logging.disable_progress_bar()
     kind, _, name = settings.source.partition(":")
@@ -122,10 +124,10 @@ def _fill(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> 
 
 
 def _readable(kind: Any, source: str, **arguments: Any) -> Any:
-    """What transformers reads from a local folder; its many exceptions become one sentence."""
+    """Read a model or tokenizer from a local folder; any exception of transformers becomes one sentence."""
     try:
         return kind.from_pretrained(source, local_files_only=True, **arguments)
-    except Exception as error:  # transformers raises every kind of error for a bad folder
+    except Exception as error:  # transformers raises many kinds of errors for a bad folder
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BuildFailed(f"transformers cannot read the model in {source}: {first}") from error
 
@@ -138,7 +140,7 @@ def _check_tokenizer(settings: BuildSettings, engine: EngineFolder) -> None:
 
 
 def _engine_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
-    """``config.json`` with the keys and the nesting that ``trtllm-build`` writes."""
+    """``config.json`` in the format that ``trtllm-build`` writes."""
     return {
         "version": __version__,
         "pretrained_config": _pretrained_config(settings, model),
@@ -173,7 +175,7 @@ def _pretrained_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
 
 
 def _build_config(settings: BuildSettings) -> dict[str, Any]:
-    """TensorRT-LLM's limits; ``lora_plugin`` says whether the engine takes adapters at all."""
+    """TensorRT-LLM's limits; ``lora_plugin`` is set for engines that take adapters."""
     rank = settings.max_lora_rank
     return {
         "max_batch_size": settings.max_batch_size,
@@ -204,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensor-parallel", type=_positive, required=True, metavar="N", help="ranks")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, metavar="PATH", help="local folder in transformers' format")
-    source.add_argument("--synthetic", choices=tuple(SHAPES), help="a model made on the spot")
+    source.add_argument("--synthetic", choices=tuple(SHAPES), help="a small random model")
     parser.add_argument("--seed", type=int, default=0, help="of a synthetic model's weights (default 0)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--max-batch-size", type=_positive, required=True, metavar="B")
@@ -218,7 +220,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--gpus-per-node", type=_positive, metavar="G", help="written into config.json (default: all ranks)"
     )
-    parser.add_argument("--run", type=Path, metavar="RUN_FOLDER", help="tell this run's events the progress")
+    parser.add_argument(
+        "--run", type=Path, metavar="RUN_FOLDER", help="write the progress into this run's events"
+    )
     return parser
 
 
@@ -232,8 +236,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-beam-width", type=_positive, default=1, metavar="W")
     parser.add_argument("--tokens-per-block", type=_positive, default=64, metavar="N")
-    parser.add_argument("--gather-context-logits", action="store_true", help="answer with a prompt's logits")
-    parser.add_argument("--gather-generation-logits", action="store_true", help="and with those of an answer")
+    parser.add_argument(
+        "--gather-context-logits", action="store_true", help="allow requests for a prompt's logits"
+    )
+    parser.add_argument(
+        "--gather-generation-logits", action="store_true", help="allow requests for an answer's logits"
+    )
     parser.add_argument(
         "--max-lora-rank", type=_not_negative, default=0, metavar="R", help="0 (the default): no LoRA"
     )
@@ -251,7 +259,7 @@ def _at_least(least: int, name: str) -> Callable[[str], int]:
 
 
 _positive = _at_least(1, "positive number")
-_not_negative = _at_least(0, "number from 0 on")
+_not_negative = _at_least(0, "number from 0")
 
 
 def _settings(arguments: argparse.Namespace) -> BuildSettings:
@@ -281,12 +289,12 @@ def _settings(arguments: argparse.Namespace) -> BuildSettings:
 
 
 def _usual_num_tokens(arguments: argparse.Namespace) -> int:
-    """``trtllm-build``'s default of 8192, or less where a full batch cannot have so many."""
+    """``trtllm-build``'s default of 8192, or the tokens of a full batch if these are fewer."""
     return min(8192, int(arguments.max_batch_size * arguments.max_seq_len))
 
 
 def _fingerprint(model: Path) -> str:
-    """Names, sizes and times of a model's files: enough to see a change without reading weights."""
+    """Names, sizes and times of a model's files, which show a change without reading the weights."""
     if not (model / "config.json").is_file():
         raise BuildFailed(f"There is no model in {model}: config.json is missing.", hint="check --model")
     files = sorted(path for path in model.iterdir() if path.is_file())
@@ -317,6 +325,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # A cancelled job ends by SIGTERM: leave through the clean-up of the half-built engine.
+    # A cancelled job gets SIGTERM: exit in a way that removes the half-built engine.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -1,27 +1,68 @@
-"""Draws one token a row from scores, among the likeliest k tokens or from the whole vocabulary.
+"""Draws one token for each row, among the likeliest k tokens or from the whole vocabulary.
 
-Tokens are ordered by probability, equal ones by number, and the token is
-taken at which the running sum of the probabilities passes ``draw * top_p``
-of all. So top_p cuts the last token's share and does not scale the others,
-as in TensorRT-LLM (as of 2024, ``kernels/samplingTopKKernels.cu`` and
+Tokens are ordered by probability, those of equal probability by id. The token
+is taken at which the running sum of the probabilities exceeds ``draw * top_p``
+of the total. So top_p cuts the share of the last token and does not scale the
+others, as in TensorRT-LLM (as of 2024, ``kernels/samplingTopKKernels.cu`` and
 ``kernels/samplingTopPKernels.cu``).
 
 Sums are of integers, so that a row's token does not depend on the order in
-which a device adds, and with it on the other rows.
+which a device adds, and so not on the other rows.
+
+The random numbers depend only on a request's seed and the index of the new
+token: the same seed gives the same answer in any batch, on any device and
+after a restart. The mixing function is SplitMix64's (Steele, Lea and Flood,
+"Fast splittable pseudorandom number generators", OOPSLA 2014).
 """
 
 from __future__ import annotations
 
 import torch
 
-TOP_K_MAX = 1024
-"""Larger bounds on the number of tokens are lowered to this.
+_STEP = 0x9E3779B97F4A7C15
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_LAST_SHIFT = 31
+_WORD = 1 << 64
+_FRACTION_BITS = 53
 
-So does TensorRT-LLM (as of 2024, ``TOP_K_MAX`` in ``kernels/samplingTopKKernels.h``).
+
+def stream(seed: int) -> int:
+    """The stream of random numbers of a 64-bit seed, as a signed integer for ``uniform``."""
+    value = (seed + _STEP) % _WORD
+    for shift, factor in _ROUNDS:
+        value = (value ^ (value >> shift)) * factor % _WORD
+    return _signed(value ^ (value >> _LAST_SHIFT))
+
+
+def uniform(streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """The number at each index of each stream: float64 in [0, 1), from int64 tensors of one shape.
+
+    It is computed in integers that wrap around, and so is the same on every device.
+    """
+    value = streams + (indices + 1) * _signed(_STEP)
+    for shift, factor in _ROUNDS:
+        value = (value ^ _shifted(value, shift)) * _signed(factor)
+    value = value ^ _shifted(value, _LAST_SHIFT)
+    return _shifted(value, 64 - _FRACTION_BITS).to(torch.float64) * 2.0**-_FRACTION_BITS
+
+
+def _shifted(value: torch.Tensor, bits: int) -> torch.Tensor:
+    # torch copies the sign bit in; a logical shift has zeros there.
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - _WORD if value >= _WORD // 2 else value
+
+
+TOP_K_MAX = 1024
+"""A larger top_k is lowered to this.
+
+TensorRT-LLM does the same (as of 2024, ``TOP_K_MAX`` in ``kernels/samplingTopKKernels.h``).
 """
 
 _SCALE = 2.0**40
-"""What the likeliest token weighs. The sum of 2**22 such still fits into 63 bits."""
+"""Weight of the likeliest token. The sum of 2**22 such weights still fits into 63 bits."""
 _ONE = 0x3F800000
 """The bits of 1.0, the largest weight."""
 _SHIFTS = (20, 10, 0)
@@ -31,14 +72,14 @@ _LARGEST_DIGIT = (1 << 10) - 1
 def bounded(
     scores: torch.Tensor, draws: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest_k: int
 ) -> torch.Tensor:
-    """Draw among each row's ``top_k`` likeliest tokens, of which ``top_p`` bounds the probability again.
+    """Draw among each row's ``top_k`` likeliest tokens, limited further by ``top_p``.
 
     Args:
         scores: float32 [rows, vocabulary].
         draws: float64 [rows], in [0, 1).
         top_k: int64 [rows], from 1 to ``largest_k``.
         top_p: float32 [rows], in (0, 1].
-        largest_k: the number of tokens to look at, the same for all rows.
+        largest_k: number of tokens to consider in every row.
     """
     weights = _weights(scores)
     values = weights.topk(min(largest_k, weights.shape[1]), dim=1).values
@@ -47,20 +88,20 @@ def bounded(
     rest = _rest(sums[:, -1:], draws, top_p)
     place = _first_above(sums, rest)
     value = values.gather(1, place)
-    # topk leaves open which of equal tokens comes first; their weights alone are used.
+    # topk does not define the order of equal tokens, so only their weights are used.
     return _nth_equal(weights, value, place - (values > value).sum(dim=1, keepdim=True))
 
 
 def unbounded(scores: torch.Tensor, draws: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Draw from the whole vocabulary, bounded by ``top_p`` only; arguments as in ``bounded``.
+    """Draw from the whole vocabulary, limited only by ``top_p``; arguments as in ``bounded``.
 
-    The weight at which the sum is passed is found digit by digit in its bits,
-    which costs a fraction of sorting the vocabulary.
+    The weight at which the sum is exceeded is found digit by digit in its
+    bits, which takes a fraction of the time of sorting the vocabulary.
     """
     weights = _weights(scores)
     fixed = _fixed(weights)
     rest = _rest(fixed.sum(dim=1, keepdim=True), draws, top_p)
-    # Smaller numbers for larger weights, as the sum begins with the largest.
+    # Smaller numbers for larger weights, since the sum begins with the largest.
     ranks = _ONE - weights.view(torch.int32)
     rank = torch.zeros_like(rest)
     for shift in _SHIFTS:
@@ -73,7 +114,7 @@ def unbounded(scores: torch.Tensor, draws: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def _weights(scores: torch.Tensor) -> torch.Tensor:
-    """Probabilities but for a factor: 1 for the likeliest token of each row."""
+    """Probabilities up to a factor: 1 for the likeliest token of each row."""
     return torch.exp(scores - scores.amax(dim=1, keepdim=True))
 
 
@@ -82,15 +123,15 @@ def _fixed(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _rest(totals: torch.Tensor, draws: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The sum to pass, [rows, 1]; below the total, so that a token of some weight passes it."""
+    """The sum to exceed, [rows, 1]; below the total, so that some token exceeds it."""
     share = (draws * top_p.double())[:, None]
     return torch.minimum((share * totals).long(), (totals - 1).clamp_(min=0))
 
 
 def _first_above(sums: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    """Where each row's running sum [rows, n] passes ``rest`` [rows, 1].
+    """The index at which each row's running sum [rows, n] exceeds ``rest`` [rows, 1].
 
-    Always one of the n places, even if logits that are no numbers made the sum senseless.
+    Always below n, even if NaN among the logits made the sum meaningless.
     """
     place = torch.searchsorted(sums, rest, right=True)
     return place.clamp_(max=sums.shape[1] - 1)
@@ -99,7 +140,7 @@ def _first_above(sums: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
 def _descend(
     digits: torch.Tensor, fixed: torch.Tensor, rest: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The digit at which the sum is passed, and what of it the smaller digits leave; both [rows, 1]."""
+    """The digit at which the sum is exceeded, and the sum less the smaller digits; both [rows, 1]."""
     shares = fixed.new_zeros(fixed.shape[0], _LARGEST_DIGIT + 1).scatter_add_(1, digits, fixed)
     sums = shares.cumsum(dim=1)
     digit = _first_above(sums, rest)
@@ -107,6 +148,6 @@ def _descend(
 
 
 def _nth_equal(weights: torch.Tensor, value: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-    """The token of each row that has exactly this weight, counted from 0 in the vocabulary's order."""
+    """The token of each row that is number ``number``, from 0, of those with exactly this weight."""
     seen = (weights == value).cumsum(dim=1, dtype=torch.int32)
     return _first_above(seen, number.int()).squeeze(1)

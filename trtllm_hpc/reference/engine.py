@@ -1,4 +1,4 @@
-"""Puts one rank's engine together: weights, KV cache, executor, and on rank 0 the leader."""
+"""Loads one rank's engine: weights, KV cache, executor, and on rank 0 the leader."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ import torch
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import executor
 from trtllm_hpc.reference.channel import Channel
-from trtllm_hpc.reference.ending import Ending
-from trtllm_hpc.reference.engine_folder import EngineFolder, EngineInfo
+from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.leader import Leader
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import LayerShape, PagedCache, bytes_per_token, layer_shapes
 from trtllm_hpc.reference.sampling import Sampler
 from trtllm_hpc.reference.scheduler import Limits, Scheduler
-from trtllm_hpc.reference.settings import ServeSettings
+from trtllm_hpc.reference.shutdown import Shutdown
 from trtllm_hpc.reference.weights import load_model
 from trtllm_hpc.reference.world import World
 
@@ -31,12 +30,12 @@ _log = logging.getLogger(__name__)
 
 
 def one_thread() -> ThreadPoolExecutor:
-    """The thread to load an engine in and to run it in.
+    """The one thread in which an engine is loaded and run.
 
-    OpenMP keeps a team for each thread that computes. As soon as the teams
-    together are more than the cores, it lets them sleep between two products
-    instead of waiting awake: 30 tokens/s instead of 39 on two cores. And
-    which GPU is a rank's own, ``World.connect`` tells the calling thread only.
+    OpenMP keeps a team of threads for each thread that computes. If all teams
+    have more threads than there are cores, they sleep between two products
+    instead of spinning: 30 tokens/s instead of 39 on two cores. Also,
+    ``World.connect`` sets a rank's GPU for the calling thread only.
     """
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
@@ -50,8 +49,8 @@ class Engine:
     limits: Limits
     channel: Channel
 
-    def leader(self, settings: ServeSettings, ending: Ending) -> Leader:
-        """Rank 0: what takes requests; it serves once it is started."""
+    def leader(self, settings: ServeSettings, shutdown: Shutdown) -> Leader:
+        """Rank 0: the leader, which serves requests once it is started."""
         sampler = Sampler(
             slots=self.limits.slots,
             vocab_size=self.info.vocab_size,
@@ -63,18 +62,18 @@ class Engine:
             sampler,
             Scheduler(self.limits),
             self.channel,
-            ending,
+            shutdown,
             max_queue_size=settings.max_queue_size,
         )
 
 
 @torch.no_grad()
 def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
-    """Load this rank's part and make it ready for the first request. Collective.
+    """Load this rank's part and prepare it for the first request. Collective.
 
     Raises:
-        StartFailed: there is no engine, it is for another world, or there is
-            no memory for its KV cache.
+        StartFailed: there is no engine, it is for another number of ranks, or
+            there is no memory for its KV cache.
     """
     info = EngineInfo.read(folder)
     _share_cores(world)
@@ -118,7 +117,7 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
 
 
 def _age_s() -> float:
-    """Seconds since this process began: proc(5), field 22 of stat."""
+    """Seconds since the start of this process: proc(5), field 22 of stat."""
     began = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     up = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
     return up - began / os.sysconf("SC_CLK_TCK")
@@ -131,7 +130,7 @@ def _adapters(info: EngineInfo, world: World) -> Adapters | None:
 
 
 def _blocks(model: Any, layers: list[LayerShape], info: EngineInfo, settings: ServeSettings) -> int:
-    """Blocks of the KV cache on this rank: what the settings allow, but no more than a full batch can use."""
+    """Number of KV-cache blocks on this rank: as the settings allow, at most what a full batch can use."""
     size = info.tokens_per_block
     tokens = -(-info.max_seq_len // size) * size * info.max_batch_size * info.max_beam_width
     if settings.max_tokens_in_paged_kv_cache is not None:
@@ -149,9 +148,9 @@ def _blocks(model: Any, layers: list[LayerShape], info: EngineInfo, settings: Se
 
 
 def _share_cores(world: World) -> None:
-    """Give each rank its share of the cores, as if all ranks ran here; OMP_NUM_THREADS decides otherwise.
+    """Give each rank an equal share of this machine's cores, unless OMP_NUM_THREADS is set.
 
-    Ranks that each start a thread a core slow each other down several times.
+    Ranks that each start one thread for every core slow each other down several times.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.size))

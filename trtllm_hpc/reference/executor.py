@@ -1,8 +1,8 @@
-"""Carries out the steps: the forward passes over the model, on every rank.
+"""Carries out the steps: the forward passes of the model, on every rank.
 
-A step decodes one token for every running sequence in one pass, and reads the
-prompts of new ones in another. What a pass needs to know is worked out on the
-host from the step alone, so that all ranks do the same.
+A step decodes one token for every running sequence in one pass, and computes
+the prompts of new ones in another. The inputs of a pass follow from the step
+alone, so that all ranks do the same.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from trtllm_hpc.reference.fusion import can_compile, fuse
 from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import PADDING_BLOCK, PagedCache
-from trtllm_hpc.reference.steps import Admission, Chunk, Decode, Step
-from trtllm_hpc.reference.words import to_device
+from trtllm_hpc.reference.scheduler import Admission, Chunk, Decode, Step
+from trtllm_hpc.reference.stop_words import to_device
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step's passes gave."""
+    """The results of a step."""
 
     logits: torch.Tensor | None
-    """[rows, vocabulary]: one row a slot in ``slots``. Valid until the next step."""
+    """[rows, vocabulary]: one row for each slot in ``slots``. Valid until the next step."""
     slots: tuple[int, ...]
-    """The decoded slots, then those whose prompt is now read to its end."""
+    """The decoded slots, then those whose prompt is now complete."""
     context_logits: dict[int, torch.Tensor]
-    """By slot, [chunk's tokens, vocabulary], where a request wants them."""
+    """By slot, [chunk's tokens, vocabulary], for the requests that want them."""
     beams: dict[int, BeamResult]
-    """By slot, of the beam searches that have ended."""
+    """By slot, for the beam searches that have ended."""
 
 
 class Executor:
-    """One rank's model, its KV cache and the places of the running sequences.
+    """One rank's model, its KV cache and the block tables of the running sequences.
 
-    ``adapters`` are those that the model was loaded with; ``None`` for an engine without LoRA.
+    Args:
+        adapters: attached to the model; ``None`` for an engine without LoRA.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class Executor:
         self.adapters = adapters
         self._admitted: dict[int, Admission] = {}
         self._searches: dict[int, BeamSearch] = {}
-        # One more row than slots: where padded rows of a CUDA graph read and write.
+        # One more row than slots, for the padding rows of a CUDA graph.
         self._tables = torch.full(
             (slots + 1, blocks_per_sequence), PADDING_BLOCK, dtype=torch.long, device=self.device
         )
         self._padding_slot = slots
-        # By whether there are rows with adapters; the others' graphs are spared the adapters' products.
+        # By whether a row has an adapter: a graph without adapters saves their matrix products.
         self._graphs: dict[bool, DecodeGraphs] = {}
         if self.device.type == "cuda":
             for with_adapters in (False,) if adapters is None else (False, True):
@@ -92,7 +93,7 @@ class Executor:
         read: list[int] = []
         context: dict[int, torch.Tensor] = {}
         for chunks in self._passes(step.chunks):
-            logits = self._read_prompts(chunks)
+            logits = self._compute_prompts(chunks)
             for chunk, rows in zip(chunks, logits, strict=True):
                 if self._admitted[chunk.slot].request.return_context_logits:
                     context[chunk.slot] = rows[-chunk.tokens :]
@@ -111,28 +112,28 @@ class Executor:
 
     @torch.no_grad()
     def warm_up(self, channel: Channel, *, is_split: bool) -> None:
-        """Make ready what the first requests would otherwise wait for. Collective.
+        """Compile and record what the first requests would otherwise wait for. Collective.
 
         Args:
             channel: to the other ranks.
             is_split: whether the model's layers exchange results with other ranks.
         """
-        # Passes are collective: a rank without a compiler must not be alone in leaving them out.
+        # Passes are collective: if one rank has no compiler, all must leave them out.
         if self._graphs and channel.lowest(can_compile()):
-            # What adapters add differs from layer to layer, which one compiled function for all cannot know.
+            # Adapters add something different in each layer, so one compiled function cannot serve all.
             fuse(self._model, is_split=is_split or self.adapters is not None, try_out=self._try_out)
         for graphs in self._graphs.values():
             graphs.capture_usual()
 
     def _try_out(self) -> None:
-        """Passes of the kinds of shapes that torch compiles for; what they write is padding."""
+        """Run passes of the kinds of shapes that torch compiles for; they write into the padding block."""
         for rows, tokens in ((1, 1), (2, 1), (1, 8), (2, 8)):
             positions = torch.arange(tokens, device=self.device).expand(rows, tokens)
             self._cache.aim(torch.zeros(rows * tokens, dtype=torch.long, device=self.device), None)
             self._forward(torch.zeros_like(positions), positions, None, last_only=True)
 
     def close(self) -> None:
-        """Let go of what other ranks are part of, before they are left: NCCL waits for recorded graphs."""
+        """Forget the CUDA graphs, before the ranks disconnect: NCCL waits for recorded graphs."""
         for graphs in self._graphs.values():
             graphs.close()
 
@@ -141,7 +142,7 @@ class Executor:
         if (search := self._searches.pop(slot, None)) is not None:
             search.close()
         if admission.request.lora is not None:
-            # An adapter may have made infinite numbers, which the next owner's mask would not hide.
+            # An adapter may have made infinite numbers, which the next owner's mask could not hide.
             self._cache.forget([block for row in admission.blocks for block in row])
 
     def _admit(self, admission: Admission) -> None:
@@ -152,8 +153,8 @@ class Executor:
             self._searches[admission.slot] = BeamSearch(self._model, self._cache, admission)
             return
         blocks = admission.blocks[0]
-        # Behind its blocks the last one again. What is read there is hidden by a mask, but only if it
-        # is finite, and for that nobody should depend on another's request.
+        # Fill the row with its own last block. A mask hides what is read there, but only if it is finite,
+        # which must not depend on another request.
         rest = blocks[-1:] * (self._tables.shape[1] - len(blocks))
         self._tables[admission.slot] = to_device(torch.tensor(blocks + rest), self.device)
 
@@ -166,7 +167,7 @@ class Executor:
         return any(self._admitted[slot].request.lora is not None for slot in slots)
 
     def _aim(self, slots: torch.Tensor, *, with_adapters: bool) -> None:
-        """Say to whom the rows of the next pass belong."""
+        """Set the slots of the rows of the next pass."""
         if self.adapters is not None:
             self.adapters.aim(slots if with_adapters else None)
 
@@ -179,7 +180,7 @@ class Executor:
         return chunk.end == len(self._admitted[chunk.slot].request.prompt)
 
     def _decode(self, decodes: Sequence[Decode]) -> torch.Tensor:
-        """[rows, vocabulary] after one more token of each sequence."""
+        """Decode one token of each sequence; return logits [rows, vocabulary]."""
         longest = max(decode.position for decode in decodes) + 1
         blocks = -(-longest // self._cache.tokens_per_block)
         rows = [(decode.slot, decode.token, decode.position) for decode in decodes]
@@ -192,9 +193,9 @@ class Executor:
     def _decode_pass(
         self, inputs: DecodeInputs, blocks: int, *, with_adapters: bool, longest: int | None = None
     ) -> torch.Tensor:
-        """The pass itself; on GPUs recorded into a graph, so everything in it stays on the device.
+        """Run a decode pass; on GPUs it is recorded into a graph, so everything in it stays on the device.
 
-        With ``longest`` it reads so many tokens of each row, else whole blocks.
+        With ``longest`` it reads that number of tokens of each row, else whole blocks.
         """
         self._aim(inputs.slots, with_adapters=with_adapters)
         size = self._cache.tokens_per_block
@@ -209,20 +210,20 @@ class Executor:
         return self._forward(inputs.tokens[:, None], positions, mask[:, None, None, :], last_only=True)[:, -1]
 
     def _places(self, tables: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Places in the pool of the tokens at ``positions``, [rows, tokens]."""
+        """Indices into the pool of the tokens at ``positions``, [rows, tokens]."""
         size = self._cache.tokens_per_block
         return tables.gather(1, positions // size) * size + positions % size
 
     def _passes(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
-        """Chunks that share a pass: all logits apart from last ones, beginnings from later parts."""
+        """Group chunks into passes, by whether they need all logits and whether they begin a prompt."""
         groups: dict[tuple[bool, bool], list[Chunk]] = {}
         for chunk in chunks:
             wants_all = self._admitted[chunk.slot].request.return_context_logits
             groups.setdefault((wants_all, chunk.start == 0), []).append(chunk)
         return list(groups.values())
 
-    def _read_prompts(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """[rows, 1 or tokens, vocabulary]; padded on the left, so that all rows end together."""
+    def _compute_prompts(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Logits [rows, 1 or tokens, vocabulary] of prompts, padded on the left so that all end together."""
         width = max(chunk.tokens for chunk in chunks)
         tokens = torch.zeros((len(chunks), width), dtype=torch.long)
         positions = torch.zeros((len(chunks), width), dtype=torch.long)
@@ -245,21 +246,21 @@ class Executor:
         mask: torch.Tensor | None = None
         if not is_beginning:
             mask = self._chunk_mask(positions, blocks)
-        elif is_padded:  # without padding torch's own causal mask is faster
+        elif is_padded:  # otherwise torch's own causal mask is faster
             mask = self._beginning_mask(real)
         wants_all = self._admitted[chunks[0].slot].request.return_context_logits
         return self._forward(tokens, positions, mask, last_only=not wants_all)
 
     def _beginning_mask(self, real: torch.Tensor) -> torch.Tensor:
-        """Among the pass's own tokens."""
+        """Mask [rows, 1, tokens, tokens] of a pass that reads only its own tokens."""
         width = real.shape[1]
         causal = torch.ones((width, width), dtype=torch.bool, device=self.device).tril()
-        # Padding sees itself: a row without any key would be a division by zero.
+        # Padding attends to itself: a row without any key would be a division by zero.
         itself = torch.eye(width, dtype=torch.bool, device=self.device)
         return ((causal & real[:, None, :]) | itself)[:, None]
 
     def _chunk_mask(self, positions: torch.Tensor, blocks: int) -> torch.Tensor:
-        """All earlier tokens of the own sequence, which lie in order of their positions."""
+        """Mask [rows, 1, tokens, keys] that shows each token all earlier ones of its sequence."""
         keys = torch.arange(blocks * self._cache.tokens_per_block, device=self.device)
         return (keys <= positions[:, :, None])[:, None]
 
@@ -279,7 +280,7 @@ class Executor:
 
 
 def prepare(model: Any) -> None:
-    """Make a model call our attention and wait for its turn in beam searches."""
+    """Make a model use our attention, and pause between the passes of a beam search."""
     beams.attach(model)
     attention.register()
     model.set_attn_implementation(attention.NAME)

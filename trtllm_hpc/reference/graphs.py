@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DecodeInputs:
-    """Inputs of a decode pass on the device, a row each."""
+    """Inputs of a decode pass on the device, one entry for each row."""
 
     slots: torch.Tensor
     tokens: torch.Tensor
@@ -36,11 +36,11 @@ class DecodeInputs:
 
 
 DecodePass = Callable[[DecodeInputs, int], torch.Tensor]
-"""From the inputs and the blocks that each row reads to logits [rows, vocabulary]."""
+"""From the inputs and the number of blocks that each row reads to logits [rows, vocabulary]."""
 
 
 class DecodeGraphs:
-    """Replays decode passes; records one when its shape is first needed."""
+    """Replays decode passes; records each when its shape is first needed."""
 
     def __init__(self, decode_pass: DecodePass, *, most_rows: int, most_blocks: int) -> None:
         self._pass = decode_pass
@@ -76,17 +76,17 @@ class DecodeGraphs:
         self._graphs.clear()
 
     def _capture(self, shape: tuple[int, int]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Record the pass of one shape. It writes where the inputs say, as the replay that follows does."""
+        """Record the pass of one shape. It writes to the same places as the replay that follows."""
         rows, blocks = shape
         inputs = DecodeInputs.of(self._inputs[:, :rows])
-        # The first pass of a shape makes libraries choose and load kernels, which cannot be recorded.
+        # In the first pass of a shape, libraries choose and load kernels, which cannot be recorded.
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             self._pass(inputs, blocks)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        # NCCL's watchdog thread asks the driver for events meanwhile, which only this mode allows.
+        # NCCL's watchdog thread queries events meanwhile, which only this mode allows.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._pass(inputs, blocks)
         self._graphs[shape] = (graph, logits)

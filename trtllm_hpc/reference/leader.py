@@ -1,6 +1,6 @@
 """Rank 0: takes requests, plans the steps, chooses the tokens, and answers.
 
-One thread does it all. Other threads only put commands into its inbox.
+All of it runs in one thread. Other threads only put commands into its queue.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.adapter_places import AdapterPlaces
 from trtllm_hpc.reference.channel import Channel
-from trtllm_hpc.reference.ending import Ending, first_sentence
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.generation import (
     Cancelled,
@@ -29,9 +27,10 @@ from trtllm_hpc.reference.generation import (
     Progress,
     QueueFull,
 )
+from trtllm_hpc.reference.lora import AdapterPlaces
 from trtllm_hpc.reference.sampling import Sampler
-from trtllm_hpc.reference.scheduler import Scheduler, Sequence, refuse_too_long
-from trtllm_hpc.reference.steps import Signal, Step
+from trtllm_hpc.reference.scheduler import Scheduler, Sequence, Signal, Step, refuse_too_long
+from trtllm_hpc.reference.shutdown import Shutdown, first_sentence
 
 if TYPE_CHECKING:
     from trtllm_hpc.reference.beams import BeamResult
@@ -41,32 +40,32 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Job:
-    """A request, who gets its answer, and what the answer has so far."""
+    """A request, its listener, and its answer so far."""
 
     sequence: Sequence
     listener: Listener
     log_probs: list[float] = field(default_factory=list)
     cumulative: float = 0.0
     """Their sum."""
-    told: int = 0
-    """New tokens that the listener knows of."""
+    sent: int = 0
+    """Number of new tokens that the listener has got."""
     context_logits: list[torch.Tensor] = field(default_factory=list)
     generation_logits: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def request(self) -> GenerationRequest:
-        """What was asked."""
+        """The request."""
         return self.sequence.request
 
-    def tell(self, *, is_final: bool) -> None:
-        """Pass on what the listener does not know yet."""
-        since, self.told = self.told, len(self.sequence.new_tokens)
+    def send_progress(self, *, is_final: bool) -> None:
+        """Send the listener what it has not got yet."""
+        since, self.sent = self.sent, len(self.sequence.new_tokens)
         context, self.context_logits = self.context_logits, []
         generation, self.generation_logits = self.generation_logits, []
         beams = self.request.beam_width
         self.listener.progress(
             Progress(
-                # A beam search has nothing to tell before its end: its rows are empty then.
+                # A cancelled beam search has no tokens yet: its rows are empty.
                 tokens=(tuple(self.sequence.new_tokens[since:]),) * beams,
                 log_probs=(tuple(self.log_probs[since:]),) * beams,
                 cumulative=(self.cumulative,) * beams,
@@ -92,7 +91,7 @@ class Leader:
         sampler: Sampler,
         scheduler: Scheduler,
         channel: Channel,
-        ending: Ending,
+        shutdown: Shutdown,
         *,
         max_queue_size: int,
     ) -> None:
@@ -100,33 +99,33 @@ class Leader:
         self._sampler = sampler
         self._scheduler = scheduler
         self._channel = channel
-        self._ending = ending
+        self._shutdown = shutdown
         self._max_queue_size = max_queue_size
         self._adapters = AdapterPlaces(executor.adapters.sizes if executor.adapters else {})
         self._tickets = itertools.count()
         self._jobs: dict[int, Job] = {}
-        self._inbox: queue.SimpleQueue[Job | _Cancellation | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Job | _Cancellation | None] = queue.SimpleQueue()
         self._is_stopping = False
         self._iteration = 0
         self._count = threading.Lock()
         self._unplaced = 0
-        """Requests in the inbox or waiting; guarded by ``_count``."""
+        """Number of requests without a slot; guarded by ``_count``."""
         self._room = scheduler.limits.slots
-        """Places that the next requests can have at once."""
+        """Number of slots that the next requests can get at once."""
         self._load = self._loaded(Step())
         self._running: Future[None] | None = None
 
     def start(self, thread: ThreadPoolExecutor) -> None:
-        """Begin to serve, in the thread that loaded the engine."""
-        _watch(self._channel, self._ending, 0)
+        """Start serving, in the thread that loaded the engine."""
+        _watch(self._channel, self._shutdown, 0)
         self._running = thread.submit(self._run)
 
     def submit(self, requests: Sequences[GenerationRequest], listeners: Sequences[Listener]) -> list[int]:
-        """Queue requests that belong together, all or none; returns a ticket for each.
+        """Queue requests that belong together, all or none; return a ticket for each.
 
         Raises:
-            RequestFailed: the queue is full, or the KV cache too small for
-                one, or the LoRA adapter of one cannot be had.
+            RequestFailed: the queue is full, the KV cache is too small for a
+                request, or its LoRA adapter is not available.
         """
         for request in requests:
             refuse_too_long(request, self._scheduler.limits)
@@ -141,7 +140,7 @@ class Leader:
             for request, listener in zip(requests, listeners, strict=True)
         ]
         for job in jobs:
-            self._inbox.put(job)
+            self._commands.put(job)
         return [job.sequence.ticket for job in jobs]
 
     def _count_in(self, requests: int) -> None:
@@ -149,7 +148,7 @@ class Leader:
             most = self._max_queue_size + self._room
             if self._max_queue_size and requests > self._max_queue_size + self._scheduler.limits.slots:
                 raise RequestFailed(
-                    f"The request asks for {requests} sequences at once, more than can ever run and wait: "
+                    f"The request needs {requests} sequences at once, more than can ever run and wait: "
                     f"max_batch_size is {self._scheduler.limits.slots}, max_queue_size "
                     f"{self._max_queue_size}. Send fewer at a time."
                 )
@@ -161,16 +160,16 @@ class Leader:
             self._unplaced += requests
 
     def cancel(self, ticket: int, *, keep: bool) -> None:
-        """End a request and free its place (``generation.Service``)."""
-        self._inbox.put(_Cancellation(ticket, keep))
+        """End a request and free its slot (``generation.Service``)."""
+        self._commands.put(_Cancellation(ticket, keep))
 
     def load(self) -> Load:
-        """What is going on."""
+        """What the engine does now."""
         return self._load
 
     def stop(self) -> None:
-        """Finish what is queued, send the other ranks home and return."""
-        self._inbox.put(None)
+        """Finish what is queued, stop the other ranks and return."""
+        self._commands.put(None)
         if self._running is not None:
             self._running.result()
 
@@ -178,31 +177,31 @@ class Leader:
         try:
             while self._turn():
                 pass
-            self._channel.tell(Signal.STOP)
+            self._channel.send(Signal.STOP)
             self._executor.close()
             self._channel.close()
-        except BaseException as error:  # noqa: BLE001 - whatever it was, the ranks are out of step now
+        except BaseException as error:  # noqa: BLE001 - after any error the ranks are out of step
             _log.exception("the leader's loop failed")
-            self._ending.die(f"Rank 0 lost another rank or failed: {first_sentence(error)}")
+            self._shutdown.die(f"Rank 0 lost another rank or failed: {first_sentence(error)}")
 
     def _turn(self) -> bool:
-        """Carry out one step, or wait for a command; ``False`` when all is done."""
+        """Carry out one step, or wait for a command; return ``False`` once stopped and idle."""
         self._take_commands()
         step = self._scheduler.plan()
-        self._note_places(step)
+        self._update_room(step)
         if step is not None:
             step = replace(step, adapters=self._adapters.take_loads())
-            self._channel.tell(step)
+            self._channel.send(step)
             self._carry_out(step)
             return True
         if self._is_stopping:
             return False
-        self._take(self._inbox.get())
+        self._take(self._commands.get())
         return True
 
     def _take_commands(self) -> None:
-        while not self._inbox.empty():
-            self._take(self._inbox.get())
+        while not self._commands.empty():
+            self._take(self._commands.get())
 
     def _take(self, command: Job | _Cancellation | None) -> None:
         if command is None:
@@ -222,7 +221,7 @@ class Leader:
                 self._unplaced -= 1
         self._end(job)
         if cancellation.keep:
-            job.tell(is_final=True)
+            job.send_progress(is_final=True)
         else:
             job.listener.failed(Cancelled("The request was cancelled."))
 
@@ -234,12 +233,12 @@ class Leader:
         del self._jobs[job.sequence.ticket]
         self._adapters.drop([job.request])
 
-    def _note_places(self, step: Step | None) -> None:
-        """Keep the queue's bound and the metrics up to date."""
+    def _update_room(self, step: Step | None) -> None:
+        """Update the room in the queue, and the metrics."""
         slots = self._scheduler.limits.slots
         with self._count:
             self._unplaced -= len(step.admitted) if step else 0
-            # Somebody who waits after the planning waits for blocks if not for a slot.
+            # A request that still waits after planning waits for a slot or for blocks.
             self._room = 0 if self._scheduler.waiting else slots - len(self._scheduler.running)
         if step is None:
             self._load = self._loaded(Step())
@@ -262,7 +261,7 @@ class Leader:
         return self._jobs[self._scheduler.running[slot].ticket]
 
     def _choose(self, logits: torch.Tensor, slots: tuple[int, ...]) -> None:
-        """Choose a token for each row, and tell whoever waits for it."""
+        """Choose a token for each row, and send it to its listener."""
         device_slots = torch.tensor(slots, dtype=torch.long).to(logits.device, non_blocking=True)
         sampled = self._sampler.sample(logits, device_slots, slots)
         for row, (slot, token, finished, log_prob) in enumerate(zip(slots, *sampled.to_host(), strict=True)):
@@ -275,7 +274,7 @@ class Leader:
             if finished:
                 self._end(job)
             if finished or job.request.streaming:
-                job.tell(is_final=finished)
+                job.send_progress(is_final=finished)
 
     def _finish_beams(self, job: Job, result: BeamResult) -> None:
         self._end(job)
@@ -298,22 +297,22 @@ class Leader:
         )
 
 
-def follow(executor: Executor, channel: Channel, ending: Ending, rank: int) -> None:
-    """Ranks above 0: take part in every step until the leader says stop.
+def follow(executor: Executor, channel: Channel, shutdown: Shutdown, rank: int) -> None:
+    """Ranks above 0: take part in every step until the leader stops them.
 
-    Any error ends this rank and its server: the leader cannot go on without it.
+    Any error ends this rank and its server, since the leader cannot go on without it.
     """
-    _watch(channel, ending, rank)
+    _watch(channel, shutdown, rank)
     try:
-        while (command := channel.listen()) is not Signal.STOP:
+        while (command := channel.receive()) is not Signal.STOP:
             if isinstance(command, Step):
                 executor.run(command)
         executor.close()
         channel.close()
-    except BaseException as error:  # noqa: BLE001 - whatever it was, the ranks are out of step now
+    except BaseException as error:  # noqa: BLE001 - after any error the ranks are out of step
         _log.exception("rank %d: the follower's loop failed", rank)
-        ending.die(f"Rank {rank} lost another rank or failed: {first_sentence(error)}")
+        shutdown.die(f"Rank {rank} lost another rank or failed: {first_sentence(error)}")
 
 
-def _watch(channel: Channel, ending: Ending, rank: int) -> None:
-    channel.watch(lambda error: ending.die(f"Rank {rank} lost another rank: {first_sentence(error)}"))
+def _watch(channel: Channel, shutdown: Shutdown, rank: int) -> None:
+    channel.watch(lambda error: shutdown.die(f"Rank {rank} lost another rank: {first_sentence(error)}"))

@@ -1,22 +1,24 @@
 """LoRA adapters, each for the rows of its own requests in a shared batch.
 
-All adapters lie in two matrices for each linear layer. One product gives the
-low-rank values of every adapter, those that are not the row's own become
-zero, and another product leads back. So a pass costs the same few launches
-for any mix of adapters, waits for nothing on the host, and can be recorded
-into a CUDA graph. A row without an adapter gets zeros added.
+All adapters are in two matrices for each linear layer. One product gives the
+low-rank values of every adapter, those of other rows' adapters are set to
+zero, and a second product gives the outputs. So a pass needs the same few
+kernels for any mix of adapters, does not wait for the host, and can be recorded
+into a CUDA graph. To a row without an adapter, zeros are added.
 
-Numbers of the modules and layout of the tensors are TensorRT-LLM's
-(``docs/source/advanced/lora.md``, and for the layers that the numbers mean
+The numbers of the modules and the layout of the tensors are TensorRT-LLM's
+(``docs/source/advanced/lora.md``, and for the layers behind the numbers
 ``get_default_trtllm_modules_to_hf_modules`` in ``tensorrt_llm/lora_manager.py``,
-as of 2025; the two differ in what they call gate and up, and the code decides).
+as of 2025; the two differ in gate and up, and the code is followed here).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,15 +27,15 @@ from torch.nn.functional import linear
 from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.reference import sharding
 from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
-from trtllm_hpc.reference.steps import Adapter
+from trtllm_hpc.reference.scheduler import Adapter
 
 PLACES = 8
-"""Adapters that are kept at once; TensorRT-LLM's ``lora_cache_optimal_adapter_size`` is 8 too."""
+"""Number of adapters kept at once; TensorRT-LLM's ``lora_cache_optimal_adapter_size`` is 8, too."""
 
 _QKV = 0
 _MODULES = {1: "q_proj", 2: "k_proj", 3: "v_proj", 4: "o_proj", 5: "gate_proj", 6: "down_proj", 7: "up_proj"}
 _NAMES = ("attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
-"""What TensorRT-LLM calls the modules, by number."""
+"""TensorRT-LLM's names of the modules, by number."""
 
 _LAYER = re.compile(rf"\.layers\.(\d+)\.(?:self_attn|mlp)\.({'|'.join(_MODULES.values())})$")
 
@@ -43,13 +45,13 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Size:
-    """Of a linear layer in the whole model, all ranks together."""
+    """Size of a linear layer in the whole model, all ranks together."""
 
     inputs: int
     outputs: int
 
     def values(self, rank: int) -> int:
-        """Values of an adapter of that rank."""
+        """Number of values of an adapter of that rank."""
         return rank * (self.inputs + self.outputs)
 
 
@@ -59,7 +61,7 @@ Sizes = Mapping[Key, Size]
 
 @dataclass(frozen=True)
 class _Part:
-    """What an adapter changes in one layer: a product of two matrices is added to its weight."""
+    """An adapter's part in one layer: the product of two matrices is added to the weight."""
 
     key: Key
     inwards: torch.Tensor
@@ -72,8 +74,8 @@ def check(lora: LoraRequest, sizes: Sizes) -> None:
     """Refuse an adapter that does not fit the model.
 
     Raises:
-        RequestFailed: it names a module or layer that the model lacks, or one
-            twice, or has too few values or such as are no finite numbers.
+        RequestFailed: it names a module or layer that the model lacks, names
+            one twice, or has too few values or some that are not finite.
     """
     assert lora.weights is not None and lora.config is not None
     seen: set[Key] = set()
@@ -94,7 +96,7 @@ def check(lora: LoraRequest, sizes: Sizes) -> None:
                 f"lora_weights holds {lora.weights.shape[1]} values for each module, but {_named(module)} "
                 f"at rank {rank} has {rank} x {size.inputs} inwards and {size.outputs} x {rank} outwards."
             )
-        # Else the zeros that keep an adapter from other requests' rows would not stay zeros.
+        # Otherwise the zeros that keep an adapter out of other requests' rows would not stay zeros.
         if not bool(torch.from_numpy(lora.weights[row, :needed]).isfinite().all()):
             raise RequestFailed(f"lora_weights holds a NaN or an infinite value for {_named(module)}.")
 
@@ -109,13 +111,13 @@ def _offered(sizes: Sizes) -> str:
 
 
 def _changed(key: Key) -> list[Key]:
-    """The layers that a module stands for: attn_qkv for three."""
+    """The layers of a module; attn_qkv has three."""
     module, layer = key
     return [(part, layer) for part in (1, 2, 3)] if module == _QKV else [key]
 
 
 def _parts(lora: LoraRequest, sizes: Sizes) -> Iterator[_Part]:
-    """Take the tensors of a request apart, which was checked."""
+    """Split the tensors of a checked request into the parts of each layer."""
     assert lora.weights is not None and lora.config is not None
     for row, (module, layer, rank) in zip(lora.weights, lora.config.tolist(), strict=True):
         size = sizes[module, layer]
@@ -128,7 +130,7 @@ def _parts(lora: LoraRequest, sizes: Sizes) -> Iterator[_Part]:
 
 
 class _Layer:
-    """This rank's slices of what all adapters add to one linear layer."""
+    """This rank's slices of all adapters for one linear layer."""
 
     def __init__(self, module: torch.nn.Linear, cut: int | None, rank: int) -> None:
         outputs, inputs = module.weight.shape
@@ -138,7 +140,7 @@ class _Layer:
         self._outwards = module.weight.new_zeros(PLACES, rank, outputs)
 
     def clear(self, place: int) -> None:
-        """Forget an adapter."""
+        """Remove an adapter."""
         self._inwards[place] = 0
         self._outwards[place] = 0
 
@@ -153,12 +155,12 @@ class _Layer:
         self._inwards[place, :used] = inwards.to(self._inwards)
         self._outwards[place, :used] = outwards.T.to(self._outwards)
 
-    def change(self, inputs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        """What is to be added to the layer's output.
+    def delta(self, inputs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        """What the adapters add to the layer's output.
 
         Args:
             inputs: [rows, tokens, inputs] of the layer.
-            others: [rows, 1, places, 1], where the adapter is not the row's.
+            others: [rows, 1, places, 1], true for adapters other than the row's.
         """
         low = linear(inputs, self._inwards.flatten(0, 1))
         own = low.view(*low.shape[:-1], PLACES, self._rank).masked_fill(others, 0)
@@ -166,16 +168,16 @@ class _Layer:
 
 
 class Adapters:
-    """One rank's slices of all adapters, and which slot of the batch has which.
+    """One rank's slices of all adapters, and the adapter of each slot of the batch.
 
-    The memory for them is taken when the model is loaded: ``PLACES`` times
+    Their memory is allocated when the model is loaded: ``PLACES`` times
     ``max_rank`` rows and columns for each layer that they can change.
 
     Args:
         max_rank: highest rank of an adapter.
-        slots: places of the batch; one more is the padding's, which has no adapter.
+        slots: of the batch; padding has one more slot, without an adapter.
         rank: of this process.
-        ranks: that share the model.
+        ranks: number of processes that share the model.
     """
 
     def __init__(self, max_rank: int, *, slots: int, rank: int, ranks: int) -> None:
@@ -190,10 +192,10 @@ class Adapters:
         self.sizes: dict[Key, Size] = {}
 
     def attach(self, model: Any) -> None:
-        """Let the model's layers add what the adapters say.
+        """Make the model's layers add the adapters' part.
 
-        Comes before the layers are made to sum over the ranks, so that what a
-        rank adds to its part of a sum is summed with it.
+        Must be called before the layers are made to sum over the ranks, so
+        that a rank's part of an adapter is summed, too.
 
         Raises:
             StartFailed: no layer can be changed.
@@ -205,7 +207,7 @@ class Adapters:
                 self._attach(name, module, (numbers[found[2]], int(found[1])), model.tp_plan)
         if not self._layers:
             raise StartFailed(
-                f"LoRA adapters cannot be had with models of type {model.config.model_type}.",
+                f"LoRA adapters are not supported for models of type {model.config.model_type}.",
                 hint="build the engine with engine.max_lora_rank: 0",
             )
         for layer in {layer for _, layer in self.sizes}:
@@ -227,12 +229,12 @@ class Adapters:
 
         def changed(input: torch.Tensor) -> torch.Tensor:
             output = forward(input)
-            return output if self._others is None else output + layer.change(input, self._others)
+            return output if self._others is None else output + layer.delta(input, self._others)
 
         module.forward = changed  # type: ignore[method-assign]
 
     def load(self, adapter: Adapter) -> None:
-        """Put an adapter, which was checked, into its place."""
+        """Load a checked adapter into its place."""
         self._places = {task: place for task, place in self._places.items() if place != adapter.place}
         self._places[adapter.lora.task_id] = adapter.place
         for layer in self._layers.values():
@@ -241,13 +243,98 @@ class Adapters:
             self._layers[part.key].put(adapter.place, part, self._rank, self._ranks)
 
     def admit(self, slot: int, request: GenerationRequest) -> None:
-        """Note which adapter a slot has from now on."""
+        """Set the adapter of a slot."""
         self._place_of_slot[slot] = -1 if request.lora is None else self._places[request.lora.task_id]
 
     def aim(self, slots: torch.Tensor | None) -> None:
-        """Say which slot each row of the next pass belongs to; ``None`` if none of them has an adapter."""
+        """Set the slot of each row of the next pass; ``None`` if no row has an adapter."""
         if slots is None:
             self._others = None
         else:
             places = self._place_of_slot.index_select(0, slots)
             self._others = (places[:, None] != self._all_places)[:, None, :, None]
+
+
+class AdapterPlaces:
+    """The leader's table of adapters: gives each a place. May be called from any thread.
+
+    As in TensorRT-LLM the first request with an adapter sends its weights, and
+    later ones only its number; weights for a known number are ignored. A new
+    adapter replaces the least recently requested one, but none that a waiting
+    or running request uses.
+
+    Args:
+        sizes: of the layers that adapters can change; empty for an engine without LoRA.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self._lock = threading.Lock()
+        self._places: OrderedDict[int, int] = OrderedDict()
+        """By task id, the most recently requested one last."""
+        self._users: Counter[int] = Counter()
+        self._loads: list[Adapter] = []
+
+    def hold(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+        """Reserve the adapters of requests, all or none, until each is dropped; return them without weights.
+
+        Raises:
+            RequestFailed: an adapter is unknown and was not sent, does not fit
+                the model, or all places are in use.
+        """
+        held: list[GenerationRequest] = []
+        try:
+            for request in requests:
+                if request.lora is not None:
+                    self._hold(request.lora)
+                    request = replace(request, lora=LoraRequest(request.lora.task_id))
+                held.append(request)
+        except RequestFailed:
+            self.drop(held)
+            raise
+        return held
+
+    def drop(self, requests: Iterable[GenerationRequest]) -> None:
+        """Release the adapters of requests that have ended."""
+        with self._lock:
+            self._users.subtract(request.lora.task_id for request in requests if request.lora is not None)
+            # Drop zeros: clients may use any number of task ids.
+            self._users = +self._users
+
+    def take_loads(self) -> tuple[Adapter, ...]:
+        """The adapters that must be loaded before the held requests can run."""
+        with self._lock:
+            loads, self._loads = tuple(self._loads), []
+        return loads
+
+    def _hold(self, adapter: LoraRequest) -> None:
+        if not self._sizes:
+            raise RequestFailed(
+                "This engine takes no LoRA adapters: leave lora_task_id out, or build it with "
+                "engine.max_lora_rank."
+            )
+        if adapter.weights is not None:
+            check(adapter, self._sizes)
+        with self._lock:
+            if adapter.task_id in self._places:
+                self._places.move_to_end(adapter.task_id)
+            elif adapter.weights is None:
+                raise RequestFailed(
+                    f"The LoRA adapter {adapter.task_id} (lora_task_id) is not loaded, or not any more. "
+                    "Send lora_weights and lora_config with the request."
+                )
+            else:
+                place = self._places[adapter.task_id] = self._free_place()
+                self._loads.append(Adapter(place, adapter))
+            self._users[adapter.task_id] += 1
+
+    def _free_place(self) -> int:
+        if len(self._places) < PLACES:
+            return len(self._places)
+        idle = next((task for task in self._places if not self._users[task]), None)
+        if idle is None:
+            raise RequestFailed(
+                f"Other requests use {PLACES} LoRA adapters now, which is the most that can be loaded. "
+                "Try again later."
+            )
+        return self._places.pop(idle)

@@ -1,9 +1,9 @@
 """Keys and values of all running sequences, in one pool of blocks.
 
-A block holds ``tokens_per_block`` tokens of one sequence in every layer. Which
-blocks a sequence has is its row of a block table, as in PagedAttention (Kwon
-et al., SOSP 2023). Block 0 belongs to no sequence: what padding writes goes
-there.
+A block holds ``tokens_per_block`` tokens of one sequence in every layer. The
+blocks of a sequence are listed in its row of a block table, as in
+PagedAttention (Kwon et al., SOSP 2023). Block 0 belongs to no sequence:
+padding is written there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from trtllm_hpc.reference.words import to_device
+from trtllm_hpc.reference.stop_words import to_device
 
 PADDING_BLOCK = 0
 
@@ -32,9 +32,9 @@ class LayerShape:
 class PagedCache(Cache):  # type: ignore[misc]
     """The cache that a model's forward pass writes to and reads from.
 
-    Before each pass ``aim`` says where the pass's tokens go and which blocks
-    its rows read. The tensors of the pool never move, so that a CUDA graph
-    may hold their addresses.
+    ``aim`` sets, before each pass, where its tokens are written and which
+    blocks its rows read. The tensors of the pool never move, so that CUDA
+    graphs may hold their addresses.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
         self.tokens_per_block = tokens_per_block
         slots = (blocks + 1) * tokens_per_block
-        # Zeros, because what a mask hides is still multiplied, and must be finite.
+        # Zeros, because masked values are still multiplied, and so must be finite.
         self._keys = [torch.zeros(slots, s.heads, s.key_size, dtype=dtype, device=device) for s in layers]
         self._values = [torch.zeros(slots, s.heads, s.value_size, dtype=dtype, device=device) for s in layers]
         self._write: torch.Tensor | None = None
@@ -60,11 +60,11 @@ class PagedCache(Cache):  # type: ignore[misc]
         """Set the target of the next pass.
 
         Args:
-            write: [rows * tokens], place in the pool of each token of the pass.
-            reads: [rows, blocks] to read; ``None`` if the rows read nothing
-                but what the pass itself writes.
-            by_token: ``reads`` are places of tokens instead, [rows, tokens]:
-                no more than is needed, in smaller pieces.
+            write: [rows * tokens], index in the pool of each token of the pass.
+            reads: [rows, blocks] to read; ``None`` if the rows read only
+                what the pass itself writes.
+            by_token: ``reads`` are indices of tokens instead, [rows, tokens]:
+                only as many as are needed, in smaller pieces.
         """
         self._write, self._reads = write, reads
         self._read_tokens = 1 if by_token else self.tokens_per_block
@@ -81,7 +81,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         return self._read(self._keys[layer_idx]), self._read(self._values[layer_idx])
 
     def forget(self, blocks: Sequence[int]) -> None:
-        """Make all keys and values in these blocks zero again."""
+        """Set all keys and values in these blocks to zero."""
         places = to_device(torch.tensor(blocks), self._keys[0].device)
         for pool in (*self._keys, *self._values):
             pool.view(-1, self.tokens_per_block, *pool.shape[1:]).index_fill_(0, places, 0)
@@ -95,19 +95,19 @@ class PagedCache(Cache):  # type: ignore[misc]
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def _read(self, pool: torch.Tensor) -> torch.Tensor:
-        """[rows, heads, tokens, head size] of what the rows read, a copy."""
+        """A copy of what the rows read, [rows, heads, tokens, head size]."""
         assert self._reads is not None
         _, heads, size = pool.shape
         pieces = pool.view(-1, self._read_tokens * heads * size).index_select(0, self._reads.flatten())
         return pieces.view(self._reads.shape[0], -1, heads, size).transpose(1, 2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: the executor passes positions and masks itself, so that transformers derives none from this."""
+        """0: the executor passes positions and masks, so transformers must not derive them from this."""
         return 0
 
 
 class _Probe(Cache):  # type: ignore[misc]
-    """Notes the shapes that a model gives to its cache."""
+    """Records the shapes that a model passes to its cache."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -133,5 +133,5 @@ def layer_shapes(model: Any) -> list[LayerShape]:
 
 
 def bytes_per_token(layers: list[LayerShape], dtype: torch.dtype) -> int:
-    """Memory that the keys and values of one token take on this rank."""
+    """Bytes of the keys and values of one token on this rank."""
     return sum(shape.heads * (shape.key_size + shape.value_size) for shape in layers) * dtype.itemsize

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.engine_folder import EngineInfo
+from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, LoraRequest, Sampling, Words
 from trtllm_hpc.reference.inputs import Row, rows, shown
 

@@ -1,19 +1,20 @@
-"""Chooses the next token of every running request at once, each by its own request's rules.
+"""Chooses the next tokens of all running requests at once, each by the rules of its request.
 
-What a row gets does not depend on the other rows of the step: a rule that
-only some rows ask for leaves the others' scores as they are, bit by bit.
-Which rules a step needs is known on the host, so that a step of greedy
-requests costs little more than finding the largest logit.
+A row's token does not depend on the other rows of the step: a rule that only
+some rows need leaves the scores of the others unchanged to the last bit.
+The host knows which rules a step needs, so that a step of greedy requests
+costs little more than finding the largest logit.
 
 The rules and their order are TensorRT-LLM's, as of 2024 (``kernels/penaltyKernels.cu``,
 ``layers/layersFactory.h``): embedding bias, temperature, repetition penalty,
 presence penalty, frequency penalty, minimum length, bad words. The
 prompt's tokens count for all three penalties. Temperature, penalties and
-words hold for greedy requests too.
+words apply to greedy requests, too.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,14 +22,60 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from trtllm_hpc.reference import drawing, randomness
+from trtllm_hpc.reference import drawing
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Sampling
-from trtllm_hpc.reference.needs import Needs
-from trtllm_hpc.reference.words import LOWEST, WordWatch, to_device
+from trtllm_hpc.reference.stop_words import LOWEST, WordMatcher, to_device
+
+
+class Needs(enum.IntFlag):
+    """What a request needs besides the token with the largest logit.
+
+    A step does no more than its requests need.
+    """
+
+    NOTHING = 0
+    BIAS = enum.auto()
+    TEMPERATURE = enum.auto()
+    PENALTIES = enum.auto()
+    MIN_LENGTH = enum.auto()
+    BAD_WORDS = enum.auto()
+    STOP_WORDS = enum.auto()
+    BOUNDED_DRAW = enum.auto()
+    """A draw among the likeliest k tokens."""
+    UNBOUNDED_DRAW = enum.auto()
+    """A draw from the whole vocabulary."""
+    LOG_PROBS = enum.auto()
+
+    WORDS = BAD_WORDS | STOP_WORDS
+    CHANGED_SCORES = BIAS | TEMPERATURE | PENALTIES | MIN_LENGTH | BAD_WORDS
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> Needs:
+        """What this request needs."""
+        sampling = request.sampling
+        penalties = bool(
+            sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
+        )
+        needed = {
+            cls.BIAS: request.embedding_bias is not None,
+            # By itself it does not change which logit is largest, but beside a penalty it does.
+            cls.TEMPERATURE: sampling.temperature != 1 and (penalties or not sampling.is_greedy),
+            cls.PENALTIES: penalties,
+            cls.MIN_LENGTH: sampling.min_new_tokens > 0,
+            cls.BAD_WORDS: bool(request.bad_words),
+            cls.STOP_WORDS: bool(request.stop_words),
+            cls.BOUNDED_DRAW: sampling.top_k > 1,
+            cls.UNBOUNDED_DRAW: sampling.top_k == 0,
+            cls.LOG_PROBS: request.return_log_probs,
+        }
+        needs = cls.NOTHING
+        for need, is_needed in needed.items():
+            needs |= need if is_needed else cls.NOTHING
+        return needs
 
 
 class Counts(NamedTuple):
-    """Whole numbers of each slot or row, int64."""
+    """Integers of each slot or row, int64."""
 
     stream: torch.Tensor
     top_k: torch.Tensor
@@ -36,11 +83,11 @@ class Counts(NamedTuple):
     min_new_tokens: torch.Tensor
     max_new_tokens: torch.Tensor
     new_tokens: torch.Tensor
-    """Tokens that were chosen so far."""
+    """Number of tokens chosen so far."""
 
 
 class Factors(NamedTuple):
-    """Fractions of each slot or row, float32."""
+    """Real numbers of each slot or row, float32."""
 
     inverse_temperature: torch.Tensor
     repetition: torch.Tensor
@@ -50,7 +97,7 @@ class Factors(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A step's result on the host, an entry for each row."""
+    """A step's result on the host, one entry for each row."""
 
     tokens: list[int]
     finished: list[bool]
@@ -64,15 +111,15 @@ class Sampled:
     tokens: torch.Tensor
     """int64 [rows]: the next step's input."""
     finished: torch.Tensor
-    """bool [rows]: the token is the end token, completes a stop word, or is the last one asked for."""
+    """bool [rows]: the token is the end token, completes a stop word, or is the last one allowed."""
     log_probs: torch.Tensor
     """float32 [rows]: natural logarithm of the token's probability by the raw logits.
 
-    Zeros where no row of the step asked for it.
+    Zeros if no row of the step needs it.
     """
 
     def to_host(self) -> Chosen:
-        """Copy to the host in one piece; waits for the device."""
+        """Copy to the host in one transfer; waits for the device."""
         bits = self.log_probs.view(torch.int32)
         packed = torch.stack((self.tokens, self.finished.long(), bits.long())).cpu()
         log_probs = packed[2].int().view(torch.float32)
@@ -80,12 +127,12 @@ class Sampled:
 
 
 class Sampler:
-    """What the running requests ask of their tokens, by slot.
+    """The sampling rules of the running requests, by slot.
 
     Args:
-        slots: requests that can run at once; they are numbered from 0.
+        slots: number of requests that can run at once.
         vocab_size: columns of the logits.
-        max_seq_len: tokens of prompt and answer together, at most.
+        max_seq_len: most tokens of prompt and answer together.
         device: where the logits are.
     """
 
@@ -97,13 +144,13 @@ class Sampler:
         self._top_k = np.ones(slots, dtype=np.int64)
         self._counts = torch.zeros(slots, len(Counts._fields), dtype=torch.int64, device=device)
         self._factors = torch.ones(slots, len(Factors._fields), device=device)
-        self._words = WordWatch(slots, vocab_size, max_seq_len, device)
-        # [slots, vocabulary] each; most servers never need them.
+        self._words = WordMatcher(slots, vocab_size, max_seq_len, device)
+        # [slots, vocabulary] each, made when they are first needed; most servers never need them.
         self._bias: torch.Tensor | None = None
         self._occurrences: torch.Tensor | None = None
 
     def admit(self, slot: int, request: GenerationRequest) -> None:
-        """Put a request into a slot, to choose the tokens that follow its prompt. Waits for nothing."""
+        """Put a request into a slot. Does not wait for the device."""
         self.release(slot)
         needs = Needs.of(request)
         self._needs[slot] = needs
@@ -121,25 +168,25 @@ class Sampler:
             self._words.admit(slot, request.prompt, request.bad_words, request.stop_words)
 
     def release(self, slot: int) -> None:
-        """Forget the slot's request. Waits for nothing."""
+        """Forget the slot's request. Does not wait for the device."""
         needs = Needs(int(self._needs[slot]))
         if needs & Needs.BIAS:
             self._biases()[slot] = 0
         if needs & Needs.WORDS:
             self._words.release(slot)
-        # Bias and words of a step reach every row of it, so that a later request must not find these.
+        # Bias and words apply to every row of a step, so nothing may be left for a later request.
         self._needs[slot] = Needs.NOTHING
         self._top_k[slot] = 1
 
     def sample(self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int]) -> Sampled:
         """Choose a token for each row and count it as part of the row's answer.
 
-        Launches work on the device and does not wait for it.
+        Does not wait for the device.
 
         Args:
-            logits: [rows, vocabulary], of any float type; it is not changed.
+            logits: [rows, vocabulary], of any float type; not changed.
             slots: int64 [rows] on the device, no slot twice.
-            host_slots: the same numbers on the host.
+            host_slots: the same on the host.
         """
         host = np.asarray(host_slots)
         needs = Needs(int(np.bitwise_or.reduce(self._needs[host], initial=0)))
@@ -183,10 +230,10 @@ class Sampler:
         counts: Counts,
         factors: Factors,
     ) -> None:
-        """Replace the tokens of the rows that ask for this kind of draw."""
+        """Replace the tokens of the rows that need this kind of draw."""
         places = np.flatnonzero(self._needs[host_slots] & kind)
         rows = to_device(torch.from_numpy(places), self._device)
-        chances = randomness.uniform(counts.stream[rows], counts.new_tokens[rows])
+        chances = drawing.uniform(counts.stream[rows], counts.new_tokens[rows])
         drawable, top_p = scores[rows].float(), factors.top_p[rows]
         if kind is Needs.BOUNDED_DRAW:
             largest = int(self._top_k[host_slots].max())
@@ -196,7 +243,7 @@ class Sampler:
         tokens.index_copy_(0, rows, drawn)
 
     def _count(self, tokens: torch.Tensor, slots: torch.Tensor, needs: Needs, counts: Counts) -> torch.Tensor:
-        """Note the new tokens; whether they are the last ones."""
+        """Count the new tokens; return whether each is the last of its answer."""
         new_tokens = counts.new_tokens + 1
         Counts(*self._counts.unbind(1)).new_tokens.index_copy_(0, slots, new_tokens)
         finished = (tokens == counts.end_id) | (new_tokens >= counts.max_new_tokens)
@@ -212,7 +259,7 @@ class Sampler:
         sampling = request.sampling
         has_end = 0 <= request.end_id < self._vocab_size
         counts = {
-            "stream": randomness.stream(sampling.seed),
+            "stream": drawing.stream(sampling.seed),
             "top_k": min(sampling.top_k, drawing.TOP_K_MAX),
             "end_id": request.end_id if has_end else NO_END,
             "min_new_tokens": sampling.min_new_tokens if has_end else 0,
@@ -227,7 +274,7 @@ class Sampler:
         return self._bias
 
     def _occurred(self) -> torch.Tensor:
-        """How often each token is in the prompt and answer of each slot that has penalties."""
+        """How often each token occurs in prompt and answer, for slots with penalties."""
         if self._occurrences is None:
             shape = (self._slots, self._vocab_size)
             self._occurrences = torch.zeros(shape, dtype=torch.int32, device=self._device)

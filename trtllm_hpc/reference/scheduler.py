@@ -1,36 +1,105 @@
-"""Which request gets a place in the batch, and what the next step does.
+"""Decides which requests get a slot in the batch, and what the next step computes.
 
 Pure Python, without a model. The policy is TensorRT-LLM's default,
 ``guaranteed_no_evict``: a request is admitted, in the order of arrival, when
-a slot is free and there are blocks for its prompt and its longest answer. So
-a running request never has to give anything back.
+a slot is free and there are blocks for its prompt and its longest possible
+answer. So a running request never has to give anything back.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.generation import GenerationRequest
-from trtllm_hpc.reference.steps import Admission, Chunk, Decode, Step
+from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter to load, in place of the one that had its slot in the cache of adapters."""
+
+    place: int
+    lora: LoraRequest
+    """With its weights."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A request that gets a slot in the batch, and blocks of the KV cache for all its tokens."""
+
+    slot: int
+    blocks: tuple[tuple[int, ...], ...]
+    """The blocks of each beam, in the order of their tokens."""
+    request: GenerationRequest
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a prompt to compute."""
+
+    slot: int
+    start: int
+    """Index of the chunk's first token in the prompt."""
+    tokens: int
+
+    @property
+    def end(self) -> int:
+        """Index after the chunk's last token."""
+        return self.start + self.tokens
+
+
+@dataclass(frozen=True)
+class Decode:
+    """A sequence that gets one more token."""
+
+    slot: int
+    token: int
+    """The newest token, which the model has not computed yet."""
+    position: int
+    """Its index in the sequence."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step, carried out by every rank in the order of the fields; only the leader chooses tokens."""
+
+    released: tuple[int, ...] = ()
+    """Slots whose requests have ended."""
+    adapters: tuple[Adapter, ...] = ()
+    """Adapters to load before the admitted requests."""
+    admitted: tuple[Admission, ...] = ()
+    decodes: tuple[Decode, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    beams: tuple[int, ...] = ()
+    """Slots of beam searches that advance by one token."""
+
+
+class Signal(enum.Enum):
+    """What the leader may send to the other ranks besides a step."""
+
+    STOP = enum.auto()
+
+
+Command = Step | Signal
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of the batch."""
+    """Limits of the batch."""
 
     slots: int
-    """Requests that run at once: ``max_batch_size``."""
+    """Number of requests that can run at once: ``max_batch_size``."""
     step_tokens: int
-    """Tokens that one step computes, padding of prompts included: ``max_num_tokens``."""
+    """Most tokens of one step, including the padding of prompts: ``max_num_tokens``."""
     blocks: int
-    """Blocks of the KV cache."""
+    """Number of blocks of the KV cache."""
     tokens_per_block: int
 
     def blocks_of(self, request: GenerationRequest) -> int:
-        """Blocks that a request holds while it runs, all beams together."""
+        """Number of blocks that a request holds while it runs, all beams together."""
         return -(-request.total_tokens // self.tokens_per_block) * request.beam_width
 
 
@@ -41,15 +110,15 @@ class Sequence:
     ticket: int
     request: GenerationRequest
     slot: int | None = None
-    """Its place in the batch; ``None`` while it waits."""
+    """Its slot in the batch; ``None`` while it waits."""
     blocks: list[int] = field(default_factory=list)
     read: int = 0
-    """Tokens of the prompt that the model has seen."""
+    """Number of tokens of the prompt that were computed."""
     new_tokens: list[int] = field(default_factory=list)
 
     @property
     def is_beam_search(self) -> bool:
-        """Whether it advances by itself, beside the batch."""
+        """Whether it is computed by itself and not in the batch."""
         return self.request.beam_width > 1
 
 
@@ -59,7 +128,7 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._free_slots = list(reversed(range(limits.slots)))
-        # Block 0 is the padding's.
+        # Block 0 is for padding.
         self._free_blocks = list(reversed(range(1, limits.blocks + 1)))
         self._waiting: OrderedDict[int, Sequence] = OrderedDict()
         self._running: dict[int, Sequence] = {}
@@ -67,12 +136,12 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Requests without a place."""
+        """Number of requests without a slot."""
         return len(self._waiting)
 
     @property
     def running(self) -> Mapping[int, Sequence]:
-        """The requests that have a place, by slot."""
+        """The requests in the batch, by slot."""
         return self._running
 
     @property
@@ -81,11 +150,11 @@ class Scheduler:
         return self.limits.blocks - len(self._free_blocks)
 
     def add(self, sequence: Sequence) -> None:
-        """Let a request wait for its place."""
+        """Queue a request."""
         self._waiting[sequence.ticket] = sequence
 
     def end(self, sequence: Sequence) -> None:
-        """Take a request out, wherever it is; its place is free for the next step."""
+        """Remove a request, waiting or running; its slot is free for the next step."""
         if sequence.slot is None:
             del self._waiting[sequence.ticket]
             return
@@ -95,7 +164,7 @@ class Scheduler:
         self._released.append(sequence.slot)
 
     def plan(self) -> Step | None:
-        """The next step, or ``None`` if nothing is to be done. What it plans counts as done."""
+        """The next step, or ``None`` if there is nothing to compute. The caller must carry it out."""
         admitted = tuple(self._admissions())
         decodes = tuple(
             Decode(slot, sequence.new_tokens[-1], len(sequence.request.prompt) + len(sequence.new_tokens) - 1)
@@ -110,7 +179,7 @@ class Scheduler:
         return Step(released, admitted=admitted, decodes=decodes, chunks=chunks, beams=beams)
 
     def _admissions(self) -> Iterable[Admission]:
-        """Give places to the first of the waiting, until one does not fit."""
+        """Admit waiting requests in order, until one does not fit."""
         while self._waiting and self._free_slots:
             sequence = next(iter(self._waiting.values()))
             needed = self.limits.blocks_of(sequence.request)
@@ -125,7 +194,7 @@ class Scheduler:
             yield Admission(sequence.slot, rows, sequence.request)
 
     def _chunks(self, budget: int) -> Iterable[Chunk]:
-        """Prompts or parts of them, oldest first, while their padded rows fit into the step."""
+        """Prompts or parts of them, oldest first, as long as their padded rows fit into the step."""
         rows, width = 0, 0
         for slot, sequence in self._running.items():
             left = len(sequence.request.prompt) - sequence.read
@@ -140,7 +209,7 @@ class Scheduler:
 
 
 def refuse_too_long(request: GenerationRequest, limits: Limits) -> None:
-    """Refuse a request that would wait for ever.
+    """Refuse a request that could never run.
 
     Raises:
         RequestFailed: the whole KV cache has too few blocks for it.

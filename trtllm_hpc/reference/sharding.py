@@ -1,6 +1,6 @@
-"""Which slice of which parameter a rank has, by the plan that transformers ships with each model.
+"""The slice of each parameter that a rank has, by the tensor-parallel plan in transformers.
 
-The styles and what they cut are those of ``transformers.distributed.tensor_parallel``
+The styles and the dimensions that they split are those of ``transformers.distributed.tensor_parallel``
 (5.17); a model whose plan needs another style is refused when its engine is built.
 """
 
@@ -21,22 +21,22 @@ _BY_INPUTS = frozenset({"rowwise", "rowwise_split_input"})
 """Each rank multiplies some of a layer's inputs; the ranks' results are summed."""
 
 _WHOLE = frozenset({"embedding_rowwise", "replicated_with_grad_allreduce"})
-"""Every rank has the whole: cut embeddings would cost a sum over the ranks a step, and the other
-style differs in training only."""
+"""Every rank has the whole parameter: split embeddings would need a sum over the ranks in each step,
+and the other style differs in training only."""
 
 
 def style_of(module: str, plan: dict[str, str]) -> str | None:
-    """The plan's style of the module of that name; ``None`` if every rank has and computes it whole."""
+    """The plan's style for a module; ``None`` if every rank has and computes all of it."""
     return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", module))
 
 
 def is_cut(module: str, plan: dict[str, str]) -> bool:
-    """Whether each rank computes a part of the module of that name only."""
+    """Whether each rank computes only a part of a module."""
     return style_of(module, plan) in _BY_OUTPUTS | _BY_INPUTS
 
 
 def cut_dimension(name: str, shape: Shape, plan: dict[str, str]) -> int | None:
-    """The dimension along which a parameter is cut; ``None`` if every rank has it whole."""
+    """The dimension along which a parameter is split; ``None`` if every rank has all of it."""
     module, _, leaf = name.rpartition(".")
     style = style_of(module, plan)
     if style in _BY_OUTPUTS:
@@ -47,7 +47,7 @@ def cut_dimension(name: str, shape: Shape, plan: dict[str, str]) -> int | None:
 
 
 def slice_of(name: str, parameter: Any, plan: dict[str, str], rank: int, ranks: int) -> Any:
-    """A rank's part of a parameter, in one piece; a copy unless it is the whole."""
+    """A rank's part of a parameter, contiguous; a copy unless it is the whole parameter."""
     dimension = cut_dimension(name, tuple(parameter.shape), plan) if ranks > 1 else None
     if dimension is None:
         return parameter.contiguous()
@@ -62,10 +62,10 @@ def slice_shape(name: str, shape: Shape, plan: dict[str, str], ranks: int) -> Sh
 
 
 def stored_names(model: Any, ranks: int) -> Iterator[str]:
-    """The parameters of which a rank's file has a part.
+    """The parameters that a rank's file contains.
 
-    A tied parameter has none of its own, unless it is cut in another way than
-    the one that it is tied to.
+    A tied parameter is left out, unless it is split in another way than the
+    one that it is tied to.
     """
     tied: dict[str, str] = model.all_tied_weights_keys
     shapes = {name: tuple(parameter.shape) for name, parameter in _parameters(model)}
@@ -76,7 +76,7 @@ def stored_names(model: Any, ranks: int) -> Iterator[str]:
 
 
 def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
-    """With the tied ones, each under its own name."""
+    """All parameters, tied ones under each of their names."""
     parameters: Iterator[tuple[str, Any]] = model.named_parameters(remove_duplicate=False)
     return parameters
 
@@ -86,11 +86,11 @@ def _cut(model: Any, name: str, shape: Shape, ranks: int) -> int | None:
 
 
 def check(model: Any, ranks: int) -> None:
-    """Refuse to cut what cannot be cut.
+    """Refuse a model that cannot be split over the ranks.
 
     Raises:
-        BuildFailed: there is no plan, it has an unknown style, or a size is no
-            multiple of the ranks.
+        BuildFailed: there is no plan, it has an unknown style, or a size is
+            not a multiple of the number of ranks.
     """
     if ranks == 1:
         return

@@ -1,9 +1,9 @@
-"""Kills a Triton server when the process of its model dies, and the other way round.
+"""Kills a Triton server when the process of its model dies, and that process when the server dies.
 
-A process of its own: ``python3 watchdog.py SERVER_PID SENTENCE FAILURE_FILE``.
-Its standard input is a pipe from the model's process, its parent, which the
-kernel closes however that process ends. A model that waits for other ranks
-does not see by itself that its server is gone.
+Runs as ``python3 watchdog.py SERVER_PID SENTENCE FAILURE_FILE``. Its standard
+input is a pipe from the model's process, its parent; the kernel closes it
+however that process ends. A model that waits for other ranks cannot notice by
+itself that its server is gone.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 
 RELEASE = b"release"
-"""What the model's process writes when it means to end."""
+"""What the model's process writes before an orderly end."""
 
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
 """Seconds between two looks at the server."""
 
 
 def is_server(pid: int) -> bool:
-    """Whether a process is a Triton server that runs: proc(5) gives its name and state."""
+    """Whether a process is a running Triton server, by its name and state in proc(5)."""
     try:
         name, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")
     except (FileNotFoundError, ProcessLookupError):
@@ -32,20 +32,20 @@ def is_server(pid: int) -> bool:
 
 
 def signal_server(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process if it is a Triton server that runs."""
+    """Send a signal to a process if it is a running Triton server."""
     if is_server(pid):
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def main() -> None:
-    """Wait for the pipe's end, or the server's."""
-    # A signal to the whole job must not end the watchdog before what it watches.
+    """Wait for the end of the pipe or of the server."""
+    # A signal to the whole job must not end the watchdog before the processes that it watches.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     server, sentence, failure_file = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     model = os.getppid()
-    while not select.select([sys.stdin], [], [], LOOK_EVERY_S)[0]:
+    while not select.select([sys.stdin], [], [], POLL_S)[0]:
         if not is_server(server):
             os.kill(model, signal.SIGKILL)
             return

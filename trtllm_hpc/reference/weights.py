@@ -1,4 +1,4 @@
-"""The weight files of an engine, one a rank: writing them, and a rank's model from its own."""
+"""Writes the weight files of an engine, one for each rank, and loads a rank's model from its file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import sharding
-from trtllm_hpc.reference.engine_folder import REBUILD, EngineFolder, EngineInfo
+from trtllm_hpc.reference.engine_config import REBUILD, EngineFolder, EngineInfo
 from trtllm_hpc.reference.world import World
 
 
 def write(model: Any, engine: EngineFolder, ranks: int) -> None:
-    """Write the model's configuration, and for each rank the slices that it has."""
+    """Write the model's configuration, and each rank's slices of the weights."""
     from safetensors.torch import save_file
 
     model.config.save_pretrained(engine.model)
@@ -28,7 +28,7 @@ def write(model: Any, engine: EngineFolder, ranks: int) -> None:
 
 
 def _kept_buffers(model: Any) -> dict[str, Any]:
-    """Buffers that belong to the weights; the others are computed anew from the configuration."""
+    """Buffers that are stored with the weights; the others are computed from the configuration."""
     stored = model.state_dict()
     return {name: buffer.contiguous() for name, buffer in model.named_buffers() if name in stored}
 
@@ -36,17 +36,18 @@ def _kept_buffers(model: Any) -> dict[str, Any]:
 def load_model(
     engine: EngineFolder, info: EngineInfo, world: World, adapt: Callable[[Any], None] | None = None
 ) -> Any:
-    """This rank's part of the model, ready for ``forward`` under ``torch.no_grad``.
+    """Load this rank's part of the model, ready for ``forward`` under ``torch.no_grad``.
 
-    Nothing but the rank's own slices is ever in memory. On a CPU they stay in
-    the file, which is mapped: it must not change while the model is used.
-    In a world of several ranks, which must be connected, every forward pass
-    is a collective of all of them. ``adapt`` may change how layers compute
-    this rank's part, before they sum over the ranks.
+    Only the rank's own slices are ever in memory. On a CPU they stay in the
+    mapped file, which must not change while the model is used. With several
+    ranks, which must be connected, every forward pass is a collective.
+
+    Args:
+        adapt: may change how layers compute this rank's part, before they sum over the ranks.
 
     Raises:
         StartFailed: the engine is for another number of ranks, or this rank's
-            file is missing or not of this engine.
+            file is missing or of another engine.
     """
     _check(engine, info, world)
     import torch
@@ -62,13 +63,13 @@ def load_model(
         adapt(model)
     if world.size > 1:
         _join_ranks(model, str(device).partition(":")[0], world.size)
-    # The model's own defaults (sampling, end tokens) would fill what a request leaves open.
+    # The model's own defaults (sampling, end tokens) would replace values that a request leaves out.
     model.generation_config = GenerationConfig()
     return model
 
 
 def _check(engine: EngineFolder, info: EngineInfo, world: World) -> None:
-    """What can be refused at once, before the libraries are imported."""
+    """Refuse what is wrong before the libraries are imported."""
     if world.size != info.world_size:
         raise StartFailed(
             f"The engine in {engine.folder} was built for {info.world_size} ranks; "
@@ -81,7 +82,7 @@ def _check(engine: EngineFolder, info: EngineInfo, world: World) -> None:
 
 
 def _without_weights(engine: EngineFolder, info: EngineInfo) -> Any:
-    """The model with parameters that have a shape and no memory."""
+    """The model with parameters on the meta device, which have a shape but no memory."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -92,10 +93,10 @@ def _without_weights(engine: EngineFolder, info: EngineInfo) -> Any:
 
 @contextmanager
 def _parameters_without_memory() -> Iterator[None]:
-    """Within it, a module's parameters lose their memory as soon as they are made.
+    """Move each parameter to the meta device as soon as it is made.
 
-    Buffers keep theirs, which a model built on torch's meta device would lose:
-    no file has those that a model computes from its configuration.
+    Buffers stay: no file has those that a model computes from its
+    configuration, and building the whole model on the meta device would lose them.
     """
     import torch
     from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -113,7 +114,7 @@ def _parameters_without_memory() -> Iterator[None]:
 
 
 def _fill(model: Any, engine: EngineFolder, world: World, device: Any) -> None:
-    """Give the model this rank's tensors, straight from the file to the device."""
+    """Load this rank's tensors, straight from the file to the device."""
     import torch
     from safetensors import SafetensorError, safe_open
 
@@ -156,10 +157,10 @@ def _put(model: Any, name: str, parameter: Any) -> None:
 
 
 def _join_ranks(model: Any, device_type: str, ranks: int) -> None:
-    """Let the layers that are cut exchange what they must, by the library's own forward passes.
+    """Make the split layers exchange their results, by transformers' own forward passes.
 
-    The parameters are plain tensors and not the library's distributed ones:
-    its forward passes then do one sum over the ranks a layer and nothing else.
+    The parameters are plain tensors, not distributed ones; the forward passes
+    then do one sum over the ranks for each layer and nothing else.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES

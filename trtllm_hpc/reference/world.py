@@ -1,7 +1,7 @@
-"""One rank's place among the others.
+"""A rank's number and its connection to the other ranks.
 
-The rank supervisor starts one Triton server for each rank and says by
-environment variables who is who.
+The rank supervisor starts one Triton server for each rank and passes its
+number in environment variables.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 from trtllm_hpc.errors import StartFailed
 
 RANK_FAILURE = "TRTLLM_HPC_RANK_FAILURE"
-"""Environment variable: the text file in which a rank says why it had to die."""
+"""Environment variable: the text file in which a rank writes why it had to end."""
 
 RENDEZVOUS_TIMEOUT_S = 600.0
-"""Bound for all ranks to come together and to load; also that of one collective of the model."""
+"""Time limit for all ranks to connect and to load, and for one collective of the model."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Who this rank is."""
+    """This rank and the number of all ranks."""
 
     rank: int
     size: int
@@ -32,11 +32,11 @@ class World:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> World:
-        """Read RANK, WORLD_SIZE and LOCAL_RANK; a server started by hand without them is a world of one.
+        """Read RANK, WORLD_SIZE and LOCAL_RANK; without them, this is the only rank.
 
         Raises:
-            StartFailed: they are no numbers, or contradict each other, or the
-                address of the first rank is missing.
+            StartFailed: they are not numbers or contradict each other, or the
+                address of rank 0 is missing.
         """
         try:
             rank, size, local_rank = (
@@ -59,10 +59,10 @@ class World:
         return self.rank == 0
 
     def connect(self) -> None:
-        """Join the other ranks: gloo between CPUs, NCCL between GPUs. Nothing to do for a world of one.
+        """Connect to the other ranks, if any: gloo between CPUs, NCCL between GPUs.
 
         Raises:
-            StartFailed: the ranks did not come together in time.
+            StartFailed: the ranks did not connect in time.
         """
         if self.size == 1:
             return
@@ -70,7 +70,7 @@ class World:
         import torch.distributed as dist
 
         if torch.cuda.is_available():
-            # With one visible GPU a task the local rank is no device index.
+            # If each task sees one GPU only, the local rank is not a device index.
             device = self.local_rank % torch.cuda.device_count()
             os.environ["LOCAL_RANK"] = str(device)
             torch.cuda.set_device(device)
@@ -86,4 +86,4 @@ class World:
             )
         except RuntimeError as error:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise StartFailed(f"The ranks did not come together at {address}: {error}") from error
+            raise StartFailed(f"The ranks did not connect at {address}: {error}") from error

@@ -16,7 +16,7 @@ from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.generation import GenerationRequest
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import PagedCache, layer_shapes
-from trtllm_hpc.reference.steps import Admission, Step
+from trtllm_hpc.reference.scheduler import Admission, Step
 
 BLOCK = 8
 SLOTS = 4

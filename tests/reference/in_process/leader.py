@@ -14,10 +14,9 @@ import torch
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import engine
-from trtllm_hpc.reference.engine_folder import EngineFolder
+from trtllm_hpc.reference.engine_config import EngineFolder, ServeSettings
 from trtllm_hpc.reference.generation import GenerationRequest, Load, Progress
 from trtllm_hpc.reference.leader import Leader
-from trtllm_hpc.reference.settings import ServeSettings
 from trtllm_hpc.reference.world import World
 
 ANSWER_LIMIT_S = 60.0
@@ -67,7 +66,7 @@ class Heard:
         return torch.cat(found, dim=1)
 
 
-class NoEnding:
+class NoShutdown:
     """Stands for the server's end: here a failed engine fails the test's wait instead."""
 
     def die(self, sentence: str) -> NoReturn:
@@ -80,7 +79,7 @@ def running(folder: Path, **settings: Any) -> Iterator[Leader]:
     chosen = ServeSettings(**settings)
     thread = engine.one_thread()
     loaded = thread.submit(engine.load, EngineFolder(folder), chosen, World(0, 1, 0, None)).result()
-    leader = loaded.leader(chosen, NoEnding())  # type: ignore[arg-type]
+    leader = loaded.leader(chosen, NoShutdown())  # type: ignore[arg-type]
     leader.start(thread)
     try:
         yield leader

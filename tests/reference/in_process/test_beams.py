@@ -13,7 +13,7 @@ from trtllm_hpc.reference.beams import BeamResult, BeamSearch, arguments
 from trtllm_hpc.reference.executor import Outcome, prepare
 from trtllm_hpc.reference.generation import GenerationRequest, Sampling
 from trtllm_hpc.reference.requests import MOST_LENGTH_PENALTY
-from trtllm_hpc.reference.steps import Chunk, Decode, Step
+from trtllm_hpc.reference.scheduler import Chunk, Decode, Step
 
 from ..oracle import NEAR
 from .bench import DEVICE, Bench, new_bench, random_model

@@ -13,7 +13,7 @@ import pytest
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.reference import build
-from trtllm_hpc.reference.engine_folder import EngineFolder
+from trtllm_hpc.reference.engine_config import EngineFolder
 from trtllm_hpc.runtime.records import read_events
 
 from ..conftest import LIMITS, build_tiny

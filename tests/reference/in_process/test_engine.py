@@ -201,6 +201,6 @@ def test_cancelling_frees_the_place_and_says_what_became_of_it(leader: Leader) -
 def test_what_can_never_wait_is_told_so(folder: Path) -> None:
     with running(folder, max_queue_size=2) as leader:
         requests = [GenerationRequest((5,), 1)] * 11
-        with pytest.raises(RequestFailed, match="asks for 11 sequences at once"):
+        with pytest.raises(RequestFailed, match="needs 11 sequences at once"):
             leader.submit(requests, [Heard() for _ in requests])
         assert ask(leader, GenerationRequest((5,), 1))[0].wait().tokens

@@ -18,11 +18,10 @@ import torch
 from benchmarks.triton import free_ports
 from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.reference import lora, sharding
-from trtllm_hpc.reference.adapter_places import AdapterPlaces
 from trtllm_hpc.reference.executor import prepare
 from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
-from trtllm_hpc.reference.lora import Adapters
-from trtllm_hpc.reference.steps import Adapter, Chunk, Decode, Step
+from trtllm_hpc.reference.lora import AdapterPlaces, Adapters
+from trtllm_hpc.reference.scheduler import Adapter, Chunk, Decode, Step
 
 from .bench import DEVICE, Bench, new_bench, random_model
 from .leader import ask, running
@@ -286,7 +285,7 @@ def test_the_engine_keeps_adapters_for_later_requests(engines: dict[int, Path], 
         together = ask(leader, first, greedy(), greedy(3, PROMPTS[1]))
         answers = [heard.wait().tokens for heard in together]
         later = ask(leader, greedy(3, PROMPTS[2]))[0].wait().tokens
-        with pytest.raises(RequestFailed, match="not known"):
+        with pytest.raises(RequestFailed, match="not loaded"):
             ask(leader, greedy(4))
     assert answers == [everywhere.greedy(PROMPTS[0]), plain_answer(PROMPTS[0]), everywhere.greedy(PROMPTS[1])]
     assert later == everywhere.greedy(PROMPTS[2])
@@ -373,7 +372,7 @@ def test_the_first_request_brings_the_weights_and_the_next_only_the_number(place
 
 
 def test_an_unknown_number_without_weights_is_refused(places: AdapterPlaces) -> None:
-    with pytest.raises(RequestFailed, match=r"adapter 7 .* not known.*lora_weights and lora_config"):
+    with pytest.raises(RequestFailed, match=r"adapter 7 .* not loaded.*lora_weights and lora_config"):
         places.hold([with_lora(LoraRequest(7))])
 
 

@@ -12,7 +12,7 @@ import torch
 
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Sampling
 from trtllm_hpc.reference.sampling import Chosen, Sampler
-from trtllm_hpc.reference.words import WordTable
+from trtllm_hpc.reference.stop_words import WordTable
 
 pytestmark = pytest.mark.model
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.reference import attention, build, selfcheck, synthetic
+from trtllm_hpc.reference import attention, build, servable, synthetic
 
 from ..conftest import LIMITS
 
@@ -49,21 +49,21 @@ def make(kind: str, **changes: Any) -> Any:
 def test_other_models_than_llama_compute_the_same_in_pages(kind: str, changes: dict[str, Any]) -> None:
     model = make(kind, **changes)
     own = model.config._attn_implementation
-    assert selfcheck.difference(model) is None
+    assert servable.difference(model) is None
     assert model.config._attn_implementation == own
 
 
 @pytest.mark.parametrize("dtype", build.DTYPES)
 def test_attention_that_is_wrong_is_seen(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = synthetic.make_model(seed=0, dtype=dtype, max_seq_len=128).eval()
-    assert selfcheck.difference(model) is None
+    assert servable.difference(model) is None
     right: Any = attention.attend
 
     def without_mask(*arguments: Any, **more: Any) -> Any:
         return right(*arguments[:4], None, **more)
 
     monkeypatch.setattr(attention, "attend", without_mask)
-    assert "of their spread" in (selfcheck.difference(model) or "")
+    assert "of their spread" in (servable.difference(model) or "")
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_attention_that_is_wrong_is_seen(dtype: str, monkeypatch: pytest.MonkeyP
             {"sliding_window": 64},
             "attends to the last 64 tokens only, fewer than --max-seq-len 128",
         ),
-        ("Gemma2", {"head_dim": 16}, "bounds the scores of its attention"),
+        ("Gemma2", {"head_dim": 16}, "limits the scores of its attention"),
         ("GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}, "has sinks"),
-        ("Mamba", {}, "nobody replace its attention"),
+        ("Mamba", {}, "does not let its attention be replaced"),
     ],
 )
 def test_what_is_no_attention_over_all_tokens_is_refused(

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.triton import free_ports
 from trtllm_hpc.errors import BuildFailed, StartFailed
 from trtllm_hpc.reference import build, sharding, weights
-from trtllm_hpc.reference.engine_folder import EngineFolder, EngineInfo
+from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo
 from trtllm_hpc.reference.world import World
 
 from ..conftest import LIMITS, Generate
@@ -157,7 +157,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 from trtllm_hpc.reference import weights
-from trtllm_hpc.reference.engine_folder import EngineFolder, EngineInfo
+from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo
 from trtllm_hpc.reference.world import World
 
 def peak():  # bytes; unlike getrusage's, it does not count what ran before exec

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.reference import engine
-from trtllm_hpc.reference.engine_folder import EngineFolder
+from trtllm_hpc.reference.engine_config import EngineFolder, ServeSettings
 from trtllm_hpc.reference.leader import follow
-from trtllm_hpc.reference.settings import ServeSettings
 from trtllm_hpc.reference.world import World
 
-from .leader import NoEnding, ask
+from .leader import NoShutdown, ask
 
 
 def main(folder: str, requests: str) -> None:
@@ -28,11 +27,11 @@ def main(folder: str, requests: str) -> None:
     thread.submit(world.connect).result()
     settings = ServeSettings()
     loaded = thread.submit(engine.load, EngineFolder(folder), settings, world).result()
-    ending: Any = NoEnding()
+    shutdown: Any = NoShutdown()
     if not world.is_leader:
-        thread.submit(follow, loaded.executor, loaded.channel, ending, world.rank).result()
+        thread.submit(follow, loaded.executor, loaded.channel, shutdown, world.rank).result()
         return
-    leader = loaded.leader(settings, ending)
+    leader = loaded.leader(settings, shutdown)
     leader.start(thread)
     answers = []
     for together in pickle.loads(Path(requests).read_bytes()):

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from trtllm_hpc.reference.engine_folder import EngineFolder, EngineInfo
+from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo
 from trtllm_hpc.reference.weights import load_model
 from trtllm_hpc.reference.world import World
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtllm_hpc.reference.stub_paths import plain_path
+from trtllm_hpc.reference.engine_config import plain_path
 from trtllm_hpc.reference.text import TextTokenizer, switch
 
 

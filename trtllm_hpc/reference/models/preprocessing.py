@@ -9,9 +9,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.reference.engine_config import plain_path
 from trtllm_hpc.reference.generation import NO_END
 from trtllm_hpc.reference.requests import refuse_parameters
-from trtllm_hpc.reference.stub_paths import plain_path
 from trtllm_hpc.reference.text import (
     TextTokenizer,
     embedding_bias,

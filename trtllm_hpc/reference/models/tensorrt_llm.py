@@ -14,13 +14,11 @@ from torch.utils.dlpack import from_dlpack
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import requests
 from trtllm_hpc.reference.delivery import Delivery
-from trtllm_hpc.reference.ending import Ending, stop_server_when_started
 from trtllm_hpc.reference.engine import load, one_thread
-from trtllm_hpc.reference.engine_folder import EngineFolder
+from trtllm_hpc.reference.engine_config import EngineFolder, ServeSettings, plain_path
 from trtllm_hpc.reference.leader import Leader, follow
 from trtllm_hpc.reference.metrics import Metrics
-from trtllm_hpc.reference.settings import ServeSettings
-from trtllm_hpc.reference.stub_paths import plain_path
+from trtllm_hpc.reference.shutdown import Shutdown, stop_server_when_started
 from trtllm_hpc.reference.world import World
 
 
@@ -38,8 +36,8 @@ class TritonPythonModel:
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._leader: Leader | None = None
         world = World.from_environment(os.environ)
-        self._ending = Ending(world)
-        with self._ending.reporting_failure():
+        self._shutdown = Shutdown(world)
+        with self._shutdown.reporting_failure():
             settings = ServeSettings.from_parameters(parameters)
             thread = one_thread()
             thread.submit(world.connect).result()
@@ -47,12 +45,12 @@ class TritonPythonModel:
             engine = thread.submit(load, folder, settings, world).result()
             self._info = engine.info
             if world.is_leader:
-                self._leader = engine.leader(settings, self._ending)
+                self._leader = engine.leader(settings, self._shutdown)
                 self._serve(self._leader, settings, args)
                 # Last: a process whose thread runs on does not end when something here fails.
                 self._leader.start(thread)
         if not world.is_leader:
-            thread.submit(follow, engine.executor, engine.channel, self._ending, world.rank).result()
+            thread.submit(follow, engine.executor, engine.channel, self._shutdown, world.rank).result()
             stop_server_when_started()
 
     def execute(self, triton_requests: list[Any]) -> None:
@@ -79,7 +77,7 @@ class TritonPythonModel:
             self._leader.stop()
             self._delivery.close()
             self._metrics.close()
-        self._ending.release()
+        self._shutdown.release()
 
     def _serve(self, leader: Leader, settings: ServeSettings, args: dict[str, str]) -> None:
         self._metrics = Metrics(

@@ -1,4 +1,4 @@
-"""How a rank's server ends: in order, or at once when it cannot do its part any more.
+"""Ends a rank's server: in order, or at once when this rank cannot go on.
 
 This code runs in the stub process of the ``tensorrt_llm`` model, a child of
 its rank's Triton server.
@@ -24,16 +24,16 @@ from trtllm_hpc.reference import watchdog
 from trtllm_hpc.reference.world import World
 
 SERVER_START_S = 30.0
-"""Bound for a server to begin to listen to signals once its models are loaded."""
+"""Time limit for a server to install its signal handlers once its models are loaded."""
 
 _log = logging.getLogger(__name__)
 
 
-class Ending:
-    """Sees to it that this rank's server does not outlive its model.
+class Shutdown:
+    """Ends this rank's server with its model.
 
-    Triton goes on answering, and calls itself ready, when the process of a
-    model is killed; so a watchdog ends the server then.
+    Triton goes on answering, and reports that it is ready, when the process
+    of a model is killed; so a watchdog kills the server then.
     """
 
     def __init__(self, world: World) -> None:
@@ -42,28 +42,28 @@ class Ending:
 
     @contextmanager
     def reporting_failure(self) -> Iterator[None]:
-        """Pass every error on to Triton, which ends the server, and leave a sentence for the supervisor."""
+        """Write the first sentence of any error for the supervisor; the error itself makes Triton end."""
         try:
             yield
-        except Exception as error:  # passed on below, whatever it is; only a sentence is left behind
+        except Exception as error:  # re-raised below, whatever it is
             self._report(f"Rank {self._world.rank} did not start: {first_sentence(error)}")
             self.release()
             raise
 
     def release(self) -> None:
-        """Let this process end without its server being killed."""
+        """End the watchdog, so that this process can end without its server being killed."""
         pipe = self._watchdog.stdin
         assert pipe is not None
         if not pipe.closed:
-            # A watchdog that is gone needs no word any more.
+            # The watchdog may have ended already.
             with suppress(BrokenPipeError), pipe:
                 pipe.write(watchdog.RELEASE)
             self._watchdog.wait()
 
     def die(self, sentence: str) -> NoReturn:
-        """End this rank for good: a server that lost a rank must not go on answering.
+        """End this process and its server: a server that lost a rank must not go on answering.
 
-        The server is killed and not asked: a polite end waits for requests
+        The server gets SIGKILL, since an orderly end would wait for requests
         that nobody will finish.
         """
         self._report(sentence)
@@ -74,16 +74,16 @@ class Ending:
     def _report(self, sentence: str) -> None:
         _log.error("%s", sentence)
         if self._world.failure_file is not None:
-            # On a full disk the server must end all the same.
+            # The server must end even if the disk is full.
             with suppress(OSError):
                 write_text(self._world.failure_file, sentence + "\n")
 
 
 def stop_server_when_started() -> None:
-    """End the Triton server with exit code 0, from a thread, soon after the model's ``initialize`` returns.
+    """End the Triton server with exit code 0, from a thread, after the model's ``initialize`` has returned.
 
-    While a server loads its models SIGTERM would kill it; only afterwards it
-    catches the signal and ends in order.
+    SIGTERM would kill a server that is still loading its models; only
+    afterwards does it handle the signal and end in order.
     """
 
     def stop() -> None:
@@ -96,13 +96,13 @@ def stop_server_when_started() -> None:
 
 
 def first_sentence(error: BaseException) -> str:
-    """The first sentence of an error's text without gloo's source position, or the name of its class."""
+    """The first sentence of an error, without gloo's source position; its class if it has no text."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return re.sub(r"^\[[^\]]*:\d+\] ", "", lines[0]).split(". ")[0].rstrip(".") + "."
 
 
 def _start_watchdog(world: World) -> subprocess.Popen[bytes]:
-    # sys.executable names the stub here; the stub itself runs the first python3 on PATH.
+    # sys.executable is the stub here, which itself runs the first python3 on PATH.
     python = shutil.which("python3") or "python3"
     sentence = f"The model's process of rank {world.rank} was killed or crashed."
     arguments = [str(os.getppid()), sentence, str(world.failure_file or "")]
@@ -110,12 +110,12 @@ def _start_watchdog(world: World) -> subprocess.Popen[bytes]:
 
 
 def _signal_server(number: signal.Signals) -> None:
-    """Send a signal to the Triton server whose child this process is, if it is one."""
+    """Send a signal to this process's parent if that is a Triton server."""
     watchdog.signal_server(os.getppid(), number)
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler of its own for a signal (``SigCgt`` in proc(5))."""
+    """Whether a process handles a signal (``SigCgt`` in proc(5))."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:

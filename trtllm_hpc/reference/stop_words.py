@@ -1,7 +1,7 @@
-"""Bad and stop words of the running requests, compared with the ends of their sequences on the device.
+"""Bad and stop words of the running requests, compared on the device with the ends of their sequences.
 
-A word may have begun in the prompt, for bad and for stop words alike, as in
-TensorRT-LLM, as of 2024 (``kernels/banBadWords.cu``, ``kernels/stopCriteriaKernels.cu``).
+A bad or stop word may begin in the prompt, as in TensorRT-LLM (as of 2024,
+``kernels/banBadWords.cu``, ``kernels/stopCriteriaKernels.cu``).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import torch
 from trtllm_hpc.reference.generation import Words
 
 LOWEST = torch.finfo(torch.float32).min
-"""The score of a token that must not be chosen; finite, so that differences of scores are numbers."""
+"""The score of a token that must not be chosen; finite, so that no difference of scores is NaN."""
 
 _ANY = -1
-"""Stands before the beginning of a word and equals every token."""
+"""Padding before a word; equals every token."""
 _NONE = -2
-"""Stands before the beginning of a prompt and equals no token."""
+"""Padding before a prompt; equals no token."""
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -27,9 +27,9 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class WordTable:
-    """Words of each slot, [slots, words, tokens], flush right.
+    """Words of each slot, [slots, words, tokens], aligned to the right.
 
-    It grows with what is put in, and is small again when no slot has any.
+    It grows when needed, and shrinks when no slot has words any more.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
@@ -39,11 +39,11 @@ class WordTable:
 
     @property
     def length(self) -> int:
-        """Tokens of the longest word that there is room for."""
+        """Number of tokens of the longest word that fits."""
         return self._table.shape[2]
 
     def put(self, slot: int, words: Words) -> None:
-        """Replace the words of a slot; none of them is empty."""
+        """Replace the words of a slot; no word may be empty."""
         if not words:
             self.clear(slot)
             return
@@ -55,19 +55,19 @@ class WordTable:
         self._table[slot] = to_device(torch.tensor(rows), self._table.device)
 
     def clear(self, slot: int) -> None:
-        """Take all words of a slot away."""
+        """Remove all words of a slot."""
         self._table[slot] = _ANY
         self._filled.discard(slot)
         if not self._filled:
             self._table = self._table.new_full((self._table.shape[0], 1, 1), _ANY)
 
     def complete(self, slots: torch.Tensor, tails: torch.Tensor) -> torch.Tensor:
-        """Whether each row's sequence, of which ``tails`` [rows, tokens] is the end, ends in a word."""
+        """Whether each row's sequence ends in a word; ``tails`` [rows, tokens] are the last tokens."""
         words = self._table[slots]
         return (_equal(words, tails) & (words[:, :, -1] != _ANY)).any(dim=1)
 
     def banned(self, slots: torch.Tensor, tails: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Last tokens of each row's words, [rows, words], and whether all before them is there already."""
+        """Last token of each row's words, [rows, words], and whether the sequence has all before it."""
         words = self._table[slots]
         last = words[:, :, -1]
         return last.clamp(min=0), _equal(words[:, :, :-1], tails) & (last != _ANY)
@@ -82,12 +82,12 @@ class WordTable:
         self._table = grown
 
 
-class WordWatch:
+class WordMatcher:
     """Bad and stop words of all slots, with the last tokens of each slot's sequence.
 
     Args:
-        vocab_size: words with other tokens cannot come about and are left out.
-        max_seq_len: nor can longer words.
+        vocab_size: words with other tokens can never occur and are dropped.
+        max_seq_len: longer words are dropped, too.
     """
 
     def __init__(self, slots: int, vocab_size: int, max_seq_len: int, device: torch.device) -> None:
@@ -114,12 +114,12 @@ class WordWatch:
     def ban(self, scores: torch.Tensor, slots: torch.Tensor) -> None:
         """Lower the score of every token that would complete a bad word, in place."""
         last, complete = self._bad.banned(slots, self._tails[slots])
-        # Several words may have the same last token: the lowest of their scores holds.
+        # Several words may have the same last token: the lowest of their scores counts.
         lowered = torch.full_like(last, torch.inf, dtype=scores.dtype).masked_fill_(complete, LOWEST)
         scores.scatter_reduce_(1, last, lowered, "amin")
 
     def append(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Lengthen the sequences by a token each; whether each now ends in a stop word."""
+        """Append a token to each sequence; return whether it now ends in a stop word."""
         tails = torch.cat((self._tails[slots][:, 1:], tokens[:, None]), dim=1)
         self._tails.index_copy_(0, slots, tails)
         return self._stop.complete(slots, tails)
@@ -140,7 +140,7 @@ class WordWatch:
 
 
 def _equal(words: torch.Tensor, tails: torch.Tensor) -> torch.Tensor:
-    """Whether the sequences end like each of their words, [rows, words]; a word of no tokens always does."""
+    """Whether each sequence ends in each of its words, [rows, words]; always true for a word of no tokens."""
     ends = tails[:, tails.shape[1] - words.shape[2] :].unsqueeze(1)
     return ((words == _ANY) | (words == ends)).all(dim=2)
 

@@ -1,0 +1,196 @@
+"""An engine's files and limits, and its server's settings.
+
+Standard library only, so that engines can be read without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.paths import read_json
+
+REBUILD = "build the engine again"
+"""The hint with every error that a broken or old engine causes."""
+
+
+class EngineFolder:
+    """The files of one engine."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder).absolute()
+
+    @property
+    def config(self) -> Path:
+        """Layout and limits, in TensorRT-LLM's format."""
+        return self.folder / "config.json"
+
+    @property
+    def model(self) -> Path:
+        """Folder with the model's configuration as transformers stores it, without weights.
+
+        It is separate because transformers and TensorRT-LLM both call theirs ``config.json``.
+        """
+        return self.folder / "model"
+
+    def weights(self, rank: int) -> Path:
+        """One rank's slices of the weights."""
+        return self.folder / f"rank{rank}.safetensors"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer: the default of ``tokenizer_dir``."""
+        return self.folder / "tokenizer"
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What a server must know of an engine before it loads the weights. Lengths are in tokens."""
+
+    dtype: str
+    vocab_size: int
+    tensor_parallel: int
+    world_size: int
+    max_batch_size: int
+    max_input_len: int
+    max_seq_len: int
+    """Prompt and new tokens together."""
+    max_num_tokens: int
+    """Most tokens of one step, all requests together."""
+    max_beam_width: int
+    tokens_per_block: int
+    """Size of a block of the KV cache."""
+    gather_context_logits: bool
+    """Whether a request may ask for the logits of its prompt."""
+    gather_generation_logits: bool
+    """Whether a request may ask for the logits of its answer."""
+    max_lora_rank: int
+    """Highest rank of a LoRA adapter; 0 for an engine without LoRA."""
+
+    @classmethod
+    def read(cls, engine: EngineFolder) -> EngineInfo:
+        """Read ``config.json``.
+
+        Raises:
+            StartFailed: it is not there, or is not the configuration of an engine.
+        """
+        try:
+            record = read_json(engine.config)
+        except (ValueError, OSError) as error:
+            raise StartFailed(f"{engine.config} cannot be read: {error}.", hint=REBUILD) from error
+        if record is None:
+            raise StartFailed(f"There is no engine in {engine.folder}: config.json is missing.", hint=REBUILD)
+        try:
+            return cls._from_record(record)
+        except (KeyError, TypeError) as error:
+            raise StartFailed(
+                f"{engine.config} is not the configuration of an engine: {error}.", hint=REBUILD
+            ) from error
+
+    @classmethod
+    def _from_record(cls, record: Any) -> EngineInfo:
+        pretrained, build = record["pretrained_config"], record["build_config"]
+        return cls(
+            dtype=pretrained["dtype"],
+            vocab_size=pretrained["vocab_size"],
+            tensor_parallel=pretrained["mapping"]["tp_size"],
+            world_size=pretrained["mapping"]["world_size"],
+            max_batch_size=build["max_batch_size"],
+            max_input_len=build["max_input_len"],
+            max_seq_len=build["max_seq_len"],
+            max_num_tokens=build["max_num_tokens"],
+            max_beam_width=build["max_beam_width"],
+            tokens_per_block=build["plugin_config"]["tokens_per_block"],
+            gather_context_logits=bool(build["gather_context_logits"]),
+            gather_generation_logits=bool(build["gather_generation_logits"]),
+            max_lora_rank=build["lora_config"]["max_lora_rank"] if _has_lora(build) else 0,
+        )
+
+
+def _has_lora(build: Any) -> bool:
+    """Whether the plugin is there: TensorRT-LLM writes a rank even for engines without LoRA."""
+    return build["plugin_config"]["lora_plugin"] is not None
+
+
+Value = TypeVar("Value", int, float)
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Parameters of the model ``tensorrt_llm``, with TensorRT-LLM's names, meanings and defaults."""
+
+    max_tokens_in_paged_kv_cache: int | None = None
+    """Most tokens in the KV cache; ``None``: as many as the fraction of memory gives."""
+    kv_cache_free_gpu_mem_fraction: float = 0.9
+    """Share of the GPU memory that is free once the weights are loaded; ignored on CPUs."""
+    max_queue_size: int = 0
+    """Most waiting requests; one more is refused. 0: no limit."""
+    cancellation_check_period_ms: int = 100
+    """Time between two checks for disconnected clients."""
+    stats_check_period_ms: int = 100
+    """Time between two updates of the metrics."""
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> ServeSettings:
+        """Read the parameters of ``config.pbtxt``; an empty or missing one has its default.
+
+        Raises:
+            StartFailed: a value is not a number or out of range.
+        """
+        tokens = _number(parameters, "max_tokens_in_paged_kv_cache", int, 0)
+        settings = cls(
+            max_tokens_in_paged_kv_cache=tokens or None,
+            max_queue_size=_number(parameters, "max_queue_size", int, cls.max_queue_size),
+            **{
+                # With a period of 0 the checks would keep a core busy.
+                name: _number(parameters, name, int, getattr(cls, name), least=1)
+                for name in ("cancellation_check_period_ms", "stats_check_period_ms")
+            },
+            kv_cache_free_gpu_mem_fraction=_number(
+                parameters, "kv_cache_free_gpu_mem_fraction", float, cls.kv_cache_free_gpu_mem_fraction
+            ),
+        )
+        if not 0 < settings.kv_cache_free_gpu_mem_fraction <= 1:
+            raise StartFailed(
+                f"kv_cache_free_gpu_mem_fraction is {settings.kv_cache_free_gpu_mem_fraction}; "
+                "it must be above 0 and at most 1."
+            )
+        return settings
+
+
+def _number(
+    parameters: Mapping[str, str], name: str, kind: Callable[[str], Value], default: Value, *, least: int = 0
+) -> Value:
+    text = parameters.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = kind(text)
+    except ValueError as error:
+        raise StartFailed(f"The model's parameter {name} is {text!r}, which is not a number.") from error
+    if value < least:
+        raise StartFailed(f"The model's parameter {name} is {text}; it must be {least} or more.")
+    return value
+
+
+def plain_path(path: str) -> str:
+    """A name for ``path`` that this process can open.
+
+    Triton's stub starts Python isolated and without a locale, so that file
+    names are ASCII whatever the environment says, and the libraries that read
+    the files take no escaped bytes. A path with other letters gets a link with
+    an ASCII name in the rank's scratch folder, which the job removes.
+    """
+    if path.isascii() or sys.getfilesystemencoding() == "utf-8":
+        return path
+    folder = tempfile.mkdtemp(prefix="path-", dir=os.environ.get("TRTLLM_HPC_SCRATCH"))
+    link = Path(folder, "link")
+    # Decoded as this process decodes file names, so that it encodes to the same bytes again.
+    link.symlink_to(os.fsdecode(path.encode()))
+    return str(link)
