@@ -40,6 +40,7 @@ def test_a_job_file_comes_back(job: JobFile) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(clusters)
+@pytest.mark.long
 def test_a_profile_comes_back(cluster: ClusterProfile) -> None:
     tree, diagnostics = parse(cluster_yaml(cluster), Source("dump"))
     assert tree is not None and not diagnostics

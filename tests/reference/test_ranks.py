@@ -91,6 +91,7 @@ def assert_gone(pids: list[int]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.model
 def test_loss_is_noticed_by_a_rank_that_waits_for_something_else() -> None:
     where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     ranks = [

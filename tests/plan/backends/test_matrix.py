@@ -259,6 +259,7 @@ EVERY_SAMPLE = [sample for samples in SAMPLES.values() for sample in samples]
     parts=st.lists(st.sampled_from(EVERY_SAMPLE), max_size=5),
     gpus=st.sampled_from([0, 4, 8]),
 )
+@pytest.mark.long
 def test_what_is_not_refused_is_rendered(
     release: Release, family: str, parts: list[Mapping[str, Any]], gpus: int
 ) -> None:

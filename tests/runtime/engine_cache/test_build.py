@@ -27,6 +27,8 @@ from trtllm_hpc.runtime.engine_cache.lock import Owner
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import read_events
 
+pytestmark = pytest.mark.long  # each starts builds, and many wait for one that was killed
+
 MakeRun = Callable[..., Run]
 
 SLOW = SCRIPT.replace('case "$1" in', 'mkdir -p "$output.scratch"; sleep "${PAUSE:-0.5}"\ncase "$1" in')
@@ -165,7 +167,6 @@ def test_a_waiting_build_takes_over_from_one_that_fails(runs: MakeRun) -> None:
     assert_clean(good)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("victim", ["runtime", "script", "all"])
 def test_a_killed_build_is_finished_by_the_next(runs: MakeRun, victim: str) -> None:
     run = runs(script=SLOW)

@@ -58,6 +58,7 @@ def test_neither_a_file_nor_the_order_of_keys_changes_the_key(made: Recipe, orde
 
 
 @given(recipes, recipes)
+@pytest.mark.long
 def test_two_recipes_share_a_key_only_if_they_do_the_same(one: Recipe, two: Recipe) -> None:
     def doing(made: Recipe) -> str:
         step = json.loads(json.dumps(made.as_json()["steps"][0]))

@@ -16,6 +16,8 @@ from tests.runtime.conftest import eventually
 from tests.runtime.engine_cache.builds import Run
 from tests.runtime.engine_cache.test_build import GATED, assert_clean, has_waited
 
+pytestmark = pytest.mark.long  # each starts two builds and suspends one
+
 MakeRun = Callable[..., Run]
 
 SCRIPT = Path(__file__).with_name("suspended_build.py")
@@ -102,7 +104,6 @@ def test_a_builder_that_resumes_after_the_others_build_leaves_it_unchanged(
     encounter.wake_after()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("wake", [Encounter.wake_during, Encounter.wake_after])
 def test_a_builder_may_be_suspended_before_anything_it_does(
     runs: MakeRun, tmp_path: Path, wake: Callable[[Encounter], None]
