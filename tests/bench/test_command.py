@@ -377,7 +377,7 @@ def test_limits_that_need_streaming_are_refused_without_it(
     ("options", "words"),
     [
         (("--find-max",), "--slo: the search needs limits"),
-        (("--concurrency", "2", "--ramp-to", "4"), "--ramp-to: a rate is an open loop's"),
+        (("--concurrency", "2", "--ramp-to", "4"), "--ramp-to: a rate is for an open loop"),
         (("--workload", "dataset"), "--file: a workload of kind dataset is read from a file"),
         (("--prefixes", "2"), "--prefixes: belongs to"),
         (("--arrival", "trace"), "--arrival: only a workload of kind trace"),

@@ -14,8 +14,6 @@ from trtllm_hpc.paths import RunPaths, call_name
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trtllm_hpc.bench.results import Measurement
-
 
 @click.command("list")
 @run_argument
@@ -49,13 +47,9 @@ def _row(found: StoredMeasurement) -> dict[str, Any]:
         "name": found.name,
         "levels": [result.level.label for result in measurement.levels],
         "valid": measurement.verdict.valid,
-        "requests": _measured(measurement),
+        "requests": sum(one.measured for result in measurement.levels for one in result.passes),
         "started_at": measurement.started_at,
     }
-
-
-def _measured(measurement: Measurement) -> int:
-    return sum(one.measured for result in measurement.levels for one in result.passes)
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -63,9 +57,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
     from trtllm_hpc.report.tables import plain_table
 
-    table = plain_table()
-    for header in ("name", "started", "load", "requests", "valid"):
-        table.add_column(header, justify="right" if header == "requests" else "left")
+    table = plain_table("name", "started", "load", "requests", "valid", right=("requests",))
     for row in rows:
         started = row["started_at"]
         table.add_row(
