@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli.completion import complete_with, families, programs, releases
-from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
-    from trtllm_hpc.tensorrt_llm.releases import Release
+    from trtllm_hpc.tensorrt_llm.releases import Command, Release
 
 _family_option = click.option(
     "--family",
@@ -25,7 +25,7 @@ _release_argument = click.argument("release", shell_complete=complete_with(relea
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Tell what the releases of TensorRT-LLM have, and check command lines.
+    """Show what the releases of TensorRT-LLM have, and check command lines.
 
     Without a sub-command it lists the releases and the containers that carry
     them. A RELEASE is a version, a Triton tag (24.12) or the name of an image.
@@ -45,7 +45,7 @@ def command(context: click.Context, as_json: bool) -> None:
     from trtllm_hpc.tensorrt_llm import releases as versions
 
     if as_json:
-        _print_json([releases_record(release) for release in versions.releases()])
+        print_json([releases_record(release) for release in versions.releases()])
         return
     from trtllm_hpc.report.tables import print_table
 
@@ -60,8 +60,8 @@ def command(context: click.Context, as_json: bool) -> None:
 def show(release: str, program: str | None, family: str | None, as_json: bool) -> None:
     """Show what RELEASE has: its programs, or the options of one PROGRAM.
 
-    With a PROGRAM it lists each option with its default, what changed
-    without a word between releases, and the options that other releases have.
+    With a PROGRAM it lists each option with its default, defaults that differ
+    between releases, and the options that only other releases have.
 
     \b
     Examples:
@@ -69,15 +69,23 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
       trtllm-hpc versions show 24.04 trtllm-build
       trtllm-hpc versions show 0.16 convert_checkpoint.py --family enc_dec
     """
+    from trtllm_hpc.report.versions import command_record, print_command, print_release, release_record
+
     found = _release(release)
-    if program is None:
-        _show_release(found, as_json)
+    if program is not None:
+        command = _program(found, program, family or "llama")
+        if as_json:
+            print_json(command_record(command))
+        else:
+            print_command(command)
+    elif as_json:
+        print_json(release_record(found))
     else:
-        _show_program(found, program, family or "llama", as_json)
+        print_release(found)
 
 
 class _Check(click.Command):
-    """Options stand on either side of RELEASE; from the second word on the words are upstream's."""
+    """Takes options on either side of RELEASE; all words after it are upstream's command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put our options first, and everything else behind a ``--``."""
@@ -111,9 +119,9 @@ class _Check(click.Command):
 def check(release: str, words: tuple[str, ...], family: str | None, as_json: bool) -> None:
     """Check a command line of one of upstream's programs against RELEASE.
 
-    Says of each word that the release refuses which release brought, dropped
-    or renamed it. Ends with code 3 if any is refused. Options of this command
-    stand before the words, on either side of RELEASE.
+    For each word that the release refuses, it names the release that added,
+    dropped or renamed it. Exits with code 3 if any is refused. Options of this
+    command stand before the words, on either side of RELEASE.
 
     \b
     Examples:
@@ -121,6 +129,7 @@ def check(release: str, words: tuple[str, ...], family: str | None, as_json: boo
       trtllm-hpc versions check 24.12 --json -- python3 benchmark_core_model.py --request_rate 10
     """
     from trtllm_hpc.errors import ExitCode
+    from trtllm_hpc.report.versions import checked_record, print_checked
     from trtllm_hpc.tensorrt_llm.releases.check import UnknownProgram, check_words
 
     try:
@@ -128,43 +137,25 @@ def check(release: str, words: tuple[str, ...], family: str | None, as_json: boo
     except UnknownProgram as error:
         raise _wrong("unknown-program", "WORDS", str(error), error.choices) from None
     if as_json:
-        from trtllm_hpc.report.versions import checked_record
-
-        _print_json(checked_record(checked))
+        print_json(checked_record(checked))
     else:
-        from trtllm_hpc.report.versions import print_checked
-
         print_checked(checked)
     if not checked.accepted:
         raise click.exceptions.Exit(ExitCode.CONFIG)
 
 
-def _show_release(release: Release, as_json: bool) -> None:
-    from trtllm_hpc.report.versions import print_release, release_record
-
-    if as_json:
-        _print_json(release_record(release))
-    else:
-        print_release(release)
-
-
-def _show_program(release: Release, name: str, family: str, as_json: bool) -> None:
-    from trtllm_hpc.report.version_options import command_record, print_command
+def _program(release: Release, name: str, family: str) -> Command:
     from trtllm_hpc.tensorrt_llm.releases import COMMANDS
     from trtllm_hpc.tensorrt_llm.releases.refusals import no_program
 
     if name not in COMMANDS:
-        raise _wrong(
-            "unknown-program", "PROGRAM", f"no program of upstream's is called {name!r}", (*COMMANDS,)
-        )
+        message = f"no program of upstream's is called {name!r}"
+        raise _wrong("unknown-program", "PROGRAM", message, (*COMMANDS,))
     found = release.command(name, family)
     if found is None:
         sentence, hint = no_program(release, name, family)
         raise _wrong("not-in-release", "PROGRAM", sentence, hint=hint)
-    if as_json:
-        _print_json(command_record(found))
-    else:
-        print_command(found)
+    return found
 
 
 def _release(word: str) -> Release:
@@ -189,9 +180,3 @@ def _wrong(
     from trtllm_hpc.errors import ConfigError, Diagnostic
 
     return ConfigError([Diagnostic(code, message, "the command line", field, choices=choices, hint=hint)])
-
-
-def _print_json(record: Any) -> None:
-    import json
-
-    click.echo(json.dumps(record, indent=2, ensure_ascii=False))

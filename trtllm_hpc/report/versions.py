@@ -1,16 +1,17 @@
-"""Tables of the releases of TensorRT-LLM, and of command lines checked against them."""
+"""Tables of TensorRT-LLM's releases, of the options of their programs, and of checked command lines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.errors import FAIL
 from trtllm_hpc.report.tables import NARROW, plain_table, print_table, terminal_width
-from trtllm_hpc.tensorrt_llm.releases import Release, commands_of
+from trtllm_hpc.tensorrt_llm.releases import Command, Option, OptionHistory, Release, commands_of
 from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, families_with
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
 _NONE = "-"
+_MANY = 6
+"""Choices beyond these are counted, not listed."""
 
 OPTIONAL_COLUMNS = ("builds with", "CUDA", "TensorRT", "Python")
 """Columns of :func:`releases_table` that a narrow terminal may do without; the last goes first."""
@@ -49,18 +52,7 @@ def builders(release: Release, family: str = "llama") -> tuple[str, ...]:
 
 def releases_record(release: Release) -> dict[str, Any]:
     """A release as plain JSON types."""
-    return {
-        "version": release.version,
-        "tags": list(release.tags),
-        "tensorrt": release.tensorrt,
-        "python": release.python,
-        "cuda": release.cuda,
-        "backends": list(release.backends),
-        "builds_with": list(builders(release)),
-        "paths": asdict(release.paths),
-        "source": release.source,
-        "note": release.note,
-    }
+    return {**asdict(release), "builds_with": builders(release)}
 
 
 def release_record(release: Release) -> dict[str, Any]:
@@ -69,7 +61,7 @@ def release_record(release: Release) -> dict[str, Any]:
         {
             "name": command.name,
             "options": len(command.options),
-            "families": list(families_with(release.version, command.name)) or None,
+            "families": families_with(release.version, command.name) or None,
             "file": command.file,
             "status": command.status,
             "source": command.source,
@@ -104,13 +96,8 @@ def print_release(release: Release) -> None:
     for name in BY_FAMILY:
         families = families_with(release.version, name)
         if families:
-            print(
-                fill(
-                    f"{name} is there for: {', '.join(families)}",
-                    min(terminal_width() or NARROW, NARROW),
-                    initial_indent="\n",
-                )
-            )
+            width = min(terminal_width() or NARROW, NARROW)
+            print(fill(f"{name} is there for: {', '.join(families)}", width, initial_indent="\n"))
 
 
 def checked_record(checked: Checked) -> dict[str, Any]:
@@ -130,7 +117,7 @@ def checked_record(checked: Checked) -> dict[str, Any]:
 
 def print_checked(checked: Checked) -> None:
     """Print what a release refuses or ignores of a command line."""
-    whose = f" for {checked.family}" if checked.family else ""
+    suffix = f" for {checked.family}" if checked.family else ""
     if checked.remarks:
         table = plain_table("word", "", "why", "remedy")
         for remark in checked.remarks:
@@ -139,4 +126,87 @@ def print_checked(checked: Checked) -> None:
     refused = sum(remark.state == FAIL for remark in checked.remarks)
     verdict = f"{refused} refused" if refused else "accepted"
     listed = f" (its list of options: {checked.status})" if checked.status else ""
-    print(f"{verdict} by {checked.program}{whose} of TensorRT-LLM {checked.release}{listed}")
+    print(f"{verdict} by {checked.program}{suffix} of TensorRT-LLM {checked.release}{listed}")
+
+
+def command_record(command: Command) -> dict[str, Any]:
+    """A program's options as plain JSON types."""
+    return {
+        "name": command.name,
+        "family": command.family,
+        "release": command.release,
+        "file": command.file,
+        "status": command.status,
+        "source": command.source,
+        "options": [asdict(option) for option in command.options.values()],
+        "not_in_this_release": [asdict(history) for history in _elsewhere(command)],
+        "subcommands": [command_record(part) for part in command.subcommands.values()],
+    }
+
+
+def _elsewhere(command: Command) -> Iterator[OptionHistory]:
+    """Options that other releases of the program have and this one lacks."""
+    for name, history in command.histories.items():
+        if name == history.name and name not in command.options:
+            yield history
+
+
+def print_command(command: Command) -> None:
+    """Print every option, and those of other releases."""
+    suffix = f" for {command.family}" if command.family else ""
+    print(f"{command.name}{suffix} of TensorRT-LLM {command.release}")
+    print(f"  list: {command.status}")
+    print(f"  source: {command.source}")
+    print()
+    table = plain_table("option", "takes", "default", "remarks")
+    for option in command.options.values():
+        table.add_row(
+            ", ".join((option.name, *option.aliases)), _takes(option), _default(option), _remarks(option)
+        )
+    print_table(table)
+    missing = list(_elsewhere(command))
+    if missing:
+        print()
+        table = plain_table("not in this release", "", "instead")
+        for history in missing:
+            instead = history.replaced_by or history.note or _NONE
+            table.add_row(history.name, _when(command, history), instead)
+        print_table(table)
+    for part in command.subcommands.values():
+        print()
+        print_command(part)
+
+
+def _takes(option: Option) -> str:
+    if option.form == "flag":
+        return "nothing"
+    value = "|".join(option.choices[:_MANY]) if option.choices else "a value"
+    more = len(option.choices) - _MANY
+    value += f"|… ({more} more)" if more > 0 else ""
+    return f"{value} …" if option.form == "list" else value
+
+
+def _default(option: Option) -> str:
+    if option.form == "flag":
+        return "off"
+    return _NONE if option.default is None or option.default == "" else str(option.default)
+
+
+def _remarks(option: Option) -> str:
+    parts = (
+        "Required." if option.required else None,
+        option.ignored,
+        # Its first half says the default, which has a column of its own.
+        option.changed.partition(": ")[2] if option.changed else None,
+        "The value may be left out." if option.bare else None,
+        option.note,
+    )
+    return " ".join(part for part in parts if part)
+
+
+def _when(command: Command, history: OptionHistory) -> str:
+    if parsed(history.first) > parsed(command.release):
+        return f"from {history.first} on"
+    if history.gone is not None and parsed(history.gone) <= parsed(command.release):
+        return f"{history.first} to {history.last}"
+    return f"from {history.first} on, but not here"
