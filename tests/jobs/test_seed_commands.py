@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.jobs.seeds import GUIDES, LORA, LORA_CONVERT, LORA_IN_0_8, Guide
-from tests.plan.backends.making import found, job, notes, options, planned, text
+from tests.plan.made_steps import found, job, notes, options, planned, text
 from tests.upstream.programs import _parser
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.backends.making import cluster, found, job, options, steps
+from tests.plan.made_steps import cluster, found, job, options, steps
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.runtime.engine_cache.recipe import Placeholder

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.backends.making import found, job, options, steps
+from tests.plan.made_steps import found, job, options, steps
 
 HEADS = "/models/heads"
 

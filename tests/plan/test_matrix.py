@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tests.plan.backends.making import cluster, job, line, options, planned
+from tests.plan.made_steps import cluster, job, line, options, planned
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.backends.making import found, job, notes, options, steps
+from tests.plan.made_steps import found, job, notes, options, steps
 from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
 
 
@@ -173,7 +173,7 @@ def test_keys_that_go_with_a_method(quantization: Mapping[str, Any], key: str) -
 def test_fp8_needs_gpus_that_have_it(
     capability: str | None, quantization: Mapping[str, Any], refused: bool
 ) -> None:
-    from tests.plan.backends.making import cluster
+    from tests.plan.made_steps import cluster
 
     problems = found(made("0.16.0", **quantization), cluster(compute_capability=capability))
     assert bool(problems) is refused
@@ -181,7 +181,7 @@ def test_fp8_needs_gpus_that_have_it(
 
 
 def test_volta_is_gone_from_0_16_on() -> None:
-    from tests.plan.backends.making import cluster
+    from tests.plan.made_steps import cluster
 
     volta = cluster(compute_capability="7.0")
     assert found(made("0.15.0"), volta) == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.backends.making import cluster, found, job, line, lines, notes, options, steps
+from tests.plan.made_steps import cluster, found, job, line, lines, notes, options, steps
 from trtllm_hpc.runtime.__main__ import main as runtime
 from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.config.conftest import files as files
 from tests.config.files import CLUSTER, JOB, Folder
-from tests.plan.backends.making import found, job, line, notes, options, steps
+from tests.plan.made_steps import found, job, line, notes, options, steps
 
 ENGINE = (
     JOB
