@@ -11,7 +11,7 @@ from tests.runs.made import run_with
 from tests.scheduler.conftest import fake_slurm  # noqa: F401
 from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.errors import ExitCode, RunNotFound
-from trtllm_hpc.logs.text import escaped
+from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.stop import request_stop

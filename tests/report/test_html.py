@@ -289,7 +289,7 @@ def test_a_long_line_keeps_its_peaks() -> None:
 # From submit to ready ---------------------------------------------------------------------------------
 
 
-def test_phases_come_from_the_journal_and_the_events(tmp_path: Path) -> None:
+def test_phases_come_from_the_submission_record_and_the_events(tmp_path: Path) -> None:
     start = read_start_timeline(write_run(tmp_path / "run", make(requests=10)))
     assert start.ready_s == 55.0
     found = {f"{phase.stage}: {phase.name}": (phase.begin_s, phase.end_s) for phase in start.phases}

@@ -42,12 +42,12 @@ def provenance(paths: RunPaths, endpoint: Endpoint, workload: Path | None = None
 
 
 def _run(paths: RunPaths) -> dict[str, Any]:
-    journal = _json(paths.jobs)
-    stages = journal.get("stages") or {}
+    submission = _json(paths.jobs)
+    stages = submission.get("stages") or {}
     return {
         "id": paths.run_id,
         "folder": str(paths.folder),
-        "scheduler": journal.get("scheduler"),
+        "scheduler": submission.get("scheduler"),
         "jobs": {stage: job.get("job_id") for stage, job in stages.items()},
         "spec_sha256": _sha256(paths.spec),
         "cluster_sha256": _sha256(paths.cluster),

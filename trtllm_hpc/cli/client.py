@@ -88,7 +88,7 @@ def command(
     if as_json:
         print_json(record)
     else:
-        from trtllm_hpc.logs.text import for_output
+        from trtllm_hpc.logs.reading import for_output
 
         for answer in answers:
             click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_output(answer.text)}")

@@ -131,7 +131,7 @@ def _refuse_missing_build(run: RunPaths) -> None:
 
 
 def _print_lines(lines: Iterable[tuple[LogFile, str]], prefixed: bool) -> int:
-    from trtllm_hpc.logs.text import for_output
+    from trtllm_hpc.logs.reading import for_output
 
     count = 0
     for log, line in lines:

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from trtllm_hpc.logs.reading import lines_of
-from trtllm_hpc.logs.text import decode
+from trtllm_hpc.logs.reading import decode, lines_of
 
 ERRORS = re.compile(
     rb"""

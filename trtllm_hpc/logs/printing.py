@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trtllm_hpc.logs.files import LogFile
-from trtllm_hpc.logs.reading import GrowingLog, lines_of, seek_last_lines
-from trtllm_hpc.logs.text import decode
+from trtllm_hpc.logs.reading import GrowingLog, decode, lines_of, seek_last_lines
 
 _PAUSE_S = 0.2
 

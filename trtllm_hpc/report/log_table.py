@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.errors import first_error_line
 from trtllm_hpc.logs.files import list_logs, stage_of
+from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.logs.state import CANCELLED, NEVER_STARTED, NO_RECORD, RUNNING, SILENT
-from trtllm_hpc.logs.text import escaped
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.node import remove_leftovers
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import add_event, read_events
@@ -21,6 +20,8 @@ from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submis
 
 if TYPE_CHECKING:
     from submitit import LocalExecutor
+
+    from trtllm_hpc.plan.model import Plan
 
 _POLL_S = 0.2
 _KILL_POLL_S = 0.1
