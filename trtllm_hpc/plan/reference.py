@@ -24,7 +24,7 @@ MODELS: tuple[str, ...] = (
 )
 """Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
 
-_WRITES_ENGINES = ("build.py", "engine_folder.py", "sharding.py", "synthetic.py", "weights.py")
+_WRITES_ENGINES = ("build.py", "engine_config.py", "sharding.py", "synthetic.py", "weights.py")
 
 MOST_BLS_INSTANCES = 8
 """Instances of the BLS model by default, at most: each is a process that starts with the server."""

@@ -5,6 +5,6 @@ code, beam search and tensor-parallel plans are transformers'; what is written
 here is the contract (tensors, limits, ranks), the plan of each step over a
 paged KV cache, and the choice of tokens.
 
-``repository`` and ``engine_folder`` need the standard library only, because
+``repository`` and ``engine_config`` need the standard library only, because
 rendering imports them on machines without torch.
 """
