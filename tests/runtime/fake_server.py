@@ -1,6 +1,6 @@
 """A stand-in for tritonserver: its command line, its two readiness endpoints, its signals.
 
-Standard library only. ``FAKE`` says how it behaves, in words separated by
+Standard library only. ``FAKE`` sets its behaviour, in words separated by
 spaces; what it was started with goes into the file ``FAKE_STARTED``.
 """
 
@@ -51,7 +51,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Serve until asked to end, or as ``FAKE`` says."""
+    """Serve until SIGTERM, or as ``FAKE`` says."""
     children = []
     if "children" in BEHAVIOUR:
         # One in a session of its own: no signal to a group reaches it.
@@ -69,17 +69,17 @@ def main() -> None:
         if word.startswith("exit="):
             time.sleep(0.2)
             sys.exit(int(word.removeprefix("exit=")))
-    wait_until_asked()
+    wait_until_stopped()
 
 
-def wait_until_asked() -> None:
-    asked = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: None if "deaf" in BEHAVIOUR else asked.set())
+def wait_until_stopped() -> None:
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: None if "deaf" in BEHAVIOUR else stop.set())
     number = port()
     if number is not None and "mute" not in BEHAVIOUR:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", number), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    asked.wait(120)
+    stop.wait(120)
 
 
 if __name__ == "__main__":

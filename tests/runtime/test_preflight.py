@@ -112,7 +112,7 @@ def test_an_engine_for_other_nodes_is_refused(tmp_path: Path) -> None:
     assert (
         verdict is not None and "is built for nodes of 8 GPUs, but 2 of the ranks run on each node" in verdict
     )
-    # Copies of the engine are told their GPUs one by one.
+    # Copies of the engine get their GPUs one by one.
     assert (
         find_problem(world(), Expected(4, 2, 2, new_engine(tmp_path / "two", tensor=2), 2), all_ranks=True)
         is None
@@ -186,9 +186,9 @@ def preflight(runtime: Runtime, engine: Path, size: int, **environment: str) -> 
 
 
 def test_a_good_world_without_mpi(runtime: Runtime, engine: Path) -> None:
-    code, said, errors = preflight(runtime, engine, 4, TRTLLM_HPC_PROCID="0", CUDA_VISIBLE_DEVICES="2,3")
+    code, output, errors = preflight(runtime, engine, 4, TRTLLM_HPC_PROCID="0", CUDA_VISIBLE_DEVICES="2,3")
     assert (code, errors) == (0, "")
-    assert "preflight: rank 0 of 4 on" in said and "GPUs 2,3" in said and "memlock" in said
+    assert "preflight: rank 0 of 4 on" in output and "GPUs 2,3" in output and "memlock" in output
     record = RankRecord.read(runtime.paths.rank_record("preflight", 0))
     assert record is not None and record.job_id == "77"
     assert record.details["gpus"] == ["2", "3"] and record.details["shm_free_gib"] > 0
@@ -207,16 +207,16 @@ def test_the_first_rank_of_a_node_records_the_gpu_models(
     for task, place in (("0", "0"), ("1", "1")):
         code, _, errors = preflight(runtime, engine, 4, TRTLLM_HPC_PROCID=task, SLURM_LOCALID=place, **seen)
         assert code == 0, errors
-    told = [RankRecord.read(runtime.paths.rank_record("preflight", rank)) for rank in (0, 1)]
-    assert [record.details["gpu_models"] for record in told if record] == [
+    records = [RankRecord.read(runtime.paths.rank_record("preflight", rank)) for rank in (0, 1)]
+    assert [record.details["gpu_models"] for record in records if record] == [
         [line] * 2,
         [],
     ]
 
 
 def test_the_other_ranks_compare_nothing(runtime: Runtime, engine: Path) -> None:
-    code, said, _ = preflight(runtime, engine / "none", 4, TRTLLM_HPC_PROCID="3")
-    assert code == 0 and "rank 3 of 4" in said
+    code, output, _ = preflight(runtime, engine / "none", 4, TRTLLM_HPC_PROCID="3")
+    assert code == 0 and "rank 3 of 4" in output
     assert read_events(runtime.paths) == []
 
 
@@ -279,10 +279,10 @@ def test_a_rank_that_alone_knows_the_reason_reports_it(runtime: Runtime, engine:
     """Rank 0 waits for the others in MPI, or comes late: this rank's end must not be a silent one."""
     code, errors = with_mpi(runtime, engine, ABORTS, task=1)
     assert code == ExitCode.START and errors.count("\n") == 1
-    said = f"rank 1 on {socket.gethostname()}: MPI ended its process (exit code 1)"
-    assert f"error: preflight: {said}" in errors
+    output = f"rank 1 on {socket.gethostname()}: MPI ended its process (exit code 1)"
+    assert f"error: preflight: {output}" in errors
     [event] = read_events(runtime.paths)
-    assert event.name == "preflight_failed" and said in event.data["reason"]
+    assert event.name == "preflight_failed" and output in event.data["reason"]
 
 
 def test_a_rank_whose_step_ends_meanwhile_reports_nothing(runtime: Runtime, engine: Path) -> None:

@@ -141,10 +141,10 @@ def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_th
     assert set(endpoint.phases_s) == {"preflight", "launch", "load", "total"}
     assert endpoint.phases_s["load"] >= 0.5 and all(seconds >= 0 for seconds in endpoint.phases_s.values())
     request_stop(paths, by="companion", reason="it is done (exit code 0)")
-    code, said = end(process)
-    assert code == 0, said
-    assert "stops: requested by companion, it is done (exit code 0)" in said
-    assert said.rstrip().endswith("rank 0 ended (exit code 0): it is done")
+    code, output = end(process)
+    assert code == 0, output
+    assert "stops: requested by companion, it is done (exit code 0)" in output
+    assert output.rstrip().endswith("rank 0 ended (exit code 0): it is done")
     assert not paths.endpoint.exists()
     assert [event.name for event in read_events(paths, "serve")][2:] == [
         "server_start",
@@ -184,17 +184,17 @@ def test_a_server_that_is_not_ready_in_time_is_stopped_and_the_model_named(
 ) -> None:
     monkeypatch.setattr(fake_server, "BEHAVIOUR", ["stuck"])
     with answering(ranks.ports[0]):
-        code, said = end(ranks.start(behaviour="mute", ready_timeout_seconds=1))
+        code, output = end(ranks.start(behaviour="mute", ready_timeout_seconds=1))
     assert code == ExitCode.READINESS
-    assert "not ready within 1 s (not READY: tensorrt_llm)" in said
+    assert "not ready within 1 s (not READY: tensorrt_llm)" in output
     [event] = [event for event in read_events(ranks.runtime.paths) if event.name == "ready_timeout"]
     assert event.data["reason"] == "the server was not ready within 1 s (not READY: tensorrt_llm)"
     assert not ranks.runtime.paths.endpoint.exists() and ranks.left() == []
 
 
 def test_a_server_that_never_answers_has_its_own_message(ranks: Ranks) -> None:
-    code, said = end(ranks.start(behaviour="mute", ready_timeout_seconds=0.6))
-    assert code == ExitCode.READINESS and "the server does not answer" in said
+    code, output = end(ranks.start(behaviour="mute", ready_timeout_seconds=0.6))
+    assert code == ExitCode.READINESS and "the server does not answer" in output
 
 
 # The end --------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ def test_a_companion_without_a_heartbeat_stops_the_server(ranks: Ranks) -> None:
         ranks.runtime.paths.heartbeat.touch()
         time.sleep(0.02)  # so often that a busy machine makes no silence of it
     assert process.poll() is None
-    code, said = end(process)
-    assert code == ExitCode.START and "no sign of life for 1 s" in said
+    code, output = end(process)
+    assert code == ExitCode.START and "no sign of life for 1 s" in output
     assert ranks.runtime.paths.stop_request.exists()
 
 
@@ -219,8 +219,8 @@ def test_a_companion_without_a_heartbeat_stops_the_server(ranks: Ranks) -> None:
 def test_a_server_that_ends_by_itself_has_failed_whatever_its_exit_code(
     ranks: Ranks, behaviour: str, code: int
 ) -> None:
-    got, said = end(ranks.start(behaviour=behaviour))
-    assert got == code and "error: rank 0 ended" in said
+    got, output = end(ranks.start(behaviour=behaviour))
+    assert got == code and "error: rank 0 ended" in output
     record = ranks.record()
     assert record.stopped_by is None and record.exit_code == int(behaviour[-1])
     if code == ExitCode.START:
@@ -241,8 +241,8 @@ def test_a_killed_server_is_recorded_and_leaves_nothing(ranks: Ranks) -> None:
     ranks.endpoint()
     facts = ranks.facts()
     os.kill(facts["pid"], signal.SIGKILL)
-    code, said = end(process)
-    assert code == 137 and "error: rank 0 ended (signal 9)" in said
+    code, output = end(process)
+    assert code == 137 and "error: rank 0 ended (signal 9)" in output
     assert (ranks.record().exit_code, ranks.record().stopped_by) == (-9, None)
     assert not any(is_alive(pid) for pid in facts["children"])
     assert ranks.left() == []
@@ -299,9 +299,11 @@ def test_a_killed_rank_leaves_only_what_the_cleanup_removes(ranks: Ranks) -> Non
 
 
 def test_a_missing_server_is_the_recorded_reason(ranks: Ranks) -> None:
-    code, said = end(ranks.start(server="no-such-tritonserver"))
+    code, output = end(ranks.start(server="no-such-tritonserver"))
     assert code == ExitCode.START
-    assert "no program 'no-such-tritonserver'" in said and "set triton.server in the cluster profile" in said
+    assert (
+        "no program 'no-such-tritonserver'" in output and "set triton.server in the cluster profile" in output
+    )
     failure = first_failure(ranks.runtime.paths, over=True)
     assert failure is not None and "no program 'no-such-tritonserver'" in failure.sentence
     assert ranks.left() == []
@@ -311,8 +313,8 @@ def test_a_server_that_cannot_be_executed_is_the_recorded_reason(ranks: Ranks, t
     broken = tmp_path / "tritonserver"
     broken.write_bytes(b"\x7fELF, but not for this machine")
     broken.chmod(0o755)
-    code, said = end(ranks.start(server=str(broken)))
-    assert code == ExitCode.START and "cannot be started" in said
+    code, output = end(ranks.start(server=str(broken)))
+    assert code == ExitCode.START and "cannot be started" in output
     failure = first_failure(ranks.runtime.paths, over=True)
     assert failure is not None and "cannot be started" in failure.sentence
 
@@ -365,8 +367,8 @@ def test_a_launched_server_gets_its_arguments_unchanged_and_is_signalled(launche
 
 @pytest.mark.long
 def test_a_launcher_that_ignores_its_servers_failure_is_ended(launched: Launched) -> None:
-    code, said = end(launched.start(behaviour="exit=3"))
-    assert code == 3 and "error: rank 0 ended (exit code 3)" in said
+    code, output = end(launched.start(behaviour="exit=3"))
+    assert code == 3 and "error: rank 0 ended (exit code 3)" in output
     assert launched.ranks.left() == []
 
 
@@ -375,6 +377,6 @@ def test_a_launcher_that_dies_ends_its_server(launched: Launched) -> None:
     launched.ranks.endpoint()
     server = launched.ranks.facts()["pid"]
     launched.over.touch()
-    code, said = end(process)
-    assert code == ExitCode.START and "although nobody had told it" in said
+    code, output = end(process)
+    assert code == ExitCode.START and "although nobody had told it" in output
     assert eventually(lambda: not is_alive(server)) and launched.ranks.left() == []

@@ -71,10 +71,10 @@ def recipe(engines: Path, model: Path | None, **changes: Any) -> Recipe:
     return replace(made, **changes)
 
 
-def with_arguments(made: Recipe, step: str, *words: Argument) -> Recipe:
-    """The recipe with further words at the end of a step's command."""
+def with_arguments(made: Recipe, step: str, *arguments: Argument) -> Recipe:
+    """The recipe with further arguments at the end of a step's command."""
     steps = [
-        replace(it, commands=((*it.commands[0], *words),)) if it.name == step else it for it in made.steps
+        replace(it, commands=((*it.commands[0], *arguments),)) if it.name == step else it for it in made.steps
     ]
     return replace(made, steps=tuple(steps))
 
@@ -139,10 +139,10 @@ class Run:
         return process
 
     def build(self, **environment: str) -> tuple[int, str]:
-        """Run the build to its end; its exit code and all its words."""
+        """Run the build to its end; its exit code and its output."""
         process = self.start(**environment)
-        words, _ = process.communicate(timeout=60)
-        return process.returncode, words
+        output, _ = process.communicate(timeout=60)
+        return process.returncode, output
 
     def built(self) -> list[str]:
         """The steps that were really built, by all runs that share the log."""

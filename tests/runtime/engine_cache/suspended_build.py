@@ -31,14 +31,14 @@ def main() -> None:
         nonlocal locked, found
         if event not in EVENTS or threading.current_thread().name == "lock":
             return
-        words = " ".join([event, *(os.fsdecode(it) for it in arguments if isinstance(it, (str, bytes)))])
-        if f"{event} {folder}/" not in f"{words}/":
+        action = " ".join([event, *(os.fsdecode(it) for it in arguments if isinstance(it, (str, bytes)))])
+        if f"{event} {folder}/" not in f"{action}/":
             return
-        found += locked and re.search(pattern, words) is not None
-        locked = locked or f"{folder}/.building." in words
+        found += locked and re.search(pattern, action) is not None
+        locked = locked or f"{folder}/.building." in action
         if found == int(number):
             found += 1
-            print(f"suspended before {words}", flush=True)
+            print(f"suspended before {action}", flush=True)
             os.kill(os.getpid(), signal.SIGSTOP)
 
     sys.addaudithook(look)

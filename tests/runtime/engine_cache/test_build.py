@@ -385,8 +385,8 @@ def test_another_tensorrt_llm_is_refused_with_both_versions(runs: MakeRun, tmp_p
         process = run.start(command, PYTHONPATH=str(installed.parent))
         output, _ = process.communicate(timeout=30)
         assert process.returncode == code, output
-        told = "the container has TensorRT-LLM 0.17.0+cu126, but the plan is for 0.16.0" in output
-        assert told == (code == ExitCode.BUILD)
+        is_refused = "the container has TensorRT-LLM 0.17.0+cu126, but the plan is for 0.16.0" in output
+        assert is_refused == (code == ExitCode.BUILD)
     entry = run.entry()
     assert '"tensorrt_llm": "0.17.0+cu126"' in (entry.output / "trtllm-hpc-manifest.json").read_text()
 

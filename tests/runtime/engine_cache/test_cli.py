@@ -33,9 +33,9 @@ MakeRun = Callable[..., Run]
 class Invocation:
     """What a command printed, and its exit code."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], *words: str) -> None:
+    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> None:
         with pytest.raises(SystemExit) as end:
-            main(words)
+            main(arguments)
         self.code = end.value.code
         self.output, self.errors = capsys.readouterr()
 
@@ -61,17 +61,17 @@ def built(runs: MakeRun) -> Run:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Invocation]:
-    return lambda *words: Invocation(capsys, *words)
+    return lambda *arguments: Invocation(capsys, *arguments)
 
 
 def test_an_empty_cache_is_no_error(cli: Callable[..., Invocation], home: Path) -> None:
-    for words in (("list",), ("verify",), ("prune", "--unused-days", "1", "--yes")):
-        assert cli("engines", *words).code == 0
+    for arguments in (("list",), ("verify",), ("prune", "--unused-days", "1", "--yes")):
+        assert cli("engines", *arguments).code == 0
     assert json.loads(cli("engines", "list", "--json").output) == []
     assert not (home / "engines").exists()
     for name in ("list", "verify"):
-        told = cli("engines", name, "--engines", str(home / "nowhere")).output
-        assert told == f"no engines in {home / 'nowhere'}, which is not there\n"
+        output = cli("engines", name, "--engines", str(home / "nowhere")).output
+        assert output == f"no engines in {home / 'nowhere'}, which is not there\n"
         assert cli("engines", name, "--engines", str(home)).output == f"no engines in {home}\n"
 
 
@@ -90,8 +90,8 @@ def test_nothing_is_removed_if_a_key_matches_nothing(cli: Callable[..., Invocati
 def test_the_shell_completes_engines(built: Run, home: Path) -> None:
     complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
     name = built.entry().name
-    for words in (["show"], ["verify"], ["prune", "--key"]):
-        offered = [item.value for item in complete.get_completions(["engines", *words], name[:8])]
+    for arguments in (["show"], ["verify"], ["prune", "--key"]):
+        offered = [item.value for item in complete.get_completions(["engines", *arguments], name[:8])]
         assert offered == [name]
     elsewhere = ["engines", "show", "--engines", str(home / "nowhere")]
     assert complete.get_completions(elsewhere, "") == []
@@ -154,7 +154,7 @@ def test_one_engine_is_shown_by_any_beginning_of_its_name(cli: Callable[..., Inv
 
 
 def damage(folder: Path, kind: str) -> str:
-    """Break an output in one way; what must be said of it."""
+    """Break an output in one way; what must be listed of it."""
     file = folder / "rank0.engine"
     if kind == "a bit":
         data = bytearray(file.read_bytes())
@@ -227,8 +227,8 @@ def age(run: Run, days: float, step: str = "build") -> None:
 def test_nothing_is_removed_without_a_selection_and_yes(cli: Callable[..., Invocation], built: Run) -> None:
     finish(built)
     assert cli("engines", "prune").code == ExitCode.USAGE
-    said = cli("engines", "prune", "--unused-days", "0")
-    assert "2 would be removed" in said.output and "--yes" in said.output
+    listed = cli("engines", "prune", "--unused-days", "0")
+    assert "2 would be removed" in listed.output and "--yes" in listed.output
     assert built.entry().is_complete()
     done = cli("engines", "prune", "--unused-days", "0", "--yes")
     assert "2 removed" in done.output
@@ -285,8 +285,8 @@ def test_an_unreadable_entry_is_reported_and_left_alone() -> None:
         closed = folder / "build-0123456789abcdef"
         closed.mkdir(mode=0)
 
-        def cli(*words: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-m", "trtllm_hpc", "engines", *words, "--engines", str(folder)]
+        def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "trtllm_hpc", "engines", *arguments, "--engines", str(folder)]
             # Nothing is closed to root.
             another = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
             environment = {**os.environ, "PYTHONPATH": str(place / "code"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -430,9 +430,9 @@ def test_a_run_whose_engine_is_there_has_no_build_stage(
     assert (found.engine / "config.json").read_text() == "{}\n"
     assert not found.script("build").exists() and not found.build_recipe.exists()
     assert "build" not in found.sbatch("companion").read_text()
-    told = cli(*job).output
-    assert "engine: found in the cache (engine-" in told and "nothing to build" in told
-    assert "afterok:$build" not in told
+    output = cli(*job).output
+    assert "engine: found in the cache (engine-" in output and "nothing to build" in output
+    assert "afterok:$build" not in output
     missed = cli(*job, "--set", "engine.max_batch_size=3").output
     assert "    model: the same\n    --max-batch-size (engine): 8 -> 3\n" in missed
 

@@ -24,11 +24,11 @@ values = st.recursive(
     max_leaves=8,
 )
 places = st.builds(Placeholder, st.sampled_from(["output", "run"]), st.text(max_size=5))
-words = st.text(max_size=12) | places
+arguments = st.text(max_size=12) | places
 steps = st.builds(
     BuildStep,
     st.from_regex(r"[a-z]{1,8}", fullmatch=True),
-    st.lists(st.lists(words, min_size=1, max_size=5).map(tuple), min_size=1, max_size=3).map(tuple),
+    st.lists(st.lists(arguments, min_size=1, max_size=5).map(tuple), min_size=1, max_size=3).map(tuple),
     st.none() | st.text(),
     st.just(()),
     st.dictionaries(st.text(max_size=5), values, max_size=4),
@@ -97,7 +97,7 @@ def test_a_program_counts_by_its_name(tmp_path: Path, model: Path) -> None:
 
 CHANGES: dict[str, Callable[[Recipe], Recipe]] = {
     "an option": lambda made: with_arguments(made, "build", "--max_beam_width", "2"),
-    "the order of words": lambda made: with_arguments(made, "build", "--a", "--b"),
+    "the order of arguments": lambda made: with_arguments(made, "build", "--a", "--b"),
     "the GPU": lambda made: replace(made, compute_capability="8.0"),
     "the version": lambda made: replace(
         made, steps=(made.steps[0], replace(made.steps[1], identity={"tensorrt_llm": "0.17.0"}))

@@ -94,7 +94,7 @@ print(lock.is_lost, lock.is_mine(), flush=True)
 
 
 def hold(folder: Path) -> subprocess.Popen[str]:
-    """Another process that holds the lock until it is told to look again."""
+    """Another process that holds the lock until it gets a line."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -1,4 +1,4 @@
-"""What is said before anything is submitted: found, missed and why, or not to be told here."""
+"""The lookup before a submission: found, missed and why, or unknown on this machine."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_a_lookup_writes_nothing(built: Recipe, tmp_path: Path) -> None:
 
 
 def test_a_miss_names_each_part_that_differs(built: Recipe) -> None:
-    asked = with_arguments(built, "build", "--max_batch_size", "128", "--gather_context_logits")
-    asked = replace(asked, compute_capability="8.0")
-    answer = missed(asked)
+    wanted = with_arguments(built, "build", "--max_batch_size", "128", "--gather_context_logits")
+    wanted = replace(wanted, compute_capability="8.0")
+    answer = missed(wanted)
     assert answer.nearest is not None and answer.nearest.name.startswith("build-")
     assert answer.differences == (
         "model: the same",
@@ -58,8 +58,8 @@ def test_a_miss_names_each_part_that_differs(built: Recipe) -> None:
 
 def test_an_option_left_out_and_another_version_are_named(built: Recipe) -> None:
     convert, build = built.steps
-    words = tuple(word for word in build.commands[0] if word not in ("--max_batch_size", "64"))
-    newer = replace(build, commands=(words,), identity={"tensorrt_llm": "0.17.0"})
+    arguments = tuple(it for it in build.commands[0] if it not in ("--max_batch_size", "64"))
+    newer = replace(build, commands=(arguments,), identity={"tensorrt_llm": "0.17.0"})
     answer = missed(replace(built, steps=(replace(convert, identity=newer.identity), newer)))
     assert set(answer.differences) == {
         "model: the same",

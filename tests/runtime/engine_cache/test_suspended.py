@@ -1,4 +1,4 @@
-"""A builder may stand still anywhere and wake up late: it harms nobody, and nobody fails."""
+"""A builder may be suspended at any moment and resume late: it harms nobody, and nobody fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).with_name("suspended_build.py")
 
 
 class Encounter:
-    """A builder that stands still in the step ``convert``, whose old output is broken; and another."""
+    """A builder that is suspended in the step ``convert``, whose old output is broken; and another."""
 
     def __init__(self, runs: MakeRun, folder: Path, pattern: str, number: int) -> None:
         engines, logs = str(folder / "engines"), folder / "others"
@@ -36,8 +36,8 @@ class Encounter:
         for step, name in (("convert", "rank0.safetensors"), ("build", "rank0.engine")):
             (self.sleeper.entry(step).output / name).write_bytes(b"cut")
         entry = str(self.sleeper.entry("convert").folder)
-        output = [sys.executable, "-I", "-S", str(SCRIPT), str(self.sleeper.paths.runtime), entry]
-        self.first = self.sleeper.start([*output, pattern, str(number)])
+        command = [sys.executable, "-I", "-S", str(SCRIPT), str(self.sleeper.paths.runtime), entry]
+        self.first = self.sleeper.start([*command, pattern, str(number)])
 
     @property
     def has_stopped(self) -> bool:
@@ -46,7 +46,7 @@ class Encounter:
         return state_of(self.first) == "T"
 
     def wake_during(self) -> None:
-        """Let the other take over, and wake the sleeper in the midst of the other's build."""
+        """Let the other take over, and resume the sleeper during the build of the other."""
         second = self._take_over()
         assert eventually(lambda: list(self.gate.parent.glob("others.*")) or second.poll() is not None)
         os.kill(self.first.pid, signal.SIGCONT)
@@ -55,7 +55,7 @@ class Encounter:
         self._both_end_well(second)
 
     def wake_after(self) -> None:
-        """Wake the sleeper when the other has built all."""
+        """Resume the sleeper after the build of the other."""
         self.gate.touch()
         second = self._take_over()
         assert second.wait(30) == 0
@@ -116,7 +116,7 @@ def test_a_builder_may_be_suspended_before_anything_it_does(
 
 
 def encounters(runs: MakeRun, folder: Path) -> Iterator[Encounter]:
-    """One for each point at which a builder may stand still."""
+    """One for each point at which a builder may be suspended."""
     for number in count(1):
         encounter = Encounter(runs, folder / str(number), ".", number)
         if not encounter.has_stopped:

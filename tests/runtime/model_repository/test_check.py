@@ -164,8 +164,8 @@ def test_an_unknown_placeholder_must_be_set(all_models: Path) -> None:
     recipe = make_recipe(VERSION)
     found = problems(all_models, recipe)
     assert found == [("tensorrt_llm", "nothing defines ${brand_new} (string_value).")]
-    told = make_recipe(VERSION, repository={"parameters": {"tensorrt_llm": {"brand_new": 7}}})
-    assert '"7"' in render_models(told, all_models)["tensorrt_llm"].config
+    recipe = make_recipe(VERSION, repository={"parameters": {"tensorrt_llm": {"brand_new": 7}}})
+    assert '"7"' in render_models(recipe, all_models)["tensorrt_llm"].config
 
 
 def test_a_value_for_a_placeholder_that_no_template_has_is_reported(all_models: Path) -> None:

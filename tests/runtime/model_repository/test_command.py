@@ -45,10 +45,10 @@ def write_recipe(paths: RunPaths, recipe: RepositoryRecipe) -> None:
 
 
 def make(paths: RunPaths, *options: str, search: Path | None = None) -> subprocess.CompletedProcess[str]:
-    words = ["repository", f"--all-models={paths.folder.parent / 'all_models'}"]
+    arguments = ["repository", f"--all-models={paths.folder.parent / 'all_models'}"]
     environment = {"PATH": os.environ["PATH"]} | ({"PYTHONPATH": str(search)} if search is not None else {})
     return subprocess.run(
-        [sys.executable, *options, str(paths.runtime), *words],
+        [sys.executable, *options, str(paths.runtime), *arguments],
         capture_output=True,
         text=True,
         env=environment,
@@ -107,7 +107,7 @@ def test_errors_have_no_traceback(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prepare", "said"),
+    ("prepare", "message"),
     [
         (lambda paths: paths.repository_recipe.unlink(), "repository.json is not there"),
         (lambda paths: paths.repository_recipe.write_text("{"), "repository.json cannot be read"),
@@ -115,10 +115,10 @@ def test_errors_have_no_traceback(paths: RunPaths) -> None:
     ],
     ids=["no recipe", "half a recipe", "nothing vendored"],
 )
-def test_an_incomplete_run_folder_is_an_error(paths: RunPaths, prepare: object, said: str) -> None:
+def test_an_incomplete_run_folder_is_an_error(paths: RunPaths, prepare: object, message: str) -> None:
     assert callable(prepare)
     prepare(paths)
     answer = make(paths, *ISOLATED)
     assert answer.returncode == ExitCode.START
-    assert said in answer.stderr
+    assert message in answer.stderr
     assert "Traceback" not in answer.stderr

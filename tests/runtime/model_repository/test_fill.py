@@ -69,9 +69,9 @@ def test_comments_and_quotes_are_distinguished() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: not text.startswith("${")))
 def test_any_text_survives(text: str) -> None:
-    said = written(filled({"path": text}))
-    assert said["path"] == text
-    assert said["wrapped"] == f"a'b {text} c"
+    text_of = written(filled({"path": text}))
+    assert text_of["path"] == text
+    assert text_of["wrapped"] == f"a'b {text} c"
 
 
 @pytest.mark.parametrize(

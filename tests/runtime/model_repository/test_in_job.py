@@ -21,9 +21,9 @@ pytestmark = pytest.mark.triton
 LIMIT_S = 60.0
 
 
-def types(*words: str | Path) -> str:
+def cli(*options: str | Path) -> str:
     """Type ``trtllm-hpc``; returns what it printed."""
-    command = [sys.executable, "-m", "trtllm_hpc", *map(str, words)]
+    command = [sys.executable, "-m", "trtllm_hpc", *map(str, options)]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout
 
 
@@ -65,8 +65,8 @@ def test_the_jobs_first_step_makes_the_repository(tmp_path: Path, engine: Path) 
     }
     (tmp_path / "site.yaml").write_text(json.dumps(site), encoding="utf-8")  # JSON is YAML
     (tmp_path / "job.yaml").write_text(json.dumps(job), encoding="utf-8")
-    words: list[str | Path] = ["--cluster", tmp_path / "site.yaml", "--runs", tmp_path / "runs", "--json"]
-    paths = RunPaths(json.loads(types("render", tmp_path / "job.yaml", *words))["folder"])
+    options: list[str | Path] = ["--cluster", tmp_path / "site.yaml", "--runs", tmp_path / "runs", "--json"]
+    paths = RunPaths(json.loads(cli("render", tmp_path / "job.yaml", *options))["folder"])
     assert not any(paths.repository.iterdir())
 
     write_all_models(tmp_path, "0.16.0", SOURCES)
@@ -81,5 +81,5 @@ def test_the_jobs_first_step_makes_the_repository(tmp_path: Path, engine: Path) 
         with urllib.request.urlopen(request, timeout=10) as answer:
             assert json.load(answer)["text_output"] == f"hello|{engine}|{engine}"
     finally:
-        types("cancel", paths.folder)
+        cli("cancel", paths.folder)
         server.wait(timeout=LIMIT_S)

@@ -93,8 +93,8 @@ def test_a_key_arrives_or_is_refused(tmp_path: Path, version: str) -> None:
     for key in accepted:
         _, model, name, text = VALUES[key]
         if model in models:
-            said = {text for place, text in arrived(models[model]).items() if re.fullmatch(name, place)}
-            assert said == {text}, key
+            texts = {text for place, text in arrived(models[model]).items() if re.fullmatch(name, place)}
+            assert texts == {text}, key
     # A release without BLS has no place for what only BLS reads.
     assert "accumulate_tokens" not in accepted or "tensorrt_llm_bls" in models
 

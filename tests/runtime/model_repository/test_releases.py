@@ -67,11 +67,11 @@ def test_leader_mode(tmp_path: Path, version: str) -> None:
     assert served.backend == "tensorrtllm"
     assert served.model_transaction_policy.decoupled
     assert list(served.dynamic_batching.preferred_batch_size) == [64]
-    said = parameters(served)
-    assert said["gpt_model_path"] == "/runs/one/engine"
-    assert said["gpt_model_type"] == "inflight_fused_batching"
-    assert said["max_tokens_in_paged_kv_cache"] == "2560"
-    assert "kv_cache_free_gpu_mem_fraction" not in said  # nobody asked: the backend's own default
+    values = parameters(served)
+    assert values["gpt_model_path"] == "/runs/one/engine"
+    assert values["gpt_model_type"] == "inflight_fused_batching"
+    assert values["max_tokens_in_paged_kv_cache"] == "2560"
+    assert "kv_cache_free_gpu_mem_fraction" not in values  # not set: the backend's own default
     assert parameters(models["preprocessing"])["tokenizer_dir"] == "/models/a, b: c"
     assert models["tensorrt_llm_bls"].instance_group[0].count == 3
     assert parameters(models["tensorrt_llm_bls"])["tensorrt_llm_model_name"] == "tensorrt_llm"
@@ -118,8 +118,8 @@ def test_disaggregated_mode_numbers_ranks_from_the_context_on(tmp_path: Path, ve
     assert generation["gpt_model_path"] == "/engines/one gpu"
     steps = [step.model_name for step in models["ensemble"].ensemble_scheduling.step]
     assert steps == ["preprocessing", "disaggregated_serving_bls", "postprocessing"]
-    said = parameters(models["disaggregated_serving_bls"])
-    assert (said["context_model_name"], said["generation_model_name"]) == ("context", "generation")
+    values = parameters(models["disaggregated_serving_bls"])
+    assert (values["context_model_name"], values["generation_model_name"]) == ("context", "generation")
 
 
 def test_instances_on_the_same_gpus_are_a_count(tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_instances_on_the_same_gpus_are_a_count(tmp_path: Path) -> None:
 
 def test_encoder_and_decoder_have_an_engine_each(tmp_path: Path) -> None:
     recipe = make_recipe("0.16.0", engine={"encoder_decoder": True})
-    said = parameters(parsed(render_models(recipe, write_all_models(tmp_path, "0.16.0")))["tensorrt_llm"])
-    assert said["encoder_model_path"] == "/runs/one/engine/encoder"
-    assert said["gpt_model_path"] == "/runs/one/engine/decoder"
-    assert said["cross_kv_cache_fraction"] == "0.5"
+    values = parameters(parsed(render_models(recipe, write_all_models(tmp_path, "0.16.0")))["tensorrt_llm"])
+    assert values["encoder_model_path"] == "/runs/one/engine/encoder"
+    assert values["gpt_model_path"] == "/runs/one/engine/decoder"
+    assert values["cross_kv_cache_fraction"] == "0.5"
 
 
 @pytest.mark.parametrize("version", ["0.21.0", "1.2.0"])
@@ -194,10 +194,10 @@ def test_a_repository_filled_by_hand_takes_the_jobs_values(tmp_path: Path) -> No
     assert {message.max_batch_size for message in models.values()} == {32}
     assert list(models["tensorrt_llm"].dynamic_batching.preferred_batch_size) == [32]
     assert models["tensorrt_llm_bls"].model_transaction_policy.decoupled
-    said = parameters(models["tensorrt_llm"])
-    assert said["gpt_model_path"] == "/runs/one/engine"
-    assert said["batch_scheduler_policy"] == "max_utilization"
-    assert said["kv_cache_free_gpu_mem_fraction"] == "0.9"
+    values = parameters(models["tensorrt_llm"])
+    assert values["gpt_model_path"] == "/runs/one/engine"
+    assert values["batch_scheduler_policy"] == "max_utilization"
+    assert values["kv_cache_free_gpu_mem_fraction"] == "0.9"
     assert parameters(models["postprocessing"])["tokenizer_dir"] == "/models/a, b: c"
     # An engine is named by its folder, and would be copied at every start.
     assert set(rendered["tensorrt_llm"].copies) == {"1/model.py"}

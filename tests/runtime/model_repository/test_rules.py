@@ -1,4 +1,4 @@
-"""What a job file says of the repository and the release does not have, told with its place."""
+"""Keys of the job file that the release does not have are reported with their position."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def job(version: str, repository: str, backend: str = "tensorrtllm") -> str:
 
 
 @pytest.mark.parametrize(
-    ("version", "repository", "field", "words"),
+    ("version", "repository", "field", "message"),
     [
         (
             "0.9.0",
@@ -79,12 +79,12 @@ def job(version: str, repository: str, backend: str = "tensorrtllm") -> str:
     ],
 )
 def test_what_the_release_does_not_have(
-    files: Folder, version: str, repository: str, field: str, words: str
+    files: Folder, version: str, repository: str, field: str, message: str
 ) -> None:
     diagnostics = files.diagnostics(job(version, repository), CLUSTER)
     here = [diagnostic for diagnostic in diagnostics if diagnostic.field == f"repository.{field}"]
     assert len(here) == 1, "\n".join(map(str, diagnostics))
-    assert words in here[0].message
+    assert message in here[0].message
     assert here[0].line and here[0].hint
 
 

@@ -51,7 +51,7 @@ def config(world: World, model: str) -> dict[str, Any]:
         return dict(json.load(answer))
 
 
-def said(copy: int) -> str:
+def expected_text(copy: int) -> str:
     return f"hello|{ENGINES[copy]}|{TOKENIZER}"
 
 
@@ -61,7 +61,7 @@ def said(copy: int) -> str:
 )
 def test_each_copy_answers_through_its_own_pipeline(world: World, model: str, copy: int) -> None:
     status, answer = world.generate({"text_input": "hello", "max_tokens": 4}, model)
-    assert (status, answer.get("text_output")) == (200, said(copy)), answer
+    assert (status, answer.get("text_output")) == (200, expected_text(copy)), answer
 
 
 def test_parameters_arrive_unharmed(world: World) -> None:
