@@ -142,7 +142,7 @@ TEXTS: list[tuple[str, bytes]] = [
     ("temperature is nan", b'{"text_input": "x", "max_tokens": 3, "temperature": NaN}'),
     ("beam_width is 99", b'{"text_input": "x", "max_tokens": 3, "beam_width": 99}'),
     ("max_tokens) is -1", b'{"text_input": "x", "max_tokens": -1}'),
-    ("one weight a word", b'{"text_input": "x", "max_tokens": 3, "embedding_bias_words": ["a"]}'),
+    ("one weight for each word", b'{"text_input": "x", "max_tokens": 3, "embedding_bias_words": ["a"]}'),
     ("max_input_len 96", json.dumps({"text_input": "word " * 1000, "max_tokens": 3}).encode()),
 ]
 """What the refusal says, and a body for the generate endpoint of a model that takes text."""

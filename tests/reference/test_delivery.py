@@ -122,7 +122,7 @@ def setup() -> Iterator[Setup]:
     made = Setup()
     yield made
     made.delivery.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("courier")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sender-")]
 
 
 def part(index: int | None = None, *, streaming: bool = True) -> Part:

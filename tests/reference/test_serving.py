@@ -123,7 +123,7 @@ def test_log_probs_equal_those_of_the_model(world: World, judge: Oracle, tokeniz
         ({"top_k": -1}, "runtime_top_k is -1"),
         ({"beam_width": 5}, "beam_width is 5"),
         ({"end_id": 512}, "end_id is 512"),
-        ({"embedding_bias_words": ["fox"]}, "one weight a word"),
+        ({"embedding_bias_words": ["fox"]}, "one weight for each word"),
         ({"num_draft_tokens": 3}, "request parameters: num_draft_tokens"),
         ({"text_input": ["a", "b"]}, "batch size"),
     ],

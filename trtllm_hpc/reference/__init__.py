@@ -1,10 +1,10 @@
 """The reference backend: TensorRT-LLM's Triton models, computed by PyTorch and transformers.
 
-It stands in for TensorRT-LLM on machines that have none, on CPU or CUDA. Model
-code, beam search and tensor-parallel plans are transformers'; what is written
-here is the contract (tensors, limits, ranks), the plan of each step over a
-paged KV cache, and the choice of tokens.
+It replaces TensorRT-LLM on machines that have none, on CPU or CUDA. Model code,
+beam search and tensor-parallel plans are those of transformers. This package
+adds the interface (tensors, limits, ranks), in-flight batching over a paged KV
+cache, and the sampling of tokens.
 
-``repository`` and ``engine_config`` need the standard library only, because
-rendering imports them on machines without torch.
+``engine_config`` needs the standard library only, so that engines can be read
+on machines without torch.
 """

@@ -1,9 +1,9 @@
-"""Answers on their way from the engine to Triton, and cancellations on their way back.
+"""Passes answers from the engine to Triton, and cancellations from Triton to the engine.
 
-The engine's thread only puts what it made into a queue. Making tensors of it
-and handing them to Triton, which means waiting for another process, is done
-by a few threads of this module. All answers to one request go through one
-thread, so that they keep their order.
+The engine's thread only puts its results into a queue. A few threads of this
+module make tensors of them and send these to Triton, for which they must wait
+for another process. All answers to one request go through the same thread, so
+that they keep their order.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 
 
 PADDING = -1
-"""Fills the shorter beams, in tokens and log-probabilities; ``sequence_length`` tells where it begins."""
+"""Fills up shorter beams, in tokens and log-probabilities; ``sequence_length`` is where it begins."""
 
 
 def output_tensors(part: Part, progress: Progress, wanted: Collection[str]) -> dict[str, torch.Tensor]:
-    """Output tensors by name, those that are wanted and that there are.
+    """The wanted output tensors by name, as far as they exist.
 
-    ``output_ids`` holds prompt and answer. It holds the new tokens alone if
-    the request excludes its prompt, or wants each token as it comes.
+    ``output_ids`` holds prompt and answer, or only the new tokens if the
+    request excludes its prompt or is streaming.
+
+    Names, types and shapes are those of ``fillTritonResponse`` in
+    ``inflight_batcher_llm/src/model_instance_state.cc`` of NVIDIA's
+    tensorrtllm_backend v0.16.0.
     """
     tensors = {**_tokens(part, progress), **_logits(part, progress)}
     return {name: tensor for name, tensor in tensors.items() if name in wanted}
@@ -72,18 +76,18 @@ def _padded(beams: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[*beam, *[PADDING] * (longest - len(beam))] for beam in beams]
 
 
-COURIERS = 4
-"""Threads that send answers. While one waits for Triton another makes its tensors."""
+SENDERS = 4
+"""Number of threads that send answers: while one waits for Triton, another makes its tensors."""
 
 _log = logging.getLogger(__name__)
 
 Outcome = Progress | RequestFailed
 Observe = Callable[[int, int], None]
-"""Told the tokens of prompt and answer of each sequence that ended without an error."""
+"""Called with the tokens of prompt and answer of each sequence that ended without an error."""
 
 
 @dataclass(eq=False)
-class _Order:
+class _OpenRequest:
     """One Triton request that is being answered."""
 
     sender: Any
@@ -92,7 +96,7 @@ class _Order:
     open_parts: int
     tickets: Sequence[int] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while Triton is told something: after the last answer the sender must not be used any more."""
+    """Held while the sender is used, which must not happen after the last answer."""
 
     @property
     def is_closed(self) -> bool:
@@ -101,28 +105,28 @@ class _Order:
 
 @dataclass(eq=False)
 class _PartListener:
-    """Where the engine puts the answer to one part of an order."""
+    """Receives the answer to one part of a request from the engine."""
 
-    order: _Order
+    open_request: _OpenRequest
     part: Part
-    courier: queue.SimpleQueue[tuple[_PartListener, Outcome] | None]
+    results: queue.SimpleQueue[tuple[_PartListener, Outcome] | None]
     new_tokens: int = 0
 
     def progress(self, progress: Progress) -> None:
-        self.courier.put((self, progress))
+        self.results.put((self, progress))
 
     def failed(self, error: RequestFailed) -> None:
-        self.courier.put((self, error))
+        self.results.put((self, error))
 
 
 class Delivery:
-    """Submits requests to the engine, sends the answers, and looks for clients that went away.
+    """Submits requests to the engine, sends the answers, and checks for disconnected clients.
 
     Args:
         service: the engine.
         triton: the module ``triton_python_backend_utils``, which exists only inside Triton.
-        cancellation_check_s: seconds between two looks.
-        observe: told the lengths of each finished sequence.
+        cancellation_check_s: seconds between two checks.
+        observe: called with the lengths of each finished sequence.
     """
 
     def __init__(
@@ -132,16 +136,16 @@ class Delivery:
         self._triton = triton
         self._observe = observe
         self._check_s = cancellation_check_s
-        self._orders: set[_Order] = set()
-        self._orders_lock = threading.Lock()
+        self._open: set[_OpenRequest] = set()
+        self._open_lock = threading.Lock()
         self._closing = threading.Event()
-        self._couriers: list[queue.SimpleQueue[tuple[_PartListener, Outcome] | None]] = [
-            queue.SimpleQueue() for _ in range(COURIERS)
+        self._queues: list[queue.SimpleQueue[tuple[_PartListener, Outcome] | None]] = [
+            queue.SimpleQueue() for _ in range(SENDERS)
         ]
-        self._next_courier = itertools.cycle(self._couriers)
+        self._next_queue = itertools.cycle(self._queues)
         self._threads = [
-            threading.Thread(target=self._carry, args=(courier,), name=f"courier-{index}", daemon=True)
-            for index, courier in enumerate(self._couriers)
+            threading.Thread(target=self._send, args=(results,), name=f"sender-{index}", daemon=True)
+            for index, results in enumerate(self._queues)
         ]
         self._threads.append(threading.Thread(target=self._watch, name="cancellations", daemon=True))
         for thread in self._threads:
@@ -149,15 +153,15 @@ class Delivery:
 
     def accept(self, sender: Any, request_id: str, parts: Sequence[Part], wanted: Collection[str]) -> None:
         """Submit the parts of a Triton request; their answers go to its response sender."""
-        order = _Order(sender, request_id, wanted, len(parts))
-        courier = next(self._next_courier)
-        listeners = [_PartListener(order, part, courier) for part in parts]
-        with self._orders_lock:
-            self._orders.add(order)
+        open_request = _OpenRequest(sender, request_id, wanted, len(parts))
+        results = next(self._next_queue)
+        listeners = [_PartListener(open_request, part, results) for part in parts]
+        with self._open_lock:
+            self._open.add(open_request)
         try:
-            order.tickets = self._service.submit([part.request for part in parts], listeners)
+            open_request.tickets = self._service.submit([part.request for part in parts], listeners)
         except RequestFailed as error:
-            self._forget(order)
+            self._forget(open_request)
             self.refuse(sender, error)
 
     def refuse(self, sender: Any, error: RequestFailed) -> None:
@@ -165,20 +169,20 @@ class Delivery:
         sender.send(self._error(error), flags=self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def stop(self, sender: Any, request_id: str) -> None:
-        """End the requests of a client's id; each still gets what was generated.
+        """Stop the requests with this id; each gets what was generated so far.
 
-        The request that asks for it gets an empty answer, whether or not one
-        of that id is still open.
+        The stop request itself gets an empty answer, whether or not there was
+        a request with that id.
         """
         if not request_id:
             self.refuse(
                 sender,
-                RequestFailed("stop=true needs a request id: that of the request which is to be stopped."),
+                RequestFailed("stop=true needs a request id: that of the request to be stopped."),
             )
             return
-        for order in self._open_orders():
-            if order.request_id == request_id:
-                self._cancel(order, keep=True)
+        for open_request in self._open_requests():
+            if open_request.request_id == request_id:
+                self._cancel(open_request, keep=True)
         sender.send(
             self._triton.InferenceResponse([]), flags=self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         )
@@ -186,54 +190,54 @@ class Delivery:
     def close(self) -> None:
         """Send what is queued and end the threads; the engine must have stopped."""
         self._closing.set()
-        for courier in self._couriers:
-            courier.put(None)
+        for results in self._queues:
+            results.put(None)
         for thread in self._threads:
             thread.join()
 
-    def _open_orders(self) -> list[_Order]:
-        with self._orders_lock:
-            return list(self._orders)
+    def _open_requests(self) -> list[_OpenRequest]:
+        with self._open_lock:
+            return list(self._open)
 
-    def _forget(self, order: _Order) -> None:
-        with self._orders_lock:
-            self._orders.discard(order)
+    def _forget(self, open_request: _OpenRequest) -> None:
+        with self._open_lock:
+            self._open.discard(open_request)
 
-    def _cancel(self, order: _Order, *, keep: bool) -> None:
-        for ticket in order.tickets:
+    def _cancel(self, open_request: _OpenRequest, *, keep: bool) -> None:
+        for ticket in open_request.tickets:
             self._service.cancel(ticket, keep=keep)
 
-    def _carry(self, courier: queue.SimpleQueue[tuple[_PartListener, Outcome] | None]) -> None:
-        while (item := courier.get()) is not None:
+    def _send(self, results: queue.SimpleQueue[tuple[_PartListener, Outcome] | None]) -> None:
+        while (item := results.get()) is not None:
             try:
                 self._deliver(*item)
-            except Exception:  # noqa: BLE001 - whatever is wrong with one, those behind it must still be sent
+            except Exception:  # noqa: BLE001 - after any error the next answers must still be sent
                 _log.exception("an answer could not be sent")
 
     def _deliver(self, listener: _PartListener, outcome: Outcome) -> None:
-        order, ends = listener.order, isinstance(outcome, RequestFailed) or outcome.is_final
+        open_request, ends = listener.open_request, isinstance(outcome, RequestFailed) or outcome.is_final
         if isinstance(outcome, Progress):
             listener.new_tokens += sum(map(len, outcome.tokens[: listener.part.beams]))
             if ends:
                 self._observe(len(listener.part.request.prompt), listener.new_tokens)
         response = self._response(listener, outcome)
-        with order.lock:
-            order.open_parts -= ends
-            if order.is_closed:
-                self._forget(order)
-            flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if order.is_closed else 0
-            order.sender.send(response, flags=flags)
+        with open_request.lock:
+            open_request.open_parts -= ends
+            if open_request.is_closed:
+                self._forget(open_request)
+            flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if open_request.is_closed else 0
+            open_request.sender.send(response, flags=flags)
 
     def _response(self, listener: _PartListener, outcome: Outcome) -> Any:
         if isinstance(outcome, RequestFailed):
             return self._error(outcome)
         try:
             # By DLPack: the stub of this Triton release misreads NumPy 2 arrays.
-            tensors = output_tensors(listener.part, outcome, listener.order.wanted)
+            tensors = output_tensors(listener.part, outcome, listener.open_request.wanted)
             return self._triton.InferenceResponse(
                 [self._triton.Tensor.from_dlpack(name, tensor) for name, tensor in tensors.items()]
             )
-        except Exception as error:  # noqa: BLE001 - whatever it was, the client must get some answer
+        except Exception as error:  # noqa: BLE001 - after any error the client must get an answer
             _log.exception("the tensors of an answer could not be made")
             return self._error(RequestFailed(f"The tensors of the answer could not be made: {error}"))
 
@@ -247,18 +251,18 @@ class Delivery:
 
     def _watch(self) -> None:
         while not self._closing.wait(self._check_s):
-            for order in self._open_orders():
+            for open_request in self._open_requests():
                 try:
-                    if self._is_cancelled(order):
-                        self._cancel(order, keep=False)
-                except Exception:  # noqa: BLE001 - whatever Triton says of one, the others must be looked at
-                    _log.exception("Triton does not say whether a client went away")
+                    if self._is_cancelled(open_request):
+                        self._cancel(open_request, keep=False)
+                except Exception:  # noqa: BLE001 - after any error the others must be checked
+                    _log.exception("cannot ask Triton whether a client disconnected")
 
-    def _is_cancelled(self, order: _Order) -> bool:
-        """Ask Triton, unless an answer is just being sent: then the next look will tell."""
-        if not order.tickets or not order.lock.acquire(blocking=False):
+    def _is_cancelled(self, open_request: _OpenRequest) -> bool:
+        """Ask Triton, unless an answer is being sent now; the next check asks again then."""
+        if not open_request.tickets or not open_request.lock.acquire(blocking=False):
             return False
         try:
-            return not order.is_closed and bool(order.sender.is_cancelled())
+            return not open_request.is_closed and bool(open_request.sender.is_cancelled())
         finally:
-            order.lock.release()
+            open_request.lock.release()

@@ -1,8 +1,8 @@
 """The input tensors of the model ``tensorrt_llm``: names, types, shapes, and reading one row of them.
 
 The table follows ``all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt``
-of NVIDIA's tensorrtllm_backend v0.16.0. Inputs of theirs that are missing here
-are refused by name.
+of NVIDIA's tensorrtllm_backend v0.16.0. Its inputs that are missing here are
+refused by name.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     Inputs = Mapping[str, Array]
 
 ANY = -1
-"""A dimension of any length."""
+"""A dimension of any size."""
 
 _KINDS = {"INT32": "iu", "UINT64": "iu", "FP16": "f", "FP32": "f", "BOOL": "b"}
-"""NumPy's kinds of numbers that a Triton type may be read from."""
+"""NumPy's kinds of numbers that are accepted for each Triton type."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ INPUTS: Mapping[str, Spec] = {
 
 
 class Row:
-    """The inputs of one prompt of a request; the same for all rows where only one value was sent."""
+    """The inputs of one prompt of a request; an input that was sent once applies to all prompts."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._arrays = arrays
@@ -76,25 +76,25 @@ class Row:
         return name in self._arrays
 
     def array(self, name: str) -> Array | None:
-        """A tensor without its batch dimension; ``None`` if it was not sent or holds nothing."""
+        """A tensor without its batch dimension; ``None`` if it was not sent or is empty."""
         array = self._arrays.get(name)
         return None if array is None or array.size == 0 else array
 
     def integer(self, name: str, default: int = 0) -> int:
-        """A whole number."""
+        """An integer input."""
         array = self.array(name)
         return default if array is None else int(array)
 
     def flag(self, name: str) -> bool:
-        """Whether a switch is on; a missing one is off."""
+        """A boolean input, false if it was not sent."""
         array = self.array(name)
         return array is not None and bool(array)
 
     def number(self, name: str, default: float, *, above: float | None = None) -> float:
-        """A number that is neither infinite nor NaN.
+        """A finite number.
 
         Raises:
-            RequestFailed: it is, or is not above its bound.
+            RequestFailed: it is infinite, NaN, or not above ``above``.
         """
         import math
 
@@ -108,7 +108,7 @@ class Row:
 
 
 def shown(value: Any) -> str:
-    """A value as the client wrote it: 0.7 comes out of a 32-bit float as 0.699999988."""
+    """A value as the client wrote it: 0.7 as a 32-bit float is 0.699999988."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -129,7 +129,7 @@ def rows(inputs: Inputs) -> list[Row]:
 
 
 def _split(name: str, array: Array, count: int) -> list[Array]:
-    """The rows of one tensor; one that was sent once holds for all."""
+    """The rows of one tensor; one that was sent once is repeated."""
     spec = INPUTS.get(name)
     if spec is None:
         raise RequestFailed(
@@ -139,7 +139,7 @@ def _split(name: str, array: Array, count: int) -> list[Array]:
         raise RequestFailed(f"{name} has type {array.dtype}; it must be {spec.type}.")
     given = array
     if not spec.dims:
-        # Triton takes a dimension of one away ("reshape"), but a caller may still have it.
+        # Triton removes a dimension of 1 ("reshape"), but a direct caller may still have it.
         array = array.reshape(array.shape[:1] if array.ndim == 2 and array.shape[1] == 1 else array.shape)
         array = array.reshape(1) if array.ndim == 0 else array
     if not _fits(array.shape, count, spec.dims):

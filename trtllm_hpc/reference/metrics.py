@@ -82,7 +82,7 @@ def gauges(load: Load, memory: Mapping[str, int], now: float) -> Gauges:
         BATCHER: {
             "total_context_tokens": load.context_tokens,
             "generation_requests": load.generation_requests,
-            # There is one batch at a time, and no request is ever put aside for another.
+            # There is one batch at a time, and no request is ever paused for another.
             "micro_batch_id": 0,
             "paused_requests": 0,
         },
@@ -91,7 +91,7 @@ def gauges(load: Load, memory: Mapping[str, int], now: float) -> Gauges:
 
 
 def memory_used() -> dict[str, int]:
-    """Bytes of this process: resident in the host's memory, and taken by torch from the GPU's."""
+    """Bytes that this process uses: resident memory of the host, and GPU memory reserved by torch."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     torch = sys.modules.get("torch")
     on_gpu = torch.cuda.memory_reserved() if torch is not None and torch.cuda.is_initialized() else 0
@@ -101,15 +101,15 @@ def memory_used() -> dict[str, int]:
 class Metrics:
     """Keeps Triton's copy of the metrics up to date, from a thread of its own.
 
-    Each change is a message to another process, hence only what changed is
-    told, and never from the thread that has something better to do.
+    Each update is a message to another process. So only changes are sent, and
+    never from the engine's thread.
 
     Args:
         service: the engine.
         triton: the module ``triton_python_backend_utils``.
         model: name of the model, a label of every metric.
-        version: its version, too.
-        period_s: seconds between two looks at the engine.
+        version: of the model, another label.
+        period_s: seconds between two updates.
     """
 
     def __init__(self, service: Service, triton: Any, *, model: str, version: str, period_s: float) -> None:
@@ -120,7 +120,7 @@ class Metrics:
         self._lengths: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._families: dict[Family, Any] = {}
         self._metrics: dict[tuple[Family, str], Any] = {}
-        self._told: dict[tuple[Family, str], float] = {}
+        self._sent: dict[tuple[Family, str], float] = {}
         self._closing = threading.Event()
         self._input = self._histogram(INPUT_LENGTH, "total_input_tokens")
         self._output = self._histogram(OUTPUT_LENGTH, "total_output_tokens")
@@ -128,24 +128,24 @@ class Metrics:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Begin to look at the engine.
+        """Start the updates.
 
         Not while Triton still initialises the model: its stub has crashed
-        when another thread talked to Triton then. Nothing changes before the
-        first request.
+        when another thread sent messages to Triton then. Nothing changes before
+        the first request.
         """
         if not self._thread.is_alive():
             self._thread.start()
 
     def observe(self, prompt: int, answer: int) -> None:
-        """Count a finished sequence with so many tokens."""
+        """Count a finished sequence by its tokens."""
         self._lengths.put((prompt, answer))
 
     def close(self) -> None:
-        """End the thread and let go of Triton's objects.
+        """End the thread and delete Triton's objects.
 
-        Each sends a message to Triton when it goes; one that is left for the
-        end of the process finds no channel any more, and the stub crashes.
+        Each sends a message to Triton when it is deleted; one that is left to
+        the end of the process finds no channel any more, and the stub crashes.
         """
         self._closing.set()
         if self._thread.is_alive():
@@ -158,7 +158,7 @@ class Metrics:
         while not self._closing.wait(self._period_s):
             try:
                 self._update()
-            except Exception:  # noqa: BLE001 - whatever Triton says to them, serving must go on
+            except Exception:  # noqa: BLE001 - after any error serving must go on
                 _log.exception("the metrics could not be updated")
 
     def _update(self) -> None:
@@ -172,13 +172,13 @@ class Metrics:
 
     def _set(self, family: Family, label: str, value: float) -> None:
         key = family, label
-        if self._told.get(key) == value:
+        if self._sent.get(key) == value:
             return
         if key not in self._metrics:
             gauge = self._family(family, self._triton.MetricFamily.GAUGE)
             self._metrics[key] = gauge.Metric(labels={**self._labels, family.label: label})
         self._metrics[key].set(value)
-        self._told[key] = value
+        self._sent[key] = value
 
     def _histogram(self, family: Family, label: str) -> Any:
         made = self._family(family, self._triton.MetricFamily.HISTOGRAM)

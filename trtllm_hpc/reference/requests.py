@@ -1,10 +1,10 @@
-"""What one request to the ``tensorrt_llm`` model asks, and what is refused.
+"""Reads and checks one request to the ``tensorrt_llm`` model.
 
 Names, types, defaults and meanings of the tensors are those of NVIDIA's
 TensorRT-LLM 0.16 and its backend for Triton (``inflight_batcher_llm/src/utils.cc``
 of tensorrtllm_backend v0.16.0, ``cpp/tensorrt_llm/executor/samplingConfig.cpp``
 and ``layers/defaultDecodingParams.h`` of TensorRT-LLM). What this backend
-cannot do is refused by name, never passed over.
+cannot do is refused by name, never ignored.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ if TYPE_CHECKING:
     from trtllm_hpc.reference.inputs import Array, Inputs
 
 HARMLESS_PARAMETERS = frozenset({"Streaming"})
-"""Request parameters that TensorRT-LLM's own client sends beside the tensor of the same meaning."""
+"""Request parameters that TensorRT-LLM's own client sends besides the tensor of the same meaning."""
 
 MOST_SEQUENCES = 1024
-"""Most sequences of one prompt: without a bound they would take all memory before anything is generated."""
+"""Most sequences of one prompt: without a limit they would fill the memory before generation starts."""
 
 MOST_WORDS = 2048
 LONGEST_WORD = 64
-"""Bounds of a request's bad and stop words: every place of the batch gets room for as many and as long."""
+"""Limits of a request's bad and stop words: every slot reserves room for the most and longest."""
 
 MOST_LENGTH_PENALTY = 32.0
-"""Any length to this power is a number; a little more, and transformers' beam search ends with an error."""
+"""Any length to this power is finite; above it, transformers' beam search fails."""
 
 _SEEDS = 1 << 64
 
 
 @dataclass(frozen=True)
 class Part:
-    """One answer that a Triton request wants: a row of its batch, and one of its return sequences."""
+    """One answer to a Triton request: for one row of its batch and one of its return sequences."""
 
     request: GenerationRequest
     batch_index: int | None = None
-    """Its prompt's place in the request; ``None`` for the only one, as upstream does not send it then."""
+    """Index of its prompt in the request; ``None`` for the only one, since upstream does not send it then."""
     sequence_index: int | None = None
-    """Its place among the sequences of its prompt; ``None`` for the only one."""
+    """Its index among the sequences of its prompt; ``None`` for the only one."""
     beams: int = 1
-    """Beams that are sent back; a beam search may be asked for fewer than it follows."""
+    """Number of beams to return; it may be lower than the beam width."""
 
 
 def is_stop(inputs: Inputs) -> bool:
-    """Whether a Triton request asks to end another one, the one with its own request id."""
+    """Whether a Triton request is to stop the one with the same request id."""
     stop = inputs.get("stop")
     return stop is not None and bool(stop.any())
 
 
 def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, ...]:
-    """Read the inputs of one Triton request that is no stop.
+    """Read the inputs of one Triton request that is not a stop.
 
     Raises:
-        RequestFailed: the engine's limits forbid it, or this backend cannot do it.
+        RequestFailed: it exceeds the engine's limits, or this backend does not support it.
     """
     batch = rows(inputs)
     parts = tuple(
@@ -81,25 +81,25 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, .
 
 
 def refuse_parameters(parameters: Mapping[str, object]) -> None:
-    """Refuse request parameters: Triton's generate endpoint makes one of each JSON key that is no input.
+    """Refuse request parameters: Triton's generate endpoint makes one of each JSON key that is not an input.
 
     Raises:
-        RequestFailed: there are any that mean something.
+        RequestFailed: there are any but the harmless ones.
     """
-    strangers = sorted(set(parameters) - HARMLESS_PARAMETERS)
-    if strangers:
+    unknown = sorted(set(parameters) - HARMLESS_PARAMETERS)
+    if unknown:
         raise RequestFailed(
-            f"The reference backend does not know the request parameters: {', '.join(strangers)}. "
+            f"The reference backend does not know the request parameters: {', '.join(unknown)}. "
             "Leave them out; every setting of a request is an input of the model."
         )
 
 
 def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[Part]:
-    """The answers to one prompt.
+    """The parts of the answer to one prompt.
 
-    Sampled sequences differ by their seed, to which each adds its index
-    (``LlmRequest::createChildRequest`` in TensorRT-LLM's llmRequest.cpp). Of a
-    beam search the best beams are returned, in one answer.
+    Sampled sequences differ by their seed: each adds its index
+    (``LlmRequest::createChildRequest`` in TensorRT-LLM's llmRequest.cpp). A
+    beam search returns its best beams in one part.
     """
     count = row.integer("num_return_sequences", 1)
     if count < 1:
@@ -160,11 +160,11 @@ def _prompt(row: Row) -> tuple[int, ...]:
 
 
 def _sampling(row: Row) -> Sampling:
-    """How tokens are chosen.
+    """Read the sampling settings.
 
     Without ``runtime_top_k`` and ``runtime_top_p``, or with zeros, decoding is
-    greedy; one of them alone leaves the other without a bound. A temperature
-    of 0 is greedy too: TensorRT-LLM divides the logits by it plus 1e-6.
+    greedy; if only one is set, the other sets no limit. A temperature of 0 is
+    greedy, too: TensorRT-LLM divides the logits by it plus 1e-6.
     """
     top_k, top_p = row.integer("runtime_top_k"), row.number("runtime_top_p", 0.0)
     temperature = row.number("temperature", 1.0)
@@ -192,7 +192,7 @@ def _sampling(row: Row) -> Sampling:
 
 
 def _words(row: Row, name: str, info: EngineInfo) -> Words:
-    """Read words from upstream's layout: a row of all their tokens, and a row of their ends, then -1."""
+    """Read words in upstream's layout: a row with all their tokens, and a row with their ends, then -1."""
     array = row.array(name)
     if array is None:
         return ()
@@ -223,7 +223,7 @@ def _check_words(name: str, words: Words) -> None:
 
 
 def _embedding_bias(row: Row, info: EngineInfo) -> Array | None:
-    """The bias of each token; a tokenizer may know fewer tokens than the model has."""
+    """The bias of each token; a tokenizer may have fewer tokens than the model."""
     bias = row.array("embedding_bias")
     if bias is None:
         return None
@@ -233,7 +233,7 @@ def _embedding_bias(row: Row, info: EngineInfo) -> Array | None:
         raise RequestFailed(
             f"embedding_bias holds {len(bias)} values; this engine's vocabulary has {info.vocab_size} tokens."
         )
-    # Minus infinity forbids a token; the other two spoil every probability.
+    # Minus infinity forbids a token; the other two would make every probability NaN.
     if np.isnan(bias).any() or np.isposinf(bias).any():
         raise RequestFailed("embedding_bias holds a NaN or an infinite value.")
     whole = np.zeros(info.vocab_size, dtype=np.float32)
@@ -289,10 +289,10 @@ def _check_lengths(request: GenerationRequest, info: EngineInfo) -> None:
 
 
 def _check_vocabulary(name: str, tokens: tuple[int, ...], info: EngineInfo) -> None:
-    strangers = [token for token in tokens if not 0 <= token < info.vocab_size]
-    if strangers:
+    outside = [token for token in tokens if not 0 <= token < info.vocab_size]
+    if outside:
         raise RequestFailed(
-            f"{name} holds {strangers[0]}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
+            f"{name} holds {outside[0]}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
         )
 
 
@@ -304,7 +304,7 @@ def _check_tokens(request: GenerationRequest, info: EngineInfo) -> None:
 
 
 def _check_beams(request: GenerationRequest, info: EngineInfo) -> None:
-    """What beam search can do. It draws nothing: TensorRT-LLM passes over top k and top p there."""
+    """Refuse what a beam search cannot do. It draws nothing: TensorRT-LLM ignores top k and top p there."""
     width = request.beam_width
     if not 1 <= width <= info.max_beam_width:
         raise RequestFailed(

@@ -1,9 +1,8 @@
-"""Llamas and their tokenizer, made on the spot: compute nodes can download nothing.
+"""Random Llamas and their tokenizer, so that nothing must be downloaded.
 
-The models have learnt nothing and talk nonsense, but the same nonsense for
-the same seed, and through the same code as a real Llama. They share the
-tokenizer of ``VOCAB_SIZE`` tokens; those that the larger ones have beyond it
-have no text.
+The models are untrained and generate nonsense, but always the same for the
+same seed, and with the same code as a real Llama. They share a tokenizer of
+``VOCAB_SIZE`` tokens; the further tokens of the larger models have no text.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from trtllm_hpc.config.synthetic_models import SHAPES, VOCAB_SIZE
 from trtllm_hpc.paths import write_json
 
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
-"""In the order of their ids, as in Llama 2: 2 ends a text."""
+"""In the order of their ids, as in Llama 2, where 2 ends a text."""
 
 _CORPUS = """
 The scheduler holds a queue of jobs and gives each of them a set of nodes for a bounded time. A job
@@ -42,14 +41,14 @@ Der Rechner steht im Keller und rechnet die ganze Nacht; am Morgen liegen die Er
 bereit.
 Le modèle répond à chaque question, même quand il n'a rien à dire; où est passé l'été?
 """
-"""Text of our own for the tokenizer's merges; what it says does not matter."""
+"""Text for training the tokenizer's merges. Every line counts: another text makes another tokenizer."""
 
 
 def make_model(name: str = "tiny-llama", *, seed: int, dtype: str, max_seq_len: int) -> Any:
-    """The Llama of that name with weights drawn from ``seed``.
+    """The Llama of that name with random weights.
 
-    They are drawn in float32 and then rounded, so that the models of all
-    types are the same but for the rounding.
+    They are drawn in float32 and then rounded, so that the models of all types
+    differ only by rounding.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,7 +1,7 @@
 """Text to token ids and back, for the pre- and postprocessing models.
 
-The ``tokenizers`` library alone, without transformers: these processes then
-start in a fraction of a second and stay small.
+It uses the ``tokenizers`` library without transformers, so that these
+processes start in a fraction of a second and stay small.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _OFF = frozenset({"false", "0", "f", "n", "no"})
 
 
 class TextTokenizer:
-    """The tokenizer in a folder that holds ``tokenizer.json`` and ``tokenizer_config.json``."""
+    """The tokenizer in a folder with ``tokenizer.json`` and ``tokenizer_config.json``."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Read the tokenizer.
 
         Raises:
-            StartFailed: the folder holds none that can be read.
+            StartFailed: there is none, or it cannot be read.
         """
         from tokenizers import Tokenizer
 
@@ -40,23 +40,23 @@ class TextTokenizer:
         try:
             self._tokenizer = Tokenizer.from_file(str(file))
             config = read_json(file.with_name("tokenizer_config.json")) or {}
-        except Exception as error:  # the Rust library raises nothing narrower
+        except Exception as error:  # the Rust library raises plain Exception
             raise StartFailed(f"{file} cannot be read: {error}.", hint="check tokenizer_dir") from error
         self.end_id = self._special_id(config.get("eos_token"))
-        """Id of the token that ends a text, or ``None`` if the tokenizer names none."""
+        """Id of the end token; ``None`` if the tokenizer has none."""
         self.pad_id = self._special_id(config.get("pad_token"))
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that it knows, special ones with them."""
+        """Number of tokens, including special ones."""
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the tokens that the tokenizer puts before and after each text."""
+        """Token ids of a text, with the tokenizer's special tokens before and after it by default."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that make no whole letter become U+FFFD."""
+        """Text of token ids; bytes of incomplete letters become U+FFFD."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
 
     def _special_id(self, token: Any) -> int | None:
@@ -65,10 +65,10 @@ class TextTokenizer:
 
 
 def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """A yes-or-no parameter of ``config.pbtxt``; an empty or missing one has its default.
+    """A boolean parameter of ``config.pbtxt``; an empty or missing one has its default.
 
     Raises:
-        StartFailed: it is neither.
+        StartFailed: it is neither true nor false.
     """
     text = parameters.get(name, "").strip().lower()
     if not text:
@@ -79,7 +79,7 @@ def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def text_of(name: str, value: bytes) -> str:
-    """A text of a request.
+    """Decode a text of a request.
 
     Raises:
         RequestFailed: it is not UTF-8.
@@ -91,7 +91,7 @@ def text_of(name: str, value: bytes) -> str:
 
 
 def padded_prompts(prompts: Sequence[Sequence[int]], pad_id: int) -> Array:
-    """Prompts as [prompts, tokens], the shorter ones filled up on the right."""
+    """Prompts as [prompts, tokens], shorter ones padded on the right."""
     import numpy as np
 
     longest = max(map(len, prompts))
@@ -100,11 +100,11 @@ def padded_prompts(prompts: Sequence[Sequence[int]], pad_id: int) -> Array:
 
 
 def word_lists(tokenizer: TextTokenizer, name: str, rows: Array | None, count: int) -> Array:
-    """Words as [prompts, 2, tokens]: the tokens of all words of a prompt, and where each ends, then -1.
+    """Words as [prompts, 2, tokens]: the tokens of all words of a prompt, and the end of each, then -1.
 
-    A word has the tokens that it has alone, as in ``preprocessing/1/model.py``
-    of NVIDIA's tensorrtllm_backend v0.16.0; after a space a tokenizer may cut
-    it otherwise. Empty words, which clients send for "none", are none.
+    Each word is tokenised by itself, as in ``preprocessing/1/model.py`` of
+    NVIDIA's tensorrtllm_backend v0.16.0; after a space a tokenizer may split it
+    in another way. Empty words, which clients send for "none", are dropped.
     """
     import numpy as np
 
@@ -129,17 +129,19 @@ def word_lists(tokenizer: TextTokenizer, name: str, rows: Array | None, count: i
 
 
 def embedding_bias(tokenizer: TextTokenizer, words: Array | None, weights: Array | None, count: int) -> Array:
-    """The bias of each token as [prompts, vocabulary]: a word's weight for each of its tokens.
+    """The bias of each token as [prompts, vocabulary]: each token of a word gets the word's weight.
 
     Raises:
-        RequestFailed: words and weights do not belong together.
+        RequestFailed: there are not as many weights as words.
     """
     import numpy as np
 
     if words is None and weights is None:
         return np.zeros((count, 0), dtype=np.float32)
     if words is None or weights is None or words.shape != weights.shape:
-        raise RequestFailed("embedding_bias_words and embedding_bias_weights must have one weight a word.")
+        raise RequestFailed(
+            "embedding_bias_words and embedding_bias_weights must have one weight for each word."
+        )
     bias = np.zeros((len(words), tokenizer.vocab_size), dtype=np.float32)
     for row, row_words, row_weights in zip(bias, words, weights, strict=True):
         for word, weight in zip(row_words, row_weights, strict=True):

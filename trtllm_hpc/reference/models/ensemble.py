@@ -1,1 +1,1 @@
-"""The ensemble has no code; Triton only wants its version folder to be there."""
+"""The ensemble has no code; Triton only requires its version folder."""

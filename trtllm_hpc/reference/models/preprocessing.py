@@ -54,7 +54,7 @@ class TritonPythonModel:
         ]
         count = len(prompts)
         end_id = NO_END if tokenizer.end_id is None else tokenizer.end_id
-        # As in transformers' and upstream's tokenising models: without a pad token the end token pads.
+        # As in transformers and upstream's tokenising models: the end token is used if there is no pad token.
         pad_id = next((token for token in (tokenizer.pad_id, tokenizer.end_id) if token is not None), 0)
         return {
             "INPUT_ID": padded_prompts(prompts, pad_id),

@@ -26,8 +26,8 @@ class TritonPythonModel:
     """Rank 0 serves; the other ranks stay in ``initialize`` and take part in every step."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the engine. On ranks above 0 it returns only when the leader has said stop."""
-        # A crash of the stub leaves a traceback in the rank's log and not just its end.
+        """Load the engine. On ranks above 0 this returns only after the leader has stopped them."""
+        # A crash of the stub then leaves a traceback in the rank's log.
         faulthandler.enable()
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         config = json.loads(args["model_config"])
@@ -47,14 +47,14 @@ class TritonPythonModel:
             if world.is_leader:
                 self._leader = engine.leader(settings, self._shutdown)
                 self._serve(self._leader, settings, args)
-                # Last: a process whose thread runs on does not end when something here fails.
+                # Last: if something fails here, a running thread would keep the process alive.
                 self._leader.start(thread)
         if not world.is_leader:
             thread.submit(follow, engine.executor, engine.channel, self._shutdown, world.rank).result()
             stop_server_when_started()
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Submit the requests; their answers come from the threads of the delivery."""
+        """Submit the requests; threads of ``Delivery`` send the answers."""
         self._metrics.start()
         for request in triton_requests:
             sender = request.get_response_sender()
@@ -72,7 +72,7 @@ class TritonPythonModel:
             self._delivery.accept(sender, request.request_id(), parts, wanted)
 
     def finalize(self) -> None:
-        """Send the other ranks home."""
+        """Stop the other ranks and all threads."""
         if self._leader is not None:
             self._leader.stop()
             self._delivery.close()
@@ -96,7 +96,7 @@ class TritonPythonModel:
 
     def _read(self, request: Any) -> dict[str, Any]:
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
-        # Not by as_numpy: the stub of Triton 2.51 (24.10) makes senseless arrays with NumPy 2.
+        # Not by as_numpy: the stub of Triton 2.51 (24.10) makes wrong arrays with NumPy 2.
         return {
             name: from_dlpack(tensor.to_dlpack()).numpy().copy()
             for name, tensor in tensors.items()

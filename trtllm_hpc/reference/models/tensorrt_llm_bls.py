@@ -1,7 +1,7 @@
 """Triton model ``tensorrt_llm_bls``: text in, text out, by calling the other models. Runs in Triton's stub.
 
 Each instance is a process that answers one request at a time, as upstream's
-does; ``bls_instance_count`` says how many requests can be answered at once.
+does; ``bls_instance_count`` is the number of requests answered at once.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ PASSED_ON = (
     "batch_index",
     "sequence_index",
 )
-"""Outputs of the generation that are answered as they are, when they are wanted."""
+"""Outputs of the generation that are passed on unchanged if they are wanted."""
 
 CANCELLATION_CHECK_S = 0.1
-"""Seconds between two looks whether the client went away."""
+"""Seconds between two checks whether the client has disconnected."""
 
 
 class TritonPythonModel:
-    """Answers with one response a sequence, or one a token where the request streams."""
+    """Sends one response for each sequence, or for each token if the request is streaming."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the parameters."""
@@ -123,7 +123,7 @@ class TritonPythonModel:
                 response = pb_utils.InferenceResponse(_tensors(tensors))
                 if self._decoupled:
                     sender.send(response)
-        # Only now: nobody may ask a sender whether its client went away after its last response.
+        # Only now: a sender must not be asked for cancellation after its last response.
         if self._decoupled:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         else:
@@ -141,8 +141,8 @@ class _Refused(Exception):
 class _Texts:
     """The text of each response; with accumulation, that of all tokens so far.
 
-    Decoded alone, a token may be a part of a letter only, and loses the space
-    before it: that is what upstream does, too, without accumulation.
+    A token that is decoded alone may be an incomplete letter, and loses the
+    space before it. Upstream does the same without accumulation.
     """
 
     def __init__(self, *, accumulates: bool) -> None:
@@ -162,10 +162,10 @@ class _Texts:
 
 
 class _Generation:
-    """A running request to the generating model; it is stopped when the client goes away.
+    """A running request to the generating model; it is stopped if the client disconnects.
 
-    The model is told by a stop request with the same id: a call to another
-    model cannot be cancelled as such.
+    It is stopped by a stop request with the same id, since a call to another
+    model cannot be cancelled.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class _Generation:
             return
         for answer in call.exec(decoupled=True):
             checked = _checked(answer)
-            # The last response of a decoupled model may hold nothing but the word that it is the last.
+            # The last response of a decoupled model may be empty and only mark the end.
             if checked.output_tensors():
                 yield checked
 
@@ -220,7 +220,7 @@ class _Generation:
 
 
 def _index(answer: dict[str, Any], name: str) -> int:
-    """An index of an answer; the only one of its kind has none."""
+    """An index of an answer; 0 if it is the only one and has none."""
     return int(answer[name].flat[0]) if name in answer else 0
 
 
