@@ -8,7 +8,7 @@ from pathlib import Path
 from trtllm_hpc.tensorrt_llm.command_lines.option_table import ROWS
 from trtllm_hpc.tensorrt_llm.releases import COMMANDS, releases
 
-TEXT = (Path(__file__).parents[3] / "docs" / "building-engines.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "building-engines.md").read_text(encoding="utf-8")
 
 
 def test_every_key_of_the_table_is_told() -> None:

@@ -24,7 +24,7 @@ MODELS: tuple[str, ...] = (
 )
 """Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
 
-_WRITES_ENGINES = ("build.py", "engine_config.py", "sharding.py", "synthetic.py", "weights.py")
+_ENGINE_WRITERS = ("build.py", "engine_config.py", "sharding.py", "synthetic.py", "weights.py")
 
 MOST_BLS_INSTANCES = 8
 """Instances of the BLS model by default, at most: each is a process that starts with the server."""
@@ -51,7 +51,7 @@ def build_steps(job: JobFile, python: str) -> tuple[BuildStep, ...]:
 def _builder() -> str:
     """Short hash of the code that writes engines: their format may change between two releases."""
     folder = resources.files("trtllm_hpc.reference")
-    code = b"".join(folder.joinpath(name).read_bytes() for name in _WRITES_ENGINES)
+    code = b"".join(folder.joinpath(name).read_bytes() for name in _ENGINE_WRITERS)
     return hashlib.sha256(code).hexdigest()[:8]
 
 
