@@ -24,16 +24,16 @@ class Directive:
     """One ``#SBATCH`` line."""
 
     option: str
-    """With its dashes, e.g. ``--nodes``."""
+    """With dashes, e.g. ``--nodes``."""
     value: str | int | None = None
 
 
 @dataclass(frozen=True)
 class Dependency:
-    """What must have happened to another stage before this one starts."""
+    """A condition on another stage that must hold before this one starts."""
 
     kind: str
-    """``afterok`` (ended well) or ``after`` (started), as in ``sbatch --dependency``."""
+    """``afterok`` (succeeded) or ``after`` (started), as in ``sbatch --dependency``."""
     stage: str
 
 
@@ -71,7 +71,7 @@ class ServerPlan:
     options: tuple[str, ...] = ()
     """For every rank's ``tritonserver``, one word each."""
     launcher: str | None = None
-    """Program that starts the server in its stead and joins the ranks (the LLM API's)."""
+    """Program that starts the server and joins the ranks (the LLM API's); ``None`` starts it directly."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ class Plan:
     engine_found: str | None
     """An engine in the cache that makes the build stage needless."""
     build_steps: tuple[BuildStep, ...]
-    """In order; the output of the last is the engine. Empty when there is none to build."""
+    """In order; the output of the last is the engine. Empty when no engine is built."""
     repository: tuple[RepositoryModel, ...] | RepositoryRecipe
     """Models with templates of our own (the reference backend), or how to fill upstream's."""
     repository_values: dict[str, str | int | bool]
     """Values of the repository's own templates."""
     templates: str | None
-    """Folder of upstream's templates, if it is at hand already; else the job takes the container's."""
+    """Folder of upstream's templates on this machine; ``None``: the job takes the container's."""
     all_models: str | None
     """Where the container has them."""
     stages: tuple[Stage, ...]
@@ -126,12 +126,12 @@ class Plan:
 
     @property
     def repository_models(self) -> tuple[RepositoryModel, ...] | tuple[ModelRecipe, ...]:
-        """The models of the repository, in whatever way they are made."""
+        """The models of the repository, with either kind of template."""
         return self.repository.models if isinstance(self.repository, RepositoryRecipe) else self.repository
 
     @property
     def mounts(self) -> tuple[str, ...]:
-        """What the container sees: run folder, engines, what the job file names, what the profile names."""
+        """What the container sees: run folder, engines, folders of the job file, mounts of the profile."""
         caches = (self.engines_folder,) if self.build_steps else ()
         return all_mounts(self.job, self.cluster, (self.run_folder, *caches))
 

@@ -10,10 +10,10 @@ from trtllm_hpc.config.job import JobFile
 
 
 def all_mounts(job: JobFile, cluster: ClusterProfile, own: Sequence[str]) -> tuple[str, ...]:
-    """Mounts as ``source:target[:flags]``: our own folders, what the job file names, what the profile names.
+    """Return mounts as ``source:target[:flags]``: our own folders, the job file's, and the profile's.
 
-    What a mount of the profile covers already is left to it: the job file then
-    names the path inside the container.
+    A path of the job file below a mount of the profile is a path inside the container and gets no
+    mount of its own.
 
     Args:
         own: folders that the toolkit writes to.
@@ -26,7 +26,7 @@ def all_mounts(job: JobFile, cluster: ClusterProfile, own: Sequence[str]) -> tup
 
 
 def named_folders(job: JobFile) -> Iterator[tuple[str, str]]:
-    """Every path in a job file that jobs read, with its key."""
+    """Yield every path in a job file that jobs read, with its key."""
     engine, repository = job.engine, job.repository
     speculative = engine.speculative.model if engine.speculative is not None else None
     one: dict[str, str | None] = {
@@ -61,5 +61,5 @@ def is_below(path: str, folders: Iterable[str]) -> bool:
 
 
 def can_be_mounted(path: str) -> bool:
-    """Container runtimes take mounts apart at these two."""
+    """Whether a path can stand in a mount; container runtimes split mounts at commas and colons."""
     return not set(path) & {",", ":"}

@@ -28,7 +28,7 @@ def make_stages(
 
 
 def build_gpus(job: JobFile, cluster: ClusterProfile) -> int:
-    """GPUs of the build stage: TensorRT tunes its kernels on the GPU that is to run them."""
+    """GPUs of the build stage. TensorRT tunes its kernels on the GPU that will run them."""
     if job.build.gpus is not None:
         return job.build.gpus
     return 1 if job.engine.is_tensorrt_llm and cluster.gpus_per_node else 0
@@ -94,9 +94,9 @@ def _common(stage: str, name: str, cluster: ClusterProfile, paths: RunPaths) -> 
     partition = cluster.companion_partition if stage == "companion" else None
     yield Directive("--job-name", f"{name}-{stage}")
     yield Directive("--output", str(paths.batch_log(stage)))
-    # A requeued or resubmitted job must not wipe the log of the attempt before it.
+    # A requeued or resubmitted job must not overwrite the log of the attempt before.
     yield Directive("--open-mode", "append")
-    # A requeue would start a server that no companion waits for any more.
+    # A requeued job would start a server without a companion.
     yield Directive("--no-requeue")
     for option, value in (
         ("--partition", partition or cluster.partition),

@@ -1,7 +1,7 @@
 """The Jinja2 environment: one quoting filter for each context.
 
-A template never writes quotes round a value. It names the context instead,
-and the filter makes the value safe in it or refuses it by name.
+A template never writes quotes around a value. It names the context, and the filter makes the value
+safe in it or refuses it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PackagedTemplates(BaseLoader):
 
 
 def shell_word(value: str | int | float) -> str:
-    """One word of a shell command, whatever is in it.
+    """Quote a value as one word of a shell command.
 
     Raises:
         RenderError: the value holds NUL, which no argument can carry.
@@ -55,7 +55,7 @@ def shell_words(values: Iterable[str | int | float]) -> str:
 
 
 def placed_words(values: Iterable[str | Placeholder], indent: int = 0) -> str:
-    """Words of a build step's command, a continued line for each option.
+    """Quote the arguments of a build step's command, a continued line for each option.
 
     A place becomes the shell variable of its name, in the quotes that keep it one word.
     """
@@ -91,7 +91,7 @@ def sbatch_value(value: str | int) -> str:
 
 
 def comment_text(value: str) -> str:
-    """Text in a comment: one line, whatever is in it."""
+    """Text in a comment, as one line."""
     return re.sub(r"[\x00-\x1f\x7f\u0085\u2028\u2029]+", " ", str(value))
 
 

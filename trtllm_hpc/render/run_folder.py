@@ -1,4 +1,4 @@
-"""Making a run folder: everything that a submission needs, written once."""
+"""Write a run folder: everything that a submission needs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write_run(
         RenderError: a value fits no script, or the folder cannot be made.
     """
     paths = RunPaths(plan.run_folder)
-    # All text first: a value that fits nowhere must leave no half-made folder.
+    # All text first: a value that cannot be rendered must not leave a partial folder.
     if plan.stage("build") is not None:
         build = build or render_build(plan)
     scripts = render_scripts(plan, build)
@@ -74,7 +74,7 @@ def write_run(
     except OSError as error:
         shutil.rmtree(paths.folder, ignore_errors=True)
         raise _cannot_write(paths, error) from None
-    except BaseException:  # Ctrl-C above all: a half-made folder must not pass for a run
+    except BaseException:  # Ctrl-C above all: a partial folder must not pass for a run
         shutil.rmtree(paths.folder, ignore_errors=True)
         raise
     return paths

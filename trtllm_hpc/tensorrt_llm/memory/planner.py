@@ -199,7 +199,7 @@ class _Planner:
         if requests == 0:
             sentence = f"{room.tokens} tokens fit beside {taken}, but one request takes {longest}"
             return "fail", sentence, f"lower {self.limits.request_key}"
-        # A release's own default is generous, and the scheduler lets requests wait: no news.
+        # The release's own default is no promise of the job file, and requests may wait: no warning.
         batch = self.job.engine.max_batch_size
         if batch is not None and requests < batch:
             sentence = (
@@ -245,5 +245,5 @@ def _default_fraction(release: Release | None) -> float:
 
 
 def gib(size: float) -> str:
-    """Bytes as people read them."""
+    """Format bytes as GiB."""
     return f"{size / GIB:.2f} GiB" if size < 100 * GIB else f"{size / GIB:.0f} GiB"

@@ -1,8 +1,8 @@
-"""Judge a command line of upstream's tools by the list of options of one release.
+"""Check a command line of one of upstream's programs against the options of one release.
 
-The words are taken as Python's ``argparse`` takes them, which all of these
-tools use: ``--x WORD`` or ``--x=WORD``, unambiguous beginnings of long options,
-and no option of the tool itself after a sub-command.
+Arguments are read as by Python's ``argparse``, which all of these programs use: ``--x WORD`` or
+``--x=WORD``, unambiguous prefixes of long options, and no option of the program itself after a
+sub-command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Judgement = Literal["refused", "ignored", "note"]
 """Code of a remark. ``refused``: the tool ends with an error; ``ignored``: taken, and does nothing."""
 _STATES: dict[Judgement, State] = {"refused": FAIL, "ignored": WARN, "note": OK}
 _VARIABLE = re.compile(r"\$|<.*>|…|\.\.\.")
-"""Words that a shell or a person fills in are not compared with choices."""
+"""Words that a shell or the user fills in; they are not compared with choices."""
 _NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
 _NUMERIC = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?\s*$|[-+]?(inf|nan)$", re.IGNORECASE)
 
@@ -69,7 +69,7 @@ class UnknownProgram(ValueError):
 
 
 def check_words(release: Release, words: Sequence[str], family: str | None = None) -> Checked:
-    """Judge a command line.
+    """Check a command line.
 
     Args:
         release: the release that is to run it.
@@ -101,7 +101,7 @@ def check_words(release: Release, words: Sequence[str], family: str | None = Non
 
 
 def _family_of(program: PurePosixPath) -> str | None:
-    """The family whose folder of examples a program stands in; ``None`` where its path does not tell."""
+    """The family whose folder of examples holds a program; ``None`` where its path does not tell."""
     folder = program.parent.name
     return family_name(folder) or (folder if "examples" in program.parent.parts[:-1] else None)
 
@@ -176,7 +176,7 @@ class _Reader:
             return _remark("refused", name, self.place, f"may be the beginning of {names}")
         meant = self._meant(name)
         if meant is not None:
-            # What is missing is told once.
+            # The option is not reported as missing, too.
             self.given.add(meant)
         return _remark("refused", name, self.place, *no_option(self.release, self.command, name, self.top))
 
@@ -188,7 +188,7 @@ class _Reader:
         return None
 
     def _values(self, option: Option) -> list[str]:
-        """The words that belong to an option, as many as its form takes."""
+        """Return the values that follow an option, as many as its form takes."""
         if option.form == "flag":
             return []
         values = []
@@ -200,9 +200,9 @@ class _Reader:
         return values
 
     def _skip_values(self) -> None:
-        """Leave out the words after an unknown option: most take some, and one refusal is enough.
+        """Skip the values after an unknown option: most have some, and one refusal is enough.
 
-        Where a sub-command may follow, one word at most.
+        Skips one word at most where a sub-command may follow.
         """
         while self.place < len(self.words) and not _is_option(self.words[self.place]):
             if self.command is self.top and self.words[self.place] in self.top.subcommands:
@@ -228,7 +228,7 @@ class _Reader:
 
 
 def _wants_number(option: Option) -> bool:
-    """Whether the data tells that only numbers are taken; ``True`` and ``False`` are Python's numbers too."""
+    """Whether the option takes numbers only, by its default; a bool is a number to Python, too."""
     return (
         option.form == "value"
         and not option.choices
@@ -239,7 +239,7 @@ def _wants_number(option: Option) -> bool:
 
 
 def _beginning_with(name: str, command: Command) -> list[Option]:
-    """Options that argparse would take ``name`` for: long ones that begin with it."""
+    """Long options that begin with ``name``, which argparse accepts as their prefix."""
     if not name.startswith("--") or len(name) < 4:
         return []
     found = {

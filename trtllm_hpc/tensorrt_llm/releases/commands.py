@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
 )
 """Upstream's tools and the data file of each, in the order of use."""
 BY_FAMILY = ("build.py", "convert_checkpoint.py")
-"""Tools of which every family of models has its own: their data are folders, with a file for each family."""
+"""Programs that every family of models has its own of: their data are folders, a file for each family."""
 
 Form = Literal["flag", "value", "switch", "list"]
 """How an option is written: ``--x``; ``--x WORD``; ``--x enable|disable``; ``--x WORD [WORD ...]``."""
@@ -43,15 +43,15 @@ class Option:
     name: str
     form: Form
     choices: tuple[str, ...]
-    """The words it takes; empty: any."""
+    """The values it takes; empty: any."""
     default: Value | None
-    """``None``: the release has none, or works it out from the model."""
+    """``None``: the release has none, or derives it from the model."""
     changed: str | None
-    """A sentence where the default differs in other releases, which nothing says when it is left out."""
+    """A sentence on the defaults of other releases; ``None`` where all have the same."""
     ignored: str | None
-    """A sentence where the release takes the option and does nothing with it."""
+    """Why the release takes the option and does nothing with it; ``None`` where it works."""
     source: str
-    """Where the release's list was read, and how surely; see ``Command.status``."""
+    """Where the release's list was read, and how reliable it is; see ``Command.status``."""
     aliases: tuple[str, ...] = ()
     """Other spellings of the same option, such as ``-i``."""
     required: bool = False
@@ -92,7 +92,7 @@ class Command:
     file: str | None = None
     """The program: below ``examples`` for what converts and builds, else below the checkout or ``/app``."""
     subcommands: Mapping[str, Command] = field(default_factory=dict)
-    """By name. What stands before the sub-command is this command's, what follows is the sub-command's."""
+    """By name. Options before the name belong to this command, those after it to the sub-command."""
 
     def find(self, name: str) -> Option | None:
         """The option with this name or alias."""
