@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pwd
@@ -20,12 +21,30 @@ import pytest
 
 from tests.sharing import engine_for_two_ranks, made_once, sandbox_name
 from tests.waiting import eventually
+from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.sandbox import Node, Sandbox
+from trtllm_hpc.sandbox import Node, Sandbox, requirements
 from trtllm_hpc.sandbox.layout import JOB_IDS
 
 ROOT = Path(__file__).parent.parent.parent
 USER = pwd.getpwnam("nobody")
+
+
+@functools.cache
+def obstacle() -> str | None:
+    """Why no sandbox can be started here, ``None`` if one can."""
+    try:
+        for check in (requirements.check_platform, requirements.check_root, requirements.check_packages):
+            check()
+    except SandboxError as error:
+        return error.message
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a sandbox where none can be started."""
+    if reason := obstacle():
+        pytest.skip(reason)
 
 
 @dataclass
