@@ -13,7 +13,7 @@ from trtllm_hpc.errors import RunNotFound
 _COMMANDS: dict[str, str] = {
     "run": "Measure; 'run' may be left out.",
     "list": "List the measurements of a run.",
-    "show": "Print a measurement again, or write it in another form.",
+    "show": "Print a saved measurement, or convert it to another format.",
     "compare": "Check whether one measurement is worse than another.",
 }
 """The module of each command is ``bench_<name>``; help imports only the first."""

@@ -79,7 +79,7 @@ _LOAD = (
     _setting(
         "rate_per_second",
         "--rate",
-        "Open loop: requests per second, sent whether or not earlier ones are answered. Several are a sweep.",
+        "Open loop: requests per second, sent whether or not earlier ones are answered. Several values: a sweep.",
         type=_Listed(_RATE),
         metavar="RATE[,...]",
     ),
@@ -129,15 +129,17 @@ _LOAD = (
 )
 _WORKLOAD = (
     _setting("workload.kind", "--workload", "Source of prompts and lengths.", type=_KINDS),
-    _setting(
-        "workload.prompts", "--prompt", "A prompt; may be given several times.", multiple=True, metavar="TEXT"
-    ),
+    _setting("workload.prompts", "--prompt", "A prompt; can be repeated.", multiple=True, metavar="TEXT"),
     _setting("workload.path", "--file", "The dataset, histogram or trace.", type=_FILE),
     _setting("workload.speed", "--speed", "Replay a trace this many times faster.", type=_RATE),
     _setting("workload.input_tokens", "--input-tokens", "Mean length of a prompt.", **_TOKENS),
-    _setting("workload.input_tokens_stdev", "--input-stdev", "Its standard deviation.", **_STDEV),
+    _setting(
+        "workload.input_tokens_stdev", "--input-stdev", "Standard deviation of the prompt length.", **_STDEV
+    ),
     _setting("workload.output_tokens", "--output-tokens", "Mean length of an answer.", **_TOKENS),
-    _setting("workload.output_tokens_stdev", "--output-stdev", "Its standard deviation.", **_STDEV),
+    _setting(
+        "workload.output_tokens_stdev", "--output-stdev", "Standard deviation of the answer length.", **_STDEV
+    ),
     _setting("workload.prefix_tokens", "--prefix-tokens", "Length of a shared prefix.", **_TOKENS),
     _setting("workload.prefixes", "--prefixes", "Number of different prefixes, used in turn.", **_TOKENS),
     _setting("workload.max_input_tokens", "--max-input-tokens", "Leave out longer prompts.", **_TOKENS),
@@ -155,7 +157,7 @@ _REQUESTS = (
     _setting(
         "model",
         "--model",
-        "E.g. ensemble, tensorrt_llm_bls, tensorrt_llm; several of a kind are used in turn.",
+        "E.g. ensemble, tensorrt_llm_bls, tensorrt_llm; copies of one model are used in turn.",
         type=_Listed(click.STRING),
         metavar="NAME[,...]",
     ),
@@ -177,12 +179,12 @@ _VALIDITY = (
     _setting(
         "max_error_share",
         "--max-error-share",
-        "A larger share of failed requests makes the figures invalid.",
+        "Largest share of failed requests; the figures are invalid above it.",
         **_SHARE,
     ),
-    _setting("max_late_share", "--max-late-share", "So does a larger share of requests sent late.", **_SHARE),
-    _setting("min_requests", "--min-requests", "So do fewer requests.", **_COUNT),
-    _setting("min_window_seconds", "--min-window-seconds", "So does a shorter window.", **_SECONDS),
+    _setting("max_late_share", "--max-late-share", "Largest share of requests sent late.", **_SHARE),
+    _setting("min_requests", "--min-requests", "Fewest measured requests of a level.", **_COUNT),
+    _setting("min_window_seconds", "--min-window-seconds", "Shortest measured window.", **_SECONDS),
 )
 _SECTIONS = {"Load": _LOAD, "Workload": _WORKLOAD, "Requests": _REQUESTS, "Limits and validity": _VALIDITY}
 _SETTINGS = tuple(setting for settings in _SECTIONS.values() for setting in settings)

@@ -38,10 +38,10 @@ def command(
     perfetto: bool,
     as_json: bool,
 ) -> None:
-    """Print the measurement NAME of RUN again.
+    """Print the saved measurement NAME of RUN.
 
     The default is the companion's measurement, else the newest of the run.
-    'trtllm-hpc bench list' lists the names. A file results/NAME.json works, too.
+    'trtllm-hpc bench list' lists the names. A file results/NAME.json works as well.
 
     \b
     Examples:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "--rules",
     "with_rules",
     is_flag=True,
-    help="Also list the rules of job files and profiles that JOB meets.",
+    help="Also list every rule of job files and profiles.",
 )
 @json_option
 def command(
@@ -43,9 +43,9 @@ def command(
 ) -> int:
     """Check JOB, this machine and the cluster; without JOB, only machine and cluster.
 
-    A table with a row for each check: ok, warn, fail, or unknown where it
-    cannot be judged here (the job's first seconds then do). Below it stands
-    what the model takes of a rank's memory. Nothing is written or submitted.
+    Prints one row per check: ok, warn, fail, or unknown if this machine cannot tell
+    (then the preflight checks it in the job's first seconds). Below the table is the
+    memory that the model needs on each rank. Nothing is written or submitted.
 
     \b
     Examples:

@@ -25,7 +25,7 @@ def command() -> None:
 @command.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the shipped job files and what each of them shows."""
+    """List the shipped job files and what each is for."""
     from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 
     jobs = shipped_jobs()

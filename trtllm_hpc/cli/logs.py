@@ -35,7 +35,7 @@ def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> r
     "pattern",
     callback=_pattern,
     metavar="REGEX",
-    help="Only lines that match; exit code 1 if none does.",
+    help="Only matching lines; exit code 1 if there are none.",
 )
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
 @json_option

@@ -96,7 +96,7 @@ def wait_option(command: Command) -> Command:
         type=click.FloatRange(min=0),
         default=0.0,
         show_default=True,
-        help="How long to wait for the server; with 0 it must be ready now.",
+        help="How long to wait for the server; 0: do not wait.",
     )(command)
 
 

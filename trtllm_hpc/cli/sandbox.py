@@ -20,7 +20,7 @@ name_option = click.option(
 
 @click.group()
 def command() -> None:
-    """Run a real Slurm cluster on this one machine.
+    """Run a real Slurm cluster on this machine.
 
     \b
     Two nodes that claim four GPUs each, ready to take jobs:
@@ -30,7 +30,7 @@ def command() -> None:
       trtllm-hpc sandbox down
 
     It has its own munge key, database, network and configuration under
-    /run/trtllm-hpc, and does not touch a Slurm that this machine already runs.
+    /run/trtllm-hpc, and does not touch a Slurm that already runs on this machine.
     """
 
 

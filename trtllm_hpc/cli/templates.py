@@ -66,7 +66,7 @@ def fetch(
     wait_minutes: float,
     as_json: bool,
 ) -> None:
-    """Copy the templates out of the profile's image and keep them on this machine.
+    """Fetch the model templates from the profile's image to this machine.
 
     Without options one Slurm task prints them inside the container.
     """
@@ -122,7 +122,7 @@ def _release_warning(profile: ClusterProfile, kept: KeptTemplates) -> list[str]:
 @command.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the kept templates by image."""
+    """List the fetched templates by image."""
     from trtllm_hpc.render.templates_cache import cache_folder, kept_templates
 
     rows = [_row(kept) for kept in kept_templates()]
