@@ -79,7 +79,7 @@ _LOAD = (
     _setting(
         "rate_per_second",
         "--rate",
-        "Open loop: requests per second, sent whether or not earlier ones are answered. Several values: a sweep.",
+        "Open loop: requests per second, sent whether or not earlier ones are answered. Several: a sweep.",
         type=_Listed(_RATE),
         metavar="RATE[,...]",
     ),
@@ -179,12 +179,21 @@ _VALIDITY = (
     _setting(
         "max_error_share",
         "--max-error-share",
-        "Largest share of failed requests; the figures are invalid above it.",
+        "Figures are invalid if a larger share of requests failed.",
         **_SHARE,
     ),
-    _setting("max_late_share", "--max-late-share", "Largest share of requests sent late.", **_SHARE),
-    _setting("min_requests", "--min-requests", "Fewest measured requests of a level.", **_COUNT),
-    _setting("min_window_seconds", "--min-window-seconds", "Shortest measured window.", **_SECONDS),
+    _setting(
+        "max_late_share", "--max-late-share", "Figures are invalid if a larger share was sent late.", **_SHARE
+    ),
+    _setting(
+        "min_requests", "--min-requests", "Figures are invalid if fewer requests were measured.", **_COUNT
+    ),
+    _setting(
+        "min_window_seconds",
+        "--min-window-seconds",
+        "Figures are invalid if the window was shorter.",
+        **_SECONDS,
+    ),
 )
 _SECTIONS = {"Load": _LOAD, "Workload": _WORKLOAD, "Requests": _REQUESTS, "Limits and validity": _VALIDITY}
 _SETTINGS = tuple(setting for settings in _SECTIONS.values() for setting in settings)

@@ -52,7 +52,7 @@ def command(
       trtllm-hpc doctor --cluster pyxis
       trtllm-hpc doctor job.yaml --cluster pyxis --set engine.tensor_parallel=4
 
-    Exit code 3 if anything fails.
+    The exit code is 3 if a check fails.
     """
     from trtllm_hpc.config.path_errors import path_errors
     from trtllm_hpc.runs.create import check_context

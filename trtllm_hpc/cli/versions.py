@@ -39,7 +39,7 @@ def command(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         if as_json:
-            raise click.UsageError(f"Write --json behind {context.invoked_subcommand!r}.")
+            raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
     from trtllm_hpc.report.versions import OPTIONAL_COLUMNS, releases_record, releases_table
     from trtllm_hpc.tensorrt_llm import releases as versions
@@ -119,9 +119,9 @@ class _Check(click.Command):
 def check(release: str, words: tuple[str, ...], family: str | None, as_json: bool) -> None:
     """Check a command line of one of upstream's programs against RELEASE.
 
-    For each word that the release refuses, it names the release that added,
-    dropped or renamed it. Exits with code 3 if any is refused. Options of this
-    command stand before the words, on either side of RELEASE.
+    For each option that the release refuses, it names the release that added,
+    removed or renamed it; the exit code is then 3. Options of this command go
+    before the command line, before or after RELEASE.
 
     \b
     Examples:
