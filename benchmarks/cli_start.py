@@ -2,11 +2,11 @@
 
 ``python benchmarks/cli_start.py [--rounds 15]`` runs, in turn and in one run,
 ``python -c "import click"`` (the limit: our own help can cost no less),
-``trtllm-hpc --help`` and ``trtllm-hpc render`` of the shipped job file, and
-prints the CPU time of each as a median and as a ratio to the first.
+``trtllm-hpc --help`` and ``trtllm-hpc render`` of two shipped job files (the reference
+backend's and one for TensorRT-LLM), and prints the CPU time of each as a median and as a ratio to the first.
 
-Bounds: help within 3 times of the import of click; render within 1 s of CPU
-time. The exit code is 1 when one is broken.
+Bounds: help within 3 times of the import of click; render within half a second of
+CPU time. The exit code is 1 when one is broken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HELP_RATIO = 3.0
-RENDER_CPU_S = 1.0
+RENDER_CPU_S = 0.5
 
 
 def cpu_seconds(command: Sequence[str]) -> float:
@@ -40,10 +40,12 @@ def cpu_seconds(command: Sequence[str]) -> float:
 def measure(rounds: int, runs: Path) -> dict[str, float]:
     """Median CPU seconds of each command; the commands take turns, so that drift meets all of them."""
     program = str(Path(sys.executable).parent / "trtllm-hpc")
+    job = ["readme-llama3-70b-tp4-pp2", "--cluster", "pyxis"]
     commands = {
         "import click": [sys.executable, "-c", "import click"],
         "trtllm-hpc --help": [program, "--help"],
         "trtllm-hpc render": [program, "render", "tiny-llama", "--cluster", "sandbox", "--runs", str(runs)],
+        "trtllm-hpc render TensorRT-LLM": [program, "render", *job, "--runs", str(runs)],
     }
     times: dict[str, list[float]] = {name: [] for name in commands}
     for round_ in range(rounds + 1):
@@ -65,12 +67,13 @@ def main() -> int:
     limit = medians["import click"]
     print(f"median CPU seconds of {rounds} rounds, Python {sys.version.split()[0]}")
     for name, seconds in medians.items():
-        print(f"  {name:<20} {seconds:7.3f} s   {seconds / limit:5.2f} x import click")
+        print(f"  {name:<30} {seconds:7.3f} s   {seconds / limit:5.2f} x import click")
     broken = []
     if medians["trtllm-hpc --help"] > HELP_RATIO * limit:
         broken.append(f"help costs more than {HELP_RATIO:.0f} times the import of click")
-    if medians["trtllm-hpc render"] > RENDER_CPU_S:
-        broken.append(f"render costs more than {RENDER_CPU_S:.0f} s of CPU time")
+    renders = [seconds for name, seconds in medians.items() if "render" in name]
+    if max(renders) > RENDER_CPU_S:
+        broken.append(f"render costs more than {RENDER_CPU_S} s of CPU time")
     for sentence in broken:
         print(f"broken: {sentence}")
     return 1 if broken else 0
