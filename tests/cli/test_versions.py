@@ -157,4 +157,4 @@ def test_what_does_not_exist_is_said_in_a_sentence(words: tuple[str, ...], messa
 def test_json_in_the_wrong_place_is_not_lost() -> None:
     result = versions("--json", "show", "0.16")
     assert result.exit_code == ExitCode.USAGE
-    assert "behind 'show'" in result.output
+    assert "after 'show'" in result.output
