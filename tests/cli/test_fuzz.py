@@ -53,7 +53,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     made = Place(tmp_path / "work", tmp_path / "home", tmp_path / "tools")
     for folder in (made.folder, made.home, made.tools):
         folder.mkdir()
-    # Quicker than the strict fake, which tests/lifecycle has: here it is called a thousand times.
+    # Quicker than the strict fake, which tests/scheduler has: here it is called a thousand times.
     (made.tools / "sbatch").write_text(f"#!/bin/sh\necho x >> '{made.submitted}'\necho 1\n")
     for name in ("squeue", "sacct", "scontrol", "scancel"):
         (made.tools / name).write_text(f"#!/bin/sh\necho {name} >> '{made.submitted}'\nexit 64\n")
@@ -65,6 +65,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("PATH", str(made.tools), prepend=os.pathsep)
     monkeypatch.setenv("HOME", str(made.home))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(made.home / ".config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(made.tools / "cache"))
     monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
     monkeypatch.chdir(made.folder)
     yield made

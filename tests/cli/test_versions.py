@@ -53,7 +53,7 @@ def test_the_same_as_json() -> None:
 def test_a_release_goes_by_several_names(word: str) -> None:
     shown = versions("show", word).output
     assert shown.startswith("TensorRT-LLM 0.16.0\n")
-    assert "convert_checkpoint.py is there for: llama, " in shown
+    assert "convert_checkpoint.py exists for: llama, " in shown
 
 
 def test_a_programs_options_tell_what_changed_and_what_is_gone() -> None:

@@ -30,7 +30,7 @@ def test_they_are_the_last_words_of_their_program() -> None:
         ("[--timing_cache, x]", "build[0]", "until 0.8.0, 0.9.0 dropped it", "--input_timing_cache"),
         ("[--paged_stat, enable]", "build[0]", "no option '--paged_stat'", "did you mean --paged_state"),
         ("[--strip, --paged_state, maybe]", "build[2]", "does not take 'maybe'", "enable"),
-        ("[--paged_state]", "build[0]", "wants a value", "add"),
+        ("[--paged_state]", "build[0]", "needs a value", "add"),
         ("[--weight_sparsity, '1']", "build[1]", "one word more", "remove"),
         ("['4', --log_level, info]", "build[0]", "belongs to no option", "begin with"),
         ("[--max_batch_size=4]", "build[0]", "by the toolkit itself", "set engine.max_batch_size"),

@@ -224,7 +224,7 @@ def test_a_server_that_ends_by_itself_has_failed_whatever_its_exit_code(
     record = ranks.record()
     assert record.stopped_by is None and record.exit_code == int(behaviour[-1])
     if code == ExitCode.START:
-        assert record.reason is not None and "although nobody had told it" in record.reason
+        assert record.reason is not None and "without a request to stop" in record.reason
 
 
 def test_a_worker_that_ends_with_the_leader_has_not_failed(ranks: Ranks) -> None:
@@ -378,5 +378,5 @@ def test_a_launcher_that_dies_ends_its_server(launched: Launched) -> None:
     server = launched.ranks.facts()["pid"]
     launched.over.touch()
     code, output = end(process)
-    assert code == ExitCode.START and "although nobody had told it" in output
+    assert code == ExitCode.START and "without a request to stop" in output
     assert eventually(lambda: not is_alive(server)) and launched.ranks.left() == []

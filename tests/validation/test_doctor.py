@@ -128,7 +128,7 @@ def test_submit_refuses_what_cannot_work(
     code, output, errors = types("submit", "wordy.yaml", "--cluster", "./here.yaml")
     assert (code, output) == (ExitCode.CONFIG, "")
     assert "check prompt-length: the companion's prompt has 4 words" in errors
-    assert "next: fix it, or go on all the same with --ignore prompt-length" in errors
+    assert "next: fix it, or override the check with --ignore prompt-length" in errors
     assert fake_slurm.jobs == {} and list(home.glob("runs/*")) == []
 
 

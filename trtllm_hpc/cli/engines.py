@@ -90,7 +90,7 @@ def _readable(folder: Path, key: str) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
-        hint = f"see what is in the way (namei -l {shlex.quote(str(folder))}), or name another with --engines"
+        hint = f"check its permissions (namei -l {shlex.quote(str(folder))}), or name another with --engines"
         message = f"{folder}: {error.strerror}"
         diagnostic = Diagnostic("unreadable", message, "the cache of engines", key, hint=hint)
         raise ConfigError([diagnostic]) from None

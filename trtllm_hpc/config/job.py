@@ -98,7 +98,7 @@ class Companion(Section):
     """The job beside the server: client and benchmark."""
 
     enabled: bool = True
-    """Without it nobody stops the server: it runs to its time limit or ``cancel``."""
+    """Without a companion, the server runs until its time limit or ``cancel``."""
     cpus: Count = 1
     memory_gib: Count | None = None
     time_limit_minutes: Minutes = 45

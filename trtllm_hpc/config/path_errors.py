@@ -57,7 +57,7 @@ def path_diagnostic(
         return None
     file, key, value = max(fitting, key=lambda item: len(item[2]))
     message = f"{path}: {error.strerror or error}"
-    hint = f"see what is in the way (namei -l {shlex.quote(path)}), or set {key} to another path"
+    hint = f"check its permissions (namei -l {shlex.quote(path)}), or set {key} to another path"
     return Diagnostic("unreadable", message, file, key, value=value, hint=hint)
 
 

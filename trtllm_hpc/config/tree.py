@@ -275,7 +275,7 @@ class _Reader:
         self.diagnostics.append(
             Diagnostic(
                 "duplicate-key",
-                f"stands twice, first in line {first}",
+                f"is set twice, first on line {first}",
                 self.source.file,
                 self.source.prefix + dotted(path),
                 line,

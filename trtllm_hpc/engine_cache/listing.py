@@ -20,7 +20,7 @@ class Item:
 
     entry: Entry
     state: str
-    """``whole``, ``broken``, ``building``, ``half-built`` (nobody builds it any more) or ``unreadable``."""
+    """``whole``, ``broken``, ``building``, ``half-built`` (its builder is gone) or ``unreadable``."""
     note: str
     """Who builds it, or what is broken."""
     about: dict[str, str]
@@ -73,7 +73,7 @@ def _state(entry: Entry, builder: Holder | None) -> tuple[str, str]:
         is_silent = builder.silent_s > seconds(DEAD_VARIABLE)
         silence = f", silent for {builder.silent_s:.0f} s" if is_silent else ""
         return BUILDING, f"by {builder}{silence}"
-    return (HALF_BUILT, "nobody builds it") if faults is None else (BROKEN, "; ".join(faults))
+    return (HALF_BUILT, "its builder is gone") if faults is None else (BROKEN, "; ".join(faults))
 
 
 def _last_used(entry: Entry, manifest: Manifest | None) -> float | None:

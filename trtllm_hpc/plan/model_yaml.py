@@ -1,4 +1,4 @@
-"""``model.yaml``: what the LLM API is told instead of an engine.
+"""``model.yaml``: the LLM API's arguments, in place of an engine.
 
 Its keys are the arguments of ``tensorrt_llm.LLM`` and, in ``triton_config``,
 what upstream's ``model.py`` tells Triton (TensorRT-LLM,

@@ -61,5 +61,5 @@ def is_below(path: str, folders: Iterable[str]) -> bool:
 
 
 def can_be_mounted(path: str) -> bool:
-    """Whether a path can stand in a mount; container runtimes split mounts at commas and colons."""
+    """Whether a path can be mounted; container runtimes split mounts at commas and colons."""
     return not set(path) & {",", ":"}

@@ -84,7 +84,7 @@ def sbatch_value(value: str | int) -> str:
     """
     text = str(value)
     if not text or re.search(r"[\x00-\x1f\x7f]", text):
-        raise RenderError(f"{text!r} cannot stand in an #SBATCH line: it must be one line and not empty.")
+        raise RenderError(f"{text!r} cannot be written in an #SBATCH line: it must be one non-empty line.")
     if re.fullmatch(r"[\w@%+=:,./\[\]-]+", text):
         return text
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

@@ -80,9 +80,9 @@ def cache_folder() -> Path:
 
 
 def image_key(cluster: ClusterProfile) -> str:
-    """Names the templates' folder: readable, and another for another image or another place in it.
+    """Return the name of the templates' folder: readable, and unique for the image and the path inside it.
 
-    A registry's name is taken as it is; an image file is told by size and date too.
+    An image in a registry is identified by name, an image file by name, size and date.
     """
     container = cluster.container
     image = container.image or f"no container ({cluster.name})"
@@ -98,7 +98,7 @@ def image_key(cluster: ClusterProfile) -> str:
 
 
 def find_templates(cluster: ClusterProfile) -> Path | None:
-    """The templates that this profile's jobs will find, if they are at hand: on this machine, or kept."""
+    """Return the templates that this profile's jobs will use, if this machine or the cache has them."""
     container = cluster.container
     if container.runtime == "none" and container.all_models is not None:
         here = find_all_models(Path(container.all_models))

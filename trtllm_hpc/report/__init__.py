@@ -1,1 +1,1 @@
-"""What a person reads of a run: tables, as objects for a terminal and as plain text."""
+"""Reports: tables for the terminal and for files, HTML reports, traces."""

@@ -1,4 +1,4 @@
-"""Which level stands for a measurement, and what levels are called."""
+"""The headline level of a measurement, and the labels of levels."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SHORT_HOST, _LONG_HOST = 12, 24
 _LEAST_ERROR = 30
-"""Columns that an error needs to be shown in the table; with fewer it stands below."""
+"""Width that an error needs in the table; in a narrower one it is printed below."""
 _GAP = 3
 _ANY_WIDTH = 2000
 

@@ -1,4 +1,4 @@
-"""The table of a measurement: a row a level, then the latencies of the one that stands for all."""
+"""The table of a measurement: one row for each level, then the latencies of the headline level."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def sentences(measurement: Measurement) -> Iterator[str]:
     tokens = measurement.tokens
     for kind in ("input", "output"):
         if tokens.get(kind) is not None:
-            counted_by = ", ".join(tokens.get(f"{kind}_by") or ["nobody"])
+            counted_by = ", ".join(tokens.get(f"{kind}_by") or ["no source"])
             yield f"{kind} tokens: {tokens[kind]:,}, counted by {counted_by}"
     for words, count in sorted(measurement.errors.items(), key=lambda item: -item[1]):
         yield f"failed: {count:,} time{'s' if count != 1 else ''} {cut(words)}"
@@ -108,7 +108,7 @@ def reasons_not_held(measurement: Measurement, tried: Tried) -> list[str]:
 
 
 def _parsed(slo: str) -> Slo | None:
-    """Return the limits; ``None`` if another version wrote them: the figures can be read all the same."""
+    """Return the limits; ``None`` if another version wrote them; the figures are still readable."""
     try:
         return parse_slo(slo)
     except BadSlo:

@@ -97,7 +97,7 @@ def print_release(release: Release) -> None:
         families = families_with(release.version, name)
         if families:
             width = min(terminal_width() or NARROW, NARROW)
-            print(fill(f"{name} is there for: {', '.join(families)}", width, initial_indent="\n"))
+            print(fill(f"{name} exists for: {', '.join(families)}", width, initial_indent="\n"))
 
 
 def checked_record(checked: Checked) -> dict[str, Any]:

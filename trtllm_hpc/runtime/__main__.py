@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="runtime", description=__doc__)
-    parser.add_argument("--run", type=Path, help="run folder, if this file does not lie in it")
+    parser.add_argument("--run", type=Path, help="run folder, if it does not contain this file")
     commands = parser.add_subparsers(required=True, dest="command")
     _add_stage_commands(commands)
     _add_server_commands(commands)

@@ -24,7 +24,7 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class StopReason:
-    """Why the leader stops the server although nobody requested it."""
+    """Why the leader stops the server without a request."""
 
     by: str
     sentence: str

@@ -228,7 +228,7 @@ class Supervisor:
         return ExitCode.OK if any(record and record.ended_at for record in records) else 143
 
     def _unrequested_end(self) -> int:
-        """Return the code for a server that exits with 0 although nobody told it to.
+        """Return the code for a server that exits with 0 without a request to stop.
 
         TensorRT-LLM's workers exit with 0 whatever happened (they call ``exit(0)``
         once the leader is gone, ``model_instance_state.cc``), so 0 proves nothing.
@@ -242,7 +242,7 @@ class Supervisor:
         if self._signal is not None:
             self._stopped_by = self._signal
             return self._signalled_code()
-        self._reason = "the server ended by itself although nobody had told it to"
+        self._reason = "the server ended by itself, without a request to stop"
         return ExitCode.START
 
     def _write_end(self, returncode: int) -> None:

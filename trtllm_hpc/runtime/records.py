@@ -100,7 +100,7 @@ class RankRecord(_JsonRecord):
     exit_code: int | None = None
     """Exit code of the server process; negative for a signal, as in ``subprocess``."""
     stopped_by: str | None = None
-    """Who told this rank to end (``companion``, ``SIGTERM``...); ``None`` if nobody did."""
+    """What stopped this rank (``companion``, ``SIGTERM``...); ``None`` if it was not stopped."""
     reason: str | None = None
     """One sentence, when the rank knows why it ended."""
     details: dict[str, Any] = field(default_factory=dict)

@@ -68,7 +68,7 @@ def _from_wheel(scratch: Path) -> Server:
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
         raise StartFailed(
-            f"{sys.executable} has no nvidia-pytriton, whose tritonserver the profile asks for",
+            f"{sys.executable} has no nvidia-pytriton, but triton.server in the profile is pytriton",
             hint="pip install 'trtllm-hpc[reference]' there, or set triton.server in the cluster profile",
         )
     home = Path(spec.origin).parent / "tritonserver"

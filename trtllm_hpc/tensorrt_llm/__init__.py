@@ -1,1 +1,1 @@
-"""All that is known of TensorRT-LLM: releases, how they are told what to build, what memory a model takes."""
+"""Knowledge of TensorRT-LLM: its releases, command lines that build an engine, memory that a model needs."""

@@ -101,7 +101,7 @@ class JobFacts:
 
     @cached_property
     def family(self) -> Family | None:
-        """The family whose programs convert the model; ``None`` where nothing tells it, or none is needed."""
+        """The family whose programs convert the model; ``None`` if unknown or not needed."""
         if not self.job.engine.is_tensorrt_llm:
             return None
         from trtllm_hpc.tensorrt_llm.releases.families import find_family
@@ -183,7 +183,7 @@ def with_image(cluster: ClusterProfile, version: str | None = None) -> ClusterPr
     if not release.tags:
         raise UnknownRelease(
             f"no public container of Triton carries TensorRT-LLM {release.version}, so {TAG} in the image "
-            f"{container.image} stands for nothing",
+            f"{container.image} has no value",
             hint="name an image that carries it: --set cluster.container.image=IMAGE",
             choices=[other.version for other in with_containers],
         )

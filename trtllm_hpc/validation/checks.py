@@ -93,7 +93,7 @@ def _refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
         names = " ".join(f"--ignore {it.code}" for it in failed)
         raise ConfigError(
             [replace(it, file=f"check {it.code}") for it in failed],
-            hint=f"fix it, or go on all the same with {names}",
+            hint=f"fix it, or override the check with {names}",
         )
 
 

@@ -25,7 +25,7 @@ def _has_engine(context: Context) -> bool:
 
 
 def _led(context: Context) -> bool:
-    """Copies of an engine are told their GPUs one by one."""
+    """Whether the mode is leader; in the others, each copy of the engine names its GPUs."""
     return _has_engine(context) and context.job.serve.mode == "leader"
 
 

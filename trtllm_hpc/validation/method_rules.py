@@ -37,7 +37,7 @@ def adapters_can_be_converted(facts: JobFacts) -> Diagnostics:
     if command is None:
         known = option_lifetime(LORA_PROGRAM, "--in-file", family)
         message = f"TensorRT-LLM {release.version} has no {LORA_PROGRAM}: {known.clause if known else ''}"
-        yield in_job("release", "engine.lora.adapters", message, "remove it, or take another release")
+        yield in_job("release", "engine.lora.adapters", message, "remove it, or use another release")
         return
     names = [PurePosixPath(adapter).name for adapter in adapters]
     for name in sorted({name for name in names if names.count(name) > 1}):

@@ -60,9 +60,7 @@ def repository_keys_exist(facts: JobFacts) -> Diagnostics:
         here = [settable(release, model)[name] for model, name in places if name in settable(release, model)]
         if not here:
             message = f"TensorRT-LLM {release.version} has no {places[0][1]}{_history(release, *places[0])}"
-            yield in_job(
-                "conflict", f"repository.{key}", message, "remove it, or take another release", value
-            )
+            yield in_job("conflict", f"repository.{key}", message, "remove it, or use another release", value)
         elif misfit := here[0].misfit(as_words(value)):
             message = f"{misfit} in TensorRT-LLM {release.version}"
             yield in_job("bad-value", f"repository.{key}", message, "choose another value", value)
@@ -153,7 +151,7 @@ def _parameters(
             yield from _fits(release, field, here[key], value)
         elif key in ever:
             message = f"TensorRT-LLM {release.version} has no {key}{_history(release, model, key)}"
-            yield in_job("conflict", field, message, "remove it, or take another release", value)
+            yield in_job("conflict", field, message, "remove it, or use another release", value)
         elif near := get_close_matches(key, here, n=1, cutoff=0.8):
             message = f"{key!r} is not a placeholder of {model} in TensorRT-LLM {release.version}"
             yield in_job("unknown-key", field, message, f"did you mean {near[0]}?", value)

@@ -198,10 +198,10 @@ def test_a_program_that_is_yet_to_come() -> None:
         ("--paged_kv_cache maybe", "refused", "takes enable, disable, not 'maybe'"),
         ("--gather_context_logits=1", "refused", "takes no value"),
         ("--gather_context_logits 1", "refused", "takes no word here"),
-        ("--max_batch_size", "refused", "wants a value"),
-        ("--max_batch_size --workers 2", "refused", "wants a value"),
+        ("--max_batch_size", "refused", "needs a value"),
+        ("--max_batch_size --workers 2", "refused", "needs a value"),
         ("--lora_target_modules attn_q nothing", "refused", "not 'nothing'"),
-        ("--lora_target_modules --workers 2", "refused", "wants one of"),
+        ("--lora_target_modules --workers 2", "refused", "needs one of"),
         ("--max_ba 8", "note", "taken as --max_batch_size"),
         ("--max_ 8", "refused", "may be the beginning of"),
         ("--max_bach_size 8", "refused", "no such option in any release"),
@@ -260,7 +260,7 @@ def test_a_line_without_upstreams_programs_is_no_line_to_check() -> None:
 @pytest.mark.parametrize("value", ["many", "1,2", "[1]", "true"])
 def test_a_word_is_no_number(value: str) -> None:
     (said,) = refused("0.16", f"trtllm-build --checkpoint_dir c --max_batch_size {value}").values()
-    assert said.startswith(f"wants a number, not {value!r}")
+    assert said.startswith(f"needs a number, not {value!r}")
 
 
 @pytest.mark.parametrize("value", ["64", "-1", "1e3", "0.5", "$BATCH", "<n>"])

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from trtllm_hpc.tensorrt_llm.releases import COMMANDS, Command, Release, releases
+from trtllm_hpc.tensorrt_llm.releases import COMMANDS, Command, Release, commands, releases
 from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, Form, commands_of, families_with
 from trtllm_hpc.tensorrt_llm.releases.data_files import UNSET, parsed, read_data
 
@@ -60,6 +60,15 @@ def test_every_release_of_a_list_is_known_and_says_where_it_was_read(file: str) 
             r"taken from (main|[\d.]+(\.dev\d+|\.post\d+)?)", said["status"]
         )
         assert said["source"]
+
+
+def test_a_new_release_needs_a_line_in_one_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "listed_versions", lambda: (*VERSIONS, "9.0.0"))
+    find = commands.load_command.__wrapped__
+    build, newest = find("9.0.0", "trtllm-build", "llama"), find(VERSIONS[-1], "trtllm-build", "llama")
+    assert build is not None and newest is not None
+    assert build.status == f"taken from {VERSIONS[-1]}" and set(build.options) == set(newest.options)
+    assert find("9.0.0", "build.py", "llama") is None, "removed in 0.8.0"
 
 
 @pytest.mark.parametrize("file", LISTS)

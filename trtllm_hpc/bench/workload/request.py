@@ -12,7 +12,7 @@ from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import write_text
 
-# Who counted tokens, as it stands in the records (input_by, output_by, chunks_by).
+# Sources of token counts, as written in the records (input_by, output_by, chunks_by).
 BY_MODEL = "model"
 """The model itself: its ``sequence_length``, or the ids of its answer."""
 BY_WORKLOAD = "workload"

@@ -32,7 +32,7 @@ _PROBES = ("Hello world", " two  spaces\n", "naïve café, 12345!", "The quick b
 
 @dataclass(frozen=True)
 class Tokenization:
-    """What is known of the served model's tokens."""
+    """The tokenizer and vocabulary of the served model, as far as they are known."""
 
     tokenizer: Tokenizer | None = None
     vocabulary: Vocabulary | None = None

@@ -156,8 +156,8 @@ def _spec(rows: list[Row], x_title: str) -> dict[str, Any]:
     y = alt.Y("ms:Q", title="ms", scale=scale(alt, reach), axis=axis(alt, reach))
     color = alt.Color("statistic:N", scale=alt.Scale(domain=list(_STATISTICS)))
     base = alt.Chart(alt.NamedData("points"))
-    told = {"level": "level", "statistic": "statistic", "value": "latency", "throughput": x_title}
-    tooltip = [alt.Tooltip(f"{key}:N", title=words) for key, words in {**told, "valid": "valid"}.items()]
+    labels = {"level": "level", "statistic": "statistic", "value": "latency", "throughput": x_title}
+    tooltip = [alt.Tooltip(f"{key}:N", title=words) for key, words in {**labels, "valid": "valid"}.items()]
     layers = (
         base.mark_rule(clip=True).encode(x=x, y=alt.Y("low:Q", title="ms"), y2="high:Q", color=color),
         base.transform_filter("datum.joined").mark_line().encode(x=x, y=y, color=color, order="place:Q"),
@@ -208,7 +208,7 @@ def _load_spec(closed: bool) -> dict[str, Any]:
     x = alt.X("x:Q", title=asked, scale=alt.Scale(zero=True))
     y = alt.Y("rate:Q", title=_FINISHED, scale=alt.Scale(zero=True))
     base = alt.Chart(alt.NamedData("points"))
-    tooltip = [alt.Tooltip("level:N"), alt.Tooltip("told:N", title="finished/s")]
+    tooltip = [alt.Tooltip("level:N"), alt.Tooltip("shown:N", title="finished/s")]
     layers = [
         base.mark_rule(clip=True).encode(x=x, y=alt.Y("low:Q", title=_FINISHED), y2="high:Q"),
         base.mark_line().encode(x=x, y=y, order="place:Q"),

@@ -44,7 +44,7 @@ def timeline_section(data: ReportData) -> Section:
     """Latency over time, and a bar for each request of one interval."""
     intro = "Seconds since the measurement began. Shaded: warm-up and drain, which are not measured."
     charts = [_dots(data), _bars(data)]
-    return Section("timeline", "Time line of requests", intro, charts, wide=True)
+    return Section("timeline", "Timeline of requests", intro, charts, wide=True)
 
 
 def bands(data: ReportData) -> list[dict[str, Any]]:

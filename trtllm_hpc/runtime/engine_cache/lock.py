@@ -101,7 +101,7 @@ class Holder:
     """Time of its last heartbeat by the file server's clock. Only changes of it mean anything."""
 
     def is_dead(self) -> bool:
-        """Return whether one look is enough to know that nobody builds any more."""
+        """Return whether the builder is certainly gone."""
         # Without a record it is a folder that a process of a dead build has made again.
         return not self.beat_ns or (self.owner is not None and self.owner.is_dead())
 
@@ -111,7 +111,7 @@ class Holder:
         return time.time() - self.beat_ns / 1e9
 
     def is_abandoned(self) -> bool:
-        """Return whether nobody builds any more, as far as one look and two clocks can tell.
+        """Return whether the builder is probably gone: dead, or silent for long by this machine's clock.
 
         For cleaning up only, where patience costs nothing: clocks of two nodes may differ.
         """

@@ -39,7 +39,7 @@ class Placeholder:
     """The text between the braces; with them if they are not closed."""
     line: int
     structural: bool
-    """Whether it stands outside quotes, where it keeps the text from being parsed."""
+    """Whether it is outside quotes, where it prevents parsing."""
     start: int
     end: int
     """Half-open range in the text."""

@@ -1,7 +1,7 @@
-"""What a job file's keys are called in upstream's programs, release by release.
+"""Compile a job file's engine keys into command lines of upstream's programs, for one release.
 
-One table (``table``) maps each key to the spellings that upstream has had for
-it, and the release's own list of options decides which one is there. The same
-walk gives the words of a plan and the findings about a job file, so that what
-is not refused can be rendered.
+``option_table`` maps each key to all option names that upstream has used for it;
+the release's list of options decides which one applies. ``compile`` makes both
+the command lines and the diagnostics in one pass, so every job file that is not
+refused can be rendered.
 """

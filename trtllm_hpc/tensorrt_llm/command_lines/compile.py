@@ -144,7 +144,7 @@ def _require(compiled: CommandLines, program: Program, raw: Collection[str]) -> 
     given.update(compiled.toolchain.family.convert)
     for option in program.command.options.values():
         if option.required and not {option.name, *option.aliases} & given:
-            message = f"{program.command.name} {program.command.release} wants {option.name}"
+            message = f"{program.command.name} {program.command.release} needs {option.name}"
             choices = f" VALUE], VALUE one of {', '.join(option.choices)}" if option.choices else " VALUE]"
             hint = f"set it to [{option.name},{choices}"
             compiled.problems.append(in_job("release", f"engine.options.{program.role}", message, hint))
@@ -196,8 +196,8 @@ def _dtype_note(job: JobFile, toolchain: Toolchain, context: Context) -> Iterato
         return
     if "auto" not in option.choices and option.default not in ("auto", None):
         yield (
-            f"engine.dtype is auto, but {first.name} {toolchain.release.version} takes {option.default} "
-            "unless told, and the model's config.json cannot be read here: set engine.dtype."
+            f"engine.dtype is auto, but {first.name} {toolchain.release.version} uses {option.default} "
+            "by default, and the model's config.json cannot be read here: set engine.dtype."
         )
 
 

@@ -86,7 +86,7 @@ def _checked(given: Sequence[str], role: str, command: Command, family: str) -> 
             yield from _value(index, word, open_option, values)
             continue
         if open_option is not None and open_option.form != "flag" and values == 0:
-            yield _Fault(index - 1, f"{open_option.name} wants a value after it", "add the value")
+            yield _Fault(index - 1, f"{open_option.name} needs a value", "add the value")
         name, equals, value = word.partition("=")
         open_option, values = command.find(name), 0
         yield from _option(index, name, role, command, family)
@@ -94,7 +94,7 @@ def _checked(given: Sequence[str], role: str, command: Command, family: str) -> 
             values = 1
             yield from _value(index, value, open_option, values)
     if open_option is not None and open_option.form != "flag" and values == 0:
-        yield _Fault(len(given) - 1, f"{open_option.name} wants a value after it", "add the value")
+        yield _Fault(len(given) - 1, f"{open_option.name} needs a value", "add the value")
 
 
 def _is_option(word: str) -> bool:

@@ -140,7 +140,7 @@ def _program(role: Role, release: Release, family: str, key: str = "engine.tenso
     if command is None:
         known = "".join(_span(each, family) for each in dict.fromkeys((name, "build.py")))
         what = f"{name} for {family}" if role in ("convert", "build_py") else name
-        hint = "take another release, or set model.family to one whose programs convert this model"
+        hint = "use another release, or set model.family to one whose programs convert this model"
         if role in ("convert", "build_py") and not known:
             key, hint = "model.family", meant_family(release, name, family)
         raise NoToolchain(key, f"TensorRT-LLM {release.version} has no {what}{known}", hint)

@@ -101,7 +101,7 @@ def check_words(release: Release, words: Sequence[str], family: str | None = Non
 
 
 def _family_of(program: PurePosixPath) -> str | None:
-    """The family whose folder of examples holds a program; ``None`` where its path does not tell."""
+    """The family whose folder of examples holds a program; ``None`` if its path does not show it."""
     folder = program.parent.name
     return family_name(folder) or (folder if "examples" in program.parent.parts[:-1] else None)
 
@@ -217,13 +217,13 @@ class _Reader:
         if option.form == "flag" and attached:
             yield _remark("refused", word, place, "takes no value", f"write {option.name}")
         elif option.form != "flag" and not values and not option.bare:
-            yield _remark("refused", word, place, f"wants {_wanted(option)}")
+            yield _remark("refused", word, place, f"needs {_wanted(option)}")
         for value in values:
             if option.choices and value not in option.choices and not _VARIABLE.search(value):
                 sentence = f"takes {', '.join(option.choices)}, not {value!r}"
                 yield _remark("refused", word, place, sentence)
             elif _wants_number(option) and not _NUMERIC.match(value) and not _VARIABLE.search(value):
-                sentence = f"wants a number, not {value!r}"
+                sentence = f"needs a number, not {value!r}"
                 yield _remark("refused", word, place, sentence, f"left out, it is {option.default} here")
 
 

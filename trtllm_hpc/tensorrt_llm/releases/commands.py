@@ -8,7 +8,14 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from trtllm_hpc.tensorrt_llm.releases.data_files import DATA, UNSET, parsed, read_data, value_at
+from trtllm_hpc.tensorrt_llm.releases.data_files import (
+    DATA,
+    UNSET,
+    listed_versions,
+    parsed,
+    read_data,
+    value_at,
+)
 from trtllm_hpc.tensorrt_llm.releases.families import example_families, example_family, family_folder
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
@@ -57,7 +64,7 @@ class Option:
     required: bool = False
     note: str | None = None
     bare: bool = False
-    """Whether the value may be left out; upstream then has one of its own, which is not ``default``."""
+    """Whether the option may stand without a value; upstream then uses one that is not ``default``."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +126,10 @@ def load_command(version: str, name: str, family: str) -> Command | None:
         KeyError: ``name`` is none of ``COMMANDS``.
     """
     table, own_family = _table(name, family)
-    if table is None or version not in table["read"]:
+    read = {} if table is None else _read_lines(table)
+    if table is None or version not in read:
         return None
-    return _command(name, own_family, version, table, table["read"][version])
+    return _command(name, own_family, version, table, read[version])
 
 
 def commands_of(version: str, family: str = "llama") -> tuple[Command, ...]:
@@ -144,7 +152,7 @@ def families_with(version: str, name: str) -> tuple[str, ...]:
 
 
 def _table(name: str, family: str) -> tuple[Mapping[str, Any] | None, str | None]:
-    """The data of a tool, and the family it is of where each family has a program of its own."""
+    """The data of a tool, and its family if each family has its own program."""
     if name not in BY_FAMILY:
         return read_data(COMMANDS[name]), None
     own = example_family(family)
@@ -154,9 +162,24 @@ def _table(name: str, family: str) -> tuple[Mapping[str, Any] | None, str | None
     return read_data(file), own
 
 
+def _read_lines(table: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
+    """Where each release's list of options was read.
+
+    A release that is newer than all of them has the newest list, unless the program was ``removed``.
+    So a new release needs a line only where its list was read.
+    """
+    lines: Mapping[str, Mapping[str, str]] = table["read"]
+    if "removed" in table:
+        return lines
+    newest = max(lines, key=parsed)
+    later = [version for version in listed_versions() if parsed(version) > parsed(newest)]
+    taken = {"status": f"taken from {newest}", "source": lines[newest]["source"]}
+    return {**lines, **dict.fromkeys(later, taken)}
+
+
 def _versions(table: Mapping[str, Any]) -> tuple[str, ...]:
     """The releases whose options the table lists, oldest first."""
-    return tuple(sorted(table["read"], key=parsed))
+    return tuple(sorted(_read_lines(table), key=parsed))
 
 
 def _command(

@@ -29,6 +29,12 @@ def read_data(name: str) -> Mapping[str, Any]:
 
 
 @cache
+def listed_versions() -> tuple[str, ...]:
+    """The versions in ``releases.toml``, in its order."""
+    return tuple(entry["version"] for entry in read_data("releases")["release"])
+
+
+@cache
 def parsed(version: str) -> Version:
     """The version as something to compare."""
     return Version(version)

@@ -21,7 +21,7 @@ class Placeholder:
 
     name: str
     structural: bool
-    """Without a value Triton does not load the model; any other may be taken out with its parameter."""
+    """Whether Triton needs a value to load the model; if not, the parameter can be removed."""
     type: Kind
     """``int_list`` is text such as ``1,2``, ``id_lists`` such as ``0,1;2,3``."""
     choices: tuple[str, ...]

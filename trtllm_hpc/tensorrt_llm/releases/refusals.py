@@ -44,7 +44,7 @@ def meant_family(release: Release, name: str, family: str) -> str:
     there = families_with(release.version, name)
     near = get_close_matches(family, there, n=1)
     guess = f"did you mean {near[0]}? " if near else ""
-    return f"{guess}{name} is there for {', '.join(there)}" if there else "take another release"
+    return f"{guess}{name} exists for {', '.join(there)}" if there else "use another release"
 
 
 def no_option(release: Release, command: Command, name: str, top: Command) -> tuple[str, str | None]:
