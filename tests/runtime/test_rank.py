@@ -236,6 +236,16 @@ def test_a_worker_that_ends_with_the_leader_has_not_failed(ranks: Ranks) -> None
     assert ranks.record(1).stopped_by == "leader"
 
 
+def test_a_worker_that_outlives_the_leader_after_a_stop_request_is_killed_soon(ranks: Ranks) -> None:
+    leader = RankRecord("serve", 0, 2, "77", "n1", 1, 1.0, ended_at=2.0, exit_code=0)
+    process = ranks.start(rank=1, world=2, behaviour="deaf")
+    facts = ranks.facts(1)
+    request_stop(ranks.runtime.paths, by="companion", reason="it is done")
+    leader.write(ranks.runtime.paths.rank_record("serve", 0))
+    assert end(process)[0] == 0
+    assert ranks.record(1).stopped_by == "companion" and not is_alive(facts["pid"])
+
+
 def test_a_killed_server_is_recorded_and_leaves_nothing(ranks: Ranks) -> None:
     process = ranks.start(behaviour="children")
     ranks.endpoint()

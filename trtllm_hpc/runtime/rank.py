@@ -73,6 +73,7 @@ class Supervisor:
         self._stopped_by: str | None = None
         self._reason: str | None = None
         self._kill_at: float | None = None
+        self._outlives_leader = False
         self._killed = False
         self._failed: ExitCode | None = None
         self._leader = self._make_leader() if options.rank == 0 else None
@@ -175,14 +176,17 @@ class Supervisor:
             self._stop(child, self._signal, f"got {self._signal}", _SIGNAL_GRACE_S)
 
     def _obey_stop_request(self, child: Child) -> None:
-        if self._stopped_by is not None:
-            return
-        request = StopRequest.read(self._paths.stop_request)
-        if request is not None:
-            # A worker ends by itself after the leader; this only sets a limit.
-            self._stop(child, request.by, request.reason, _STOP_GRACE_S)
-        elif self._leader is None and self._leader_has_ended():
-            self._stop(child, "leader", "rank 0 has ended", _AFTER_LEADER_S)
+        """Limit the time that the server may take. A worker ends by itself after the leader."""
+        if self._stopped_by is None:
+            request = StopRequest.read(self._paths.stop_request)
+            if request is not None:
+                self._stop(child, request.by, request.reason, _STOP_GRACE_S)
+        if self._leader is None and not self._outlives_leader and self._leader_has_ended():
+            self._outlives_leader = True
+            if self._stopped_by is None:
+                self._stop(child, "leader", "rank 0 has ended", _AFTER_LEADER_S)
+            elif self._kill_at is not None:
+                self._kill_at = min(self._kill_at, time.monotonic() + _AFTER_LEADER_S)
 
     def _leader_has_ended(self) -> bool:
         record = RankRecord.read(self._paths.rank_record("serve", 0))
