@@ -241,6 +241,7 @@ def test_a_recorded_workload_can_be_sent_again(run: RunPaths, tmp_path: Path) ->
     assert "The workload has 6 requests, but 7 are needed" in str(refused.exception)
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_the_search_finds_what_one_instance_can_do(run: RunPaths) -> None:
     """An answer takes 50 ms and the model has one instance: 20 a second, fewer with a bound on the wait."""
@@ -280,6 +281,7 @@ def test_a_missing_measurement_is_reported_with_the_existing_ones(run: RunPaths)
     assert "no measurement called 'other'; it has mine" in str(wrong.exception)
 
 
+@pytest.mark.alone
 def test_compare_finds_a_slower_server(run: RunPaths) -> None:
     options = ("--rate", 6, "--arrival", "constant", "--requests", 8, "--repeats", 3, "--max-tokens", 4)
     bench(run, *options, "--prompt", "sleep 0.002: x", name="before")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
@@ -76,12 +79,28 @@ def test_metrics_have_upstreams_names_and_labels(alone: World) -> None:
     assert found == LABELS
 
 
+T = TypeVar("T")
+
+
+def settled(read: Callable[[], T]) -> T:
+    """What is read once it stands still: the server counts an answer a moment after it is sent."""
+    seen = [read()]
+
+    def stands_still() -> bool:
+        time.sleep(0.5)
+        seen.append(read())
+        return seen[-1] == seen[-2]
+
+    wait_until(stands_still)
+    return seen[-1]
+
+
 @pytest.mark.triton
 def test_the_benchmark_reads_them(alone: World) -> None:
     def found() -> dict[str, float]:
         return since_start(Page(alone.metrics()))
 
-    tokens = found().get("output_tokens", 0)
+    tokens = settled(lambda: found().get("output_tokens", 0))
     ask_one(alone, "tensorrt_llm", token_inputs([1, 5, 6], 7))
     wait_until(lambda: found()["output_tokens"] > tokens)
     last = found()
@@ -100,7 +119,7 @@ def test_histograms_count_tokens_of_finished_requests(alone: World) -> None:
             metric(alone, f"nv_llm_output_token_len_{end}", "total_output_tokens"),
         )
 
-    requests, lengths = count("count"), count("sum")
+    requests, lengths = settled(lambda: (count("count"), count("sum")))
     ask_one(alone, "tensorrt_llm", token_inputs([1, 5, 6], 7))
     wait_until(lambda: count("count")[0] > requests[0])
     assert count("count") == (requests[0] + 1, requests[1] + 1)

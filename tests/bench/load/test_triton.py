@@ -206,6 +206,7 @@ print([reply.index for reply in load.replies], load.interrupted, flush=True)
 """
 
 
+@pytest.mark.alone
 @BOTH
 def test_ctrl_c_ends_the_load_at_once_and_keeps_the_replies(endpoint: Endpoint, protocol: Protocol) -> None:
     ports = [str(endpoint.http_port), str(endpoint.grpc_port)]
