@@ -25,6 +25,7 @@ pytestmark = pytest.mark.triton
 SECTIONS: dict[str, Any] = {
     "name": "here",
     "engine": {"tensor_parallel": 2},
+    "repository": {"bls_instances": 1},
     "serve": {"ready_timeout_seconds": 120},
     "companion": {
         "benchmark": {

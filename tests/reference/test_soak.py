@@ -242,6 +242,7 @@ def _servers(folder: Path, engine: Path, *, ranks: int, decoupled: bool) -> Iter
 
 
 @pytest.mark.parametrize(("ranks", "decoupled", "first", "rest"), [(1, True, 200, 800), (2, False, 100, 100)])
+@pytest.mark.alone  # a request that is stopped midway must still be running
 @pytest.mark.usefixtures("one_thread")
 def test_all_answers_are_right_and_nothing_is_left(
     ranks: int,

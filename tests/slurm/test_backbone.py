@@ -37,6 +37,7 @@ def two_ranks(engine: Path | None = None, **more: Any) -> dict[str, Any]:
     """Sections of a job file: two ranks on two nodes, and a short benchmark."""
     sections: dict[str, Any] = {
         "engine": {"tensor_parallel": 2, "directory": str(engine) if engine else None},
+        "repository": {"bls_instances": 1},  # each is a process, and takes a second to stop
         "serve": {"nodes": 2, "ready_timeout_seconds": 120},
         "companion": {"request": {"prompt": "Grüße, world", "max_tokens": 12}, "benchmark": SMALL},
     }
