@@ -304,12 +304,12 @@ def test_compare_finds_a_slower_server(run: RunPaths) -> None:
 def test_a_measurement_is_held_against_upstreams_reference_file(run: RunPaths, tmp_path: Path) -> None:
     bench(run, "--requests", 60, "--rate", 100)
     reference = tmp_path / "base.json"
-    reference.write_text(json.dumps({"demo": {"Total requests": 60}, "off": {"Total requests": 100}}))
+    reference.write_text(json.dumps({"demo": {"Total requests": 60}, "off": {"Total requests": 1000}}))
     options = ("--upstream-json", reference, "--upstream-key")
     name = f"{run.folder}:mine"
     assert types("bench", "compare", name, *options, "demo").exit_code == 0
     off = types("bench", "compare", name, *options, "off")
-    assert "Total requests is 60.00, but 100" in str(off.exception)
+    assert "Total requests is 60.00, but 1000" in str(off.exception)
 
 
 # What goes wrong -----------------------------------------------------------------------------
