@@ -11,21 +11,11 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
+from tests.cli.working_folder import home as home
 from tests.runs.test_find import make
 from trtllm_hpc.cli import command
 
 _COMPLETE = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder with a space in its name."""
-    folder = tmp_path / "my work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return folder
 
 
 def offered(*words: str, incomplete: str = "") -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.cli.working_folder import home as home
 from tests.runs.made import run_with, written
 from tests.runs.test_find import make
 from tests.scheduler.conftest import fake_slurm  # noqa: F401
@@ -19,17 +20,6 @@ from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.cli import command, main
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder with a space in its name."""
-    folder = tmp_path / "my work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return folder
 
 
 class Typed:

@@ -126,7 +126,7 @@ OUTPUT_TOKEN_RATE = Single(
     key="output_tokens_per_s",
     label="output token throughput",
     unit="tokens/s",
-    meaning="The rate at which output tokens came, of whichever request.",
+    meaning="The rate at which output tokens arrived, over all requests.",
     formula=(
         "output tokens that came in the window / its length: by the times of chunks, or all at the end if "
         "the answer was not streamed; complete answers only"
