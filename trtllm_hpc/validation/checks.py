@@ -31,14 +31,11 @@ _TITLES = {check.id: check.title for check in CHECKS}
 
 def run_checks(context: Context, needs: Collection[str] = ("", SRUN, CONTROLLER)) -> list[Diagnostic]:
     """Run every check that applies and needs nothing but ``needs``; a check's id is its diagnostic's code."""
-    return [
-        replace(_run(check, context), code=check.id)
-        for check in CHECKS
-        if check.needs in needs and check.when(context)
-    ]
+    found = {check.id: _run(check, context) for check in CHECKS if check.needs in needs}
+    return [replace(it, code=name) for name, it in found.items() if it is not None]
 
 
-def _run(check: Check, context: Context) -> Diagnostic:
+def _run(check: Check, context: Context) -> Diagnostic | None:
     """Run one check; a path that the user may not read is a failure that names its key."""
     try:
         return check.function(context)

@@ -43,6 +43,11 @@ class Context:
         return self._plan is not None
 
     @property
+    def on_slurm(self) -> bool:
+        """Whether jobs go to Slurm, and not to processes of this machine."""
+        return self.cluster.scheduler == "slurm"
+
+    @property
     def plan(self) -> Plan:
         """The plan; only for checks of a job."""
         assert self._plan is not None
@@ -128,8 +133,7 @@ class Check:
     id: str
     title: str
     """What is true if the check passes, in a few words."""
-    when: Callable[[Context], bool]
-    """Whether it applies."""
-    function: Callable[[Context], Diagnostic]
+    function: Callable[[Context], Diagnostic | None]
+    """Returns ``None`` where the check does not apply."""
     needs: str = ""
     """Empty: files and numbers only; or ``srun``; or ``controller``."""

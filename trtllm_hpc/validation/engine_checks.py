@@ -20,27 +20,14 @@ from trtllm_hpc.validation.context import Check, Context
 Judge = Callable[[Context, EngineConfig], Diagnostic]
 
 
-def _has_engine(context: Context) -> bool:
-    return context.has_job and context.engine_folder is not None
-
-
-def _led(context: Context) -> bool:
-    """Whether the mode is leader; in the others, each copy of the engine names its GPUs."""
-    return _has_engine(context) and context.job.serve.mode == "leader"
-
-
-def _wants_paged_context(context: Context) -> bool:
-    return _has_engine(context) and context.plan.needs_paged_context is not None
-
-
-def _asked_by(context: Context) -> bool:
-    return _has_engine(context) and context.job.companion.enabled
-
-
-def _each(judge: Judge) -> Callable[[Context], Diagnostic]:
+def _each(
+    judge: Judge, applies: Callable[[Context], bool] = lambda context: True
+) -> Callable[[Context], Diagnostic | None]:
     """Judge every engine in the folder (an encoder-decoder model has two); a failure counts first."""
 
-    def judged(context: Context) -> Diagnostic:
+    def judged(context: Context) -> Diagnostic | None:
+        if not context.has_job or context.engine_folder is None or not applies(context):
+            return None
         engines = context.engines_read
         if engines is None:
             return unknown(f"the engine in {context.engine_folder} cannot be seen on this machine")
@@ -57,9 +44,11 @@ def _is_missing(folder: Path) -> bool:
     return not folder.exists() and os.access(folder.parent, os.R_OK | os.X_OK)
 
 
-def is_there(context: Context) -> Diagnostic:
+def is_there(context: Context) -> Diagnostic | None:
     """The folder exists, as far as this machine can see."""
-    named = str(context.engine_folder)
+    named = context.engine_folder if context.has_job else None
+    if named is None:
+        return None
     folder = context.path_here(named)
     if _is_missing(folder):
         message = f"there is no {folder}, though {folder.parent} can be read here"
@@ -67,32 +56,6 @@ def is_there(context: Context) -> Diagnostic:
     if not folder.exists():
         return unknown(f"{named} cannot be seen on this machine")
     return ok(f"{named} is there")
-
-
-def world(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The engine is built for the job's number of ranks."""
-    return engine_world(engine, context.job.engine.world_size)
-
-
-def files(context: Context, engine: EngineConfig) -> Diagnostic:
-    """There is a file for each rank."""
-    return engine_files(engine)
-
-
-def version(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The release that serves the engine is the one that built it."""
-    return engine_version(engine, context.plan.release)
-
-
-def gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The engine's number of GPUs on a node is that of the layout."""
-    layout = context.plan.layout
-    return engine_gpus_per_node(engine, layout.world_size, layout.ranks_per_node, layout.gpus_per_node)
-
-
-def paged(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The engine supports KV cache reuse and chunked context if the job uses them."""
-    return paged_context(engine, context.plan.needs_paged_context or "")
 
 
 def lengths(context: Context, engine: EngineConfig) -> Diagnostic:
@@ -146,14 +109,34 @@ def logits(context: Context, engine: EngineConfig) -> Diagnostic:
     return ok("the engine gathers the logits that the job file promises")
 
 
+def gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic:
+    """The engine's number of GPUs on a node is that of the layout."""
+    layout = context.plan.layout
+    return engine_gpus_per_node(engine, layout.world_size, layout.ranks_per_node, layout.gpus_per_node)
+
+
+def _is_led(context: Context) -> bool:
+    """Whether the mode is leader; in the others, each copy of the engine names its GPUs."""
+    return context.job.serve.mode == "leader"
+
+
+_WORLD = _each(lambda context, engine: engine_world(engine, context.job.engine.world_size))
+_FILES = _each(lambda context, engine: engine_files(engine))
+_VERSION = _each(lambda context, engine: engine_version(engine, context.plan.release))
+_GPUS = _each(gpus_per_node, _is_led)
+_LENGTHS = _each(lengths, lambda context: context.job.companion.enabled)
+_PAGED = _each(
+    lambda context, engine: paged_context(engine, context.plan.needs_paged_context or ""),
+    lambda context: context.plan.needs_paged_context is not None,
+)
 CHECKS = (
-    Check("engine-folder", "the engine's folder is there", _has_engine, is_there),
-    Check("engine-world", "the engine is for these ranks", _has_engine, _each(world)),
-    Check("engine-files", "the engine is whole", _has_engine, _each(files)),
-    Check("engine-version", "engine and container are of one release", _has_engine, _each(version)),
-    Check("engine-gpus-per-node", "the engine is for these nodes", _led, _each(gpus_per_node)),
-    Check("engine-limits", "the engine allows what the job file promises", _has_engine, _each(limits)),
-    Check("engine-lengths", "the companion's answers fit", _asked_by, _each(lengths)),
-    Check("engine-logits", "the engine gathers the logits", _has_engine, _each(logits)),
-    Check("paged-context", "reuse and chunked context can work", _wants_paged_context, _each(paged)),
+    Check("engine-folder", "the engine's folder is there", is_there),
+    Check("engine-world", "the engine is for these ranks", _WORLD),
+    Check("engine-files", "the engine is whole", _FILES),
+    Check("engine-version", "engine and container are of one release", _VERSION),
+    Check("engine-gpus-per-node", "the engine is for these nodes", _GPUS),
+    Check("engine-limits", "the engine allows what the job file promises", _each(limits)),
+    Check("engine-lengths", "the companion's answers fit", _LENGTHS),
+    Check("engine-logits", "the engine gathers the logits", _each(logits)),
+    Check("paged-context", "reuse and chunked context can work", _PAGED),
 )

@@ -28,24 +28,8 @@ _SHARED = re.compile(
 """Types of file systems that several machines can mount."""
 
 
-def _always(context: Context) -> bool:
-    return True
-
-
 def _in_container(context: Context) -> bool:
-    return context.cluster.container.image is not None
-
-
-def _local(context: Context) -> bool:
-    return context.cluster.scheduler == "local"
-
-
-def _on_slurm(context: Context) -> bool:
-    return context.cluster.scheduler == "slurm"
-
-
-def _without_container(context: Context) -> bool:
-    return context.cluster.container.runtime == "none"
+    return context.cluster.container.runtime != "none"
 
 
 def runs_folder(context: Context) -> Diagnostic:
@@ -95,8 +79,10 @@ def refuse_folder_names(run_folder: Path, engines: str, cluster: ClusterProfile)
             )
 
 
-def shared_folders(context: Context) -> Diagnostic:
+def shared_folders(context: Context) -> Diagnostic | None:
     """Jobs run on other machines, which must see the run, the engines and the Python that submits."""
+    if not context.on_slurm:
+        return None
     folders = {
         "--runs, or runs_folder in the profile,": context.runs,
         "engines_folder in the profile": context.engines,
@@ -136,9 +122,11 @@ def _file_system(path: str) -> str:
     return found[1]
 
 
-def container_image(context: Context) -> Diagnostic:
+def container_image(context: Context) -> Diagnostic | None:
     """A file must exist; a registry's image is pulled when the job starts."""
-    image = context.cluster.container.image or ""
+    image = context.cluster.container.image
+    if image is None:
+        return None
     path = Path(image.removeprefix("file://"))
     if not path.is_absolute() and not image.endswith((".sqsh", ".sif")):
         return warn(
@@ -171,8 +159,10 @@ def python(context: Context) -> Diagnostic:
     return ok(f"{path} is there")
 
 
-def mpi4py(context: Context) -> Diagnostic:
+def mpi4py(context: Context) -> Diagnostic | None:
     """Without a container, the preflight uses this Python's mpi4py."""
+    if _in_container(context) or not context.on_slurm:
+        return None
     if context.cluster.python is not None:
         return unknown("the preflight shows whether the nodes' Python has mpi4py")
     if importlib.util.find_spec("mpi4py") is None:
@@ -180,8 +170,10 @@ def mpi4py(context: Context) -> Diagnostic:
     return ok("this Python has mpi4py")
 
 
-def server(context: Context) -> Diagnostic:
+def server(context: Context) -> Diagnostic | None:
     """Without a container, ``tritonserver`` is a program of the nodes."""
+    if _in_container(context):
+        return None
     name = context.cluster.triton.server
     if name == "pytriton":
         if importlib.util.find_spec("pytriton") is None:
@@ -190,12 +182,14 @@ def server(context: Context) -> Diagnostic:
     if shutil.which(name) is None:
         message = f"there is no {name} on this machine"
         hint = "set triton.server in the profile, or container.runtime"
-        return fail(message, hint) if _local(context) else unknown(message, hint)
+        return unknown(message, hint) if context.on_slurm else fail(message, hint)
     return ok(f"{shutil.which(name)} is there")
 
 
-def examples(context: Context) -> Diagnostic:
+def examples(context: Context) -> Diagnostic | None:
     """Outside NVIDIA's images, upstream's conversion programs must be installed."""
+    if not context.has_job or _in_container(context) or not _programs(context):
+        return None
     for program in _programs(context):
         if Path(program).is_file():
             continue
@@ -203,7 +197,7 @@ def examples(context: Context) -> Diagnostic:
         hint = (
             "clone TensorRT-LLM's release, and set container.examples in the profile to its folder examples"
         )
-        return fail(message, hint) if _local(context) else warn(message, hint)
+        return warn(message, hint) if context.on_slurm else fail(message, hint)
     return ok("upstream's programs that convert the model are there")
 
 
@@ -213,13 +207,9 @@ def _programs(context: Context) -> list[str]:
     return [word for word in words if isinstance(word, str) and word.endswith(".py")]
 
 
-def _runs_examples(context: Context) -> bool:
-    return context.has_job and _without_container(context) and bool(_programs(context))
-
-
 def shared(context: Context) -> Diagnostic:
     """Measured here only if the job runs here; else the preflight measures on each node."""
-    if not _local(context):
+    if context.on_slurm:
         return unknown("the preflight looks at /dev/shm on each node")
     ranks = context.plan.layout.ranks_per_node if context.has_job else 1
     return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
@@ -227,13 +217,15 @@ def shared(context: Context) -> Diagnostic:
 
 def locked(context: Context) -> Diagnostic:
     """Only network cards need it; slurmd's limit counts, which the preflight reads."""
-    if _local(context) or (context.has_job and context.plan.layout.nodes == 1):
+    if not context.on_slurm or (context.has_job and context.plan.layout.nodes == 1):
         return ok("one node needs no locked memory for a network card")
     return unknown("the preflight looks at the limit on locked memory on each node")
 
 
-def mounts(context: Context) -> Diagnostic:
+def mounts(context: Context) -> Diagnostic | None:
     """A container sees mounted folders only."""
+    if not context.has_job or not _in_container(context):
+        return None
     targets = [target_of(mount) for mount in context.plan.mounts]
     for key, path in named_folders(context.job):
         if not is_below(path, targets):
@@ -269,8 +261,10 @@ def _leading_out(path: str, here: Path, targets: Sequence[str]) -> Iterator[tupl
                 yield str(inside), target
 
 
-def mount_sources(context: Context) -> Diagnostic:
+def mount_sources(context: Context) -> Diagnostic | None:
     """A container does not start if a mount's source is missing."""
+    if context.cluster.container.image is None:
+        return None
     for mount in context.cluster.container.mounts:
         source = Path(mount.partition(":")[0])
         if not os.path.lexists(source):
@@ -281,8 +275,10 @@ def mount_sources(context: Context) -> Diagnostic:
     return ok("the sources of the profile's mounts are there")
 
 
-def upstream_files(context: Context) -> Diagnostic:
+def upstream_files(context: Context) -> Diagnostic | None:
     """Until 0.16 the images have neither upstream's programs nor its model templates."""
+    if not context.has_job or not _in_container(context):
+        return None
     release, plan = context.plan.facts.release, context.plan
     if release is None:
         return ok("the reference backend needs none of upstream's files")
@@ -302,26 +298,18 @@ def upstream_files(context: Context) -> Diagnostic:
     return ok("upstream's programs and templates are in the container")
 
 
-def _mounting(context: Context) -> bool:
-    return context.has_job and not _without_container(context)
-
-
-def _joined_by_mpi(context: Context) -> bool:
-    return _without_container(context) and not _local(context)
-
-
 CHECKS = (
-    Check("runs-folder", "runs can be written", _always, runs_folder),
-    Check("engines-folder", "engines can be kept", _always, engines_folder),
-    Check("runs-folder-shared", "the nodes see runs and engines", _on_slurm, shared_folders),
-    Check("container-image", "the container's image is there", _in_container, container_image),
-    Check("mounts", "the container sees the model", _mounting, mounts),
-    Check("mount-sources", "what is to be mounted is there", _in_container, mount_sources),
-    Check("upstream-files", "the container has upstream's programs", _mounting, upstream_files),
-    Check("python", "the nodes' Python is there", _always, python),
-    Check("mpi4py", "ranks can be joined", _joined_by_mpi, mpi4py),
-    Check("tritonserver", "the server is there", _without_container, server),
-    Check("examples", "upstream's programs are there", _runs_examples, examples),
-    Check("shared-memory", "/dev/shm is large enough", _always, shared),
-    Check("locked-memory", "memory may be locked", _always, locked),
+    Check("runs-folder", "runs can be written", runs_folder),
+    Check("engines-folder", "engines can be kept", engines_folder),
+    Check("runs-folder-shared", "the nodes see runs and engines", shared_folders),
+    Check("container-image", "the container's image is there", container_image),
+    Check("mounts", "the container sees the model", mounts),
+    Check("mount-sources", "what is to be mounted is there", mount_sources),
+    Check("upstream-files", "the container has upstream's programs", upstream_files),
+    Check("python", "the nodes' Python is there", python),
+    Check("mpi4py", "ranks can be joined", mpi4py),
+    Check("tritonserver", "the server is there", server),
+    Check("examples", "upstream's programs are there", examples),
+    Check("shared-memory", "/dev/shm is large enough", shared),
+    Check("locked-memory", "memory may be locked", locked),
 )

@@ -20,29 +20,10 @@ _LEAST_BYTES = 1024
 """Smallest size of a file of weights; a pointer of Git LFS is smaller."""
 
 
-def _has_job(context: Context) -> bool:
-    return context.has_job
-
-
-def _has_companion(context: Context) -> bool:
-    return context.has_job and context.job.companion.enabled
-
-
-def _has_model(context: Context) -> bool:
-    return context.has_job and context.job.model.path is not None and context.job.engine.directory is None
-
-
-def _needs_tokenizer(context: Context) -> bool:
-    """The reference backend's engine contains its tokenizer."""
-    return context.has_job and context.job.engine.is_tensorrt_llm
-
-
-def _is_split(context: Context) -> bool:
-    return context.has_job and context.job.engine.world_size > 1
-
-
-def world(context: Context) -> Diagnostic:
+def world(context: Context) -> Diagnostic | None:
     """The step has a task for each rank of the engine."""
+    if not context.has_job:
+        return None
     layout, engine = context.plan.layout, context.job.engine
     where = f"{layout.nodes} node{'s' * (layout.nodes > 1)} of {layout.ranks_per_node}"
     if context.job.serve.mode == "leader" and layout.world_size != engine.world_size:
@@ -55,8 +36,10 @@ def world(context: Context) -> Diagnostic:
     return ok(f"{ranks}{f' ({sizes})' if sizes else ''} on {where}")
 
 
-def divides(context: Context) -> Diagnostic:
+def divides(context: Context) -> Diagnostic | None:
     """Heads, layers and experts can be split evenly, as the runtime requires."""
+    if not context.has_job or context.job.engine.world_size == 1:
+        return None
     config, engine = context.model_config, context.job.engine
     if config is None:
         return unknown("the model's config.json cannot be read here")
@@ -90,26 +73,26 @@ def _tensor_hint(count: int) -> str:
 
 
 def _benchmark(context: Context) -> Benchmark | None:
-    return context.job.companion.benchmark if _has_companion(context) else None
+    if not context.has_job or not context.job.companion.enabled:
+        return None
+    return context.job.companion.benchmark
 
 
-def _has_slo(context: Context) -> bool:
-    benchmark = _benchmark(context)
-    return benchmark is not None and benchmark.slo is not None
-
-
-def slo(context: Context) -> Diagnostic:
+def slo(context: Context) -> Diagnostic | None:
     """The benchmark would otherwise fail with this message only after the server is up."""
+    benchmark = _benchmark(context)
+    if benchmark is None or benchmark.slo is None:
+        return None
     from trtllm_hpc.bench.analysis.slo import BadSlo, parse_slo
 
-    benchmark = context.job.companion.benchmark
-    assert benchmark is not None and benchmark.slo is not None
     try:
         limits = parse_slo(benchmark.slo)
     except BadSlo as error:
         # The message of a check is one line without a full stop.
         return fail(" ".join(error.message.split()).rstrip("."), "correct companion.benchmark.slo")
-    unstreamed = _unstreamed(context)
+    unstreamed = "repository.decoupled" if not context.job.repository.decoupled else None
+    if unstreamed is None and benchmark.streaming is False:
+        unstreamed = "companion.benchmark.streaming"
     if limits.needing_streaming and unstreamed is not None:
         return fail(
             f"limits on {', '.join(limits.needing_streaming)} cannot be checked: only streamed answers have "
@@ -119,31 +102,19 @@ def slo(context: Context) -> Diagnostic:
     return ok(f"the benchmark's limits are {limits}")
 
 
-def _unstreamed(context: Context) -> str | None:
-    """Return the key that turns off streaming of the benchmark's answers; ``None`` if they are streamed."""
-    benchmark = context.job.companion.benchmark
-    if not context.job.repository.decoupled:
-        return "repository.decoupled"
-    return "companion.benchmark.streaming" if benchmark and benchmark.streaming is False else None
-
-
-def _has_workload_file(context: Context) -> bool:
-    benchmark = _benchmark(context)
-    return benchmark is not None and benchmark.workload.path is not None
-
-
-def workload_file(context: Context) -> Diagnostic:
+def workload_file(context: Context) -> Diagnostic | None:
     """The companion reads the file on its node, which may see other folders than this machine."""
-    from trtllm_hpc.bench.workload.build import check_file
-
-    benchmark = context.job.companion.benchmark
-    assert benchmark is not None and benchmark.workload.path is not None
-    file = benchmark.workload.path
+    benchmark = _benchmark(context)
+    file = None if benchmark is None else benchmark.workload.path
+    if benchmark is None or file is None:
+        return None
     if not Path(file).is_file():
         return warn(
             f"the workload {file} is not on this machine",
             "check that the companion's node can read that path",
         )
+    from trtllm_hpc.bench.workload.build import check_file
+
     try:
         check_file(benchmark.workload)
     except ConfigError as error:
@@ -161,8 +132,10 @@ def _misread(error: ConfigError) -> Diagnostic:
     )
 
 
-def prompt(context: Context) -> Diagnostic:
+def prompt(context: Context) -> Diagnostic | None:
     """The prompt is not too long, counting at least a token for each word."""
+    if not context.has_job or not context.job.companion.enabled:
+        return None
     words = len(context.job.companion.request.prompt.split())
     engines = context.engines_read
     built = engines[0].max_input_len if isinstance(engines, tuple) else None
@@ -175,14 +148,17 @@ def prompt(context: Context) -> Diagnostic:
     return ok(f"the companion's prompt has {words} words, and may have {longest} tokens")
 
 
-def steps(context: Context) -> Diagnostic:
+def steps(context: Context) -> Diagnostic | None:
     """A prompt that is not chunked must fit into one step.
 
     Its log: "maxInputLen ... = min(maxSequenceLen - 1, maxNumTokens) since context FMHA and
     usePackedInput are enabled".
     """
-    engine = context.job.engine
-    longest, step = engine.max_input_len or 0, engine.max_num_tokens or 0
+    if not context.has_job or not context.job.engine.is_tensorrt_llm:
+        return None  # the reference backend always computes long prompts in parts
+    longest, step = context.job.engine.max_input_len, context.job.engine.max_num_tokens
+    if longest is None or step is None:
+        return None
     if longest <= step or context.job.repository.chunked_context:
         return ok("prompts fit into a step, or are computed in parts")
     return warn(
@@ -192,16 +168,10 @@ def steps(context: Context) -> Diagnostic:
     )
 
 
-def _has_steps(context: Context) -> bool:
-    """The reference backend always computes long prompts in parts."""
-    if not (context.has_job and context.job.engine.is_tensorrt_llm):
-        return False
-    engine = context.job.engine
-    return engine.max_input_len is not None and engine.max_num_tokens is not None
-
-
-def model_files(context: Context) -> Diagnostic:
+def model_files(context: Context) -> Diagnostic | None:
     """The model's folder has a configuration, and all the weights that its index names."""
+    if not context.has_job or context.job.model.path is None or context.job.engine.directory is not None:
+        return None
     folder = context.model_folder
     if folder is None:
         return unknown(f"{context.job.model.path} cannot be read on this machine")
@@ -237,8 +207,10 @@ def _weights(folder: Path) -> list[str]:
     return sorted(file.name for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
 
 
-def tokenizer(context: Context) -> Diagnostic:
+def tokenizer(context: Context) -> Diagnostic | None:
     """The tokenizer's folder is complete: a compute node may not reach the Hub."""
+    if not context.has_job or not context.job.engine.is_tensorrt_llm:
+        return None  # the reference backend's engine contains its tokenizer
     path = context.plan.tokenizer
     if path is None:
         return fail(
@@ -265,8 +237,10 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
         return error
 
 
-def memory(context: Context) -> Diagnostic:
+def memory(context: Context) -> Diagnostic | None:
     """Weights, buffers and a KV cache for the longest requests fit into a rank's memory."""
+    if not context.has_job or not (context.job.model.path or context.job.model.synthetic):
+        return None
     plan = memory_of(context)
     if plan is None:
         return unknown("the model's config.json cannot be read here, so nothing is known of its memory")
@@ -275,18 +249,14 @@ def memory(context: Context) -> Diagnostic:
     return Diagnostic("memory", plan.sentence, hint=plan.remedy, state=plan.verdict)
 
 
-def _has_memory(context: Context) -> bool:
-    return context.has_job and (context.job.model.path or context.job.model.synthetic) is not None
-
-
 CHECKS = (
-    Check("world-size", "ranks and tasks are as many", _has_job, world),
-    Check("model-divides", "the model can be split", _is_split, divides),
-    Check("model-files", "the model is whole", _has_model, model_files),
-    Check("tokenizer", "the tokenizer can be read offline", _needs_tokenizer, tokenizer),
-    Check("slo", "the benchmark's limits can be measured", _has_slo, slo),
-    Check("workload-file", "the benchmark's workload can be read", _has_workload_file, workload_file),
-    Check("prompt-length", "the companion's prompt is not too long", _has_companion, prompt),
-    Check("prompt-steps", "long prompts can be computed", _has_steps, steps),
-    Check("memory", "the model fits into memory", _has_memory, memory),
+    Check("world-size", "ranks and tasks are as many", world),
+    Check("model-divides", "the model can be split", divides),
+    Check("model-files", "the model is whole", model_files),
+    Check("tokenizer", "the tokenizer can be read offline", tokenizer),
+    Check("slo", "the benchmark's limits can be measured", slo),
+    Check("workload-file", "the benchmark's workload can be read", workload_file),
+    Check("prompt-length", "the companion's prompt is not too long", prompt),
+    Check("prompt-steps", "long prompts can be computed", steps),
+    Check("memory", "the model fits into memory", memory),
 )

@@ -11,38 +11,10 @@ from trtllm_hpc.validation.context import CONTROLLER, SRUN, Check, Context
 _COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
-def _on_slurm(context: Context) -> bool:
-    return context.cluster.scheduler == "slurm"
-
-
-def _with_configuration(context: Context) -> bool:
-    return _on_slurm(context) and context.cluster.slurm_conf is not None
-
-
-def _can_ask(context: Context) -> bool:
-    """Whether Slurm can be asked; if not, the checks of its commands or of slurm.conf fail."""
-    conf = context.cluster.slurm_conf
-    return (
-        _on_slurm(context)
-        and shutil.which("sinfo") is not None
-        and (conf is None or os.access(conf, os.R_OK))
-    )
-
-
-def _with_partition(context: Context) -> bool:
-    return _on_slurm(context) and context.cluster.partition is not None
-
-
-def _in_pyxis(context: Context) -> bool:
-    return context.cluster.container.runtime == "pyxis"
-
-
-def _in_apptainer(context: Context) -> bool:
-    return context.cluster.container.runtime == "apptainer"
-
-
-def commands(context: Context) -> Diagnostic:
+def commands(context: Context) -> Diagnostic | None:
     """All commands but ``sacct``, which clusters without accounting lack."""
+    if not context.on_slurm:
+        return None
     missing = [name for name in _COMMANDS if shutil.which(name) is None]
     if missing:
         return fail(
@@ -52,9 +24,11 @@ def commands(context: Context) -> Diagnostic:
     return ok("Slurm's commands are on this machine")
 
 
-def configuration(context: Context) -> Diagnostic:
+def configuration(context: Context) -> Diagnostic | None:
     """Slurm's commands need the cluster's slurm.conf."""
-    file = context.cluster.slurm_conf or ""
+    file = context.cluster.slurm_conf
+    if not context.on_slurm or file is None:
+        return None
     if not os.access(file, os.R_OK):
         return fail(
             f"the profile names {file}, which cannot be read on this machine",
@@ -63,8 +37,13 @@ def configuration(context: Context) -> Diagnostic:
     return ok(f"{file} can be read")
 
 
-def controller(context: Context) -> Diagnostic:
+def controller(context: Context) -> Diagnostic | None:
     """Nothing can be submitted while ``slurmctld`` does not answer."""
+    conf = context.cluster.slurm_conf
+    if not context.on_slurm or shutil.which("sinfo") is None:
+        return None
+    if conf is not None and not os.access(conf, os.R_OK):
+        return None  # the check of slurm.conf fails
     try:
         count = len({item.name for item in context.partitions})
     except SubmissionError as error:
@@ -75,8 +54,10 @@ def controller(context: Context) -> Diagnostic:
     return ok(f"Slurm's controller answers, with {count} partition{'s' * (count != 1)}")
 
 
-def mpi_plugin(context: Context) -> Diagnostic:
+def mpi_plugin(context: Context) -> Diagnostic | None:
     """The ranks of a server join through PMIx."""
+    if not context.on_slurm:
+        return None
     wanted = context.cluster.mpi
     try:
         plugins = context.mpi_plugins
@@ -84,18 +65,19 @@ def mpi_plugin(context: Context) -> Diagnostic:
         return unknown(f"the MPI plugins cannot be listed: {_reason(error)}", "srun --mpi=list")
     offered = ", ".join(plugins) or "none"
     pmix = [name for name in plugins if name.startswith("pmix")]
+    hint = f"set mpi to {pmix[0]} in the profile" if pmix else "ask your site for Slurm's PMIx plugin"
     if wanted not in plugins:
-        hint = f"set mpi to {pmix[0]} in the profile" if pmix else "ask your site for Slurm's PMIx plugin"
         return fail(f"this Slurm has no MPI plugin {wanted!r}; it offers {offered}", hint)
     if not wanted.startswith("pmix"):
-        hint = f"set mpi to {pmix[0]} in the profile" if pmix else "ask your site for Slurm's PMIx plugin"
         return warn(f"NVIDIA's containers join their ranks by PMIx, but the profile says {wanted}", hint)
     return ok(f"this Slurm offers the MPI plugin {wanted}")
 
 
-def partition(context: Context) -> Diagnostic:
+def partition(context: Context) -> Diagnostic | None:
     """The partition exists, and has as many GPUs in a node as the profile says."""
     name = context.cluster.partition
+    if not context.on_slurm or name is None:
+        return None
     try:
         found = [item for item in context.partitions if item.name == name]
     except SubmissionError as error:
@@ -110,8 +92,10 @@ def partition(context: Context) -> Diagnostic:
     return ok(f"the partition {name!r} has {sum(item.nodes for item in found)} nodes of {most} GPUs")
 
 
-def pyxis(context: Context) -> Diagnostic:
+def pyxis(context: Context) -> Diagnostic | None:
     """``srun`` takes container images only with NVIDIA's plugin."""
+    if context.cluster.container.runtime != "pyxis":
+        return None
     try:
         there = context.has_pyxis
     except SubmissionError as error:
@@ -122,8 +106,10 @@ def pyxis(context: Context) -> Diagnostic:
     return ok("this srun takes container images (pyxis)")
 
 
-def apptainer(context: Context) -> Diagnostic:
+def apptainer(context: Context) -> Diagnostic | None:
     """Apptainer is called on the compute nodes; login nodes often have it too."""
+    if context.cluster.container.runtime != "apptainer":
+        return None
     if shutil.which("apptainer") is None:
         setup = "; the profile's setup may load it" if context.cluster.setup else ""
         return unknown(f"no apptainer on this machine{setup}", "the compute nodes need it on PATH")
@@ -135,11 +121,11 @@ def _reason(error: SubmissionError) -> str:
 
 
 CHECKS = (
-    Check("slurm-commands", "Slurm's commands are on this machine", _on_slurm, commands, SRUN),
-    Check("slurm-conf", "the profile's slurm.conf can be read", _with_configuration, configuration, SRUN),
-    Check("slurm-controller", "Slurm's controller answers", _can_ask, controller, CONTROLLER),
-    Check("mpi-plugin", "Slurm offers PMIx", _on_slurm, mpi_plugin, SRUN),
-    Check("partition", "the partition has the profile's GPUs", _with_partition, partition, CONTROLLER),
-    Check("pyxis", "srun takes container images", _in_pyxis, pyxis, SRUN),
-    Check("apptainer", "apptainer is there", _in_apptainer, apptainer),
+    Check("slurm-commands", "Slurm's commands are on this machine", commands, SRUN),
+    Check("slurm-conf", "the profile's slurm.conf can be read", configuration, SRUN),
+    Check("slurm-controller", "Slurm's controller answers", controller, CONTROLLER),
+    Check("mpi-plugin", "Slurm offers PMIx", mpi_plugin, SRUN),
+    Check("partition", "the partition has the profile's GPUs", partition, CONTROLLER),
+    Check("pyxis", "srun takes container images", pyxis, SRUN),
+    Check("apptainer", "apptainer is there", apptainer),
 )
