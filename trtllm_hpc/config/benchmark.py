@@ -69,7 +69,7 @@ class Benchmark(Section):
             plain = {**whole, **plain}
         return plain
 
-    workload: Workload = Workload()
+    workload: Workload = Field(default_factory=Workload)
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of prompts, lengths and arrivals; each repeat has its own arrivals."""
     max_tokens: TokenCount = 16

@@ -106,8 +106,8 @@ class ClusterProfile(Section):
     """Network interface between the nodes (NCCL, gloo); ``None``: the one that reaches rank 0."""
     python: AbsolutePath | None = None
     """A Python (3.10 or later) on the nodes with this package; ``None``: the Python that submits."""
-    container: Container = Container()
-    triton: Triton = Triton()
+    container: Container = Field(default_factory=Container)
+    triton: Triton = Field(default_factory=Triton)
     environment: dict[VariableName, AnyText] = Field(default_factory=dict)
     """Variables set in every script. No secrets: scripts are files."""
     setup: list[OneLine] = Field(default_factory=list)

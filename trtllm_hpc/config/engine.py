@@ -153,7 +153,7 @@ class Engine(Section):
     """Whether a request may ask for the logits of its answer."""
     max_lora_rank: Annotated[int, Field(ge=0, le=1024)] = 0
     """Highest rank of the LoRA adapters that a request may name; 0 builds without LoRA."""
-    lora: Lora = Lora()
+    lora: Lora = Field(default_factory=Lora)
 
     kv_cache: Literal["paged", "continuous", "disabled"] | None = None
     inflight_batching: bool | None = None
@@ -178,13 +178,13 @@ class Engine(Section):
     """TensorRT plugins by their names without ``_plugin``: ``{gpt_attention: float16, gemm: auto}``."""
     hidden_act: OneLine | None = None
     """Activation function, which GPT's ``build.py`` needs."""
-    quantization: Quantization = Quantization()
+    quantization: Quantization = Field(default_factory=Quantization)
     speculative: Speculative | None = None
     encoder_decoder: bool = False
     """Two engines, an encoder and a decoder (T5, BART)."""
     workers: Count | None = None
     """Ranks that are built in parallel."""
-    options: RawOptions = RawOptions()
+    options: RawOptions = Field(default_factory=RawOptions)
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:

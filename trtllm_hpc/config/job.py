@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -33,6 +33,11 @@ class Model(Section):
     """Seed of the synthetic model's weights."""
     family: OneLine | None = None
     """Folder of upstream's examples that converts it, e.g. ``llama``; ``None``: from its ``config.json``."""
+
+    @classmethod
+    def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
+        """Take the smallest synthetic model where neither kind is named."""
+        return plain if {"path", "synthetic"} & plain.keys() else {**plain, "synthetic": "tiny-llama"}
 
 
 class Build(Section):
@@ -106,8 +111,8 @@ class Companion(Section):
     """Bound on the wait for the endpoint; longer than ``serve.ready_timeout_seconds``."""
     start_timeout_seconds: Seconds = 3600
     """Bound on a ready server's wait for the companion's start; then it stops by itself."""
-    request: Request = Request()
-    benchmark: Benchmark | None = Benchmark()
+    request: Request = Field(default_factory=Request)
+    benchmark: Benchmark | None = Field(default_factory=Benchmark)
     """``null`` asks the question only."""
 
 
@@ -115,12 +120,12 @@ class JobFile(Section):
     """A whole job file."""
 
     name: JobName
-    model: Model = Model(synthetic="tiny-llama")
-    engine: Engine = Engine()
-    build: Build = Build()
-    repository: Repository = Repository()
-    serve: Serve = Serve()
-    companion: Companion = Companion()
+    model: Model = Field(default_factory=Model)
+    engine: Engine = Field(default_factory=Engine)
+    build: Build = Field(default_factory=Build)
+    repository: Repository = Field(default_factory=Repository)
+    serve: Serve = Field(default_factory=Serve)
+    companion: Companion = Field(default_factory=Companion)
 
     @property
     def text_model(self) -> str:

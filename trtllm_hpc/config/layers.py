@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trtllm_hpc.config.diagnostics import dotted, shown
-from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.tree import Node, Source, parse
 from trtllm_hpc.errors import Diagnostic
 
@@ -50,17 +49,6 @@ def merge_jobs(lower: Node, upper: Node) -> Node:
         if _given(upper, mine) and not _given(upper, other):
             lower = _without(lower, other)
     return merge(lower, upper)
-
-
-def with_built_in_model(tree: Node) -> Node:
-    """Fill in the built-in synthetic model if the ``model`` section has neither kind."""
-    model = tree.child("model")
-    if model is None or not isinstance(model.value, dict) or {"path", "synthetic"} & set(model.value):
-        return tree
-    assert isinstance(tree.value, dict)
-    built_in = Node(JobFile.model_fields["model"].default.synthetic, Source("built-in defaults"))
-    section = replace(model, value={**model.value, "synthetic": built_in})
-    return replace(tree, value={**tree.value, "model": section})
 
 
 def with_absolute_paths(tree: Node) -> Node:

@@ -11,17 +11,25 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 class Section(BaseModel):
     """A section of a job file or a profile: no unknown keys, no silent conversion, immutable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, plain: Any) -> Any:
-        return cls.with_defaults(plain) if isinstance(plain, dict) else plain
+        if not isinstance(plain, dict):
+            return plain
+        # Validated with its parent, a section that is left out needs no validator of its own.
+        sections = (name for name, field in cls.model_fields.items() if _is_section(field.default_factory))
+        return cls.with_defaults({**{name: {} for name in sections}, **plain})
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
         """Add the defaults that depend on other values."""
         return plain
+
+
+def _is_section(factory: Any) -> bool:
+    return isinstance(factory, type) and issubclass(factory, Section)
 
 
 def _no_control_characters(text: str) -> str:

@@ -18,7 +18,6 @@ from trtllm_hpc.config.layers import (
     merge_jobs,
     read_settings,
     with_absolute_paths,
-    with_built_in_model,
 )
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.validate import UnknownValueError, validate
@@ -172,4 +171,4 @@ def _to_be_typed(setting: str, wrong: Sequence[Diagnostic]) -> str:
 
 def _layered(defaults: Node | None, job: Node, settings: Node) -> Node:
     tree = merge_jobs(defaults, job) if defaults is not None else job
-    return with_absolute_paths(with_built_in_model(merge_jobs(tree, settings)))
+    return with_absolute_paths(merge_jobs(tree, settings))
