@@ -19,7 +19,7 @@ LAYOUT = Layout("try-1", Shape(nodes=2, gpus_per_node=4), "10.97.3")
 
 def values(**others: object) -> dict[str, object]:
     return {
-        "folder": Folder(Path("/run/trtllm-hpc/try-1")),
+        "folder": Folder("try-1"),
         "cluster": LAYOUT.cluster,
         "first_job_id": LAYOUT.first_job_id,
         "head": LAYOUT.head,

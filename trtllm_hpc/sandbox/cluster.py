@@ -11,7 +11,7 @@ from typing import Any
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.layout import Folder, Layout, interface_name
-from trtllm_hpc.sandbox.nodes import Node, marked_processes
+from trtllm_hpc.sandbox.nodes import Node
 
 PARTITIONS = ("batch", "debug")
 """Partitions of every sandbox, the default one first."""
@@ -65,7 +65,7 @@ class Cluster:
     @property
     def folder(self) -> Folder:
         """The state folder."""
-        return Folder.of(self.layout.name)
+        return Folder(self.layout.name)
 
     @property
     def head(self) -> Node:
@@ -179,20 +179,6 @@ class Cluster:
         except SandboxError:
             return False
         return True
-
-
-def find_status(name: str, cluster: Cluster | None, *, complete: bool) -> Status:
-    """The status of a sandbox in any condition.
-
-    Args:
-        cluster: as its state file describes it; ``None`` if there is none.
-        complete: whether `up` has finished.
-    """
-    if not marked_processes(Folder.of(name)):
-        return Status(name, "down")
-    if cluster is None:
-        return Status(name, "degraded", problems=("its state file is gone",))
-    return cluster.status() if complete else Status(name, "starting")
 
 
 def _listens(path: Path, *, greets: bool = False) -> bool:

@@ -120,101 +120,44 @@ def interface_name(name: str) -> str:
     return f"sbx-{name[:4]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
-@dataclass(frozen=True)
 class Folder:
-    """The state folder of a sandbox and every file in it."""
+    """The state folder of the sandbox called ``name``, and every file in it."""
 
-    path: Path
-
-    @classmethod
-    def of(cls, name: str) -> Folder:
-        """The folder of the sandbox called ``name``."""
-        return cls(ROOT / check_name(name))
-
-    @property
-    def state(self) -> Path:
+    def __init__(self, name: str) -> None:
+        path = self.path = ROOT / check_name(name)
+        self.state = path / "state.json"
         """Shape and subnet, and whether `up` has finished."""
-        return self.path / "state.json"
-
-    @property
-    def etc(self) -> Path:
+        self.etc = path / "etc"
         """Slurm's configuration files; slurmdbd looks for its own beside slurm.conf."""
-        return self.path / "etc"
-
-    @property
-    def slurm_conf(self) -> Path:
-        """The value of SLURM_CONF."""
-        return self.etc / "slurm.conf"
-
-    @property
-    def database_conf(self) -> Path:
-        """MariaDB's options."""
-        return self.etc / "my.cnf"
-
-    @property
-    def hosts(self) -> Path:
+        self.slurm_conf = self.etc / "slurm.conf"
+        self.database_conf = self.etc / "my.cnf"
+        self.hosts = self.etc / "hosts"
         """Mounted over /etc/hosts in the sandbox."""
-        return self.etc / "hosts"
-
-    @property
-    def init(self) -> Path:
+        self.init = path / "init.sh"
         """Process 1 of every node. The sandbox's processes are recognised by its path."""
-        return self.path / "init.sh"
-
-    @property
-    def stepd_source(self) -> Path:
+        self.stepd_source = path / "slurmstepd.py"
         """The reaper; each node copies it to ``stepd``, since /run may be mounted noexec."""
-        return self.path / "slurmstepd.py"
-
-    @property
-    def epilog_source(self) -> Path:
-        """The epilog; each node copies it to ``epilog``."""
-        return self.path / "epilog.sh"
-
-    @property
-    def private(self) -> Path:
+        self.epilog_source = path / "epilog.sh"
+        """Each node copies it to ``epilog``."""
+        self.private = path / "private"
         """Mount point of a tmpfs of each node's own; empty from outside."""
-        return self.path / "private"
-
-    @property
-    def stepd(self) -> Path:
+        self.stepd = self.private / "slurmstepd"
         """The program that slurmd starts in place of slurmstepd."""
-        return self.private / "slurmstepd"
-
-    @property
-    def epilog(self) -> Path:
+        self.epilog = self.private / "epilog"
         """The program that slurmd runs when a job has ended."""
-        return self.private / "epilog"
-
-    @property
-    def database_socket(self) -> Path:
+        self.database_socket = self.private / "mariadb.socket"
         """MariaDB's socket, visible on the head only."""
-        return self.private / "mariadb.socket"
-
-    @property
-    def munge(self) -> Path:
+        self.munge = path / "munge"
         """munged's files; only root can read the key."""
-        return self.path / "munge"
-
-    @property
-    def munge_key(self) -> Path:
-        """The sandbox's own key."""
-        return self.munge / "munge.key"
-
-    @property
-    def munge_socket(self) -> Path:
-        """munged's socket, open to every user of the machine as on a real cluster."""
-        return self.munge / "munge.socket"
-
-    @property
-    def controller(self) -> Path:
+        self.munge_key = self.munge / "munge.key"
+        self.munge_socket = self.munge / "munge.socket"
+        """Open to every user of the machine, as on a real cluster."""
+        self.controller = path / "slurmctld"
         """slurmctld's StateSaveLocation."""
-        return self.path / "slurmctld"
-
-    @property
-    def logs(self) -> Path:
+        self.logs = path / "log"
         """Folder with two files for each daemon."""
-        return self.path / "log"
+        self.devices = path / "dev"
+        """The device files that stand for GPUs."""
 
     def log(self, daemon: str) -> Path:
         """The log of a daemon; slurmd's is called ``slurmd-<host>``."""
@@ -223,11 +166,6 @@ class Folder:
     def output(self, daemon: str) -> Path:
         """What a daemon prints before it opens its log."""
         return self.logs / f"{daemon}.out"
-
-    @property
-    def devices(self) -> Path:
-        """The device files that stand for GPUs."""
-        return self.path / "dev"
 
     def device(self, index: int) -> Path:
         """The device file of one GPU; Slurm takes its number from the digits at the end."""

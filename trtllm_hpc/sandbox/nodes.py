@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -25,7 +25,7 @@ NAMESPACES = ("--mount", "--uts", "--net", "--pid")
 class Node(Host):
     """The head or a compute node: to its processes it looks like a host of its own."""
 
-    folder: Folder
+    folder: Folder = field(compare=False)
     """The sandbox's state folder."""
 
     @property

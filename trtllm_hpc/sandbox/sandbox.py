@@ -9,13 +9,12 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import read_json, write_text
 from trtllm_hpc.sandbox import daemons, files, network, processes, requirements
-from trtllm_hpc.sandbox.cluster import Cluster, Status, find_status
+from trtllm_hpc.sandbox.cluster import Cluster, Status
 from trtllm_hpc.sandbox.daemons import Progress
 from trtllm_hpc.sandbox.layout import ROOT, Folder, Layout, Shape, check_name
 from trtllm_hpc.sandbox.nodes import Node, StartingNode, end_all, marked_processes
@@ -45,15 +44,12 @@ class Sandbox:
 
     def __init__(self, name: str = "default") -> None:
         self.name = check_name(name)
-        self.folder = Folder.of(name)
+        self.folder = Folder(name)
+        self.slurm_conf = self.folder.slurm_conf
+        """The value of SLURM_CONF for this sandbox."""
 
     def __repr__(self) -> str:
         return f"Sandbox({self.name!r})"
-
-    @property
-    def slurm_conf(self) -> Path:
-        """The value of SLURM_CONF for this sandbox."""
-        return self.folder.slurm_conf
 
     def environment(self) -> dict[str, str]:
         """The variables that make Slurm's commands talk to this sandbox."""
@@ -87,10 +83,12 @@ class Sandbox:
 
     def status(self) -> Status:
         """Whether it is up, with each daemon and node; changes nothing."""
-        raw = self._state()
-        layout = self.layout
-        cluster = None if layout is None else Cluster(layout)
-        return find_status(self.name, cluster, complete=bool(raw and raw["complete"]))
+        if not marked_processes(self.folder):
+            return Status(self.name, "down")
+        raw, layout = self._state(), self.layout
+        if raw is None or layout is None:
+            return Status(self.name, "degraded", problems=("its state file is gone",))
+        return Cluster(layout).status() if raw["complete"] else Status(self.name, "starting")
 
     def up(self, nodes: int = 2, gpus_per_node: int = 4, *, tell: Progress = _silent) -> bool:
         """Start it and return when its nodes are idle.
