@@ -37,13 +37,13 @@ class _Heard:
     answers: Answers
     tokens: Answer = field(default_factory=list)
 
-    def progress(self, progress: Progress) -> None:
-        self.tokens += progress.tokens[0]
-        if progress.is_final:
+    def __call__(self, outcome: Progress | RequestFailed) -> None:
+        if isinstance(outcome, RequestFailed):
+            self.answers.put((self.index, outcome))
+            return
+        self.tokens += outcome.tokens[0]
+        if outcome.is_final:
             self.answers.put((self.index, self.tokens))
-
-    def failed(self, error: RequestFailed) -> None:
-        self.answers.put((self.index, error))
 
 
 @dataclass

@@ -12,14 +12,7 @@ import pytest
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.delivery import Delivery
-from trtllm_hpc.reference.generation import (
-    Cancelled,
-    GenerationRequest,
-    Listener,
-    Load,
-    Progress,
-    QueueFull,
-)
+from trtllm_hpc.reference.generation import Cancelled, GenerationRequest, Listener, Progress, QueueFull
 from trtllm_hpc.reference.requests import Part
 
 pytest.importorskip("torch")
@@ -96,16 +89,13 @@ class Engine:
     def cancel(self, ticket: int, *, keep: bool) -> None:
         self.cancelled.put((ticket, keep))
 
-    def load(self) -> Load:
-        raise NotImplementedError
-
 
 class Setup:
     def __init__(self) -> None:
         self.engine = Engine()
         self.lengths: list[tuple[int, int]] = []
         self.delivery = Delivery(
-            self.engine,
+            self.engine,  # type: ignore[arg-type]
             Triton,
             cancellation_check_s=0.01,
             observe=lambda prompt, answer: self.lengths.append((prompt, answer)),
@@ -136,7 +126,7 @@ def token(value: int, *, is_final: bool = False) -> Progress:
 def test_answers_keep_their_order_and_the_last_is_marked(setup: Setup) -> None:
     sender = setup.accept(part())
     for value in range(50):
-        setup.engine.listeners[0].progress(token(value, is_final=value == 49))
+        setup.engine.listeners[0](token(value, is_final=value == 49))
     found = [sender.next() for _ in range(50)]
     assert [response.tensors["output_ids"] for response, _ in found] == [[[[value]]] for value in range(50)]
     assert [flags for _, flags in found] == [0] * 49 + [FINAL]
@@ -145,10 +135,10 @@ def test_answers_keep_their_order_and_the_last_is_marked(setup: Setup) -> None:
 
 def test_last_answer_of_a_batch_is_that_of_the_last_prompt_to_end(setup: Setup) -> None:
     sender = setup.accept(part(0), part(1))
-    setup.engine.listeners[1].progress(token(7, is_final=True))
+    setup.engine.listeners[1](token(7, is_final=True))
     response, flags = sender.next()
     assert (response.tensors["batch_index"], flags) == ([[1]], 0)
-    setup.engine.listeners[0].failed(RequestFailed("The model failed."))
+    setup.engine.listeners[0](RequestFailed("The model failed."))
     response, flags = sender.next()
     assert response.error is not None
     assert (response.error.message, flags) == ("The model failed.", FINAL)
@@ -164,7 +154,7 @@ def test_last_answer_of_a_batch_is_that_of_the_last_prompt_to_end(setup: Setup) 
 )
 def test_errors_have_tritons_codes(setup: Setup, error: RequestFailed, code: str) -> None:
     sender = setup.accept(part())
-    setup.engine.listeners[0].failed(error)
+    setup.engine.listeners[0](error)
     response, _ = sender.next()
     assert response.error is not None
     assert response.error.code == code
@@ -221,7 +211,7 @@ def test_stop_needs_an_id_but_it_may_be_unknown(setup: Setup) -> None:
 
 def test_client_gets_an_error_where_no_tensor_can_be_made(setup: Setup) -> None:
     sender = setup.accept(part())
-    setup.engine.listeners[0].progress(Progress((), (), (), is_final=True))
+    setup.engine.listeners[0](Progress((), (), (), is_final=True))
     response, flags = sender.next()
     assert response.error is not None and "could not be made" in response.error.message
     assert flags == FINAL

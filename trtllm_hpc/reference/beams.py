@@ -14,7 +14,6 @@ sequences as beams.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,29 +24,6 @@ from transformers.cache_utils import Cache
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Progress, Words
 from trtllm_hpc.reference.paged_cache import PagedCache
 from trtllm_hpc.reference.scheduler import Admission
-
-
-@dataclass(frozen=True)
-class BeamResult:
-    """The sequences that a search found, the best first; empty for a beam without one."""
-
-    tokens: tuple[tuple[int, ...], ...]
-    """New tokens, with the end token or stop word."""
-    log_probs: tuple[tuple[float, ...], ...]
-    context_logits: torch.Tensor | None
-    generation_logits: torch.Tensor | None
-    """[beams, tokens, vocabulary]; zeros after the end of a shorter beam."""
-
-    def progress(self) -> Progress:
-        """The only answer to the request."""
-        return Progress(
-            tokens=self.tokens,
-            log_probs=self.log_probs,
-            cumulative=tuple(map(sum, self.log_probs)),
-            is_final=True,
-            context_logits=self.context_logits,
-            generation_logits=self.generation_logits,
-        )
 
 
 class BeamSearch:
@@ -61,9 +37,9 @@ class BeamSearch:
         self._greenlet = greenlet(self._search)
 
     @torch.no_grad()
-    def advance(self) -> BeamResult | None:
-        """Run one forward pass; return the result if the search has ended. Collective."""
-        result: BeamResult | None = self._greenlet.switch()
+    def advance(self) -> Progress | None:
+        """Run one forward pass; return the answer if the search has ended. Collective."""
+        result: Progress | None = self._greenlet.switch()
         return result
 
     @torch.no_grad()
@@ -72,7 +48,7 @@ class BeamSearch:
         if self._greenlet:
             self._greenlet.throw()
 
-    def _search(self) -> BeamResult:
+    def _search(self) -> Progress:
         prompt = torch.tensor([self._request.prompt], device=self._model.device)
         found = self._model.generate(
             prompt,
@@ -229,8 +205,11 @@ class Record(StoppingCriteria):  # type: ignore[misc]
         self._log_probs.append(self._logits.log_softmax(-1).index_select(1, tokens))
         return torch.zeros_like(tokens, dtype=torch.bool)
 
-    def result(self, sequences: torch.Tensor, parents: torch.Tensor) -> BeamResult:
-        """Put the answer together.
+    def result(self, sequences: torch.Tensor, parents: torch.Tensor) -> Progress:
+        """The only answer to the request, the best beam first; a beam without a sequence is empty.
+
+        Tokens end with the end token or stop word, and the logits of a shorter
+        beam with zeros.
 
         Args:
             sequences: [beams, tokens] new tokens, padded.
@@ -241,9 +220,12 @@ class Record(StoppingCriteria):  # type: ignore[misc]
         columns = (candidates == sequences[:, :, None]).long().argmax(-1)
         log_probs = torch.stack(self._log_probs)[passes, parents.clamp(min=0), columns].tolist()
         lengths = (parents >= 0).sum(1).tolist()
-        return BeamResult(
+        kept = tuple(tuple(row[:n]) for row, n in zip(log_probs, lengths, strict=True))
+        return Progress(
             tokens=tuple(tuple(row[:n]) for row, n in zip(sequences.tolist(), lengths, strict=True)),
-            log_probs=tuple(tuple(row[:n]) for row, n in zip(log_probs, lengths, strict=True)),
+            log_probs=kept,
+            cumulative=tuple(map(sum, kept)),
+            is_final=True,
             context_logits=self._context,
             generation_logits=self._logits_of(parents.cpu()) if self._wants_logits else None,
         )

@@ -1,4 +1,4 @@
-"""Sends the leader's commands to the other ranks, and notices when a rank is gone."""
+"""Sends the leader's steps to the other ranks, and notices when a rank is gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from trtllm_hpc.reference.scheduler import Command
+import torch
+import torch.distributed as dist
+
+from trtllm_hpc.reference.scheduler import Step
 from trtllm_hpc.reference.world import World
 
 HEARTBEAT_S = 0.5
@@ -54,9 +57,6 @@ class Heartbeat:
                 on_lost(error)
 
     def _all_leave(self) -> bool:
-        import torch
-        import torch.distributed as dist
-
         leaving = torch.tensor([int(self._is_leaving.is_set())])
         dist.all_reduce(leaving, op=dist.ReduceOp.MIN, group=self._group)
         return bool(leaving.item())
@@ -66,10 +66,10 @@ LOST_AFTER_S = 30.0
 """A rank without a heartbeat for this long is lost; a dead one is noticed at the next heartbeat."""
 
 IDLE_AT_MOST = timedelta(days=365)
-"""Any time may pass between two commands; ``Heartbeat`` notices lost ranks."""
+"""Any time may pass between two steps; ``Heartbeat`` notices lost ranks."""
 
 _FIRST_BYTES = 4096
-"""A command of up to this size needs one broadcast; nearly all are smaller."""
+"""A step of up to this size needs one broadcast; nearly all are smaller."""
 
 
 class Channel:
@@ -82,8 +82,6 @@ class Channel:
         self._group: Any = None
         self._heartbeat: Heartbeat | None = None
         if world.size > 1:
-            import torch.distributed as dist
-
             dist.barrier()
             self._group = dist.new_group(backend="gloo", timeout=IDLE_AT_MOST)
             self._heartbeat = Heartbeat(
@@ -95,24 +93,21 @@ class Channel:
         if self._heartbeat is not None:
             self._heartbeat.watch(on_lost)
 
-    def send(self, command: Command) -> None:
-        """Leader: send a command to all other ranks."""
+    def send(self, step: Step | None) -> None:
+        """Leader: send a step to all other ranks; ``None`` stops them."""
         if self._group is not None:
-            self._broadcast(pickle.dumps(command, protocol=pickle.HIGHEST_PROTOCOL))
+            self._broadcast(pickle.dumps(step, protocol=pickle.HIGHEST_PROTOCOL))
 
-    def receive(self) -> Command:
-        """Other ranks: wait for the leader's next command."""
+    def receive(self) -> Step | None:
+        """Other ranks: wait for the leader's next step."""
         # pickle is safe here: the sender is rank 0 of the same job, in a group that only its ranks can join.
-        command: Command = pickle.loads(self._broadcast(None))
-        return command
+        step: Step | None = pickle.loads(self._broadcast(None))
+        return step
 
     def lowest(self, number: int) -> int:
         """The smallest number of all ranks. Collective."""
         if self._group is None:
             return number
-        import torch
-        import torch.distributed as dist
-
         value = torch.tensor([number], dtype=torch.int64)
         dist.all_reduce(value, op=dist.ReduceOp.MIN, group=self._group)
         return int(value.item())
@@ -120,16 +115,11 @@ class Channel:
     def close(self) -> None:
         """Leave the group, together with the other ranks. Collective."""
         if self._heartbeat is not None:
-            import torch.distributed as dist
-
             self._heartbeat.leave()
             dist.destroy_process_group()
 
     def _broadcast(self, message: bytes | None) -> bytes:
         """Send a message, or receive one if ``None``: its length and beginning first, then the rest."""
-        import torch
-        import torch.distributed as dist
-
         first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
         if message is not None:
             first[:8] = torch.tensor(list(len(message).to_bytes(8, "little")), dtype=torch.uint8)

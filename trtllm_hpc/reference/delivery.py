@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.generation import Cancelled, Progress, QueueFull, Service
+from trtllm_hpc.reference.generation import Cancelled, Progress, QueueFull
 from trtllm_hpc.reference.requests import Part
 
 if TYPE_CHECKING:
     import torch
 
+    from trtllm_hpc.reference.leader import Leader
 
 PADDING = -1
 """Fills up shorter beams, in tokens and log-probabilities; ``sequence_length`` is where it begins."""
@@ -112,27 +113,22 @@ class _PartListener:
     results: queue.SimpleQueue[tuple[_PartListener, Outcome] | None]
     new_tokens: int = 0
 
-    def progress(self, progress: Progress) -> None:
-        self.results.put((self, progress))
-
-    def failed(self, error: RequestFailed) -> None:
-        self.results.put((self, error))
+    def __call__(self, outcome: Outcome) -> None:
+        self.results.put((self, outcome))
 
 
 class Delivery:
     """Submits requests to the engine, sends the answers, and checks for disconnected clients.
 
     Args:
-        service: the engine.
+        engine: the one that answers.
         triton: the module ``triton_python_backend_utils``, which exists only inside Triton.
         cancellation_check_s: seconds between two checks.
         observe: called with the lengths of each finished sequence.
     """
 
-    def __init__(
-        self, service: Service, triton: Any, *, cancellation_check_s: float, observe: Observe
-    ) -> None:
-        self._service = service
+    def __init__(self, engine: Leader, triton: Any, *, cancellation_check_s: float, observe: Observe) -> None:
+        self._engine = engine
         self._triton = triton
         self._observe = observe
         self._check_s = cancellation_check_s
@@ -159,7 +155,7 @@ class Delivery:
         with self._open_lock:
             self._open.add(open_request)
         try:
-            open_request.tickets = self._service.submit([part.request for part in parts], listeners)
+            open_request.tickets = self._engine.submit([part.request for part in parts], listeners)
         except RequestFailed as error:
             self._forget(open_request)
             self.refuse(sender, error)
@@ -205,7 +201,7 @@ class Delivery:
 
     def _cancel(self, open_request: _OpenRequest, *, keep: bool) -> None:
         for ticket in open_request.tickets:
-            self._service.cancel(ticket, keep=keep)
+            self._engine.cancel(ticket, keep=keep)
 
     def _send(self, results: queue.SimpleQueue[tuple[_PartListener, Outcome] | None]) -> None:
         while (item := results.get()) is not None:

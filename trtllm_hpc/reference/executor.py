@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from trtllm_hpc.reference import attention, beams
-from trtllm_hpc.reference.beams import BeamResult, BeamSearch
+from trtllm_hpc.reference.beams import BeamSearch
 from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.fusion import can_compile, fuse
+from trtllm_hpc.reference.generation import Progress
 from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import PADDING_BLOCK, PagedCache
@@ -38,7 +39,7 @@ class Outcome:
     """The decoded slots, then those whose prompt is now complete."""
     context_logits: dict[int, torch.Tensor]
     """By slot, [chunk's tokens, vocabulary], for the requests that want them."""
-    beams: dict[int, BeamResult]
+    beams: dict[int, Progress]
     """By slot, for the beam searches that have ended."""
 
 
@@ -171,7 +172,7 @@ class Executor:
         if self.adapters is not None:
             self.adapters.aim(slots if with_adapters else None)
 
-    def _advance(self, slot: int) -> BeamResult | None:
+    def _advance(self, slot: int) -> Progress | None:
         rows = torch.full((self._admitted[slot].request.beam_width,), slot, device=self.device)
         self._aim(rows, with_adapters=self._have_adapters([slot]))
         return self._searches[slot].advance()

@@ -6,9 +6,9 @@ without torch, and sent to the other ranks as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.errors import RequestFailed
 
@@ -126,14 +126,11 @@ class Cancelled(RequestFailed):
     """The client does not want the answer any more."""
 
 
-class Listener(Protocol):
-    """Receives the answer to a request. Called from the engine's thread; must not block."""
+Listener = Callable[[Progress | RequestFailed], object]
+"""Receives the answer to a request: progress until one ``is_final``, or the reason why there is none.
 
-    def progress(self, progress: Progress) -> None:
-        """Receive what was generated; the last call has ``is_final``."""
-
-    def failed(self, error: RequestFailed) -> None:
-        """Receive the reason why there is no answer; the last call."""
+Called from the engine's thread; must not block.
+"""
 
 
 @dataclass(frozen=True)
@@ -157,24 +154,3 @@ class Load:
     """Number of requests that got a new token in the last step."""
     iteration: int
     """Number of steps since the start."""
-
-
-class Service(Protocol):
-    """The engine as Triton's model sees it. All methods return at once and may be called from any thread."""
-
-    def submit(self, requests: Sequence[GenerationRequest], listeners: Sequence[Listener]) -> list[int]:
-        """Queue requests that belong together, all or none; return a ticket for each.
-
-        Raises:
-            RequestFailed: the queue is full.
-        """
-
-    def cancel(self, ticket: int, *, keep: bool) -> None:
-        """End a request and free its slot; does nothing for an unknown or finished one.
-
-        With ``keep`` its listener gets what was generated so far as the final
-        progress, otherwise a failure.
-        """
-
-    def load(self) -> Load:
-        """What the engine does now."""

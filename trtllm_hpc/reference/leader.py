@@ -1,6 +1,6 @@
 """Rank 0: takes requests, plans the steps, chooses the tokens, and answers.
 
-All of it runs in one thread. Other threads only put commands into its queue.
+All of it runs in one thread. Other threads only put calls into its queue.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import itertools
 import logging
 import queue
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence as Sequences
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 import torch
 
@@ -29,11 +30,8 @@ from trtllm_hpc.reference.generation import (
 )
 from trtllm_hpc.reference.lora import AdapterPlaces
 from trtllm_hpc.reference.sampling import Sampler
-from trtllm_hpc.reference.scheduler import Scheduler, Sequence, Signal, Step, refuse_too_long
+from trtllm_hpc.reference.scheduler import Scheduler, Sequence, Step, refuse_too_long
 from trtllm_hpc.reference.shutdown import Shutdown, first_sentence
-
-if TYPE_CHECKING:
-    from trtllm_hpc.reference.beams import BeamResult
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +61,7 @@ class Job:
         context, self.context_logits = self.context_logits, []
         generation, self.generation_logits = self.generation_logits, []
         beams = self.request.beam_width
-        self.listener.progress(
+        self.listener(
             Progress(
                 # A cancelled beam search has no tokens yet: its rows are empty.
                 tokens=(tuple(self.sequence.new_tokens[since:]),) * beams,
@@ -76,14 +74,11 @@ class Job:
         )
 
 
-@dataclass(frozen=True)
-class _Cancellation:
-    ticket: int
-    keep: bool
-
-
 class Leader:
-    """The engine as Triton's model sees it (``generation.Service``)."""
+    """The engine as Triton's model sees it.
+
+    ``submit``, ``cancel`` and ``load`` return at once and may be called from any thread.
+    """
 
     def __init__(
         self,
@@ -104,7 +99,7 @@ class Leader:
         self._adapters = AdapterPlaces(executor.adapters.sizes if executor.adapters else {})
         self._tickets = itertools.count()
         self._jobs: dict[int, Job] = {}
-        self._commands: queue.SimpleQueue[Job | _Cancellation | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_stopping = False
         self._iteration = 0
         self._count = threading.Lock()
@@ -140,7 +135,7 @@ class Leader:
             for request, listener in zip(requests, listeners, strict=True)
         ]
         for job in jobs:
-            self._commands.put(job)
+            self._commands.put(partial(self._add, job))
         return [job.sequence.ticket for job in jobs]
 
     def _count_in(self, requests: int) -> None:
@@ -160,8 +155,12 @@ class Leader:
             self._unplaced += requests
 
     def cancel(self, ticket: int, *, keep: bool) -> None:
-        """End a request and free its slot (``generation.Service``)."""
-        self._commands.put(_Cancellation(ticket, keep))
+        """End a request and free its slot; does nothing for an unknown or finished one.
+
+        With ``keep`` its listener gets what was generated so far as the final
+        progress, otherwise a failure.
+        """
+        self._commands.put(partial(self._cancel, ticket, keep))
 
     def load(self) -> Load:
         """What the engine does now."""
@@ -169,7 +168,7 @@ class Leader:
 
     def stop(self) -> None:
         """Finish what is queued, stop the other ranks and return."""
-        self._commands.put(None)
+        self._commands.put(self._begin_stop)
         if self._running is not None:
             self._running.result()
 
@@ -177,7 +176,7 @@ class Leader:
         try:
             while self._turn():
                 pass
-            self._channel.send(Signal.STOP)
+            self._channel.send(None)
             self._executor.close()
             self._channel.close()
         except BaseException as error:  # noqa: BLE001 - after any error the ranks are out of step
@@ -186,7 +185,8 @@ class Leader:
 
     def _turn(self) -> bool:
         """Carry out one step, or wait for a command; return ``False`` once stopped and idle."""
-        self._take_commands()
+        while not self._commands.empty():
+            self._commands.get()()
         step = self._scheduler.plan()
         self._update_room(step)
         if step is not None:
@@ -196,34 +196,28 @@ class Leader:
             return True
         if self._is_stopping:
             return False
-        self._take(self._commands.get())
+        self._commands.get()()
         return True
 
-    def _take_commands(self) -> None:
-        while not self._commands.empty():
-            self._take(self._commands.get())
+    def _begin_stop(self) -> None:
+        self._is_stopping = True
 
-    def _take(self, command: Job | _Cancellation | None) -> None:
-        if command is None:
-            self._is_stopping = True
-        elif isinstance(command, Job):
-            self._jobs[command.sequence.ticket] = command
-            self._scheduler.add(command.sequence)
-        else:
-            self._cancel(command)
+    def _add(self, job: Job) -> None:
+        self._jobs[job.sequence.ticket] = job
+        self._scheduler.add(job.sequence)
 
-    def _cancel(self, cancellation: _Cancellation) -> None:
-        job = self._jobs.get(cancellation.ticket)
+    def _cancel(self, ticket: int, keep: bool) -> None:
+        job = self._jobs.get(ticket)
         if job is None:
             return
         if job.sequence.slot is None:
             with self._count:
                 self._unplaced -= 1
         self._end(job)
-        if cancellation.keep:
+        if keep:
             job.send_progress(is_final=True)
         else:
-            job.listener.failed(Cancelled("The request was cancelled."))
+            job.listener(Cancelled("The request was cancelled."))
 
     def _end(self, job: Job) -> None:
         slot = job.sequence.slot
@@ -255,7 +249,9 @@ class Leader:
         if outcome.logits is not None:
             self._choose(outcome.logits, outcome.slots)
         for slot, result in outcome.beams.items():
-            self._finish_beams(self._job(slot), result)
+            job = self._job(slot)
+            self._end(job)
+            job.listener(result)
 
     def _job(self, slot: int) -> Job:
         return self._jobs[self._scheduler.running[slot].ticket]
@@ -275,10 +271,6 @@ class Leader:
                 self._end(job)
             if finished or job.request.streaming:
                 job.send_progress(is_final=finished)
-
-    def _finish_beams(self, job: Job, result: BeamResult) -> None:
-        self._end(job)
-        job.listener.progress(result.progress())
 
     def _loaded(self, step: Step) -> Load:
         scheduler, limits = self._scheduler, self._scheduler.limits
@@ -304,9 +296,8 @@ def follow(executor: Executor, channel: Channel, shutdown: Shutdown, rank: int) 
     """
     _watch(channel, shutdown, rank)
     try:
-        while (command := channel.receive()) is not Signal.STOP:
-            if isinstance(command, Step):
-                executor.run(command)
+        while (step := channel.receive()) is not None:
+            executor.run(step)
         executor.close()
         channel.close()
     except BaseException as error:  # noqa: BLE001 - after any error the ranks are out of step

@@ -15,9 +15,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trtllm_hpc.reference.generation import Load, Service
+from trtllm_hpc.reference.generation import Load
+
+if TYPE_CHECKING:
+    from trtllm_hpc.reference.leader import Leader
 
 LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 """Upper bounds of the histograms' buckets, in tokens."""
@@ -105,15 +108,15 @@ class Metrics:
     never from the engine's thread.
 
     Args:
-        service: the engine.
+        engine: the one to measure.
         triton: the module ``triton_python_backend_utils``.
         model: name of the model, a label of every metric.
         version: of the model, another label.
         period_s: seconds between two updates.
     """
 
-    def __init__(self, service: Service, triton: Any, *, model: str, version: str, period_s: float) -> None:
-        self._service = service
+    def __init__(self, engine: Leader, triton: Any, *, model: str, version: str, period_s: float) -> None:
+        self._engine = engine
         self._triton = triton
         self._labels = {"model": model, "version": version}
         self._period_s = period_s
@@ -162,7 +165,7 @@ class Metrics:
                 _log.exception("the metrics could not be updated")
 
     def _update(self) -> None:
-        for family, values in gauges(self._service.load(), memory_used(), time.time()).items():
+        for family, values in gauges(self._engine.load(), memory_used(), time.time()).items():
             for label, value in values.items():
                 self._set(family, label, value)
         while not self._lengths.empty():

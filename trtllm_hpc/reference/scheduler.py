@@ -8,7 +8,6 @@ answer. So a running request never has to give anything back.
 
 from __future__ import annotations
 
-import enum
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -75,15 +74,6 @@ class Step:
     chunks: tuple[Chunk, ...] = ()
     beams: tuple[int, ...] = ()
     """Slots of beam searches that advance by one token."""
-
-
-class Signal(enum.Enum):
-    """What the leader may send to the other ranks besides a step."""
-
-    STOP = enum.auto()
-
-
-Command = Step | Signal
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ import torch
 from transformers import GenerationConfig
 
 from trtllm_hpc.reference import synthetic
-from trtllm_hpc.reference.beams import BeamResult
 from trtllm_hpc.reference.executor import Executor
-from trtllm_hpc.reference.generation import GenerationRequest
+from trtllm_hpc.reference.generation import GenerationRequest, Progress
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import PagedCache, layer_shapes
 from trtllm_hpc.reference.scheduler import Admission, Step
@@ -42,14 +41,14 @@ class Bench:
         rows = tuple(tuple(next(self.blocks) for _ in range(each)) for _ in range(request.beam_width))
         return Admission(slot, rows, request)
 
-    def finish(self, slots: Sequence[int]) -> dict[int, BeamResult]:
+    def finish(self, slots: Sequence[int]) -> dict[int, Progress]:
         """Advance searches in turn until all have ended."""
-        found: dict[int, BeamResult] = {}
+        found: dict[int, Progress] = {}
         while left := tuple(slot for slot in slots if slot not in found):
             found |= self.executor.run(Step(beams=left)).beams
         return found
 
-    def search(self, request: GenerationRequest) -> BeamResult:
+    def search(self, request: GenerationRequest) -> Progress:
         self.executor.run(Step(admitted=(self.admission(0, request),)))
         return self.finish([0])[0]
 

@@ -31,15 +31,15 @@ class Heard:
     is_done: threading.Event = field(default_factory=threading.Event)
     has_begun: threading.Event = field(default_factory=threading.Event)
 
-    def progress(self, progress: Progress) -> None:
-        self.parts.append(progress)
-        self.has_begun.set()
-        if progress.is_final:
+    def __call__(self, outcome: Progress | RequestFailed) -> None:
+        if isinstance(outcome, RequestFailed):
+            self.error = outcome
             self.is_done.set()
-
-    def failed(self, error: RequestFailed) -> None:
-        self.error = error
-        self.is_done.set()
+            return
+        self.parts.append(outcome)
+        self.has_begun.set()
+        if outcome.is_final:
+            self.is_done.set()
 
     def wait(self) -> Heard:
         assert self.is_done.wait(ANSWER_LIMIT_S), "no answer"

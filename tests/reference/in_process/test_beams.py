@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from trtllm_hpc.config.synthetic_models import VOCAB_SIZE
-from trtllm_hpc.reference.beams import BeamResult, BeamSearch, arguments
+from trtllm_hpc.reference.beams import BeamSearch, arguments
 from trtllm_hpc.reference.executor import Outcome, prepare
-from trtllm_hpc.reference.generation import GenerationRequest, Sampling
+from trtllm_hpc.reference.generation import GenerationRequest, Progress, Sampling
 from trtllm_hpc.reference.requests import MOST_LENGTH_PENALTY
 from trtllm_hpc.reference.scheduler import Chunk, Decode, Step
 
@@ -63,7 +63,7 @@ def expected(model: Any, request: GenerationRequest) -> tuple[list[list[int]], l
     return tokens, log_probs
 
 
-def assert_equal(result: BeamResult, wanted: tuple[list[list[int]], list[list[float]]]) -> None:
+def assert_equal(result: Progress, wanted: tuple[list[list[int]], list[list[float]]]) -> None:
     tokens, log_probs = wanted
     assert [list(beam) for beam in result.tokens] == tokens
     for beam, numbers in zip(result.log_probs, log_probs, strict=True):
@@ -157,7 +157,7 @@ def test_the_embedding_bias_can_forbid_tokens(bench: Bench, plain: Any) -> None:
 
 
 def test_progress_holds_beams_best_first_with_their_sums(bench: Bench) -> None:
-    progress = bench.search(beam_request()).progress()
+    progress = bench.search(beam_request())
     assert progress.is_final
     assert len(progress.tokens) == 3
     assert progress.cumulative == pytest.approx([sum(numbers) for numbers in progress.log_probs])
@@ -169,7 +169,7 @@ def test_progress_holds_beams_best_first_with_their_sums(bench: Bench) -> None:
 def test_logits_are_the_models_own(bench: Bench, plain: Any) -> None:
     end = common_token(plain)
     request = beam_request(end_id=end, return_context_logits=True, return_generation_logits=True)
-    progress = bench.search(request).progress()
+    progress = bench.search(request)
     assert progress.context_logits is not None
     assert progress.generation_logits is not None
     assert progress.generation_logits.shape[:2] == (3, max(map(len, progress.tokens)))
