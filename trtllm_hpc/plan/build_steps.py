@@ -215,7 +215,7 @@ class _Steps:
         build, gpus = self.toolchain.program("build"), self.layout.gpus_per_node
         if build is None or self._world_size == 1 or gpus in (0, DEFAULT_GPUS_PER_NODE):
             return ()
-        history = build.command.history(GPUS_PER_NODE)
+        history = build.command.histories.get(GPUS_PER_NODE)
         gone = history.gone if history is not None else None
         # Before 0.9 there was no option either, and the engine kept no such number.
         if gone is None or not self.toolchain.release.at_least(gone):

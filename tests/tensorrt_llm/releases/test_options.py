@@ -63,7 +63,7 @@ def test_the_change_is_told_from_the_release_at_hand() -> None:
 def test_an_option_is_found_in_releases_that_lack_it(
     word: str, first: str, gone: str | None, instead: str | None
 ) -> None:
-    history = program("0.16").history(word)
+    history = program("0.16").histories.get(word)
     assert history is not None
     assert (history.first, history.gone) == (first, gone)
     if instead is not None:
@@ -71,7 +71,7 @@ def test_an_option_is_found_in_releases_that_lack_it(
 
 
 def test_what_no_release_has_has_no_history() -> None:
-    assert program("0.16").history("--max_speed") is None
+    assert program("0.16").histories.get("--max_speed") is None
 
 
 def test_a_form_that_changed() -> None:
@@ -87,7 +87,7 @@ def test_another_spelling_is_the_same_option() -> None:
 
 def test_a_gap_in_an_options_life_is_told() -> None:
     command = program("0.10", "convert_checkpoint.py", "mixtral")
-    history = command.history("--fp8_kv_cache")
+    history = command.histories.get("--fp8_kv_cache")
     assert command.family == "llama"
     assert "--fp8_kv_cache" not in command.options
     assert history is not None and history.note is not None

@@ -152,8 +152,6 @@ def test_values_fit_their_type(kind: Kind, good: Value, bad: Value) -> None:
         unset=None,
         since="0.5.0",
         until=None,
-        note=None,
-        source="",
     )
     assert placeholder.misfit(good) is None
     assert placeholder.misfit(bad) is not None

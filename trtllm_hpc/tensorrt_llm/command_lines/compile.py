@@ -282,7 +282,7 @@ def _replacement(request: OptionRequest, toolchain: Toolchain) -> str | None:
         history
         for mapping in request.mappings
         if (program := toolchain.program(mapping.role)) is not None
-        and (history := program.command.history(mapping.option)) is not None
+        and (history := program.command.histories.get(mapping.option)) is not None
         and history.last is not None
         and parsed(history.last) < parsed(toolchain.release.version)
     ]

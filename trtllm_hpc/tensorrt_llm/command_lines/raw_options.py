@@ -118,7 +118,7 @@ def _unknown(name: str, command: Command, family: str) -> str:
 
 
 def _instead(name: str, command: Command) -> str:
-    history = command.history(name)
+    history = command.histories.get(name)
     if history is not None and history.replaced_by:
         return f"write {history.replaced_by} instead"
     near = nearest(name, command.options)

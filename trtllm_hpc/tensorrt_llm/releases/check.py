@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Literal
 
+from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.errors import FAIL, OK, WARN, Diagnostic, State
 from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, COMMANDS, Command, Option, load_command
 from trtllm_hpc.tensorrt_llm.releases.families import family_name
@@ -139,11 +139,11 @@ class _Reader:
         if self.command is self.top and word in known:
             self.command = known[word]
         elif known and self.command is self.top:
-            near = get_close_matches(word, known, n=1)
-            hint = f"write {near[0]}" if near else f"it has {', '.join(known)}"
+            near = nearest(word, known)
+            hint = f"write {near}" if near else f"it has {', '.join(known)}"
             yield _remark("refused", word, self.place, f"{self.top.name} has no such sub-command", hint)
             if near:
-                self.command = known[near[0]]
+                self.command = known[near]
         else:
             yield _remark("refused", word, self.place, f"{self.command.name} takes no word here")
 

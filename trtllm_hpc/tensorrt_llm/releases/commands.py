@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from types import MappingProxyType
 from typing import Any, Literal
 
 from trtllm_hpc.tensorrt_llm.releases.data_files import (
@@ -18,21 +17,19 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
 )
 from trtllm_hpc.tensorrt_llm.releases.families import example_families, example_family, family_folder
 
-COMMANDS: Mapping[str, str] = MappingProxyType(
-    {
-        "hf_gpt_convert.py": "hf_gpt_convert",
-        "build.py": "build_py",
-        "convert_checkpoint.py": "convert_checkpoint",
-        "trtllm-build": "trtllm_build",
-        "quantize.py": "quantize",
-        "hf_lora_convert.py": "hf_lora_convert",
-        "launch_triton_server.py": "launch_triton_server",
-        "benchmark_core_model.py": "benchmark_core_model",
-        "end_to_end_test.py": "end_to_end_test",
-        "inflight_batcher_llm_client.py": "inflight_batcher_llm_client",
-        "end_to_end_grpc_client.py": "end_to_end_grpc_client",
-    }
-)
+COMMANDS: Mapping[str, str] = {
+    "hf_gpt_convert.py": "hf_gpt_convert",
+    "build.py": "build_py",
+    "convert_checkpoint.py": "convert_checkpoint",
+    "trtllm-build": "trtllm_build",
+    "quantize.py": "quantize",
+    "hf_lora_convert.py": "hf_lora_convert",
+    "launch_triton_server.py": "launch_triton_server",
+    "benchmark_core_model.py": "benchmark_core_model",
+    "end_to_end_test.py": "end_to_end_test",
+    "inflight_batcher_llm_client.py": "inflight_batcher_llm_client",
+    "end_to_end_grpc_client.py": "end_to_end_grpc_client",
+}
 """Upstream's tools and the data file of each, in the order of use."""
 BY_FAMILY = ("build.py", "convert_checkpoint.py")
 """Programs that every family of models has its own of: their data are folders, a file for each family."""
@@ -103,14 +100,9 @@ class Command:
 
     def find(self, name: str) -> Option | None:
         """The option with this name or alias."""
-        found = self.options.get(name)
-        if found is not None:
-            return found
+        if name in self.options:
+            return self.options[name]
         return next((option for option in self.options.values() if name in option.aliases), None)
-
-    def history(self, option: str) -> OptionHistory | None:
-        """Which releases have ``option``; also for an option that this release lacks."""
-        return self.histories.get(option)
 
     @property
     def histories(self) -> Mapping[str, OptionHistory]:
@@ -126,10 +118,8 @@ def load_command(version: str, name: str, family: str) -> Command | None:
         KeyError: ``name`` is none of ``COMMANDS``.
     """
     table, own_family = _table(name, family)
-    read = {} if table is None else _read_lines(table)
-    if table is None or version not in read:
-        return None
-    return _command(name, own_family, version, table, read[version])
+    read = _read_lines(table)
+    return _command(name, own_family, version, table, read[version]) if version in read else None
 
 
 def commands_of(version: str, family: str = "llama") -> tuple[Command, ...]:
@@ -140,8 +130,7 @@ def commands_of(version: str, family: str = "llama") -> tuple[Command, ...]:
 
 def releases_with(name: str, family: str = "llama") -> tuple[str, ...]:
     """The versions, oldest first, that have the tool ``name``."""
-    table, _ = _table(name, family)
-    return () if table is None else _versions(table)
+    return tuple(sorted(_read_lines(_table(name, family)[0]), key=parsed))
 
 
 def families_with(version: str, name: str) -> tuple[str, ...]:
@@ -151,15 +140,13 @@ def families_with(version: str, name: str) -> tuple[str, ...]:
     return tuple(family for family in example_families() if load_command(version, name, family) is not None)
 
 
-def _table(name: str, family: str) -> tuple[Mapping[str, Any] | None, str | None]:
-    """The data of a tool, and its family if each family has its own program."""
+def _table(name: str, family: str) -> tuple[Mapping[str, Any], str | None]:
+    """The data of a tool, empty if there is none, and its family if each family has its own program."""
     if name not in BY_FAMILY:
         return read_data(COMMANDS[name]), None
     own = example_family(family)
     file = f"{COMMANDS[name]}/{own}"
-    if own is None or not DATA.joinpath(f"{file}.toml").is_file():
-        return None, None
-    return read_data(file), own
+    return (read_data(file), own) if DATA.joinpath(f"{file}.toml").is_file() else ({}, None)
 
 
 def _read_lines(table: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
@@ -168,8 +155,8 @@ def _read_lines(table: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
     A release that is newer than all of them has the newest list, unless the program was ``removed``.
     So a new release needs a line only where its list was read.
     """
-    lines: Mapping[str, Mapping[str, str]] = table["read"]
-    if "removed" in table:
+    lines: Mapping[str, Mapping[str, str]] = table.get("read", {})
+    if not lines or "removed" in table:
         return lines
     newest = max(lines, key=parsed)
     later = [version for version in listed_versions() if parsed(version) > parsed(newest)]
@@ -177,22 +164,17 @@ def _read_lines(table: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
     return {**lines, **dict.fromkeys(later, taken)}
 
 
-def _versions(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """The releases whose options the table lists, oldest first."""
-    return tuple(sorted(_read_lines(table), key=parsed))
-
-
 def _command(
     name: str, family: str | None, version: str, table: Mapping[str, Any], read: Mapping[str, str]
 ) -> Command:
-    versions = _versions(_table(name.split(" ")[0], family or "")[0] or {})
+    versions = releases_with(name.split(" ")[0], family or "")
     options = {}
     for option, entries in table["options"].items():
         spans = _spans(entries)
         span = _span_at(spans, version)
         if span is not None:
             changed = _changed_default(spans, versions, version)
-            source = span.get("source", f"{read['status']}: {read['source']}")
+            source = f"{read['status']}: {read['source']}"
             options[option] = _option(option, span, version, source, changed)
     subcommands = {
         word: _command(f"{name} {word}", family, version, part, read)
@@ -203,11 +185,11 @@ def _command(
         name=name,
         family=family,
         release=version,
-        options=MappingProxyType(options),
+        options=options,
         status=read["status"],
         source=read["source"],
         file=_file(name, family, version, table),
-        subcommands=MappingProxyType(subcommands),
+        subcommands=subcommands,
     )
 
 
@@ -220,8 +202,8 @@ def _file(name: str, family: str | None, version: str, table: Mapping[str, Any])
     if family is not None:
         folder = family_folder(version, family)
         return None if folder is None else f"{folder}/{name}"
-    found = value_at(table.get("file", UNSET), version)
-    return None if found is None else str(found)
+    file: str | None = value_at(table.get("file", UNSET), version)
+    return file
 
 
 def _span_at(spans: list[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
@@ -242,7 +224,7 @@ def _option(name: str, span: Mapping[str, Any], version: str, source: str, chang
         default=_default(span, version),
         changed=changed,
         ignored=span.get("ignored"),
-        source=source,
+        source=span.get("source", source),
         aliases=tuple(span.get("aliases", ())),
         required=span.get("required", False),
         note=span.get("note"),
@@ -297,8 +279,7 @@ def _histories(name: str, family: str | None) -> Mapping[str, OptionHistory]:
     """The history of each option of a program, or of one of its sub-commands; see ``Command.histories``."""
     tool, *words = name.split(" ")
     table, _ = _table(tool, family or "")
-    assert table is not None
-    versions = list(_versions(table))
+    versions = releases_with(tool, family or "")
     for word in words:
         table = table["subcommand"][word]
     histories: dict[str, OptionHistory] = {}
@@ -307,10 +288,10 @@ def _histories(name: str, family: str | None) -> Mapping[str, OptionHistory]:
         histories[option] = history = _history(option, spans, versions)
         for alias in {alias for span in spans for alias in span.get("aliases", ())}:
             histories.setdefault(alias, history)
-    return MappingProxyType(histories)
+    return histories
 
 
-def _history(name: str, spans: list[Mapping[str, Any]], known: list[str]) -> OptionHistory:
+def _history(name: str, spans: list[Mapping[str, Any]], known: tuple[str, ...]) -> OptionHistory:
     """First and last release of an option; its note names releases between that lack it."""
     having = [version for version in known if _span_at(spans, version) is not None]
     first, last = known.index(having[0]), known.index(having[-1])

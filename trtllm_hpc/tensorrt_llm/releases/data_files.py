@@ -1,7 +1,4 @@
-"""The data files: facts about releases as TOML in ``data/``; docs/releases.md describes their format.
-
-Each file is read when it is first needed, and kept.
-"""
+"""The data files: facts about releases as TOML in ``data/``; docs/releases.md describes their format."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any
 
 from packaging.version import Version
@@ -22,10 +18,10 @@ UNSET = "unset"
 
 @cache
 def read_data(name: str) -> Mapping[str, Any]:
-    """The data file ``name`` (without its ending, with ``/`` for a folder) as plain values."""
+    """The data file ``name`` (without its ending, with ``/`` for a folder), read when it is first needed."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     table: dict[str, Any] = toml.loads(DATA.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
-    return MappingProxyType(table)
+    return table
 
 
 @cache
@@ -40,6 +36,11 @@ def parsed(version: str) -> Version:
     return Version(version)
 
 
+def with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry as the fields of a frozen class: a list becomes a tuple."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+
+
 def value_at(value: Any, version: str) -> Any:
     """Return the value that holds for a release.
 
@@ -49,9 +50,5 @@ def value_at(value: Any, version: str) -> Any:
     """
     if not isinstance(value, Mapping):
         return None if value == UNSET else value
-    at = parsed(version)
-    begun = [key for key in value if parsed(key) <= at]
-    if not begun:
-        return None
-    found = value[max(begun, key=parsed)]
-    return None if found == UNSET else found
+    begun = [key for key in value if parsed(key) <= parsed(version)]
+    return value_at(value[max(begun, key=parsed)], version) if begun else None

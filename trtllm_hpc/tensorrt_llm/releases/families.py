@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from trtllm_hpc.tensorrt_llm.releases.data_files import read_data, value_at
+from trtllm_hpc.tensorrt_llm.releases.data_files import read_data, value_at, with_tuples
 
 
 @dataclass(frozen=True)
@@ -16,34 +16,23 @@ class Family:
 
     name: str
     """As it is written in ``model.family``."""
-    architectures: tuple[str, ...]
-    """Names in ``config.json``."""
+    source: str
     examples: str
     """The family by which ``Release.command`` knows its programs."""
-    convert: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
+    """Names in ``config.json``."""
+    convert: tuple[str, ...] = ()
     """Further arguments for ``convert_checkpoint.py``."""
-    encoder_decoder: bool
-    context_fmha: bool | None
+    encoder_decoder: bool = False
+    context_fmha: bool | None = None
     """``False`` where fused attention over the prompt cannot compute it; else nothing is known against it."""
-    source: str
 
 
 @cache
 def families() -> Mapping[str, Family]:
     """Every family that is known, by name."""
-    return {name: _family(name, entry) for name, entry in read_data("families")["family"].items()}
-
-
-def _family(name: str, entry: Mapping[str, Any]) -> Family:
-    return Family(
-        name=name,
-        architectures=tuple(entry["architectures"]),
-        examples=entry.get("examples", name),
-        convert=tuple(entry.get("convert", ())),
-        encoder_decoder=entry.get("encoder_decoder", False),
-        context_fmha=entry.get("context_fmha"),
-        source=entry["source"],
-    )
+    entries = read_data("families")["family"].items()
+    return {name: Family(name, **{"examples": name, **with_tuples(entry)}) for name, entry in entries}
 
 
 def find_family(stated: str | None, model_config: Mapping[str, Any] | None) -> Family | None:
@@ -54,7 +43,7 @@ def find_family(stated: str | None, model_config: Mapping[str, Any] | None) -> F
         model_config: the model's ``config.json``, where it could be read.
     """
     if stated is not None:
-        return families().get(stated) or Family(stated, (), stated, (), False, None, "model.family")
+        return families().get(stated) or Family(stated, "model.family", examples=stated)
     named = (model_config or {}).get("architectures") or ()
     return next((family for family in families().values() if set(family.architectures) & set(named)), None)
 
@@ -67,10 +56,8 @@ def example_families() -> Mapping[str, Mapping[str, Any]]:
 
 def example_family(family: str) -> str | None:
     """The name under which the examples of ``family`` are filed: its own, or that of a related family."""
-    for name, entry in example_families().items():
-        if family == name or family in entry.get("also", ()):
-            return name
-    return None
+    entries = example_families().items()
+    return next((name for name, entry in entries if family == name or family in entry.get("also", ())), None)
 
 
 @cache

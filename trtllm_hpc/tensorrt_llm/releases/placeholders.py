@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Any, Literal
+
+from packaging.version import Version
 
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data, value_at
 
@@ -40,8 +41,6 @@ class Placeholder:
     since: str
     until: str | None
     """The last release that has it; ``None``: the newest still does."""
-    note: str | None
-    source: str
 
     @property
     def parameter(self) -> str | None:
@@ -85,10 +84,8 @@ _KINDS: Mapping[str, tuple[str, Any]] = {
 @cache
 def placeholders_of(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
     """Placeholders of the template ``all_models/<group>/<model>`` in a release, by name; empty if none."""
-    entries = _entries(group, model)
-    return MappingProxyType(
-        {name: _placeholder(name, entry, version) for name, entry in entries.items() if _has(entry, version)}
-    )
+    entries, known = _entries(group, model), known_placeholders(version, group, model)
+    return {name: known[name] for name, entry in entries.items() if _has(entry, version)}
 
 
 @cache
@@ -97,20 +94,18 @@ def known_placeholders(version: str, group: str, model: str) -> Mapping[str, Pla
 
     A template may be of a commit between two releases: what is known at all can be filled in it.
     """
-    entries = _entries(group, model)
-    return MappingProxyType({name: _placeholder(name, entry, version) for name, entry in entries.items()})
+    return {name: _placeholder(name, entry, version) for name, entry in _entries(group, model).items()}
 
 
 @cache
 def settable_placeholders(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
     """Those of ``placeholders_of``, and parameters that the release's template has with a fixed value."""
-    return MappingProxyType(
-        {
-            name: _placeholder(name, entry, version)
-            for name, entry in _entries(group, model).items()
-            if _has({**entry, "since": entry.get("parameter_since", entry["since"])}, version)
-        }
-    )
+    entries, known = _entries(group, model), known_placeholders(version, group, model)
+    return {
+        name: known[name]
+        for name, entry in entries.items()
+        if _has({**entry, "since": entry.get("parameter_since", entry["since"])}, version)
+    }
 
 
 def differences(version: str, found: Mapping[tuple[str, str], set[str]]) -> list[str]:
@@ -138,27 +133,26 @@ def templates() -> tuple[tuple[str, str], ...]:
     return tuple((group, model) for group, models in read_data("placeholders").items() for model in models)
 
 
-@cache
 def _entries(group: str, model: str) -> Mapping[str, Mapping[str, Any]]:
     entries: Mapping[str, Mapping[str, Any]] = read_data("placeholders").get(group, {}).get(model, {})
     return entries
 
 
 def _has(entry: Mapping[str, Any], version: str) -> bool:
-    release = parsed(_base(version))
+    release = _base(version)
     if "again" in entry and release >= parsed(entry["again"]):
         return True
     return parsed(entry["since"]) <= release and ("until" not in entry or release <= parsed(entry["until"]))
 
 
-def _base(version: str) -> str:
+def _base(version: str) -> Version:
     """The release that a version belongs to: 0.17.0 for 0.17.0.post1, 0.16.0 for 0.16.0.dev1."""
-    return parsed(version).base_version
+    return parsed(parsed(version).base_version)
 
 
 def _placeholder(name: str, entry: Mapping[str, Any], version: str) -> Placeholder:
     since, until = entry.get("choices_since", {}), entry.get("choices_until", {})
-    release = parsed(_base(version))
+    release = _base(version)
     return Placeholder(
         name=name,
         structural=entry.get("structural", False),
@@ -171,11 +165,9 @@ def _placeholder(name: str, entry: Mapping[str, Any], version: str) -> Placehold
         ),
         place=entry.get("place"),
         required=entry.get("required", False),
-        default=value_at(entry.get("default"), _base(version)),
+        default=value_at(entry.get("default"), str(release)),
         fallback=entry.get("fallback"),
         unset=entry.get("unset"),
         since=entry["since"],
         until=None if "again" in entry else entry.get("until"),
-        note=entry.get("note"),
-        source=entry["source"],
     )

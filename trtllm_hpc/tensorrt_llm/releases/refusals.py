@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 
+from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.tensorrt_llm.releases.commands import (
     BY_FAMILY,
     Command,
@@ -31,19 +31,16 @@ def no_program(release: Release, name: str, family: str) -> tuple[str, str | Non
         return f"{sentence}, nor has any other release known here", hint
     newer = parsed(having[0]) > parsed(release.version)
     when = f"it came with {having[0]}" if newer else f"the last with it is {having[-1]}"
-    there = [
-        other
-        for other in _BUILDERS
-        if name in _BUILDERS and load_command(release.version, other, family) is not None
-    ]
+    builders = _BUILDERS if name in _BUILDERS else ()
+    there = [other for other in builders if load_command(release.version, other, family) is not None]
     return f"{sentence}: {when}", f"this release has {' and '.join(there)}" if there else None
 
 
 def meant_family(release: Release, name: str, family: str) -> str:
     """A hint for an unknown family: the nearest name, and all names."""
     there = families_with(release.version, name)
-    near = get_close_matches(family, there, n=1)
-    guess = f"did you mean {near[0]}? " if near else ""
+    near = nearest(family, there)
+    guess = f"did you mean {near}? " if near else ""
     return f"{guess}{name} exists for {', '.join(there)}" if there else "use another release"
 
 
@@ -63,23 +60,19 @@ def no_option(release: Release, command: Command, name: str, top: Command) -> tu
         place = command.name.rpartition(" ")[2]
         sentence = f"{top.name} itself takes {found}, and only before the sub-command"
         return sentence, f"write {found} before {place}"
-    history = command.history(name) or top.history(name)
+    history = command.histories.get(name) or top.histories.get(name)
     if history is not None:
         return _by_history(release, history)
-    known = (*command.options, *top.options)
-    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    near = nearest(name, (*command.options, *top.options), cutoff=0.7)
     sentence = f"{command.name} has no such option in any release known here"
-    return sentence, f"did you mean {near[0]}?" if near else None
+    return sentence, f"did you mean {near}?" if near else None
 
 
 def other_form(name: str, command: Command) -> str | None:
     """The option's name in ``command``, where it differs from ``name`` by ``-`` and ``_`` at most."""
     bare = name[2:]
-    for form in (name, f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}"):
-        found = command.find(form)
-        if found is not None:
-            return found.name
-    return None
+    forms = (name, f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}")
+    return next((found.name for form in forms if (found := command.find(form)) is not None), None)
 
 
 def _by_history(release: Release, history: OptionHistory) -> tuple[str, str | None]:

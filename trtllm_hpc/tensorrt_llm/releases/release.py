@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.errors import ExitCode, TrtllmHpcError
 from trtllm_hpc.tensorrt_llm.releases.commands import Command, load_command
-from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
-from trtllm_hpc.tensorrt_llm.releases.families import family_folder
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data, with_tuples
 from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, differences, placeholders_of
 
 _TAG = re.compile(r"tritonserver[^/]*?(?<!\d)(\d\d\.\d\d)-trtllm")
@@ -40,21 +39,21 @@ class UnknownRelease(TrtllmHpcError):
 class ContainerPaths:
     """Where upstream's files lie inside the release's container; ``None``: not known."""
 
-    examples: str | None
+    examples: str | None = None
     """Folder of TensorRT-LLM's ``examples``."""
-    all_models: str | None
+    all_models: str | None = None
     """Folder of the templates of model repositories."""
-    scripts: str | None
+    scripts: str | None = None
     """Folder of ``launch_triton_server.py``."""
-    client: str | None
+    client: str | None = None
     """Folder of the two gRPC clients."""
-    tools: str | None
+    tools: str | None = None
     """Folder of ``fill_template.py``, and below it of the benchmarks."""
-    tritonserver: str
+    tritonserver: str = "/opt/tritonserver/bin/tritonserver"
     """The server's program."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Release:
     """One release of TensorRT-LLM and the Triton containers that carry it."""
 
@@ -62,7 +61,7 @@ class Release:
     """As ``packaging`` writes it: ``0.16.0``, ``0.17.0.post1``."""
     tags: tuple[str, ...]
     """Triton's tags, ``24.12``; empty if none is known."""
-    tensorrt: str | None
+    tensorrt: str | None = None
     python: str | None
     cuda: str | None
     paths: ContainerPaths
@@ -79,13 +78,6 @@ class Release:
         """The tool ``name`` for models of ``family``; ``None``: this release does not have it."""
         return load_command(self.version, name, family)
 
-    def examples_folder(self, family: str) -> str | None:
-        """The family's folder of examples in the container; ``None`` where either is not known."""
-        folder = family_folder(self.version, family)
-        if folder is None or self.paths.examples is None:
-            return None
-        return f"{self.paths.examples}/{folder}"
-
     def placeholders(self, group: str, model: str) -> Mapping[str, Placeholder]:
         """Placeholders of the template of ``model`` in ``all_models/<group>``, by name."""
         return placeholders_of(self.version, group, model)
@@ -99,24 +91,10 @@ def releases() -> tuple[Release, ...]:
 
 
 def _release(entry: Mapping[str, Any]) -> Release:
-    return Release(
-        version=entry["version"],
-        tags=tuple(entry["tags"]),
-        tensorrt=entry.get("tensorrt"),
-        python=entry.get("python"),
-        cuda=entry.get("cuda"),
-        paths=ContainerPaths(
-            examples=entry.get("examples"),
-            all_models=entry.get("all_models"),
-            scripts=entry.get("scripts"),
-            client=entry.get("client"),
-            tools=entry.get("tools"),
-            tritonserver=entry.get("tritonserver", "/opt/tritonserver/bin/tritonserver"),
-        ),
-        backends=tuple(entry["backends"]),
-        source=entry["source"],
-        note=entry.get("note"),
-    )
+    names = {field.name for field in fields(ContainerPaths)}
+    paths = ContainerPaths(**{key: entry[key] for key in entry if key in names})
+    facts = {key: entry[key] for key in entry if key not in names}
+    return Release(paths=paths, **with_tuples(facts))
 
 
 def tag_of_image(image: str) -> str | None:
@@ -142,7 +120,7 @@ def release_of_version(version: str) -> Release | None:
         wanted = Version(version)
     except InvalidVersion:
         return None
-    return next((release for release in releases() if Version(release.version) == wanted), None)
+    return next((release for release in releases() if parsed(release.version) == wanted), None)
 
 
 def find_release(image: str | None, stated: str | None) -> Release:
@@ -173,7 +151,6 @@ def find_release(image: str | None, stated: str | None) -> Release:
 
 
 def _unknown_image(image: str | None, tag: str | None) -> UnknownRelease:
-    versions = tuple(release.version for release in releases())
     if image is None:
         message = "without a container image the version of TensorRT-LLM must be stated"
     elif tag is not None:
@@ -184,18 +161,18 @@ def _unknown_image(image: str | None, tag: str | None) -> UnknownRelease:
         message,
         hint=f"set {_KEY}; in the container: python3 -c "
         "'from importlib.metadata import version; print(version(\"tensorrt_llm\"))'",
-        choices=versions,
+        choices=[release.version for release in releases()],
     )
 
 
 def _unknown_version(stated: str) -> UnknownRelease:
     versions = [release.version for release in releases()]
-    near = get_close_matches(stated, versions, n=1, cutoff=0.5)
+    near = nearest(stated, versions, cutoff=0.5)
     of_tag = release_of_tag(stated)
     if of_tag is not None:
         hint = f"{stated} is a tag of Triton's containers; its TensorRT-LLM is {of_tag.version}"
     else:
-        hint = f"the nearest is {near[0]}" if near else "trtllm-hpc versions lists them"
+        hint = f"the nearest is {near}" if near else "trtllm-hpc versions lists them"
     return UnknownRelease(f"TensorRT-LLM {stated} is not a release known here", hint=hint, choices=versions)
 
 
