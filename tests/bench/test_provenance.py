@@ -6,12 +6,15 @@ import socket
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.runs.made import submitted, written
 from tests.runtime.engine_cache.builds import Run, make_model, make_run, recipe
-from trtllm_hpc.bench.provenance import provenance
+from trtllm_hpc.bench.provenance import provenance, workload_provenance
+from trtllm_hpc.config.files import read_spec
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.run_folder import runtime_zipapp
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
@@ -23,6 +26,10 @@ ENDPOINT = Endpoint("12", "gpu01", "10.0.0.1", 8000, 8001, 8002, ["ensemble"], 1
 def run(tmp_path: Path) -> RunPaths:
     """A submitted run; nothing of it has begun."""
     return submitted(tmp_path / "my run", {"build": "11", "serve": "12", "companion": "13"})
+
+
+def found_in(paths: RunPaths, endpoint: Endpoint = ENDPOINT) -> dict[str, Any]:
+    return provenance(paths, endpoint, read_spec(paths.spec))
 
 
 def add_rank(paths: RunPaths, rank: int, host: str) -> None:
@@ -37,7 +44,7 @@ def add_rank(paths: RunPaths, rank: int, host: str) -> None:
 
 
 def test_the_run_has_its_jobs_and_the_hashes_of_its_files(run: RunPaths) -> None:
-    found = provenance(run, ENDPOINT)["run"]
+    found = found_in(run)["run"]
     assert found["id"] == run.run_id and found["scheduler"] == "slurm"
     assert found["jobs"] == {"build": "11", "serve": "12", "companion": "13"}
     assert found["spec_sha256"] == hashlib.sha256(run.spec.read_bytes()).hexdigest()
@@ -50,7 +57,7 @@ def test_the_server_has_its_ranks_and_its_image(tmp_path: Path) -> None:
     )
     add_rank(paths, 0, "gpu01")
     add_rank(paths, 1, "gpu02")
-    found = provenance(paths, ENDPOINT)["server"]
+    found = found_in(paths)["server"]
     assert (found["job_id"], found["host"], found["world_size"]) == ("12", "gpu01", 2)
     assert found["nodes"] == ["gpu01", "gpu02"]
     assert found["ranks"][1]["gpu_models"] == ["NVIDIA H200, 570.86, 143771 MiB"] * 2
@@ -67,7 +74,7 @@ def test_the_engine_is_that_of_the_cache(tmp_path: Path) -> None:
     built: Run = make_run(tmp_path / "run", made, runtime_zipapp())
     code, words = built.build()
     assert code == 0, words
-    found = provenance(built.paths, ENDPOINT)["engine"]
+    found = provenance(built.paths, ENDPOINT, JobFile(name="demo"))["engine"]
     assert found["entry"] == built.entry().name
     assert found["key"].startswith(found["entry"].removeprefix("build-"))
     assert found["built_on"] == socket.gethostname() and found["bytes"] > 0
@@ -77,14 +84,14 @@ def test_the_engine_is_that_of_the_cache(tmp_path: Path) -> None:
 def test_an_engine_that_somebody_brought_has_only_its_folder(run: RunPaths, tmp_path: Path) -> None:
     (tmp_path / "brought").mkdir()
     run.engine.symlink_to(tmp_path / "brought")
-    found = provenance(run, ENDPOINT)["engine"]
+    found = found_in(run)["engine"]
     assert found["folder"] == str(tmp_path / "brought") and "key" not in found
     assert found["backend"] == "reference" and found["model"] == "tiny-llama"
 
 
 def test_the_client_has_its_host_and_packages(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "13")
-    found = provenance(run, ENDPOINT)["client"]
+    found = found_in(run)["client"]
     assert found["slurm_job_id"] == "13" and found["host"] == socket.gethostname()
     assert 1 <= found["cpus"] <= found["cpus_of_host"] and found["cpu"]
     assert found["packages"]["numpy"] == metadata.version("numpy")
@@ -102,13 +109,13 @@ def test_the_client_has_its_host_and_packages(run: RunPaths, monkeypatch: pytest
 )
 def test_a_client_on_the_server_s_host_is_marked(run: RunPaths, host: str, address: str, same: bool) -> None:
     endpoint = replace(ENDPOINT, host=host, address=address)
-    assert provenance(run, endpoint)["client"]["same_host_as_server"] is same
+    assert found_in(run, endpoint)["client"]["same_host_as_server"] is same
 
 
-def test_the_workload_has_its_hash(run: RunPaths) -> None:
-    file = run.results / "benchmark.workload.jsonl"
+def test_the_workload_has_its_hash(tmp_path: Path) -> None:
+    file = tmp_path / "benchmark.workload.jsonl"
     file.write_text("{}\n")
-    assert provenance(run, ENDPOINT, file)["workload"] == {
+    assert workload_provenance(file) == {
         "file": "benchmark.workload.jsonl",
         "sha256": hashlib.sha256(b"{}\n").hexdigest(),
     }
@@ -119,6 +126,7 @@ def test_a_run_folder_that_lost_its_files_still_has_a_provenance(tmp_path: Path)
     paths.make_folders()
     for file in (paths.plan, paths.jobs, paths.spec, paths.cluster):
         file.write_text("- not what it was {")
-    found = provenance(paths, ENDPOINT, tmp_path / "gone.jsonl")
+    found = provenance(paths, ENDPOINT, JobFile(name="demo"))
     assert json.loads(json.dumps(found)) == found
-    assert found["server"]["nodes"] == ["gpu01"] and found["workload"]["sha256"] is None
+    assert found["server"]["nodes"] == ["gpu01"]
+    assert workload_provenance(tmp_path / "gone.jsonl")["sha256"] is None

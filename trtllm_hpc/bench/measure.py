@@ -20,7 +20,7 @@ from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load import Clock, Target
 from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length, step_of, timed_length
 from trtllm_hpc.bench.progress import Progress, reported, terminal_bar
-from trtllm_hpc.bench.provenance import provenance
+from trtllm_hpc.bench.provenance import provenance, workload_provenance
 from trtllm_hpc.bench.records import RequestRecord, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, SearchResult, write_measurement
@@ -166,12 +166,12 @@ class _Run:
     def __init__(
         self, subject: Subject, settings: Benchmark, name: str, passes: Passes, notes: list[str]
     ) -> None:
-        self._subject = subject
         self._settings = settings
         self._name = name
         self._passes = passes
         self._notes = notes
         self._files = subject.paths.measurement(name)
+        self._provenance = provenance(subject.paths, subject.endpoint, subject.job)
         for file in self._files.present:  # from an earlier attempt of the companion
             if not file.is_dir():
                 file.unlink()
@@ -236,7 +236,7 @@ class _Run:
             model=", ".join(self._settings.models) or target.model,
             protocol=target.protocol,
             streaming=target.streaming,
-            provenance=provenance(self._subject.paths, self._subject.endpoint, self._files.workload),
+            provenance={**self._provenance, "workload": workload_provenance(self._files.workload)},
             levels=self._results,
             tokens=token_totals(self._records),
             errors=error_counts(self._records),

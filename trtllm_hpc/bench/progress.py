@@ -258,12 +258,13 @@ def _report(progress: Progress, path: Path | None, show: Show | None, ended: thr
 def terminal_bar() -> Iterator[Show | None]:
     """Draw a live bar on standard error; ``None`` if that is no terminal."""
     from rich.console import Console
-    from rich.live import Live
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
         return
+    from rich.live import Live
+
     # Drawn by the caller's thread: the library's own would compete with the sender more often.
     with Live(console=console, transient=True, auto_refresh=False) as live:
         yield lambda snapshot: live.update(bar_lines(snapshot, console.width), refresh=True)

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc import __version__
+from trtllm_hpc.config.files import read_cluster
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.engine_cache.cache import Entry, Manifest
@@ -22,23 +24,29 @@ PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers")
 """Packages of the client whose versions are recorded, if installed."""
 
 
-def provenance(paths: RunPaths, endpoint: Endpoint, workload: Path | None = None) -> dict[str, Any]:
-    """Return the provenance of a measurement as plain JSON types.
+def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile) -> dict[str, Any]:
+    """Return the provenance of a measurement as plain JSON types, but for its workload.
 
-    Its sections are ``run``, ``server``, ``engine``, ``client`` and ``workload``. What is
-    unknown is left out or ``None``: the measurement is worth keeping without it.
-
-    Args:
-        workload: the file of requests.
+    Its sections are ``run``, ``server``, ``engine`` and ``client``. What is unknown is left
+    out or ``None``: the measurement is worth keeping without it.
     """
     plan = _json(paths.plan)
     return {
         "run": _run(paths),
         "server": _server(paths, plan, endpoint),
-        "engine": _engine(paths, plan),
+        "engine": {
+            "backend": job.engine.backend,
+            "model": job.model.path or job.model.synthetic,
+            "tensorrt_llm": plan.get("release"),
+            **_built(paths, plan),
+        },
         "client": _client(endpoint),
-        "workload": {"file": workload.name, "sha256": _sha256(workload)} if workload else {},
     }
+
+
+def workload_provenance(file: Path) -> dict[str, Any]:
+    """Return the section ``workload``, of a file of requests."""
+    return {"file": file.name, "sha256": _sha256(file)}
 
 
 def _run(paths: RunPaths) -> dict[str, Any]:
@@ -85,29 +93,12 @@ def _rank(paths: RunPaths, rank: int) -> dict[str, Any]:
 
 def _container(paths: RunPaths) -> dict[str, Any]:
     """Return the cluster profile's name and the server's container."""
-    from trtllm_hpc.config.files import read_cluster
-
     try:
         profile = read_cluster(paths.cluster)
     except (ConfigError, OSError):
         return {}
     container = profile.container
     return {"cluster": profile.name, "container": container.runtime, "image": container.image}
-
-
-def _engine(paths: RunPaths, plan: dict[str, Any]) -> dict[str, Any]:
-    """Return model and backend from the job file, key and builder from the engine's own record."""
-    return {**_requested(paths), "tensorrt_llm": plan.get("release"), **_built(paths, plan)}
-
-
-def _requested(paths: RunPaths) -> dict[str, Any]:
-    from trtllm_hpc.config.files import read_spec
-
-    try:
-        job = read_spec(paths.spec)
-    except (ConfigError, OSError):
-        return {}
-    return {"backend": job.engine.backend, "model": job.model.path or job.model.synthetic}
 
 
 def _built(paths: RunPaths, plan: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,18 @@ A figure is a float, or a :class:`Distribution` over requests. Keys end with the
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import read_json, write_json
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 FORMAT = 1
 """Version of the file format; others are refused."""
@@ -179,11 +184,16 @@ class Measurement:
     format: int = FORMAT
 
 
-def write_measurement(path: Path, measurement: Measurement) -> None:
-    """Write the measurement as JSON, atomically."""
+@lru_cache(maxsize=1)
+def _json_form() -> TypeAdapter[Measurement]:
     from pydantic import TypeAdapter
 
-    plain = TypeAdapter(Measurement).dump_python(measurement, mode="json")
+    return TypeAdapter(Measurement)
+
+
+def write_measurement(path: Path, measurement: Measurement) -> None:
+    """Write the measurement as JSON, atomically."""
+    plain = _json_form().dump_python(measurement, mode="json")
     write_json(path, {"valid": measurement.verdict.valid, **plain})
 
 
@@ -193,15 +203,8 @@ def read_measurement(path: Path) -> Measurement:
     Raises:
         RunNotFound: the file is missing, or of another version.
     """
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
+    with suppress(ValueError):  # pydantic's ValidationError is one
         plain = read_json(path)
         if isinstance(plain, dict) and plain.get("format", FORMAT) == FORMAT:
-            return TypeAdapter(Measurement).validate_python(plain)
-    except (ValueError, ValidationError):
-        pass
-    raise RunNotFound(
-        f"{path} is not a measurement that this version can read.",
-        hint="trtllm-hpc bench RUN",
-    )
+            return _json_form().validate_python(plain)
+    raise RunNotFound(f"{path} is not a measurement that this version can read.", hint="trtllm-hpc bench RUN")
