@@ -67,20 +67,23 @@ def run_group(command: Sequence[str], environment: Mapping[str, str], stop: Call
         while child.poll() is None:
             if kill_at is None and stop():
                 kill_at = time.monotonic() + _GRACE_S
-                _signal_group(child, signal.SIGTERM)
+                signal_group(child.pid, signal.SIGTERM)
             if kill_at is not None and time.monotonic() > kill_at:
-                _signal_group(child, signal.SIGKILL)
+                signal_group(child.pid, signal.SIGKILL)
             time.sleep(_TICK_S)
     finally:
         # What the command left running must not write on: its output is complete now.
-        _signal_group(child, signal.SIGKILL)
+        signal_group(child.pid, signal.SIGKILL)
         child.wait()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def signal_group(group: int, number: signal.Signals) -> bool:
+    """Signal a process group; returns whether it is there, and ours."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, number)
+        os.killpg(group, number)
+        return True
+    return False
 
 
 def start_ticks(pid: int) -> int | None:
@@ -88,25 +91,31 @@ def start_ticks(pid: int) -> int | None:
 
     Together with it a process id is unique; alone it may be reused.
     """
+    fields = _stat(pid)
+    return None if not fields or fields[0] == "Z" else int(fields[19])
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; none if the process is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
+        return []
+    # The name in parentheses may itself contain spaces and parentheses (proc(5)).
+    return text.rpartition(")")[2].split()
+
+
+def all_processes() -> dict[int, list[str]]:
+    """Return state, parent and process group of every process, as proc(5) has them, by process id."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return {pid: fields[:3] for pid in pids if (fields := _stat(pid))}
 
 
 def descendants(root: int) -> list[int]:
-    """Return the process ids of all descendants of ``root``, from /proc."""
+    """Return the process ids of all descendants of ``root``."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                # The name in parentheses may itself contain spaces and parentheses (proc(5)).
-                parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-            except (OSError, IndexError, ValueError):
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
+    for pid, (_, parent, _) in all_processes().items():
+        children.setdefault(int(parent), []).append(pid)
     found, todo = [], [root]
     while todo:
         below = children.get(todo.pop(), [])
@@ -123,22 +132,12 @@ def kill_descendants(timeout_s: float = 5.0) -> None:
         if not left:
             return
         for pid in left:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        _reap()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         time.sleep(0.02)
-
-
-def _reap() -> None:
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
 
 
 def on_signals(handler: Callable[[str], None]) -> None:

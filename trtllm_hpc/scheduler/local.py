@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.node import remove_leftovers
-from trtllm_hpc.runtime.process import start_ticks
+from trtllm_hpc.runtime.process import all_processes, signal_group, start_ticks
 from trtllm_hpc.runtime.records import add_event, read_events
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
@@ -200,31 +200,13 @@ def _may_still_run(paths: RunPaths, stage: str) -> bool:
 
 def _end_group(group: int) -> None:
     """End a process group: SIGTERM, then SIGKILL after a grace period."""
-    if _signal_group(group, signal.SIGTERM):
+    if signal_group(group, signal.SIGTERM):
         deadline = time.monotonic() + _TERMINATE_GRACE_S
         while _is_alive(group) and time.monotonic() < deadline:
             time.sleep(_KILL_POLL_S)
-        _signal_group(group, signal.SIGKILL)
-
-
-def _signal_group(group: int, number: signal.Signals) -> bool:
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
+        signal_group(group, signal.SIGKILL)
 
 
 def _is_alive(group: int) -> bool:
     """Return whether a group has a process that is not a zombie."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _, process_group = (
-                    (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
-                )
-            except (OSError, ValueError):
-                continue
-            if int(process_group) == group and state != "Z":
-                return True
-    return False
+    return any(int(it) == group and state != "Z" for state, _, it in all_processes().values())
