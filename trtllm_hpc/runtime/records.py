@@ -38,13 +38,16 @@ class _JsonRecord:
             raw = read_json(path)
         except (ValueError, OSError):
             return None
-        if not isinstance(raw, dict):
-            return None
-        known = {item.name for item in fields(cls)}  # type: ignore[arg-type]
         try:
-            return cls(**{key: value for key, value in raw.items() if key in known})
-        except TypeError:
+            return cls(**known_fields(cls, raw))
+        except (AttributeError, TypeError):
             return None
+
+
+def known_fields(kind: type, raw: Any) -> dict[str, Any]:
+    """Return the items of a JSON object that are fields of the dataclass ``kind``."""
+    names = {item.name for item in fields(kind)}
+    return {name: value for name, value in raw.items() if name in names}
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.runtime.records import known_fields
 
 
 @dataclass
@@ -50,15 +51,8 @@ def read_submission(paths: RunPaths) -> SubmissionRecord | None:
     """
     try:
         raw: Any = read_json(paths.jobs)
-    except ValueError:
+        jobs = raw.pop("stages", {}).items()
+        stages = {name: StageJob(**known_fields(StageJob, job)) for name, job in jobs}
+        return SubmissionRecord(**known_fields(SubmissionRecord, raw), stages=stages)
+    except (ValueError, AttributeError, TypeError):
         return None
-    try:
-        stages = {name: StageJob(**_known(StageJob, job)) for name, job in raw.pop("stages", {}).items()}
-        return SubmissionRecord(**_known(SubmissionRecord, raw), stages=stages)
-    except (AttributeError, TypeError):
-        return None
-
-
-def _known(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
-    names = {item.name for item in fields(kind)}
-    return {name: value for name, value in raw.items() if name in names}
