@@ -16,13 +16,15 @@ from trtllm_hpc.runtime.records import Endpoint, Event, read_events
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.local import is_same_process
 from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
-from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, STATES, explain_reason
+from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, STATES, JobState, explain_reason
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 if TYPE_CHECKING:
     from trtllm_hpc.scheduler.executor import JobWatcher
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}
+
+_NO_EVENT = Event(0.0, "", "")
 
 _CAUSED_BY_A_RANK = ("FAILED", "OUT_OF_MEMORY")
 """States whose cause is the rank that died first; others (a time limit...) have another cause."""
@@ -184,45 +186,31 @@ def _job_ids(paths: RunPaths, record: SubmissionRecord | None, events: list[Even
     return jobs
 
 
-def _stage_events(events: list[Event], stage: str) -> list[Event]:
-    return [
-        event for event in events if event.stage == stage and event.name.startswith(("stage_", "submission_"))
-    ]
+def _last_event(events: list[Event], stage: str) -> Event:
+    """Return the last word on a stage as a whole, be it its begin or its end."""
+    words = [it for it in events if it.stage == stage and it.name.startswith(("stage_", "submission_"))]
+    return words[-1] if words else _NO_EVENT
 
 
 def _slurm_stage(
     name: str, job_id: str | None, infos: dict[str, JobInfo], events: list[Event], interrupted: bool
 ) -> StageStatus:
     if job_id is None:
-        if interrupted:
-            return StageStatus(name, INTERRUPTED.name, True, False, INTERRUPTED.sentence)
-        return _not_submitted(name)
+        return _in_state(name, INTERRUPTED if interrupted else NOT_SUBMITTED)
+    last = _last_event(events, name)
     info = infos.get(job_id)
     if info is None:
-        return _unknown_to_slurm(name, job_id, events)
-    code = _recorded_exit_code(_stage_events(events, name), job_id, info)
-    sentence = info.state.sentence
-    if info.reason:
-        sentence += f": {explain_reason(info.reason)}"
+        # Slurm does not know it: its own last event decides.
+        return _ended(name, job_id, last) if last.name == "stage_end" else _in_state(name, LOST, job_id)
+    code = info.exit_code
+    if info.state.final and last.name == "stage_end" and last.data.get("job_id") == job_id:
+        code = int(last.data["exit_code"])  # sacct shows 137 as 9
+    note = f": {explain_reason(info.reason)}" if info.reason else ""
     if info.exit_signal and not info.state.ok:
-        sentence += f" (its batch script was killed by signal {info.exit_signal})"
+        note += f" (its batch script was killed by signal {info.exit_signal})"
     elif info.state.name == "FAILED":
-        sentence += _exit_code_note(code)
-    return StageStatus(
-        name, info.state.name, info.state.final, info.state.ok, sentence, job_id, info.nodes, code
-    )
-
-
-def _recorded_exit_code(stage_events: list[Event], job_id: str, info: JobInfo) -> int | None:
-    """Return the exit code that the script recorded, else Slurm's: sacct shows 137 as 9."""
-    if (
-        info.state.final
-        and stage_events
-        and stage_events[-1].name == "stage_end"
-        and stage_events[-1].data.get("job_id") == job_id
-    ):
-        return int(stage_events[-1].data["exit_code"])
-    return info.exit_code
+        note += _exit_code_note(code)
+    return _in_state(name, info.state, job_id, note, info.nodes, code)
 
 
 def _exit_code_note(code: int | None) -> str:
@@ -233,65 +221,55 @@ def _exit_code_note(code: int | None) -> str:
     return f" (exit code {code})"
 
 
-def _unknown_to_slurm(name: str, job_id: str, events: list[Event]) -> StageStatus:
-    """Return the status of a job that Slurm does not know: its last event decides, else it is lost."""
-    stage_events = _stage_events(events, name)
-    if stage_events and stage_events[-1].name == "stage_end":
-        return _ended(name, job_id, int(stage_events[-1].data.get("exit_code", 1)))
-    return StageStatus(name, LOST.name, True, False, LOST.sentence, job_id)
-
-
-def _ended(name: str, job_id: str | None, code: int) -> StageStatus:
+def _ended(name: str, job_id: str | None, end: Event) -> StageStatus:
+    code = int(end.data.get("exit_code", 1))
     state = STATES["COMPLETED" if code == 0 else "FAILED"]
-    sentence = state.sentence + _exit_code_note(code)
-    return StageStatus(name, state.name, True, state.ok, sentence, job_id, exit_code=code)
+    return _in_state(name, state, job_id, _exit_code_note(code), exit_code=code)
 
 
 def _stage_run_by_hand(name: str, events: list[Event]) -> StageStatus:
     """Return the status of a stage of the local profile that the user runs with bash."""
-    stage_events = _stage_events(events, name)
-    if not stage_events:
-        return _not_submitted(name)
-    job_id = str(stage_events[-1].data.get("job_id", ""))
-    if stage_events[-1].name == "stage_end":
-        return _ended(name, job_id, int(stage_events[-1].data.get("exit_code", 1)))
-    return _in_state(name, "RUNNING", job_id)
+    last = _last_event(events, name)
+    if last is _NO_EVENT:
+        return _in_state(name, NOT_SUBMITTED)
+    job_id = str(last.data.get("job_id", ""))
+    if last.name == "stage_end":
+        return _ended(name, job_id, last)
+    return _in_state(name, STATES["RUNNING"], job_id)
 
 
 def _local_stage(name: str, record: SubmissionRecord, events: list[Event]) -> StageStatus:
     job = record.stages.get(name)
     if job is None:
-        state = STATES["PENDING"] if record.complete else INTERRUPTED
-        return StageStatus(name, state.name, state.final, False, state.sentence)
-    stage_events = _stage_events(events, name)
-    last = stage_events[-1].name if stage_events else ""
-    if any(mark.name == "stage_cancelled" for mark in stage_events):
-        # Its script may have recorded its end after that.
-        return _in_state(name, "CANCELLED", job.job_id)
-    if last == "stage_end":
-        return _ended(name, job.job_id, int(stage_events[-1].data.get("exit_code", 1)))
-    if last == "stage_begin" and _group_lives(stage_events[-1]):
-        return _in_state(name, "RUNNING", job.job_id)
-    if is_same_process(int(job.job_id), job.process_started):
-        return _in_state(name, "RUNNING" if last == "stage_begin" else "PENDING", job.job_id)
-    if last == "stage_begin":
-        return StageStatus(name, "FAILED", True, False, "has failed (its script was killed)", job.job_id)
-    # Its controller ended before the script began: a stage that it depends on failed.
-    return _in_state(name, "CANCELLED", job.job_id)
+        return _in_state(name, STATES["PENDING"] if record.complete else INTERRUPTED)
+    last = _last_event(events, name)
+    begun = last.name == "stage_begin"
+    note = ""
+    if any(event.stage == name and event.name == "stage_cancelled" for event in events):
+        state = "CANCELLED"  # its script may have recorded its end after that
+    elif last.name == "stage_end":
+        return _ended(name, job.job_id, last)
+    elif begun and is_same_process(int(last.data.get("group", 0)), last.data.get("group_started")):
+        state = "RUNNING"  # the script, with or without its controller
+    elif is_same_process(int(job.job_id), job.process_started):
+        state = "RUNNING" if begun else "PENDING"
+    elif begun:
+        state, note = "FAILED", " (its script was killed)"
+    else:
+        state = "CANCELLED"  # its controller ended first: a stage that it depends on failed
+    return _in_state(name, STATES[state], job.job_id, note)
 
 
-def _group_lives(begin: Event) -> bool:
-    """Return whether the script that wrote this event is still running, with or without its controller."""
-    return is_same_process(int(begin.data.get("group", 0)), begin.data.get("group_started"))
-
-
-def _not_submitted(name: str) -> StageStatus:
-    return StageStatus(name, "NOT SUBMITTED", False, False, "is not submitted")
-
-
-def _in_state(name: str, state_name: str, job_id: str) -> StageStatus:
-    state = STATES[state_name]
-    return StageStatus(name, state.name, state.final, state.ok, state.sentence, job_id)
+def _in_state(
+    name: str,
+    state: JobState,
+    job_id: str | None = None,
+    note: str = "",
+    nodes: str = "",
+    exit_code: int | None = None,
+) -> StageStatus:
+    sentence = state.sentence + note
+    return StageStatus(name, state.name, state.final, state.ok, sentence, job_id, nodes, exit_code)
 
 
 def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord | None) -> RunStatus:
@@ -315,7 +293,7 @@ def _run_state(
     stages: list[StageStatus], record: SubmissionRecord | None, endpoint: Endpoint | None
 ) -> RunState:
     names = {stage.state for stage in stages}
-    if record is None and names == {"NOT SUBMITTED"}:
+    if record is None and names == {NOT_SUBMITTED.name}:
         return RunState.RENDERED
     if any(stage.state == LOST.name for stage in stages):
         return RunState.LOST

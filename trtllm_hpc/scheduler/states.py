@@ -61,6 +61,9 @@ INTERRUPTED = JobState(
 )
 
 
+NOT_SUBMITTED = JobState("NOT SUBMITTED", False, False, "is not submitted")
+
+
 def parse_state(text: str) -> JobState:
     """Return the state that squeue or sacct printed.
 
