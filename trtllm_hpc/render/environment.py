@@ -12,11 +12,10 @@ import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import BaseLoader, Environment, FileSystemBytecodeCache, StrictUndefined, TemplateNotFound
+from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
 from jinja2.bccache import Bucket
 
 from trtllm_hpc.errors import RenderError
@@ -24,17 +23,9 @@ from trtllm_hpc.paths import user_cache
 from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
 
 
-class PackagedTemplates(BaseLoader):
-    """Finds templates in the packaged ``templates/`` folder, from a wheel or a checkout."""
-
-    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Any]:
-        """The text of one template."""
-        source = resources.files("trtllm_hpc.templates").joinpath(template)
-        try:
-            text = source.read_text(encoding="utf-8")
-        except (FileNotFoundError, IsADirectoryError):
-            raise TemplateNotFound(template) from None
-        return text, str(source), lambda: True
+def packaged_templates() -> PackageLoader:
+    """The loader of the packaged ``templates/`` folder, from a wheel or a checkout."""
+    return PackageLoader("trtllm_hpc.templates", "")
 
 
 def shell_word(value: str | int | float) -> str:
@@ -132,7 +123,7 @@ def _compiled_templates() -> _CompiledTemplates | None:
 def environment() -> Environment:
     """The one environment; an undefined name in a template is an error."""
     made = Environment(
-        loader=PackagedTemplates(),
+        loader=packaged_templates(),
         bytecode_cache=_compiled_templates(),
         undefined=StrictUndefined,
         trim_blocks=True,

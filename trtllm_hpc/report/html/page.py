@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from trtllm_hpc import __version__
 from trtllm_hpc.paths import RunPaths, write_aside, write_text
-from trtllm_hpc.render.environment import PackagedTemplates
+from trtllm_hpc.render.environment import packaged_templates
 from trtllm_hpc.report.html.chart import Chart, Section, altair, as_png, dark, for_page, light
 from trtllm_hpc.report.html.curves import curve_section, search_section
 from trtllm_hpc.report.html.data import ReportData, read_report_data
@@ -168,7 +168,7 @@ def _hash(script: str) -> str:
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     made = Environment(
-        loader=PackagedTemplates(),
+        loader=packaged_templates(),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -184,6 +184,5 @@ def _breakable(name: str) -> Markup:
 
 
 def _source(name: str) -> str:
-    environment = _environment()
-    text, _, _ = PackagedTemplates().get_source(environment, f"{_FOLDER}/{name}")
+    text, _, _ = packaged_templates().get_source(_environment(), f"{_FOLDER}/{name}")
     return text
