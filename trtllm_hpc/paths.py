@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -214,6 +215,25 @@ def write_aside(path: Path) -> Iterator[Path]:
         raise
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def write_folder_aside(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder (mode 0700) that replaces ``folder`` at the end, unless there was an error."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    old = aside.with_name(aside.name + ".old")
+    try:
+        yield aside
+        if folder.exists():
+            folder.rename(old)
+        aside.rename(folder)
+    except BaseException:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o600) -> None:

@@ -11,10 +11,8 @@ import json
 import re
 import shutil
 import tarfile
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -22,7 +20,7 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import RenderError
-from trtllm_hpc.paths import read_json, user_cache, write_json
+from trtllm_hpc.paths import read_json, user_cache, write_folder_aside, write_json
 from trtllm_hpc.runtime.model_repository.repository import CONFIG, find_all_models
 from trtllm_hpc.runtime.model_repository.template import find_placeholders
 
@@ -69,9 +67,7 @@ class KeptTemplates:
     @property
     def is_whole(self) -> bool:
         """Whether every file is there, of its size."""
-        return bool(self.files) and all(
-            _size(self.all_models / path) == size for path, size in self.files.items()
-        )
+        return bool(self.files) and self.files.items() <= _sizes(self.all_models).items()
 
 
 def cache_folder() -> Path:
@@ -172,7 +168,8 @@ def _unpack(tar: tarfile.TarFile, target: Path) -> None:
 def _keep(cluster: ClusterProfile, origin: str, fill: Callable[[Path], None]) -> KeptTemplates:
     folder = cache_folder() / image_key(cluster)
     try:
-        with _aside(folder) as aside:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with write_folder_aside(folder) as aside:
             fill(aside / "all_models")
             if find_all_models(aside / "all_models") != aside / "all_models":
                 raise RenderError(f"{origin} holds no model templates (no <group>/<model>/{CONFIG}).")
@@ -190,21 +187,6 @@ def _keep(cluster: ClusterProfile, origin: str, fill: Callable[[Path], None]) ->
     return kept
 
 
-@contextmanager
-def _aside(folder: Path) -> Iterator[Path]:
-    """A folder that takes the place of ``folder`` on leaving without an error."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        yield aside
-        if folder.exists():
-            folder.rename(aside / "replaced")
-        aside.rename(folder)
-        shutil.rmtree(folder / "replaced", ignore_errors=True)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def _read(folder: Path) -> KeptTemplates | None:
     try:
         record = read_json(folder / _RECORD)
@@ -219,10 +201,3 @@ def _sizes(folder: Path) -> dict[str, int]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, ExitCode
-from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.paths import RunPaths, read_json, write_folder_aside
 from trtllm_hpc.runtime.model_repository.check import RepositoryInvalid, check, duplicates, in_model
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.schema import text_format
@@ -34,7 +32,8 @@ def make_repository(paths: RunPaths, all_models: Path) -> int:
         all_models: upstream's templates, as this process sees them.
     """
     try:
-        recipe = _read(paths)
+        record = read_json(paths.repository_recipe)
+        recipe = None if record is None else RepositoryRecipe.from_json(record)
     except (ValueError, KeyError, TypeError) as error:
         return _refuse(f"{paths.repository_recipe} cannot be read ({error}); render the job again.")
     if recipe is None:
@@ -50,11 +49,6 @@ def make_repository(paths: RunPaths, all_models: Path) -> int:
         return _refuse(f"{error.filename or paths.repository}: {error.strerror or error}.")
     print(f"repository: {', '.join(models)} from {all_models}")
     return ExitCode.OK
-
-
-def _read(paths: RunPaths) -> RepositoryRecipe | None:
-    record = read_json(paths.repository_recipe)
-    return None if record is None else RepositoryRecipe.from_json(record)
 
 
 def _refuse(sentence: str) -> int:
@@ -182,44 +176,19 @@ def _header(model: ModelRecipe, release: str) -> str:
 
 def write_repository(models: Mapping[str, FinishedModel], folder: Path) -> None:
     """Write the repository atomically: ``folder`` holds all of it, or what it held before."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with write_folder_aside(folder) as aside:
         for name, model in models.items():
             _write_model(model, aside / name)
-        aside.chmod(0o700)
-        _replace(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _replace(aside: Path, folder: Path) -> None:
-    if not folder.exists():
-        aside.rename(folder)
-        return
-    old = aside.with_name(aside.name + ".old")
-    folder.rename(old)
-    try:
-        aside.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old)
 
 
 def _write_model(model: FinishedModel, folder: Path) -> None:
     # Triton requires a version folder, even an empty one.
     (folder / "1").mkdir(parents=True)
-    for path, source in model.copies.items():
+    contents = {path: source.read_bytes() for path, source in model.copies.items()}
+    contents |= {path: text.encode() for path, text in {CONFIG: model.config, **model.texts}.items()}
+    for path, content in contents.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-    for path, text in {CONFIG: model.config, **model.texts}.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    _keep_version_folder(folder / "1")
-
-
-def _keep_version_folder(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        (folder / ".keep").touch()
+        target.write_bytes(content)
+    if not any((folder / "1").iterdir()):
+        (folder / "1" / ".keep").touch()
