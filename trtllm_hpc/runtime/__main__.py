@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtllm_hpc.errors import BuildFailed, ExitCode
 from trtllm_hpc.paths import STAGES, RunPaths
@@ -137,16 +138,9 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
         case "preflight":
             from trtllm_hpc.runtime.preflight import Expected, run_preflight
 
-            expected = Expected(
-                world_size=options.world_size,
-                ranks_per_node=options.ranks_per_node,
-                gpus_per_node=options.gpus_per_node,
-                engine=options.engine,
-                engine_ranks=options.engine_ranks or options.world_size,
-                release=options.release,
-                tokenizer=options.tokenizer,
-                paged_context=options.paged_context_for,
-            )
+            options.engine_ranks = options.engine_ranks or options.world_size
+            options.paged_context = options.paged_context_for
+            expected = Expected(**_values_of(Expected, options))
             return run_preflight(paths, expected, with_mpi=not options.without_mpi)
         case "repository":
             from trtllm_hpc.runtime.model_repository.repository import make_repository
@@ -157,13 +151,18 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _values_of(kind: type, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that have the names of a dataclass's fields."""
+    return {field.name: getattr(options, field.name) for field in fields(kind)}
+
+
 def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
     match options.command:
         case "rank":
-            from trtllm_hpc.runtime.rank import RankOptions, Supervisor
+            from trtllm_hpc.runtime.leader import RankOptions
+            from trtllm_hpc.runtime.rank import Supervisor
 
-            values = {name: getattr(options, name) for name in RankOptions.__dataclass_fields__}
-            return Supervisor(paths, RankOptions(**values)).run()
+            return Supervisor(paths, RankOptions(**_values_of(RankOptions, options))).run()
         case "launched":
             from trtllm_hpc.runtime.server import run_launched
 

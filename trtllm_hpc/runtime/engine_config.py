@@ -20,6 +20,10 @@ DEFAULT_GPUS_PER_NODE = 8
 """What the C++ runtime assumes if the engine has no number (``WorldConfig::kDefaultGpusPerNode``)."""
 
 
+_LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width")
+_GATHER = ("gather_context_logits", "gather_generation_logits")
+
+
 class NotAnEngine(ValueError):
     """The folder holds no engine; its message is one sentence."""
 
@@ -98,10 +102,6 @@ def _new(folder: Path, record: Mapping[str, Any]) -> EngineConfig:
     is_reference = (record.get("trtllm_hpc") or {}).get("backend") == "reference"
     world = int(mapping["world_size"])
     cache = build.get("kv_cache_type")
-    inputs, outputs = build.get("max_input_len"), build.get("max_output_len")
-    longest = build.get("max_seq_len")
-    if longest is None and inputs is not None and outputs is not None:
-        longest = inputs + outputs  # before 0.11
     return EngineConfig(
         folder=folder,
         version=None if is_reference else record.get("version"),
@@ -112,26 +112,20 @@ def _new(folder: Path, record: Mapping[str, Any]) -> EngineConfig:
         context=int(mapping.get("cp_size", 1)),
         gpus_per_node=mapping.get("gpus_per_node"),
         files=tuple(f"rank{rank}.{'safetensors' if is_reference else 'engine'}" for rank in range(world)),
-        max_batch_size=build.get("max_batch_size"),
-        max_input_len=inputs,
-        max_seq_len=longest,
-        max_beam_width=build.get("max_beam_width"),
         # "PAGED", or the Python enumeration's "KVCacheType.PAGED".
         paged_kv_cache=str(cache).upper().endswith("PAGED") if cache else plugins.get("paged_kv_cache"),
-        paged_context_fmha=bool(plugins.get("use_paged_context_fmha")),
-        gather_context_logits=bool(build.get("gather_context_logits")),
-        gather_generation_logits=bool(build.get("gather_generation_logits")),
+        **_shared(build, plugins),
     )
 
 
 def _old(folder: Path, record: Mapping[str, Any]) -> EngineConfig:
     """Files are named by ``build.py``'s ``get_engine_name``."""
     build, plugins = record["builder_config"], record.get("plugin_config") or {}
+    if build.get("gather_all_token_logits"):
+        build = {**build, **dict.fromkeys(_GATHER, True)}
     tensor, pipeline = int(build["tensor_parallel"]), int(build.get("pipeline_parallel", 1))
     stages = f"_pp{pipeline}" if pipeline > 1 else ""
     name = f"{build['name']}_{build['precision']}_tp{tensor}{stages}"
-    inputs, outputs = build.get("max_input_len"), build.get("max_output_len")
-    both = bool(build.get("gather_all_token_logits"))
     return EngineConfig(
         folder=folder,
         version=None,
@@ -142,15 +136,19 @@ def _old(folder: Path, record: Mapping[str, Any]) -> EngineConfig:
         context=1,
         gpus_per_node=None,
         files=tuple(f"{name}_rank{rank}.engine" for rank in range(tensor * pipeline)),
-        max_batch_size=build.get("max_batch_size"),
-        max_input_len=inputs,
-        max_seq_len=inputs + outputs if inputs is not None and outputs is not None else None,
-        max_beam_width=build.get("max_beam_width"),
         paged_kv_cache=plugins.get("paged_kv_cache"),
-        paged_context_fmha=bool(plugins.get("use_paged_context_fmha")),
-        gather_context_logits=both or bool(build.get("gather_context_logits")),
-        gather_generation_logits=both or bool(build.get("gather_generation_logits")),
+        **_shared(build, plugins),
     )
+
+
+def _shared(build: Mapping[str, Any], plugins: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that have the same names in both layouts."""
+    limits = {name: build.get(name) for name in _LIMITS}
+    inputs, outputs = limits["max_input_len"], build.get("max_output_len")
+    if limits["max_seq_len"] is None and inputs is not None and outputs is not None:
+        limits["max_seq_len"] = inputs + outputs  # before 0.11
+    gather = {name: bool(build.get(name)) for name in _GATHER}
+    return {**limits, **gather, "paged_context_fmha": bool(plugins.get("use_paged_context_fmha"))}
 
 
 def set_gpus_per_node(checkpoints: Sequence[Path], gpus: int) -> None:

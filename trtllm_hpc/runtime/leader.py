@@ -12,6 +12,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import ExitCode
@@ -31,19 +32,31 @@ class StopReason:
     exit_code: ExitCode
 
 
+@dataclass(frozen=True)
+class RankOptions:
+    """The options that ``rank.sh`` passes."""
+
+    rank: int
+    world_size: int
+    ranks_per_node: int
+    prefix: str
+    """Prefix of this rank's shared memory and scratch folder, with job id and rank."""
+    scratch: Path
+    ready_timeout_seconds: float
+    companion_start_seconds: float | None
+    companion_silence_seconds: float | None
+    server: str
+    launcher: str | None
+    """Program that starts the server and joins the ranks, e.g. ``trtllm-llmapi-launch``."""
+    server_arguments: list[str]
+
+
 class Leader:
     """Watches one server from its start. ``tick`` is called a few times a second."""
 
-    def __init__(
-        self,
-        paths: RunPaths,
-        *,
-        job_id: str,
-        ready_timeout_s: float,
-        companion_start_s: float | None,
-        companion_silence_s: float | None,
-    ) -> None:
+    def __init__(self, paths: RunPaths, options: RankOptions, job_id: str) -> None:
         self._paths = paths
+        self._options = options
         self._job_id = job_id
         self._address = os.environ["TRTLLM_HPC_ADDRESS"]
         self._http, self._grpc, self._metrics = (
@@ -51,9 +64,6 @@ class Leader:
         )
         self._started = time.monotonic()
         self._started_at = time.time()
-        self._ready_timeout_s = ready_timeout_s
-        self._start_s = companion_start_s
-        self._silence_s = companion_silence_s
         self._published = False
         self._ready = 0.0
         self._beat: tuple[int, float] | None = None
@@ -67,7 +77,7 @@ class Leader:
         if names is not None:
             self._publish(names)
             return None
-        if time.monotonic() - self._started > self._ready_timeout_s:
+        if time.monotonic() - self._started > self._options.ready_timeout_seconds:
             return self._not_ready_in_time()
         return None
 
@@ -115,7 +125,7 @@ class Leader:
         states = model_states(self._address, self._http)
         waiting = sorted(name for name, state in states.items() if state != "READY")
         what = f"not READY: {', '.join(waiting)}" if waiting else "the server does not answer"
-        sentence = f"the server was not ready within {self._ready_timeout_s:.0f} s ({what})"
+        sentence = f"the server was not ready within {self._options.ready_timeout_seconds:.0f} s ({what})"
         add_event(self._paths, "serve", "ready_timeout", reason=sentence)
         return StopReason("ready timeout", sentence, ExitCode.READINESS)
 
@@ -132,10 +142,13 @@ class Leader:
         if changed and (self._beat is None or self._beat[0] != changed):
             self._beat = (changed, now)
         if self._beat is None:
-            if self._start_s is not None and now - self._ready > self._start_s:
-                return self._stop_for(f"no companion came within {self._start_s:.0f} s")
-        elif self._silence_s is not None and now - self._beat[1] > self._silence_s:
-            return self._stop_for(f"the companion gave no sign of life for {self._silence_s:.0f} s")
+            start_s = self._options.companion_start_seconds
+            if start_s is not None and now - self._ready > start_s:
+                return self._stop_for(f"no companion came within {start_s:.0f} s")
+            return None
+        silence_s = self._options.companion_silence_seconds
+        if silence_s is not None and now - self._beat[1] > silence_s:
+            return self._stop_for(f"the companion gave no sign of life for {silence_s:.0f} s")
         return None
 
     def _stop_for(self, sentence: str) -> StopReason:

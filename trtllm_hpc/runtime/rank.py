@@ -13,12 +13,11 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.leader import Leader
+from trtllm_hpc.runtime.leader import Leader, RankOptions
 from trtllm_hpc.runtime.node import interface_towards, remove_leftovers
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, start_bound
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
@@ -32,25 +31,6 @@ _STOP_GRACE_S = 45.0
 """From a stop request to SIGKILL: requests in flight may finish first (Triton's exit timeout is 30 s)."""
 _AFTER_LEADER_S = 10.0
 """How long a worker may outlive the leader."""
-
-
-@dataclass(frozen=True)
-class RankOptions:
-    """The options that ``rank.sh`` passes."""
-
-    rank: int
-    world_size: int
-    ranks_per_node: int
-    prefix: str
-    """Prefix of this rank's shared memory and scratch folder, with job id and rank."""
-    scratch: Path
-    ready_timeout_seconds: float
-    companion_start_seconds: float | None
-    companion_silence_seconds: float | None
-    server: str
-    launcher: str | None
-    """Program that starts the server and joins the ranks, e.g. ``trtllm-llmapi-launch``."""
-    server_arguments: list[str]
 
 
 class Supervisor:
@@ -76,7 +56,7 @@ class Supervisor:
         self._outlives_leader = False
         self._killed = False
         self._failed: ExitCode | None = None
-        self._leader = self._make_leader() if options.rank == 0 else None
+        self._leader = Leader(paths, options, self._record.job_id) if options.rank == 0 else None
 
     def run(self) -> int:
         """Start the server, watch it to its end; returns the rank's exit code."""
@@ -102,15 +82,6 @@ class Supervisor:
         return code
 
     # Starting -----------------------------------------------------------------------
-
-    def _make_leader(self) -> Leader:
-        return Leader(
-            self._paths,
-            job_id=self._record.job_id,
-            ready_timeout_s=self._options.ready_timeout_seconds,
-            companion_start_s=self._options.companion_start_seconds,
-            companion_silence_s=self._options.companion_silence_seconds,
-        )
 
     def _start(self, server: Server) -> Child:
         launcher = self._options.launcher
