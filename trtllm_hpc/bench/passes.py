@@ -114,7 +114,7 @@ class Passes:
                 schedule.due_s,
                 self.clock,
                 first_index=batch.first_index,
-                progress=self.progress,
+                progress=self.progress.count,
                 processes=self.settings.processes,
             )
         )
@@ -124,7 +124,7 @@ class Passes:
     def _closed(self, level: ClosedLoop, step: Step) -> tuple[LoadResult, PassRequests, Window]:
         count, until_s = closed_length(level, self.settings)
         if count is None:
-            batch = self.feed.take(timed_length(level, until_s or 0.0, self.feed.distinct))
+            batch = self.feed.take(timed_length(level, until_s or 0.0, self.feed.built.distinct))
         else:
             batch = self.feed.take(count)
             if count >= WHOLE_TRACE:
@@ -141,7 +141,7 @@ class Passes:
                 count=count,
                 until_s=until_s,
                 first_index=batch.first_index,
-                progress=self.progress,
+                progress=self.progress.count,
                 processes=self.settings.processes,
             )
         )

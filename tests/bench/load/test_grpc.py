@@ -165,16 +165,15 @@ def test_a_server_that_does_not_return_ends_the_load(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loops, "GIVE_UP_S", 0.5)
     answered = threading.Event()
 
-    class Progress:
-        def count(self, ok: bool, latency_s: float) -> None:
-            if ok:
-                answered.set()
+    def count(ok: bool, latency_s: float) -> None:
+        if ok:
+            answered.set()
 
     def load(target: Target) -> LoadResult:
         if closed:
-            return run_closed(target, [b"sleep 0.01"], 4, Clock(), until_s=60, progress=Progress())
+            return run_closed(target, [b"sleep 0.01"], 4, Clock(), until_s=60, progress=count)
         due_s = [number / 100 for number in range(6000)]
-        return run_open(target, [b"x"] * 6000, due_s, Clock(), progress=Progress())
+        return run_open(target, [b"x"] * 6000, due_s, Clock(), progress=count)
 
     with ThreadPoolExecutor(1) as executor:
         with grpc_server() as ready:
@@ -211,22 +210,20 @@ def test_a_late_request_is_sent_at_once_and_none_is_dropped() -> None:
 def test_progress_counts_each_answer() -> None:
     counted: list[tuple[bool, float]] = []
 
-    class Progress:
-        def count(self, ok: bool, latency_s: float) -> None:
-            counted.append((ok, latency_s))
+    def count(ok: bool, latency_s: float) -> None:
+        counted.append((ok, latency_s))
 
     with grpc_server() as ready:
-        load = run_open(Target(ready, "m"), [b"x", b"fail: y"], [0.0, 0.01], Clock(), progress=Progress())
+        load = run_open(Target(ready, "m"), [b"x", b"fail: y"], [0.0, 0.01], Clock(), progress=count)
     assert sorted(counted) == sorted((reply.ok, reply.ended_s - reply.due_s) for reply in load.replies)
 
 
 def test_an_exception_in_a_callback_ends_the_load() -> None:
-    class Broken:
-        def count(self, ok: bool, latency_s: float) -> None:
-            raise ZeroDivisionError("as if")
+    def broken(ok: bool, latency_s: float) -> None:
+        raise ZeroDivisionError("as if")
 
     with grpc_server() as ready, pytest.raises(ZeroDivisionError, match="as if"):
-        run_open(Target(ready, "m"), [b"x"], [0.0], Clock(), progress=Broken())
+        run_open(Target(ready, "m"), [b"x"], [0.0], Clock(), progress=broken)
 
 
 def test_a_server_of_another_protocol_is_not_ready() -> None:

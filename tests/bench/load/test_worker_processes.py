@@ -21,13 +21,12 @@ def test_an_open_loop_keeps_times_and_order() -> None:
     payloads = [b"%d" % number for number in range(31)]
     counted: list[bool] = []
 
-    class Progress:
-        def count(self, ok: bool, latency_s: float) -> None:
-            counted.append(ok and latency_s > 0)
+    def count(ok: bool, latency_s: float) -> None:
+        counted.append(ok and latency_s > 0)
 
     with grpc_server() as ready:
         due_s = [number / 100 for number in range(31)]
-        load = run_open(Target(ready, "m"), payloads, due_s, Clock(), processes=3, progress=Progress())
+        load = run_open(Target(ready, "m"), payloads, due_s, Clock(), processes=3, progress=count)
     assert sorted(reply.index for reply in load.replies) == list(range(31))
     assert counted == [True] * 31
     for reply in load.replies:
@@ -69,12 +68,11 @@ _INTERRUPTED = """
 import sys
 from tests.bench.load.grpc_server import endpoint
 from trtllm_hpc.bench.load import Clock, Target, run_open
-class Progress:
-    def count(self, ok, latency_s):
-        print("answer", flush=True)
+def count(ok, latency_s):
+    print("answer", flush=True)
 if __name__ == "__main__":
     load = run_open(Target(endpoint(int(sys.argv[1])), "m"), [b"x"] * 4, [0, 0.05, 100, 101], Clock(),
-                    progress=Progress(), processes=2)
+                    progress=count, processes=2)
     print(len(load.replies), load.interrupted, flush=True)
 """
 

@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from trtllm_hpc.bench.load.http2 import CANCEL, REFUSED_STREAM, Connection, Headers
@@ -98,31 +99,19 @@ def _status_of(trailers: Mapping[str, str], http_status: str) -> tuple[str, str 
     return name, unquote(trailers.get("grpc-message", "")) or None
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
     """One call: handles the events of its stream and completes the reply."""
 
-    __slots__ = (
-        "body",
-        "buffer",
-        "client",
-        "connection",
-        "done",
-        "http_status",
-        "refusals",
-        "reply",
-        "stream_id",
-    )
-
-    def __init__(self, client: GrpcClient, reply: Reply, body: bytes) -> None:
-        self.client = client
-        self.reply = reply
-        self.body = body
-        self.buffer = b""
-        self.connection: Connection | None = None
-        self.stream_id = 0
-        self.http_status = "200"
-        self.done = False
-        self.refusals = 0
+    client: GrpcClient
+    reply: Reply
+    body: bytes
+    buffer: bytes = b""
+    connection: Connection | None = None
+    stream_id: int = 0
+    http_status: str = "200"
+    done: bool = False
+    refusals: int = 0
 
     def headers(self, headers: Headers, now: float) -> None:
         self.http_status = headers.get(":status", self.http_status)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from struct import Struct
 from typing import Protocol
 
@@ -110,14 +111,12 @@ def _window_update(increment: int) -> bytes:
     return encode_frame(WINDOW_UPDATE, 0, 0, increment.to_bytes(4, "big"))
 
 
+@dataclass(slots=True)
 class _PendingBody:
     """The part of a request's body that flow control does not let out yet."""
 
-    __slots__ = ("data", "window")
-
-    def __init__(self, data: bytes, window: int) -> None:
-        self.data = data
-        self.window = window
+    data: bytes
+    window: int
 
 
 class SendBuffer:

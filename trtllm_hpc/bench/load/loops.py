@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.process import UsageMeter, gc_paused, on_sigint
 from trtllm_hpc.bench.load.timing import Clock, KernelTimer
 from trtllm_hpc.bench.records import NO_CONNECTION, OK
 from trtllm_hpc.bench.results import ClientUse
+
+if TYPE_CHECKING:
+    from trtllm_hpc.bench.load.grpc_client import GrpcClient
+    from trtllm_hpc.bench.load.http_client import HttpClient
 
 _LEAD_S = 0.05
 """From the connection to the first request, where no start is given."""
@@ -52,6 +56,9 @@ class ClosedPlan(Plan):
     until_s: float | None
 
 
+Count = Callable[[bool, float], object]
+"""Called for each request that has ended, with whether it was answered and its latency from schedule; must be
+quick."""
 Control = Callable[[Callable[[], object]], float]
 """Called once connected, with a function that ends the load from any thread; returns the start time."""
 
@@ -73,29 +80,6 @@ class LoadResult:
     """Whether it was ended early because the server was gone; see :class:`DisconnectWatch`."""
 
 
-class ProgressCounter(Protocol):
-    """Counts answers as they come; must be quick."""
-
-    def count(self, ok: bool, latency_s: float) -> None:
-        """Count one more ended request, with its latency from schedule."""
-
-
-class Client(Protocol):
-    """Sends requests of one protocol to one server."""
-
-    async def connect(self) -> None:
-        """Connect, or raise NotReady."""
-
-    def send(self, reply: Reply, payload: bytes) -> None:
-        """Start a request; ``reply`` takes what comes back."""
-
-    def flush(self) -> None:
-        """Send what is queued."""
-
-    async def close(self) -> None:
-        """Close all connections at once."""
-
-
 class DisconnectWatch:
     """Notices when no connection to the server has been possible for :data:`GIVE_UP_S`."""
 
@@ -114,30 +98,24 @@ class DisconnectWatch:
         return self._requests >= MIN_UNCONNECTED and reply.ended_s - self._since_s >= GIVE_UP_S
 
 
-def run_in_process(
-    plan: Plan, progress: ProgressCounter | None = None, control: Control | None = None
-) -> LoadResult:
+def run_in_process(plan: Plan, count: Count | None = None, control: Control | None = None) -> LoadResult:
     """Run a load in this process.
 
     Raises:
         NotReady: no connection to the endpoint.
     """
-    if isinstance(plan, OpenPlan):
-        return asyncio.run(_OpenLoop(plan, progress).run(control))
-    assert isinstance(plan, ClosedPlan)
-    return asyncio.run(_ClosedLoop(plan, progress).run(control))
+    loop = _OpenLoop if isinstance(plan, OpenPlan) else _ClosedLoop
+    return asyncio.run(loop(plan, count).run(control))
 
 
 class _Loop:
     """What both kinds of load share: sending, counting answers, ending."""
 
-    def __init__(self, plan: Plan, progress: ProgressCounter | None) -> None:
-        self.target = plan.target
-        self.payloads = plan.payloads
-        self.indices = plan.indices
+    def __init__(self, plan: Plan, count: Count | None) -> None:
+        self.plan = plan
         self.clock = plan.clock
         self.start_s = plan.start_s
-        self.progress = progress
+        self.count = count
         self.replies: list[Reply] = []
         self.outstanding = 0
         """Requests without an answer yet."""
@@ -151,7 +129,7 @@ class _Loop:
     async def run(self, control: Control | None) -> LoadResult:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)
-        self.client = _client(self.target, self.clock, self.on_end)
+        self.client = _client(self.plan.target, self.clock, self.on_end)
         try:
             await self.client.connect()
             if control is not None:
@@ -184,10 +162,10 @@ class _Loop:
 
     def send(self, position: int, due_s: float) -> None:
         """Send the payload at this position."""
-        reply = Reply(self.indices[position], due_s, self.clock.now(), -1.0)
+        reply = Reply(self.plan.indices[position], due_s, self.clock.now(), -1.0)
         self.replies.append(reply)
         self.outstanding += 1
-        self.client.send(reply, self.payloads[position])
+        self.client.send(reply, self.plan.payloads[position])
 
     def on_end(self, reply: Reply) -> None:
         """Called by the client when a request has ended."""
@@ -195,8 +173,8 @@ class _Loop:
             reply.ended_s = -1.0
             return
         self.outstanding -= 1
-        if self.progress is not None:
-            self.progress.count(reply.ok, reply.ended_s - reply.due_s)
+        if self.count is not None:
+            self.count(reply.ok, reply.ended_s - reply.due_s)
         if self.disconnect_watch.gives_up(reply):
             self.disconnected = True
             self.over.set()
@@ -216,42 +194,38 @@ class _Loop:
 
 
 class _OpenLoop(_Loop):
-    def __init__(self, plan: OpenPlan, progress: ProgressCounter | None) -> None:
-        super().__init__(plan, progress)
-        self.due_s = plan.due_s
+    plan: OpenPlan
 
     def on_timer(self) -> None:
         assert self.start_s is not None
-        last = min(self.sent + _BURST, len(self.due_s))
+        times = self.plan.due_s
+        last = min(self.sent + _BURST, len(times))
         while self.sent < last:
-            due_s = self.start_s + self.due_s[self.sent]
+            due_s = self.start_s + times[self.sent]
             if due_s > self.clock.now():
                 break
             self.sent += 1
             self.send(self.sent - 1, due_s)
             self.client.flush()
-        if self.sent < len(self.due_s):
-            self.timer.set(self.clock.zero + self.start_s + self.due_s[self.sent])
+        if self.sent < len(times):
+            self.timer.set(self.clock.zero + self.start_s + times[self.sent])
             return
         self.usage.all_sent()
         if not self.outstanding:
             self.over.set()
 
     def after(self, reply: Reply) -> bool:
-        return self.sent < len(self.due_s)
+        return self.sent < len(self.plan.due_s)
 
 
 class _ClosedLoop(_Loop):
-    def __init__(self, plan: ClosedPlan, progress: ProgressCounter | None) -> None:
-        super().__init__(plan, progress)
-        self.concurrency = plan.concurrency
-        self.left = plan.count if plan.count is not None else 2**62
-        self.until_s = plan.until_s
+    plan: ClosedPlan
 
     def on_timer(self) -> None:
         assert self.start_s is not None
-        self.end_s = float("inf") if self.until_s is None else self.start_s + self.until_s
-        for _ in range(min(self.concurrency, self.left)):
+        self.left = 2**62 if self.plan.count is None else self.plan.count
+        self.end_s = float("inf") if self.plan.until_s is None else self.start_s + self.plan.until_s
+        for _ in range(min(self.plan.concurrency, self.left)):
             self._send_next(self.start_s)
         self.client.flush()
         if not self.outstanding:
@@ -267,10 +241,10 @@ class _ClosedLoop(_Loop):
     def _send_next(self, due_s: float) -> None:
         self.left -= 1
         self.sent += 1
-        self.send((self.sent - 1) % len(self.payloads), due_s)
+        self.send((self.sent - 1) % len(self.plan.payloads), due_s)
 
 
-def _client(target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> Client:
+def _client(target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> GrpcClient | HttpClient:
     if target.protocol == "http":
         from trtllm_hpc.bench.load.http_client import HttpClient
 

@@ -11,14 +11,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from trtllm_hpc.bench.load.loops import (
-    ClosedPlan,
-    LoadResult,
-    OpenPlan,
-    Plan,
-    ProgressCounter,
-    run_in_process,
-)
+from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan, Plan, run_in_process
 from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.results import ClientUse
@@ -39,7 +32,7 @@ def run_open(
     *,
     first_index: int = 0,
     start_s: float | None = None,
-    progress: ProgressCounter | None = None,
+    progress: Count | None = None,
     processes: int = 1,
 ) -> LoadResult:
     """Send each payload when it is due, whatever the server does, and wait for every answer.
@@ -72,7 +65,7 @@ def run_closed(
     until_s: float | None = None,
     first_index: int = 0,
     start_s: float | None = None,
-    progress: ProgressCounter | None = None,
+    progress: Count | None = None,
     processes: int = 1,
 ) -> LoadResult:
     """Keep ``concurrency`` requests outstanding, and wait for every answer.
@@ -96,11 +89,11 @@ def run_closed(
     return _run(plan, min(processes, concurrency), progress)
 
 
-def _run(plan: Plan, processes: int, progress: ProgressCounter | None) -> LoadResult:
+def _run(plan: Plan, processes: int, progress: Count | None) -> LoadResult:
     return _run_shared(plan, processes, progress) if processes > 1 else run_in_process(plan, progress)
 
 
-def _run_shared(plan: Plan, processes: int, progress: ProgressCounter | None) -> LoadResult:
+def _run_shared(plan: Plan, processes: int, progress: Count | None) -> LoadResult:
     """Run a load in new processes, which begin at the same moment, and merge their results."""
     context = get_context("spawn")
     workers: list[Any] = []
@@ -136,7 +129,7 @@ def _share_of(plan: Plan, share: int, processes: int) -> Plan:
     return replace(plan, payloads=payloads, indices=indices, count=count, concurrency=slots)
 
 
-def _collect(plan: Plan, pipes: list[Connection], progress: ProgressCounter | None) -> list[LoadResult]:
+def _collect(plan: Plan, pipes: list[Connection], progress: Count | None) -> list[LoadResult]:
     """Start the workers together, forward their counts, wait for their results; Ctrl-C ends them early."""
     results: dict[Connection, LoadResult] = {}
     ready: set[Connection] = set()
@@ -153,7 +146,7 @@ def _collect(plan: Plan, pipes: list[Connection], progress: ProgressCounter | No
                         _send_all(pipes, (_START, start_s))
                 elif kind == _COUNTED and progress is not None:
                     for ok, latency_s in value:
-                        progress.count(ok, latency_s)
+                        progress(ok, latency_s)
                 elif kind == _NOT_READY:
                     raise NotReady(value)
                 elif kind == _DONE:
@@ -205,7 +198,7 @@ class _CountBuffer:
     def __init__(self) -> None:
         self._counts: list[tuple[bool, float]] = []
 
-    def count(self, ok: bool, latency_s: float) -> None:
+    def add(self, ok: bool, latency_s: float) -> None:
         self._counts.append((ok, latency_s))
 
     def take(self) -> list[tuple[bool, float]]:
@@ -238,7 +231,7 @@ def _work(pipe: Connection, plan: Plan) -> None:
         return start_s
 
     try:
-        result = run_in_process(plan, counts, control)
+        result = run_in_process(plan, counts.add, control)
         ended.set()
         send(_COUNTED, counts.take())
         send(_DONE, result)
