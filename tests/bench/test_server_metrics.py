@@ -12,6 +12,7 @@ import pytest
 from tests.bench.metrics_port import MODEL, endpoint_at, page, serving
 from tests.client.echo_server import echo_server
 from tests.runtime.conftest import eventually
+from trtllm_hpc.bench.load import Clock
 from trtllm_hpc.bench.server_metrics.sampling import (
     ServerSample,
     fetch_page,
@@ -25,10 +26,7 @@ from trtllm_hpc.reference.generation import Load
 from trtllm_hpc.reference.metrics import Gauges, gauges
 from trtllm_hpc.runtime.records import Endpoint
 
-
-class Clock:
-    def now(self) -> float:
-        return time.monotonic()
+MONOTONIC = Clock(zero=0.0)
 
 
 # What a page says -----------------------------------------------------------------------
@@ -122,7 +120,7 @@ def test_samples_stand_at_the_middle_of_their_get() -> None:
         return 200, page(finished=number)
 
     begun = time.monotonic()
-    with serving(slow) as endpoint, sampled(endpoint, Clock(), 0.01) as found:
+    with serving(slow) as endpoint, sampled(endpoint, MONOTONIC, 0.01) as found:
         time.sleep(0.2)
     ended = time.monotonic()
     assert found.warning is None and len(found.samples) >= 2
@@ -136,10 +134,10 @@ def test_samples_stand_at_the_middle_of_their_get() -> None:
 
 def test_the_last_look_is_at_the_end_and_no_moment_after_another() -> None:
     with serving(lambda number: (200, page(finished=number))) as endpoint:
-        with sampled(endpoint, Clock(), 60.0) as found:
+        with sampled(endpoint, MONOTONIC, 60.0) as found:
             assert eventually(lambda: len(found))
         assert len(found.samples) == 2
-        with sampled(endpoint, Clock(), 0.2) as found:
+        with sampled(endpoint, MONOTONIC, 0.2) as found:
             assert eventually(lambda: len(found) == 3)
     times = [sample.time_s for sample in found.samples]
     assert len(times) == 3 and min(late - early for early, late in pairwise(times)) > 0.1
@@ -148,7 +146,7 @@ def test_the_last_look_is_at_the_end_and_no_moment_after_another() -> None:
 def test_the_last_look_is_kept_when_it_is_the_one_too_many() -> None:
     with (
         serving(lambda number: (200, page())) as endpoint,
-        sampled(endpoint, Clock(), 60.0, max_pages=2) as found,
+        sampled(endpoint, MONOTONIC, 60.0, max_pages=2) as found,
     ):
         assert eventually(lambda: len(found))
         ended = time.monotonic()
@@ -157,7 +155,7 @@ def test_the_last_look_is_kept_when_it_is_the_one_too_many() -> None:
 
 def test_looks_do_not_keep_step_with_a_load_of_the_same_period() -> None:
     interval_s, begun = 0.02, time.monotonic()
-    with serving(lambda number: (200, page())) as endpoint, sampled(endpoint, Clock(), interval_s) as found:
+    with serving(lambda number: (200, page())) as endpoint, sampled(endpoint, MONOTONIC, interval_s) as found:
         assert eventually(lambda: len(found) >= 50)
     times = [sample.time_s for sample in found.samples]
     gaps = [late - early for early, late in pairwise(times)]
@@ -169,7 +167,7 @@ def test_looks_do_not_keep_step_with_a_load_of_the_same_period() -> None:
 def test_a_long_measurement_keeps_fewer_pages_of_all_of_it() -> None:
     with serving(lambda number: (200, page())) as endpoint:
         started = time.monotonic()
-        with sampled(endpoint, Clock(), 0.001, max_pages=8) as found:
+        with sampled(endpoint, MONOTONIC, 0.001, max_pages=8) as found:
             time.sleep(0.3)
     times = [sample.time_s - started for sample in found.samples]
     assert 4 <= len(times) <= 8 and times[0] < 0.1 and times[-1] >= 0.3
@@ -180,7 +178,7 @@ def test_a_page_that_cannot_be_had_is_one_warning() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         nobody = endpoint_at(taken.getsockname()[1])
-        with sampled(nobody, Clock(), 0.01) as found:
+        with sampled(nobody, MONOTONIC, 0.01) as found:
             time.sleep(0.05)
         with pytest.raises(
             RequestFailed, match=r"127\.0\.0\.1:\d+/metrics could not be read: Connection refused"
@@ -194,7 +192,7 @@ def test_a_page_that_cannot_be_had_is_one_warning() -> None:
 def test_pages_that_fail_now_and_then_are_counted() -> None:
     with (
         serving(lambda number: (500, "") if number == 1 else (200, page())) as endpoint,
-        sampled(endpoint, Clock(), 0.01) as found,
+        sampled(endpoint, MONOTONIC, 0.01) as found,
     ):
         assert eventually(lambda: len(found) >= 3)
     assert found.warning is not None and "could not be read 1 of" in found.warning
@@ -203,7 +201,7 @@ def test_pages_that_fail_now_and_then_are_counted() -> None:
 
 def test_another_page_gives_no_sample() -> None:
     with serving(lambda number: (200, "<html>a login page</html>")) as endpoint:
-        with sampled(endpoint, Clock(), 0.01) as found:
+        with sampled(endpoint, MONOTONIC, 0.01) as found:
             time.sleep(0.03)
         with pytest.raises(RequestFailed, match="could not be read"):
             fetch_page(endpoint)
@@ -230,7 +228,7 @@ def counted(endpoint: Endpoint) -> int:
 def test_a_real_server_tells_its_series(tmp_path: Path) -> None:
     from trtllm_hpc.client.generate import generate_grpc
 
-    with echo_server(tmp_path) as endpoint, sampled(endpoint, Clock(), 0.05) as found:
+    with echo_server(tmp_path) as endpoint, sampled(endpoint, MONOTONIC, 0.05) as found:
         assert eventually(lambda: len(found))
         for _ in range(10):
             generate_grpc(endpoint, "a question", 4, 10.0, "ensemble")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.report.make import make, write_run
 from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.records import write_records
+from trtllm_hpc.bench.records import append_records
 from trtllm_hpc.bench.results import Verdict, write_measurement
 from trtllm_hpc.cli.bench_run import engine_limit_problems, raise_if_invalid
 from trtllm_hpc.cli.measurements import StoredMeasurement
@@ -55,7 +55,8 @@ def test_the_hint_depends_on_the_error(tmp_path: Path, status: str, error: str, 
     made = make([OpenLoop(4.0)], requests=10)
     paths = write_run(tmp_path / "run", made)
     found = StoredMeasurement(paths, "benchmark")
-    write_records(found.files.requests, [replace(one, status=status, error=error) for one in made.records])
+    found.files.requests.unlink()
+    append_records(found.files.requests, [replace(one, status=status, error=error) for one in made.records])
     settings = {**made.measurement.settings, "request_timeout_seconds": 2.0}
     measurement = replace(
         made.measurement, settings=settings, errors={error: 10}, verdict=Verdict(["It failed."])

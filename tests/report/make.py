@@ -16,7 +16,7 @@ from trtllm_hpc.bench.analysis.aggregate import error_counts, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
 from trtllm_hpc.bench.metrics import Sample, figures
-from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, write_records
+from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, append_records
 from trtllm_hpc.bench.results import (
     ClientUse,
     Distribution,
@@ -151,7 +151,7 @@ def write_run(folder: Path, made: Made, *, name: str = "benchmark") -> RunPaths:
     paths.make_folders()
     files = paths.measurement(name)
     write_measurement(files.summary, made.measurement)
-    write_records(files.requests, made.records)
+    append_records(files.requests, made.records)
     write_samples(files.samples, made.samples)
     _write_events(paths, made.measurement.started_at)
     return paths

@@ -30,11 +30,6 @@ class Schedule:
     window: Window
     """The measured part, in the same seconds. What is due before it is warm-up; nothing is due after it."""
 
-    @property
-    def warmup(self) -> int:
-        """Requests before the window."""
-        return sum(due_s < self.window.start_s for due_s in self.due_s)
-
 
 def open_schedule(
     level: OpenLoop, settings: Benchmark, *, repeat: int = 0, requests: Sequence[Request] = ()

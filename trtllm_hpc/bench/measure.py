@@ -244,7 +244,7 @@ class _Run:
                 self._results,
                 self._search,
                 findings=findings,
-                warnings=[*self._notes, *feed.notes, *warnings],
+                warnings=[*self._notes, *feed.built.notes, *warnings],
             ),
             search=self._search,
         )

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from trtllm_hpc.paths import write_text
-
 OK = "ok"
 WARMUP = "warm-up"
 MEASURED = "measured"
@@ -79,27 +77,18 @@ class RequestRecord:
         return self.chunks_s[0] if self.chunks_s else None
 
 
-def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
-    """Write the records as JSON lines, with ``first_token_s`` added to the fields."""
-    write_text(path, _lines(records))
-
-
 def append_records(path: Path, records: Iterable[RequestRecord]) -> None:
-    """Append records; they are on the disk when this returns."""
+    """Append records as JSON lines, with ``first_token_s`` added; they are on the disk when this returns."""
+    plain = ({**asdict(record), "first_token_s": record.first_token_s} for record in records)
     mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with os.fdopen(os.open(path, mode, 0o600), "a", encoding="utf-8") as file:
-        file.write(_lines(records))
+        file.writelines(f"{json.dumps(line, ensure_ascii=False)}\n" for line in plain)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _lines(records: Iterable[RequestRecord]) -> str:
-    plain = ({**asdict(record), "first_token_s": record.first_token_s} for record in records)
-    return "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in plain)
-
-
 def read_records(path: Path) -> list[RequestRecord]:
-    """Read what :func:`write_records` wrote, without a last line that was cut off by a kill."""
+    """Read what :func:`append_records` wrote, without a last line that was cut off by a kill."""
     known = {field.name for field in fields(RequestRecord)}
     with path.open(encoding="utf-8") as lines:
         return [_record(json.loads(line), known) for line in lines if line.endswith("\n")]

@@ -43,23 +43,14 @@ class RequestFeed:
         self._restarts = settings.workload.kind == "trace"
         self._targets = targets
         self._make = make
-        self._built = make(expected)
+        self.built = make(expected)
+        """The workload so far."""
         self._sent = self._sent_before = 0
 
     @property
     def sent(self) -> list[Request]:
         """All requests of the passes so far, by their index."""
-        return self._built.requests[: self._sent]
-
-    @property
-    def notes(self) -> list[str]:
-        """Sentences about the workload for readers of the results."""
-        return self._built.notes
-
-    @property
-    def distinct(self) -> int | None:
-        """Number of different prompts in the source; ``None`` where they are generated, without limit."""
-        return self._built.distinct
+        return self.built.requests[: self._sent]
 
     def take(self, count: int) -> PassRequests:
         """Return the next ``count`` requests; of a trace the first ones, fewer if it is shorter.
@@ -69,10 +60,10 @@ class RequestFeed:
         """
         first = 0 if self._restarts else self._sent
         last = first + count
-        if last > len(self._built.requests) and not self._restarts:
+        if last > len(self.built.requests) and not self._restarts:
             # A search has no known number of passes: double the workload, so that it is rebuilt rarely.
-            self._built = self._make(max(last, 2 * len(self._built.requests)))
-        requests = self._built.requests[first:last]
+            self.built = self._make(max(last, 2 * len(self.built.requests)))
+        requests = self.built.requests[first:last]
         self._sent_before, self._sent = self._sent, max(self._sent, first + len(requests))
         payloads = [
             encode_request(request, self._targets[index % len(self._targets)], str(index))

@@ -11,24 +11,20 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.bench.server_metrics.series import Page, values
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.records import Endpoint
 
+if TYPE_CHECKING:
+    from trtllm_hpc.bench.load import Clock
+
 INTERVAL_S = 0.5
 """TensorRT-LLM's backend updates its gauges every 0.1 s (``stats_check_period_ms``)."""
 _TIMEOUT_S = 5.0
 _MAX_PAGES = 2000
-
-
-class Clock(Protocol):
-    """The measurement's clock."""
-
-    def now(self) -> float:
-        """Return monotonic seconds since its zero."""
 
 
 @dataclass(frozen=True)
