@@ -49,7 +49,7 @@ def test_status_shows_each_stage_and_what_failed(
     home: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    paths = run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", ("FAILED", "8:0"), "CANCELLED")
+    paths = run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "FAILED=8:0", "CANCELLED")
     shown = Typed(capsys, "status")
     assert shown.code == 0, shown.errors
     for words in ("demo-1", "COMPLETED", "FAILED", "n1", "failed: stage serve has failed (exit code 8)"):

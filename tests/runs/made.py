@@ -32,11 +32,11 @@ def submitted(folder: Path, job_ids: dict[str, str], *, complete: bool = True) -
     return paths
 
 
-def run_with(fake_slurm: FakeSlurm, folder: Path, *stages: str | tuple[str, str]) -> RunPaths:
-    """A submitted run whose jobs are in these states; a state may come with its exit code."""
+def run_with(fake_slurm: FakeSlurm, folder: Path, *stages: str) -> RunPaths:
+    """A submitted run whose jobs are in these states; an exit code may follow, as in ``FAILED=1:0``."""
     jobs = {}
     for name, stage in zip(STAGES, stages, strict=True):
-        state, code = (stage, "0:0") if isinstance(stage, str) else stage
+        state, _, code = stage.partition("=")
         nodes = "" if state == "PENDING" else "n1"
-        jobs[name] = fake_slurm.add(state, exit=code, nodes=nodes, reason="Dependency")
+        jobs[name] = fake_slurm.add(state, exit=code or "0:0", nodes=nodes, reason="Dependency")
     return submitted(folder, jobs)

@@ -51,7 +51,7 @@ def test_a_rendered_run_is_left_alone(fake_slurm: FakeSlurm, tmp_path: Path) -> 
 
 def test_the_remaining_jobs_of_a_failed_run_are_cancelled(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """Scripts submitted by hand stay in the queue when the stage before them fails."""
-    paths = run_with(fake_slurm, tmp_path / "run", ("FAILED", "1:0"), "PENDING", "PENDING")
+    paths = run_with(fake_slurm, tmp_path / "run", "FAILED=1:0", "PENDING", "PENDING")
     status = cancel_run(paths)
     assert status.state is RunState.FAILED and status.settled
     assert fake_slurm.state("102") == fake_slurm.state("103") == "CANCELLED by 1000"

@@ -18,109 +18,54 @@ from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.scheduler.slurm import Slurm as Commands
 
-OK = ExitCode.OK
-Slurm = str | tuple[str, str]
-"""State, or state and exit code, of one job."""
-
 
 def publish(paths: RunPaths) -> None:
     Endpoint("102", "n1", "10.0.0.1", 8, 9, 10, ["ensemble"], 5.0).write(paths.endpoint)
 
 
-CASES: list[tuple[tuple[Slurm, Slurm, Slurm], RunState, ExitCode, str]] = [
-    (("PENDING", "PENDING", "PENDING"), RunState.PENDING, OK, "stage build waits in the queue"),
-    (("CONFIGURING", "PENDING", "PENDING"), RunState.PENDING, OK, "stage build has its nodes"),
-    (("RUNNING", "PENDING", "PENDING"), RunState.RUNNING, OK, "stage build runs"),
-    (("COMPLETED", "PENDING", "PENDING"), RunState.RUNNING, OK, "stage serve waits in the queue"),
-    (("COMPLETED", "RUNNING", "RUNNING"), RunState.RUNNING, OK, "stage serve runs"),
-    (("COMPLETED", "COMPLETING", "COMPLETED"), RunState.RUNNING, OK, "stage serve has ended; its processes"),
-    (("COMPLETED", "COMPLETED", "COMPLETED"), RunState.COMPLETED, OK, "every stage has completed"),
-    (
-        (("FAILED", "1:0"), "CANCELLED", "CANCELLED"),
-        RunState.FAILED,
-        ExitCode.BUILD,
-        "stage build has failed (exit code 1)",
-    ),
-    (
-        (("OUT_OF_MEMORY", "0:125"), "CANCELLED", "CANCELLED"),
-        RunState.FAILED,
-        ExitCode.BUILD,
-        "stage build used more memory than it requested",
-    ),
-    (
-        ("COMPLETED", ("FAILED", "0:9"), ("FAILED", "143:0")),
-        RunState.FAILED,
-        ExitCode.START,
-        "stage serve has failed (its batch script was killed by signal 9)",
-    ),
-    (
-        ("COMPLETED", ("FAILED", "8:0"), ("FAILED", "8:0")),
-        RunState.FAILED,
-        ExitCode.READINESS,
-        "stage serve has failed (exit code 8)",
-    ),
-    (
-        ("COMPLETED", "TIMEOUT", "RUNNING"),
-        RunState.FAILED,
-        ExitCode.START,
-        "stage serve ran into its time limit",
-    ),
-    (
-        ("COMPLETED", "COMPLETED", ("FAILED", "9:0")),
-        RunState.FAILED,
-        ExitCode.REQUEST,
-        "stage companion has failed (exit code 9)",
-    ),
-    (
-        ("COMPLETED", "COMPLETED", ("FAILED", "10:0")),
-        RunState.FAILED,
-        ExitCode.MEASUREMENT,
-        "stage companion has failed (exit code 10)",
-    ),
-    (
-        ("COMPLETED", "COMPLETED", ("FAILED", "3:0")),
-        RunState.FAILED,
-        ExitCode.CONFIG,
-        "stage companion has failed (exit code 3)",
-    ),
-    (
-        ("COMPLETED", ("FAILED", "3:0"), "CANCELLED"),
-        RunState.FAILED,
-        ExitCode.START,
-        "stage serve has failed (exit code 3)",
-    ),
-    (
-        ("COMPLETED", "COMPLETED", ("FAILED", "1:0")),
-        RunState.FAILED,
-        ExitCode.REQUEST,
-        "stage companion has failed (exit code 1)",
-    ),
-    (
-        ("COMPLETED", "CANCELLED by 1000", "CANCELLED by 1000"),
-        RunState.CANCELLED,
-        ExitCode.CANCELLED,
-        "stage serve was cancelled",
-    ),
-    (
-        ("COMPLETED", "NODE_FAIL", "CANCELLED"),
-        RunState.FAILED,
-        ExitCode.START,
-        "stage serve lost a node",
-    ),
-    (("COMPLETED", "TELEPORTING", "PENDING"), RunState.RUNNING, OK, "in a state unknown here: 'TELEPORTING'"),
-]
+PENDING, RUNNING, FAILED = RunState.PENDING, RunState.RUNNING, RunState.FAILED
+OK, BUILD, START = ExitCode.OK, ExitCode.BUILD, ExitCode.START
 
 
-@pytest.mark.parametrize(("stages", "state", "code", "words"), CASES)
+@pytest.mark.parametrize(
+    ("jobs", "state", "code", "words"),
+    [
+        ("PENDING PENDING PENDING", PENDING, OK, "stage build waits in the queue"),
+        ("CONFIGURING PENDING PENDING", PENDING, OK, "stage build has its nodes"),
+        ("RUNNING PENDING PENDING", RUNNING, OK, "stage build runs"),
+        ("COMPLETED PENDING PENDING", RUNNING, OK, "stage serve waits in the queue"),
+        ("COMPLETED RUNNING RUNNING", RUNNING, OK, "stage serve runs"),
+        ("COMPLETED COMPLETING COMPLETED", RUNNING, OK, "stage serve has ended; its processes"),
+        ("COMPLETED COMPLETED COMPLETED", RunState.COMPLETED, OK, "every stage has completed"),
+        ("FAILED=1:0 CANCELLED CANCELLED", FAILED, BUILD, "build has failed (exit code 1)"),
+        (
+            "OUT_OF_MEMORY=0:125 CANCELLED CANCELLED",
+            FAILED,
+            BUILD,
+            "build used more memory than it requested",
+        ),
+        ("COMPLETED FAILED=0:9 FAILED=143:0", FAILED, START, "(its batch script was killed by signal 9)"),
+        ("COMPLETED FAILED=8:0 FAILED=8:0", FAILED, ExitCode.READINESS, "serve has failed (exit code 8)"),
+        ("COMPLETED TIMEOUT RUNNING", FAILED, START, "stage serve ran into its time limit"),
+        ("COMPLETED COMPLETED FAILED=9:0", FAILED, ExitCode.REQUEST, "companion has failed (exit code 9)"),
+        (
+            "COMPLETED COMPLETED FAILED=10:0",
+            FAILED,
+            ExitCode.MEASUREMENT,
+            "companion has failed (exit code 10)",
+        ),
+        ("COMPLETED COMPLETED FAILED=3:0", FAILED, ExitCode.CONFIG, "companion has failed (exit code 3)"),
+        ("COMPLETED FAILED=3:0 CANCELLED", FAILED, START, "stage serve has failed (exit code 3)"),
+        ("COMPLETED COMPLETED FAILED=1:0", FAILED, ExitCode.REQUEST, "companion has failed (exit code 1)"),
+        ("COMPLETED CANCELLED CANCELLED", RunState.CANCELLED, ExitCode.CANCELLED, "serve was cancelled"),
+        ("COMPLETED NODE_FAIL CANCELLED", FAILED, START, "stage serve lost a node"),
+        ("COMPLETED TELEPORTING PENDING", RUNNING, OK, "in a state unknown here: 'TELEPORTING'"),
+    ],
+)
 def test_states_of_three_jobs_become_one(
-    fake_slurm: FakeSlurm,
-    tmp_path: Path,
-    stages: tuple[Slurm, Slurm, Slurm],
-    state: RunState,
-    code: ExitCode,
-    words: str,
+    fake_slurm: FakeSlurm, tmp_path: Path, jobs: str, state: RunState, code: ExitCode, words: str
 ) -> None:
-    status = run_status(run_with(fake_slurm, tmp_path / "run", *stages))
+    status = run_status(run_with(fake_slurm, tmp_path / "run", *jobs.split()))
     assert (status.state, status.exit_code) == (state, code), status
     assert words in status.sentence
 
@@ -166,14 +111,14 @@ def test_a_published_endpoint_is_serving_while_the_job_runs(fake_slurm: FakeSlur
 
 
 def test_the_endpoint_file_of_a_killed_leader_is_ignored(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "0:9"), "CANCELLED")
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=0:9", "CANCELLED")
     publish(paths)
     status = run_status(paths)
     assert (status.state, status.endpoint) == (RunState.FAILED, None)
 
 
 def test_a_refused_start_shows_the_jobs_own_reason(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "7:0"), "RUNNING")
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=7:0", "RUNNING")
     add_event(paths, "serve", "preflight_failed", reason="the world has 1 rank, but the plan says 2")
     status = run_status(paths)
     assert status.sentence.endswith("the world has 1 rank, but the plan says 2")
@@ -181,7 +126,7 @@ def test_a_refused_start_shows_the_jobs_own_reason(fake_slurm: FakeSlurm, tmp_pa
 
 
 def test_the_rank_that_died_first_is_named(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "137:0"), "CANCELLED")
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=137:0", "CANCELLED")
     add_rank(paths, 0, ended_at=9.0, exit_code=-15, stopped_by="SIGTERM")
     add_rank(paths, 1, ended_at=8.0, exit_code=-9)
     assert "rank 1 on n1 died first: killed by signal 9 (SIGKILL)" in run_status(paths).sentence
@@ -191,7 +136,7 @@ def test_the_rank_that_died_first_is_named(fake_slurm: FakeSlurm, tmp_path: Path
 
 
 def test_a_companion_in_the_servers_job_shows_what_failed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "3:0"), "CANCELLED")
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=3:0", "CANCELLED")
     add_event(paths, "companion", "stage_end", exit_code=3)
     assert run_status(paths).exit_code == ExitCode.CONFIG
 
@@ -253,7 +198,7 @@ def test_scripts_submitted_by_hand_are_followed_by_their_events(
 
 
 def test_a_stage_that_was_run_again_counts_under_its_newest_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "7:0"), "COMPLETED")
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=7:0", "COMPLETED")
     again = fake_slurm.add("COMPLETED", exit="0:0", nodes="n1")
     add_event(paths, "serve", "stage_begin", job_id="102")
     add_event(paths, "serve", "stage_begin", job_id=again)
@@ -321,7 +266,7 @@ def test_a_time_limit_or_preemption_is_not_blamed_on_a_rank(
 
 def test_the_recorded_exit_code_goes_before_slurms(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """sacct of Slurm 22.05 shows the exit code 137 as 9, which means something else here."""
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", ("FAILED", "9:0"), "COMPLETED")
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=9:0", "COMPLETED")
     job = json.loads(paths.jobs.read_text())["stages"]["serve"]["job_id"]
     add_event(paths, "serve", "stage_begin", job_id=job)
     add_event(paths, "serve", "stage_end", job_id=job, exit_code=137)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.upstream import write_all_models
 from trtllm_hpc.runtime.model_repository.check import RepositoryInvalid
-from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe
+from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.repository import render_models
 
 VERSION = "0.16.0"
@@ -37,19 +37,16 @@ def problems(all_models: Path, recipe: RepositoryRecipe | None = None) -> list[t
     ]
 
 
-def edited(change_of: Callable[[ModelRecipe], ModelRecipe]) -> RepositoryRecipe:
+def edited(name: str, edits: ModelEdits) -> RepositoryRecipe:
+    """The recipe with other edits of one model."""
     recipe = make_recipe(VERSION)
-    return RepositoryRecipe(recipe.release, tuple(map(change_of, recipe.models)))
+    models = tuple(replace(it, edits=edits) if it.name == name else it for it in recipe.models)
+    return replace(recipe, models=models)
 
 
 def test_a_step_names_a_model_that_is_not_there(all_models: Path) -> None:
-    def rename(model: ModelRecipe) -> ModelRecipe:
-        if model.name != "ensemble":
-            return model
-        edits = ModelEdits(max_batch_size=64, models={"tensorrt_llm": "tensorrt_llm_9"})
-        return ModelRecipe(model.name, model.template, model.values, edits)
-
-    found = problems(all_models, edited(rename))
+    edits = ModelEdits(max_batch_size=64, models={"tensorrt_llm": "tensorrt_llm_9"})
+    found = problems(all_models, edited("ensemble", edits))
     assert found[0][0] == "ensemble"
     assert found[0][1].startswith("a step names the model 'tensorrt_llm_9', and the repository has")
 
@@ -110,13 +107,10 @@ def test_data_types_agree_along_the_way(all_models: Path) -> None:
 
 
 def test_an_ensemble_takes_no_larger_batches_than_its_steps(all_models: Path) -> None:
-    def shrink(model: ModelRecipe) -> ModelRecipe:
-        if model.name != "postprocessing":
-            return model
-        return ModelRecipe(model.name, model.template, model.values, ModelEdits(max_batch_size=4))
-
     sentence = "takes batches of 64, but its step postprocessing only of 4."
-    assert problems(all_models, edited(shrink)) == [("ensemble", sentence)]
+    assert problems(all_models, edited("postprocessing", ModelEdits(max_batch_size=4))) == [
+        ("ensemble", sentence)
+    ]
 
 
 def test_a_python_model_has_its_source(all_models: Path) -> None:
