@@ -39,6 +39,12 @@ def text_format() -> Any:
     return importlib.import_module("google.protobuf.text_format")
 
 
+def json_format() -> Any:
+    """Return protobuf's module for messages as plain data, likewise."""
+    schema()
+    return importlib.import_module("google.protobuf.json_format")
+
+
 def _archive() -> Path | None:
     """Return the zipapp that this module was read from, if protobuf is in it."""
     for folder in Path(__file__).parents:

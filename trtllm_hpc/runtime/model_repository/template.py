@@ -15,7 +15,7 @@ from typing import Any
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.model_repository.check import in_model
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, Value
-from trtllm_hpc.runtime.model_repository.schema import schema, text_format
+from trtllm_hpc.runtime.model_repository.schema import json_format, schema, text_format
 
 Values = Mapping[str, Value | None]
 
@@ -102,8 +102,7 @@ def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Diagno
                 int(line) if line else None,
             )
         ]
-    _fill_strings(message, values)
-    return message, []
+    return _fill_strings(message, values), []
 
 
 def _faults(placeholder: Placeholder, values: Values, model: str) -> Iterator[Diagnostic]:
@@ -141,10 +140,12 @@ def _fill_structure(text: str, found: tuple[Placeholder, ...], values: Values) -
     return "".join([*pieces, text[end:]])
 
 
-def _fill_strings(message: Any, values: Values) -> None:
+def _fill_strings(message: Any, values: Values) -> Any:
+    """Return the message with every placeholder in its strings filled; a parameter without a value goes."""
     for key in [key for key, parameter in message.parameters.items() if _is_removed(parameter, values)]:
         del message.parameters[key]
-    _fill_message(message, values)
+    record = json_format().MessageToDict(message, preserving_proto_field_name=True)
+    return json_format().ParseDict(_filled(record, values), schema().ModelConfig())
 
 
 def _is_removed(parameter: Any, values: Values) -> bool:
@@ -152,56 +153,19 @@ def _is_removed(parameter: Any, values: Values) -> bool:
     return any(values[name] is None for name in names)
 
 
-def _fill_message(message: Any, values: Values) -> None:
-    for field, content in message.ListFields():
-        if field.type == field.TYPE_STRING:
-            _fill_field(message, field, content, values)
-        elif field.type == field.TYPE_MESSAGE:
-            for part in _parts(field, content):
-                _fill_field_or_map(part, values)
-
-
-def _parts(field: Any, content: Any) -> list[Any]:
-    if _is_map(field):
-        value_field = field.message_type.fields_by_name["value"]
-        if value_field.type == value_field.TYPE_MESSAGE:
-            return list(content.values())
-        return [content] if value_field.type == value_field.TYPE_STRING else []
-    return list(content) if _is_repeated(field) else [content]
-
-
-def _fill_field_or_map(part: Any, values: Values) -> None:
-    if hasattr(part, "ListFields"):
-        _fill_message(part, values)
-        return
-    for key, text in list(part.items()):
-        part[key] = _filled(text, values)
-
-
-def _fill_field(message: Any, field: Any, content: Any, values: Values) -> None:
-    if _is_repeated(field):
-        content[:] = [_filled(text, values) for text in content]
-    else:
-        setattr(message, field.name, _filled(content, values))
-
-
-def _filled(text: str, values: Values) -> str:
-    # One pass: filled values are not searched again.
-    return _PLACEHOLDER.sub(lambda match: _text_of(values[match[1]]), text)
+def _filled(part: Any, values: Values) -> Any:
+    if isinstance(part, dict):
+        return {name: _filled(value, values) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_filled(value, values) for value in part]
+    if isinstance(part, str):
+        # One pass: filled values are not searched again.
+        return _PLACEHOLDER.sub(lambda match: _text_of(values[match[1]]), part)
+    return part
 
 
 def _text_of(value: Value | None) -> str:
     return "" if value is None else as_text(value)
-
-
-def _is_map(field: Any) -> bool:
-    return field.message_type is not None and field.message_type.GetOptions().map_entry
-
-
-def _is_repeated(field: Any) -> bool:
-    # `label` is deprecated in the newest releases, which have `is_repeated` instead.
-    repeated = getattr(field, "is_repeated", None)
-    return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)
 
 
 # Editing ----------------------------------------------------------------------------------
