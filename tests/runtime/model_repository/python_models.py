@@ -17,10 +17,23 @@ def tensor(request, name):
     return pb_utils.get_input_tensor_by_name(request, name).as_numpy()
 
 
+def characters(request, name):
+    return bytes(tensor(request, name).astype(np.uint8).flatten())
+
+
+def made(name, values, kind=np.int32):
+    return pb_utils.Tensor(name, np.array(values, dtype=kind))
+
+
 class TritonPythonModel:
     def initialize(self, args):
-        self.config = json.loads(args["model_config"])
-        self.parameters = {key: value["string_value"] for key, value in self.config["parameters"].items()}
+        parameters = json.loads(args["model_config"])["parameters"]
+        self.parameters = {key: value["string_value"] for key, value in parameters.items()}
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(self.answer(request)) for request in requests]
+
+    def answer(self, request):
 """
 
 PREPROCESSING = (
@@ -28,61 +41,60 @@ PREPROCESSING = (
     + """
         # As upstream's: it has to be there, and to be empty.
         assert self.parameters["visual_model_path"] == ""
-
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            text = tensor(request, "QUERY")[0][0]
-            words = [
-                pb_utils.Tensor("INPUT_ID", np.array([list(text)], dtype=np.int32)),
-                pb_utils.Tensor("REQUEST_INPUT_LEN", np.array([[len(text)]], dtype=np.int32)),
-                pb_utils.Tensor("REQUEST_OUTPUT_LEN", tensor(request, "REQUEST_OUTPUT_LEN").astype(np.int32)),
-            ]
-            answers.append(pb_utils.InferenceResponse(words))
-        return answers
+        text = tensor(request, "QUERY")[0][0]
+        return [
+            made("INPUT_ID", [list(text)]),
+            made("REQUEST_INPUT_LEN", [[len(text)]]),
+            made("REQUEST_OUTPUT_LEN", tensor(request, "REQUEST_OUTPUT_LEN")),
+        ]
 """
 )
 
 TENSORRT_LLM = (
     _HEAD
-    + '''
-    def execute(self, requests):
-        """What it was asked, then its engine's folder, as bytes."""
-        answers = []
-        for request in requests:
-            asked = bytes(tensor(request, "input_ids").astype(np.uint8).flatten())
-            said = asked + b"|" + self.parameters["gpt_model_path"].encode("utf-8")
-            answers.append(
-                pb_utils.InferenceResponse(
-                    [
-                        pb_utils.Tensor("output_ids", np.array([list(said)], dtype=np.int32)),
-                        pb_utils.Tensor("sequence_length", np.array([[len(said)]], dtype=np.int32)),
-                        pb_utils.Tensor("context_logits", np.zeros((1, 1), dtype=np.float32)),
-                    ]
-                )
-            )
-        return answers
-'''
+    + """
+        # What it was asked, then its engine's folder.
+        said = characters(request, "input_ids") + b"|" + self.parameters["gpt_model_path"].encode("utf-8")
+        return [
+            made("output_ids", [list(said)]),
+            made("sequence_length", [[len(said)]]),
+            made("context_logits", [[0]], np.float32),
+        ]
+"""
 )
 
 POSTPROCESSING = (
     _HEAD
     + """
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            text = bytes(tensor(request, "TOKENS_BATCH").astype(np.uint8).flatten())
-            text += b"|" + self.parameters["tokenizer_dir"].encode("utf-8")
-            answers.append(
-                pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array([[text]], dtype=np.object_))])
-            )
-        return answers
+        text = characters(request, "TOKENS_BATCH") + b"|" + self.parameters["tokenizer_dir"].encode("utf-8")
+        return [made("OUTPUT", [[text]], np.object_)]
 """
 )
 
 TENSORRT_LLM_BLS = (
     _HEAD
     + """
+        ids, length, wanted = self.ask(
+            "preprocessing",
+            ["INPUT_ID", "REQUEST_INPUT_LEN", "REQUEST_OUTPUT_LEN"],
+            pb_utils.Tensor("QUERY", tensor(request, "text_input")),
+            pb_utils.Tensor("REQUEST_OUTPUT_LEN", tensor(request, "max_tokens")),
+        )
+        ids, length = self.ask(
+            self.parameters["tensorrt_llm_model_name"],
+            ["output_ids", "sequence_length"],
+            pb_utils.Tensor("input_ids", ids),
+            pb_utils.Tensor("input_lengths", length),
+            pb_utils.Tensor("request_output_len", wanted),
+        )
+        (text,) = self.ask(
+            "postprocessing",
+            ["OUTPUT"],
+            pb_utils.Tensor("TOKENS_BATCH", ids),
+            pb_utils.Tensor("SEQUENCE_LENGTH", length),
+        )
+        return [pb_utils.Tensor("text_output", text), made("context_logits", [[0]], np.float32)]
+
     def ask(self, model, outputs, *inputs):
         request = pb_utils.InferenceRequest(
             model_name=model, requested_output_names=outputs, inputs=list(inputs)
@@ -91,38 +103,6 @@ TENSORRT_LLM_BLS = (
         if answer.has_error():
             raise pb_utils.TritonModelException(answer.error().message())
         return [pb_utils.get_output_tensor_by_name(answer, name).as_numpy() for name in outputs]
-
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            ids, length, wanted = self.ask(
-                "preprocessing",
-                ["INPUT_ID", "REQUEST_INPUT_LEN", "REQUEST_OUTPUT_LEN"],
-                pb_utils.Tensor("QUERY", tensor(request, "text_input")),
-                pb_utils.Tensor("REQUEST_OUTPUT_LEN", tensor(request, "max_tokens")),
-            )
-            ids, length = self.ask(
-                self.parameters["tensorrt_llm_model_name"],
-                ["output_ids", "sequence_length"],
-                pb_utils.Tensor("input_ids", ids),
-                pb_utils.Tensor("input_lengths", length),
-                pb_utils.Tensor("request_output_len", wanted),
-            )
-            (text,) = self.ask(
-                "postprocessing",
-                ["OUTPUT"],
-                pb_utils.Tensor("TOKENS_BATCH", ids),
-                pb_utils.Tensor("SEQUENCE_LENGTH", length),
-            )
-            answers.append(
-                pb_utils.InferenceResponse(
-                    [
-                        pb_utils.Tensor("text_output", text),
-                        pb_utils.Tensor("context_logits", np.zeros((1, 1), dtype=np.float32)),
-                    ]
-                )
-            )
-        return answers
 """
 )
 
