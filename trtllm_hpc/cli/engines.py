@@ -242,20 +242,20 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     for item in items:
         found = verify_entry(item.entry, _progress(item))
         _clear_line()
-        faults += found
+        faults += [{"entry": item.entry.name, "sentence": sentence} for sentence in found]
         if not as_json and not found:
             whole = f"whole ({len(item.manifest.files)} files)" if item.manifest else state_of(item)
             click.echo(f"{item.entry.name}: {whole}")
     code = ExitCode.BUILD if faults else ExitCode.OK
     if as_json:
-        click.echo(json.dumps({"entries": len(items), "faults": [vars(fault) for fault in faults]}, indent=2))
+        click.echo(json.dumps({"entries": len(items), "faults": faults}, indent=2))
         return code
     if not items:
         click.echo(_no_engines(cache))
     for fault in faults:
-        click.echo(f"error: {fault.entry}: {fault.sentence}", err=True)
+        click.echo(f"error: {fault['entry']}: {fault['sentence']}", err=True)
     if faults:
-        keys = " ".join(f"--key {name}" for name in dict.fromkeys(fault.entry for fault in faults))
+        keys = " ".join(f"--key {name}" for name in dict.fromkeys(fault["entry"] for fault in faults))
         advice = "submit the job again, which builds it again, or remove it"
         click.echo(f"  next: {advice}: trtllm-hpc engines prune {keys} --yes", err=True)
     return code

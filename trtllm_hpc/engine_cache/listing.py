@@ -83,16 +83,8 @@ def _last_used(entry: Entry, manifest: Manifest | None) -> float | None:
         return manifest.built_at if manifest else None
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One thing that is wrong in the cache."""
-
-    entry: str
-    sentence: str
-
-
-def verify(entry: Entry, progress: Callable[[str], None] = lambda name: None) -> list[Fault]:
-    """Read a finished output completely and compare it with its manifest.
+def verify(entry: Entry, progress: Callable[[str], None] = lambda name: None) -> list[str]:
+    """Read a finished output completely and compare it with its manifest; returns what is wrong.
 
     Faults are noted in the entry, so that no run takes a damaged output for the engine it needs.
     An entry without an output has no faults.
@@ -103,16 +95,14 @@ def verify(entry: Entry, progress: Callable[[str], None] = lambda name: None) ->
     try:
         found = entry.faults()
     except PermissionError:
-        return [Fault(entry.name, "it cannot be read by this user")]
+        return ["it cannot be read by this user"]
     faults = [sentence] if (sentence := entry.key_fault()) else []
     manifest = Manifest.read(entry.output)
     if manifest is None:
-        faults += found or []
-    else:
-        wrong = _wrong_files(entry, manifest, progress)
-        _note(entry, wrong)
-        faults += wrong
-    return [Fault(entry.name, sentence) for sentence in faults]
+        return faults + (found or [])
+    wrong = _wrong_files(entry, manifest, progress)
+    _note(entry, wrong)
+    return faults + wrong
 
 
 def _note(entry: Entry, wrong: list[str]) -> None:

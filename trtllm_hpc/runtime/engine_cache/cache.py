@@ -127,10 +127,8 @@ class Entry:
         if record is None:
             return "key.json is missing or damaged"
         digest = digest_of(record["document"])
-        if (
-            digest != record.get("key")
-            or self.name != f"{record['document'].get('step')}-{digest[:NAME_DIGITS]}"
-        ):
+        name = f"{record['document'].get('step')}-{digest[:NAME_DIGITS]}"
+        if (digest, name) != (record.get("key"), self.name):
             return "key.json is not the key that the folder is named after"
         return None
 
@@ -169,7 +167,7 @@ class Entry:
         """
         make_shared(self.folder)
         if self.key() is None:
-            record = {"key": key.digest, "document": key.document, "about": dict(about), "chain": dict(chain)}
+            record = {"key": key.digest, "document": key.document, "about": about, "chain": chain}
             write_shared(self.folder / "key.json", record)
 
     def register(self, run: Path) -> bool:

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from trtllm_hpc.paths import write_aside
 
 _BLOCK_BYTES = 2**20
 
@@ -25,17 +26,12 @@ def make_shared(folder: Path) -> None:
 
 def write_shared(path: Path, record: Any) -> None:
     """Write a JSON document atomically, readable to everybody who may read its folder."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+    with write_aside(path) as aside:
+        with aside.open("w", encoding="utf-8") as file:
             json.dump(record, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(path.parent.stat().st_mode & 0o666)
-        Path(name).replace(path)
-    except BaseException:  # also on a signal: the temporary file must not stay
-        Path(name).unlink(missing_ok=True)
-        raise
+        aside.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def remove(path: Path, attempts: int = 5) -> bool:

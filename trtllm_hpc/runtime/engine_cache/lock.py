@@ -203,12 +203,9 @@ class Lock:
 
     def _beat(self) -> None:
         while not self._stop.wait(seconds(BEAT_VARIABLE)):
-            try:
-                os.utime(self._record)
-            except (FileNotFoundError, NotADirectoryError):
-                self._lost.set()
-            except OSError:
-                continue  # if it lasts, the others take this builder for dead
+            if self.is_mine():
+                with suppress(OSError):  # if it lasts, the others take this builder for dead
+                    os.utime(self._record)
 
 
 def try_lock(folder: Path, owner: Owner, watch: Watch) -> Lock | Holder:
