@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,10 @@ class Run:
                     os.kill(pid, signal.SIGKILL)
             if process.stdout is not None and not process.stdout.closed:
                 process.communicate()
+
+
+MakeRun = Callable[..., Run]
+"""The fixture ``runs``."""
 
 
 def make_run(folder: Path, made: Recipe, zipapp: bytes, script: str = SCRIPT, log: Path | None = None) -> Run:

@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.compiled import with_compiled
 from tests.runtime.engine_cache.builds import FAST, IMPATIENT, Run, make_model, make_run, recipe
-from trtllm_hpc.render.run_folder import runtime_zipapp
-
-
-@pytest.fixture(scope="session")
-def zipapp() -> bytes:
-    return with_compiled(runtime_zipapp())
 
 
 @pytest.fixture

@@ -1,16 +1,15 @@
 """A build that is suspended before one of the things it does to files; a script for a bare Python.
 
-    suspended_build.py RUNTIME FOLDER PATTERN NUMBER
+    suspended_build.py RUNTIME FOLDER NUMBER
 
 Runs ``RUNTIME engine``. From the making of its lock in FOLDER on, whatever it does there is looked at, as
-``event path...``. Before the NUMBERth that PATTERN matches it stops as a whole, as on a node that
-hangs, until somebody sends SIGCONT. The lock's own thread is left out: its beats come when they like.
+``event path...``. Before the NUMBERth it stops as a whole, as on a node that hangs, until somebody
+sends SIGCONT. The lock's own thread is left out: its beats come when they like.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import signal
 import sys
@@ -23,7 +22,7 @@ EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir"
 
 def main() -> None:
     """See above."""
-    runtime, folder, pattern, number = sys.argv[1:]
+    runtime, folder, number = sys.argv[1:]
     locked = False
     found = 0
 
@@ -34,7 +33,7 @@ def main() -> None:
         action = " ".join([event, *(os.fsdecode(it) for it in arguments if isinstance(it, (str, bytes)))])
         if f"{event} {folder}/" not in f"{action}/":
             return
-        found += locked and re.search(pattern, action) is not None
+        found += locked
         locked = locked or f"{folder}/.building." in action
         if found == int(number):
             found += 1

@@ -12,14 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from tests.runtime.conftest import eventually
-from tests.runtime.engine_cache.builds import IMPATIENT, SCRIPT, Run, tree, with_adapters
+from tests.runtime.engine_cache.builds import IMPATIENT, SCRIPT, MakeRun, Run, tree, with_adapters
 from trtllm_hpc.engine_cache.listing import list_entries, verify
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.engine_cache.cache import Cache
@@ -28,8 +27,6 @@ from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import read_events
 
 pytestmark = pytest.mark.long  # each starts builds, and many wait for one that was killed
-
-MakeRun = Callable[..., Run]
 
 SLOW = SCRIPT.replace('case "$1" in', 'mkdir -p "$output.scratch"; sleep "${PAUSE:-0.5}"\ncase "$1" in')
 GATED = SCRIPT.replace(
@@ -375,34 +372,35 @@ def test_another_gpu_than_planned_is_refused(
     assert code == ExitCode.BUILD and sentence in output and "next: " in output
 
 
-def test_another_tensorrt_llm_is_refused_with_both_versions(runs: MakeRun, tmp_path: Path) -> None:
-    installed = tmp_path / "site" / "tensorrt_llm-0.17.0.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: 0.17.0+cu126\n")
-    for planned, code in (("0.16.0", ExitCode.BUILD), ("0.17.0", ExitCode.OK)):
-        run = runs(tensorrt_llm=planned)
-        command = [sys.executable, "-S", str(run.paths.runtime), "engine"]
-        process = run.start(command, PYTHONPATH=str(installed.parent))
-        output, _ = process.communicate(timeout=30)
-        assert process.returncode == code, output
-        is_refused = "the container has TensorRT-LLM 0.17.0+cu126, but the plan is for 0.16.0" in output
-        assert is_refused == (code == ExitCode.BUILD)
-    entry = run.entry()
-    assert '"tensorrt_llm": "0.17.0+cu126"' in (entry.output / "trtllm-hpc-manifest.json").read_text()
-
-
-def test_a_candidate_of_the_planned_release_builds_with_a_warning(runs: MakeRun, tmp_path: Path) -> None:
-    """Images carry some under a release's tag (26.03: 1.2.0rc8), and a job file cannot name them."""
-    installed = tmp_path / "site" / "tensorrt_llm-1.2.0rc8.dist-info"
-    installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: 1.2.0rc8\n")
-    run = runs(tensorrt_llm="1.2.0")
-    process = run.start(
-        [sys.executable, "-S", str(run.paths.runtime), "engine"], PYTHONPATH=str(installed.parent)
-    )
+@pytest.mark.parametrize(
+    ("installed", "planned", "code", "said"),
+    [
+        (
+            "0.17.0+cu126",
+            "0.16.0",
+            ExitCode.BUILD,
+            "TensorRT-LLM 0.17.0+cu126, but the plan is for 0.16.0",
+        ),
+        ("0.17.0+cu126", "0.17.0", ExitCode.OK, ""),
+        # Images carry some under a release's tag (26.03), and a job file cannot name them.
+        ("1.2.0rc8", "1.2.0", ExitCode.OK, "TensorRT-LLM 1.2.0rc8, but the plan is for 1.2.0"),
+    ],
+)
+def test_the_installed_tensorrt_llm_must_be_of_the_planned_release(
+    runs: MakeRun, tmp_path: Path, installed: str, planned: str, code: ExitCode, said: str
+) -> None:
+    metadata = tmp_path / "site" / f"tensorrt_llm-{installed}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: tensorrt-llm\nVersion: {installed}\n")
+    run = runs(tensorrt_llm=planned)
+    command = [sys.executable, "-S", str(run.paths.runtime), "engine"]
+    process = run.start(command, PYTHONPATH=str(tmp_path / "site"))
     output, _ = process.communicate(timeout=30)
-    assert process.returncode == ExitCode.OK, output
-    assert "the container has TensorRT-LLM 1.2.0rc8, but the plan is for 1.2.0" in output
+    assert process.returncode == code, output
+    assert said in output and bool(said) == ("the container has" in output)
+    if code == ExitCode.OK:
+        manifest = (run.entry().output / "trtllm-hpc-manifest.json").read_text()
+        assert f'"tensorrt_llm": "{installed}"' in manifest
 
 
 def test_a_model_that_is_not_on_the_node_is_an_error(runs: MakeRun, tmp_path: Path) -> None:

@@ -20,14 +20,12 @@ from click.shell_completion import ShellComplete
 
 import trtllm_hpc
 from tests.runtime.conftest import eventually
-from tests.runtime.engine_cache.builds import FAST, Run, tree
+from tests.runtime.engine_cache.builds import FAST, MakeRun, Run, tree
 from trtllm_hpc.cli import command, main
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_cache.cache import Cache
 from trtllm_hpc.runtime.engine_cache.lock import Lock, Owner, Watch, try_lock
-
-MakeRun = Callable[..., Run]
 
 
 class Invocation:
@@ -38,6 +36,9 @@ class Invocation:
             main(arguments)
         self.code = end.value.code
         self.output, self.errors = capsys.readouterr()
+
+
+Cli = Callable[..., Invocation]
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +61,11 @@ def built(runs: MakeRun) -> Run:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Invocation]:
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return lambda *arguments: Invocation(capsys, *arguments)
 
 
-def test_an_empty_cache_is_no_error(cli: Callable[..., Invocation], home: Path) -> None:
+def test_an_empty_cache_is_no_error(cli: Cli, home: Path) -> None:
     for arguments in (("list",), ("verify",), ("prune", "--unused-days", "1", "--yes")):
         assert cli("engines", *arguments).code == 0
     assert json.loads(cli("engines", "list", "--json").output) == []
@@ -75,13 +76,13 @@ def test_an_empty_cache_is_no_error(cli: Callable[..., Invocation], home: Path) 
         assert cli("engines", name, "--engines", str(home)).output == f"no engines in {home}\n"
 
 
-def test_a_cache_that_cannot_be_opened_is_reported_with_its_option(cli: Callable[..., Invocation]) -> None:
+def test_a_cache_that_cannot_be_opened_is_reported_with_its_option(cli: Cli) -> None:
     refused = cli("engines", "list", "--engines", f"/{'x' * 300}")
     assert refused.code == ExitCode.CONFIG and "--engines: /xxx" in refused.errors
     assert "namei -l" in refused.errors
 
 
-def test_nothing_is_removed_if_a_key_matches_nothing(cli: Callable[..., Invocation], built: Run) -> None:
+def test_nothing_is_removed_if_a_key_matches_nothing(cli: Cli, built: Run) -> None:
     refused = cli("engines", "prune", "--key", built.entry().name, "--key", "nope", "--yes")
     assert refused.code == ExitCode.BUILD and "No engine is called 'nope'" in refused.errors
     assert built.entry().is_complete()
@@ -97,7 +98,7 @@ def test_the_shell_completes_engines(built: Run, home: Path) -> None:
     assert complete.get_completions(elsewhere, "") == []
 
 
-def test_the_list_shows_everything(cli: Callable[..., Invocation], built: Run) -> None:
+def test_the_list_shows_everything(cli: Cli, built: Run) -> None:
     listed = cli("engines", "list").output
     for word in (
         built.entry().name,
@@ -118,9 +119,7 @@ def test_the_list_shows_everything(cli: Callable[..., Invocation], built: Run) -
     )
 
 
-def test_where_the_cache_is(
-    cli: Callable[..., Invocation], built: Run, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_cache_is(cli: Cli, built: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "elsewhere").mkdir()
     monkeypatch.chdir(home / "elsewhere")
     assert built.entry().name not in cli("engines", "list").output
@@ -134,7 +133,7 @@ def test_where_the_cache_is(
     assert built.entry().name in cli("engines", "list").output
 
 
-def test_one_engine_is_shown_by_any_beginning_of_its_name(cli: Callable[..., Invocation], built: Run) -> None:
+def test_one_engine_is_shown_by_any_beginning_of_its_name(cli: Cli, built: Run) -> None:
     digits = built.entry().name.rpartition("-")[2]
     for name in (built.entry().name, "build", digits[:8]):
         shown = cli("engines", "show", name)
@@ -178,7 +177,7 @@ def damage(folder: Path, kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["a bit", "a file", "an end", "a guest", "the manifest", "the key"])
-def test_verify_names_what_is_broken(cli: Callable[..., Invocation], built: Run, kind: str) -> None:
+def test_verify_names_what_is_broken(cli: Cli, built: Run, kind: str) -> None:
     whole = cli("engines", "verify")
     assert whole.code == 0 and whole.output.count("whole") == 2
     sentence = damage(built.entry().output, kind)
@@ -192,9 +191,7 @@ def test_verify_names_what_is_broken(cli: Callable[..., Invocation], built: Run,
     assert [fault["entry"] for fault in record["faults"]] == [built.entry().name]
 
 
-def test_damage_that_only_reading_finds_is_remembered_until_it_is_repaired(
-    cli: Callable[..., Invocation], built: Run
-) -> None:
+def test_damage_that_only_reading_finds_is_remembered_until_it_is_repaired(cli: Cli, built: Run) -> None:
     """A changed bit leaves every size as it was: without a note the next run would serve it."""
     entry = built.entry()
     file = entry.output / "rank0.engine"
@@ -224,7 +221,7 @@ def age(run: Run, days: float, step: str = "build") -> None:
     os.utime(run.entry(step).used, (then, then))
 
 
-def test_nothing_is_removed_without_a_selection_and_yes(cli: Callable[..., Invocation], built: Run) -> None:
+def test_nothing_is_removed_without_a_selection_and_yes(cli: Cli, built: Run) -> None:
     finish(built)
     assert cli("engines", "prune").code == ExitCode.USAGE
     listed = cli("engines", "prune", "--unused-days", "0")
@@ -235,7 +232,7 @@ def test_nothing_is_removed_without_a_selection_and_yes(cli: Callable[..., Invoc
     assert tree(built.entry().folder.parent) == []
 
 
-def test_recently_used_engines_stay(cli: Callable[..., Invocation], built: Run) -> None:
+def test_recently_used_engines_stay(cli: Cli, built: Run) -> None:
     finish(built)
     age(built, 40, "convert")
     age(built, 3)
@@ -244,7 +241,7 @@ def test_recently_used_engines_stay(cli: Callable[..., Invocation], built: Run) 
     assert built.entry().is_complete() and not built.entry("convert").folder.exists()
 
 
-def test_keep_bytes_removes_the_least_recently_used_first(cli: Callable[..., Invocation], built: Run) -> None:
+def test_keep_bytes_removes_the_least_recently_used_first(cli: Cli, built: Run) -> None:
     finish(built)
     age(built, 1, "convert")
     size = json.loads(cli("engines", "list", "--json").output)[0]["bytes"]
@@ -254,9 +251,7 @@ def test_keep_bytes_removes_the_least_recently_used_first(cli: Callable[..., Inv
     assert built.entry().is_complete() and not built.entry("convert").folder.exists()
 
 
-def test_foreign_folders_are_neither_listed_nor_removed(
-    cli: Callable[..., Invocation], built: Run, home: Path
-) -> None:
+def test_foreign_folders_are_neither_listed_nor_removed(cli: Cli, built: Run, home: Path) -> None:
     """Somebody points engines_folder at a folder with other things in it."""
     finish(built)
     mine = [home / "engines" / name for name in ("my work", "build-0123456789abcdef", ".removed-notes")]
@@ -303,20 +298,20 @@ def test_an_unreadable_entry_is_reported_and_left_alone() -> None:
         shutil.rmtree(place)
 
 
-def test_one_engine_can_be_named(cli: Callable[..., Invocation], built: Run) -> None:
+def test_one_engine_can_be_named(cli: Cli, built: Run) -> None:
     finish(built)
     cli("engines", "prune", "--key", built.entry().name, "--yes")
     assert not built.entry().folder.exists() and built.entry("convert").is_complete()
 
 
-def test_a_run_that_is_being_rendered_keeps_its_engine(cli: Callable[..., Invocation], built: Run) -> None:
+def test_a_run_that_is_being_rendered_keeps_its_engine(cli: Cli, built: Run) -> None:
     """The build's own use is fresh, and its run folder has no plan."""
     kept = cli("engines", "prune", "--unused-days", "0", "--yes")
     assert "stays, it is registered by" in kept.output and "0 removed" in kept.output
     assert built.entry().is_complete()
 
 
-def test_uses_that_no_longer_count_are_removed(cli: Callable[..., Invocation], built: Run) -> None:
+def test_uses_that_no_longer_count_are_removed(cli: Cli, built: Run) -> None:
     finish(built)
     assert len(built.entry().uses()) == 1
     cli("engines", "prune", "--unused-days", "9")
@@ -325,16 +320,14 @@ def test_uses_that_no_longer_count_are_removed(cli: Callable[..., Invocation], b
     assert built.entry().uses() == [] and built.entry().is_complete()
 
 
-def test_an_empty_name_matches_nothing(cli: Callable[..., Invocation], built: Run) -> None:
+def test_an_empty_name_matches_nothing(cli: Cli, built: Run) -> None:
     finish(built)
     assert "No engine is called ''" in cli("engines", "prune", "--key", "", "--yes").errors
     assert built.entry().is_complete()
     assert cli("engines", "show", "").code == ExitCode.BUILD
 
 
-def test_a_rendered_run_keeps_its_engine_for_a_week(
-    cli: Callable[..., Invocation], built: Run, home: Path
-) -> None:
+def test_a_rendered_run_keeps_its_engine_for_a_week(cli: Cli, built: Run, home: Path) -> None:
     finish(built)
     paths = RunPaths(home / "runs" / "rendered")
     paths.make_folders()
@@ -347,9 +340,7 @@ def test_a_rendered_run_keeps_its_engine_for_a_week(
     assert "1 removed" in cli("engines", "prune", "--unused-days", "0", "--yes").output
 
 
-def test_a_running_build_stays_and_a_killed_one_is_removed(
-    cli: Callable[..., Invocation], runs: MakeRun
-) -> None:
+def test_a_running_build_stays_and_a_killed_one_is_removed(cli: Cli, runs: MakeRun) -> None:
     waiting = '#!/usr/bin/env bash\nset -eu\nmkdir "$output"; echo a > "$output/a"; sleep 60\n'
     run = runs(script=waiting)
     process = run.start(TRTLLM_HPC_JOB_ID="17")
@@ -365,9 +356,7 @@ def test_a_running_build_stays_and_a_killed_one_is_removed(
     assert tree(run.entry().folder.parent) == []
 
 
-def test_a_builder_that_cannot_be_seen_counts_as_dead_after_a_long_silence(
-    cli: Callable[..., Invocation], built: Run
-) -> None:
+def test_a_builder_that_cannot_be_seen_counts_as_dead_after_a_long_silence(cli: Cli, built: Run) -> None:
     finish(built)
     entry = built.entry()
     lock = try_lock(entry.folder, replace(Owner.this_process("17"), host="node-9"), Watch())
@@ -385,7 +374,7 @@ def test_a_builder_that_cannot_be_seen_counts_as_dead_after_a_long_silence(
     assert not entry.folder.exists()
 
 
-def test_leftovers_of_a_killed_removal_are_removed(cli: Callable[..., Invocation], built: Run) -> None:
+def test_leftovers_of_a_killed_removal_are_removed(cli: Cli, built: Run) -> None:
     cache = Cache(built.entry().folder.parent)
     left = cache.put_aside(built.entry())
     assert built.entry().name not in cli("engines", "list").output
@@ -414,9 +403,7 @@ def build_by_hand(folder: Path) -> None:
     subprocess.run([sys.executable, "-I", "-S", paths.runtime, "engine"], check=True, capture_output=True)
 
 
-def test_a_run_whose_engine_is_there_has_no_build_stage(
-    cli: Callable[..., Invocation], job: list[str], home: Path
-) -> None:
+def test_a_run_whose_engine_is_there_has_no_build_stage(cli: Cli, job: list[str]) -> None:
     first = cli(*job)
     assert "engine: not in the cache, it is built first (engine-" in first.output
     folder = Path(first.output.splitlines()[0].removeprefix("rendered "))
@@ -437,9 +424,7 @@ def test_a_run_whose_engine_is_there_has_no_build_stage(
     assert "    model: the same\n    --max-batch-size (engine): 8 -> 3\n" in missed
 
 
-def test_a_cache_that_no_container_can_mount_is_refused(
-    cli: Callable[..., Invocation], job: list[str], home: Path
-) -> None:
+def test_a_cache_that_no_container_can_mount_is_refused(cli: Cli, job: list[str], home: Path) -> None:
     (home / "here.yaml").write_text(json.dumps({"name": "here", "engines_folder": "/engines,old"}))
     assert cli(*job).code == 0
     container = '{"runtime": "pyxis", "image": "a.sqsh"}'
@@ -448,8 +433,6 @@ def test_a_cache_that_no_container_can_mount_is_refused(
     assert "The cache of engines '/engines,old' has ',' in its name" in refused.errors
 
 
-def test_the_cache_is_not_searched_for_the_users_own_engine(
-    cli: Callable[..., Invocation], job: list[str], home: Path
-) -> None:
+def test_the_cache_is_not_searched_for_the_users_own_engine(cli: Cli, job: list[str], home: Path) -> None:
     shown = cli(*job, "--set", "engine.directory=/engines/a")
     assert shown.code == 0 and "engine:" not in shown.output

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.runtime.engine_cache.builds import Run, make_model, with_adapters, with_arguments
+from tests.runtime.engine_cache.builds import MakeRun, make_model, with_adapters, with_arguments
 from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.runtime.engine_cache.recipe import Recipe
-
-MakeRun = Callable[..., Run]
 
 
 @pytest.fixture
