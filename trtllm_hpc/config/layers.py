@@ -6,7 +6,7 @@ Mappings are merged key by key; anything else, lists included, is replaced.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from trtllm_hpc.config.diagnostics import dotted, shown
@@ -23,6 +23,9 @@ RELATIVE_PATHS = (
     ("companion", "benchmark", "workload", "tokenizer"),
 )
 """Keys of the job file whose relative paths start at the file's own folder."""
+
+_KINDS = {"path", "synthetic"}
+"""The keys of ``model`` of which a job has one."""
 
 
 def merge(lower: Node, upper: Node) -> Node:
@@ -45,31 +48,33 @@ def merge_jobs(lower: Node, upper: Node) -> Node:
     Without this, a profile with ``model.synthetic`` could not be used with a job file that has
     ``model.path``, nor the other way round.
     """
-    for mine, other in (("path", "synthetic"), ("synthetic", "path")):
-        if _given(upper, mine) and not _given(upper, other):
-            lower = _without(lower, other)
+    given = {kind for kind in _KINDS if _given(upper, kind)}
+    if len(given) == 1:
+        lower = lower.changed(("model",), lambda section: _without(section, _KINDS - given))
     return merge(lower, upper)
+
+
+def _given(tree: Node, key: str) -> bool:
+    model = tree.child("model")
+    node = model.child(key) if model is not None else None
+    return node is not None and node.value is not None
+
+
+def _without(section: Node, keys: Set[str]) -> Node:
+    if not isinstance(section.value, dict):
+        return section
+    return replace(section, value={key: node for key, node in section.value.items() if key not in keys})
 
 
 def with_absolute_paths(tree: Node) -> Node:
     """Make relative paths absolute: they start at the folder of their file; ``~`` is the home folder."""
     for path in RELATIVE_PATHS:
-        tree = _with_absolute(tree, path)
+        tree = tree.changed(path, _absolute)
     return tree
 
 
-def _with_absolute(tree: Node, path: Sequence[str]) -> Node:
-    child = tree.child(path[0])
-    if child is None:
-        return tree
-    changed = _with_absolute(child, path[1:]) if path[1:] else _absolute(child.as_typed())
-    if changed is child:
-        return tree
-    assert isinstance(tree.value, dict)
-    return replace(tree, value={**tree.value, path[0]: changed})
-
-
 def _absolute(node: Node) -> Node:
+    node = node.as_typed()
     if not isinstance(node.value, str) or not node.value:
         return node
     # os.path and not pathlib: this removes ".." without a look at the file system.
@@ -82,7 +87,9 @@ def job_defaults(profile: Node) -> Node | None:
     node = profile.child("job_defaults")
     if node is None or not isinstance(node.value, dict):
         return None
-    return _prefixed(node, "job_defaults.")
+    return node.mapped(
+        lambda it: Node(it.value, replace(it.source, prefix=f"{it.source.prefix}job_defaults."), it.line)
+    )
 
 
 def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Diagnostic]]:
@@ -112,7 +119,7 @@ def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Diagnostic]
         wrong += [replace(it, line=None, value=text) for it in found]
         if value is None:
             continue
-        tree = _nested(parts[for_cluster:], _at_set(value, source), source)
+        tree = _at_set(parts[for_cluster:], value, source)
         if for_cluster:
             cluster = merge(cluster, tree)
         else:
@@ -120,41 +127,9 @@ def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Diagnostic]
     return job, cluster, wrong
 
 
-def _nested(parts: Sequence[str], value: Node, source: Source) -> Node:
-    for part in reversed(parts):
-        value = Node({part: value}, source)
-    return value
-
-
-def _at_set(node: Node, source: Source) -> Node:
-    """Return the same values with ``--set`` as their place."""
-    value = node.value
-    if isinstance(value, dict):
-        value = {key: _at_set(child, source) for key, child in value.items()}
-    elif isinstance(value, list):
-        value = [_at_set(child, source) for child in value]
-    return Node(value, source, typed=node.typed)
-
-
-def _prefixed(node: Node, prefix: str) -> Node:
-    """Return the same values; diagnostics about them name their fields under ``prefix``."""
-    value = node.value
-    if isinstance(value, dict):
-        value = {key: _prefixed(child, prefix) for key, child in value.items()}
-    elif isinstance(value, list):
-        value = [_prefixed(child, prefix) for child in value]
-    return Node(value, replace(node.source, prefix=node.source.prefix + prefix), node.line)
-
-
-def _given(tree: Node, key: str) -> bool:
-    model = tree.child("model")
-    node = model.child(key) if model is not None else None
-    return node is not None and node.value is not None
-
-
-def _without(tree: Node, key: str) -> Node:
-    model = tree.child("model")
-    if model is None or not isinstance(model.value, dict) or not isinstance(tree.value, dict):
-        return tree
-    kept = {name: node for name, node in model.value.items() if name != key}
-    return replace(tree, value={**tree.value, "model": replace(model, value=kept)})
+def _at_set(keys: Sequence[str], value: Node, source: Source) -> Node:
+    """Return the tree of one setting, with ``--set`` as the place of every value."""
+    node = value.mapped(lambda it: Node(it.value, source, typed=it.typed))
+    for key in reversed(keys):
+        node = Node({key: node}, source)
+    return node

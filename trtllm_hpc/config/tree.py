@@ -8,24 +8,12 @@ ruamel's round-trip loader knows lines too, but resolves aliases and tags first 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Union
 
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import (
-    DocumentEndEvent,
-    DocumentStartEvent,
-    Event,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-    StreamEndEvent,
-    StreamStartEvent,
-)
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scanner import Scanner
 
@@ -41,9 +29,11 @@ _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
-_NULLS = {"", "~", "null", "Null", "NULL"}
-_TRUE = {"true", "True", "TRUE"}
-_FALSE = {"false", "False", "FALSE"}
+_WORDS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -93,6 +83,28 @@ class Node:
     def as_typed(self) -> Node:
         """Return the node with the text that was typed, if that is known."""
         return self if self.typed is None else replace(self, value=self.typed, typed=None)
+
+    def changed(self, path: Path, change: Callable[[Node], Node]) -> Node:
+        """Return the tree with ``change`` of the value at ``path``; the tree itself without such a value."""
+        if not path:
+            return change(self)
+        child = self.child(path[0])
+        new = None if child is None else child.changed(path[1:], change)
+        if new is child:
+            return self
+        assert isinstance(self.value, (dict, list))
+        value: Any = self.value.copy()
+        value[path[0]] = new
+        return replace(self, value=value)
+
+    def mapped(self, change: Callable[[Node], Node]) -> Node:
+        """Return the tree with ``change`` of each value, the innermost first."""
+        value = self.value
+        if isinstance(value, dict):
+            value = {key: child.mapped(change) for key, child in value.items()}
+        elif isinstance(value, list):
+            value = [child.mapped(change) for child in value]
+        return change(replace(self, value=value))
 
     def nearest(self, path: Path) -> Node:
         """Return the value at ``path``, or the innermost section that should contain it."""
@@ -179,7 +191,7 @@ class _PlainScanner(Scanner):
         raise _Unusable("bad-yaml", f"contains {what}", self.reader.line + 1, hint)
 
 
-def _events(text: str) -> Iterator[Event]:
+def _events(text: str) -> Iterator[events.Event]:
     """Yield ruamel's events, with its errors as ``_Unusable``."""
     yaml = YAML(typ="safe", pure=True, plug_ins=[])
     yaml.Scanner = _PlainScanner
@@ -214,9 +226,9 @@ class _Reader:
         root: Node | None = None
         documents = 0
         for event in self._stream:
-            if isinstance(event, (StreamStartEvent, StreamEndEvent, DocumentEndEvent)):
+            if isinstance(event, (events.StreamStartEvent, events.StreamEndEvent, events.DocumentEndEvent)):
                 continue
-            if isinstance(event, DocumentStartEvent):
+            if isinstance(event, events.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
                     line = event.start_mark.line + 1
@@ -226,22 +238,22 @@ class _Reader:
                 root = self._node(event, ())
         return root if root is not None else Node(None, self.source, 1)
 
-    def _node(self, event: Event, path: Path, line: int | None = None) -> Node:
+    def _node(self, event: events.Event, path: Path, line: int | None = None) -> Node:
         here: int = event.start_mark.line + 1
         line = here if line is None else line
         self._check_event(event, path, here)
-        if isinstance(event, MappingStartEvent):
+        if isinstance(event, events.MappingStartEvent):
             return Node(self._mapping(path), self.source, line)
-        if isinstance(event, SequenceStartEvent):
+        if isinstance(event, events.SequenceStartEvent):
             return Node(self._sequence(path), self.source, line)
-        assert isinstance(event, ScalarEvent)
+        assert isinstance(event, events.ScalarEvent)
         value = self._scalar(event, here)
         typed = None
         if self.source.from_shell and value is not None and not isinstance(value, str):
             typed = event.value
         return Node(value, self.source, line, typed)
 
-    def _check_event(self, event: Event, path: Path, line: int) -> None:
+    def _check_event(self, event: events.Event, path: Path, line: int) -> None:
         self._values += 1
         if self._values > MAX_VALUES:
             raise _Unusable("too-large", f"contains more than {MAX_VALUES} values", line)
@@ -251,7 +263,7 @@ class _Reader:
     def _mapping(self, path: Path) -> dict[str, Node]:
         found: dict[str, Node] = {}
         for event in self._stream:
-            if isinstance(event, MappingEndEvent):
+            if isinstance(event, events.MappingEndEvent):
                 break
             line = event.start_mark.line + 1
             self._check_event(event, path, line)
@@ -263,8 +275,8 @@ class _Reader:
                 found[key] = child
         return found
 
-    def _key(self, event: Event, line: int) -> str:
-        if not isinstance(event, ScalarEvent):
+    def _key(self, event: events.Event, line: int) -> str:
+        if not isinstance(event, events.ScalarEvent):
             raise _Unusable("wrong-type", "a key must be text, not a list or a mapping", line)
         key = self._scalar(event, line)
         if not isinstance(key, str):
@@ -286,12 +298,12 @@ class _Reader:
     def _sequence(self, path: Path) -> list[Node]:
         found: list[Node] = []
         for event in self._stream:
-            if isinstance(event, SequenceEndEvent):
+            if isinstance(event, events.SequenceEndEvent):
                 break
             found.append(self._node(event, (*path, len(found))))
         return found
 
-    def _scalar(self, event: ScalarEvent, line: int) -> str | int | float | bool | None:
+    def _scalar(self, event: events.ScalarEvent, line: int) -> str | int | float | bool | None:
         text: str = event.value
         if _SURROGATE.search(text):
             raise _Unusable("bad-yaml", "contains a lone surrogate, which UTF-8 cannot encode", line)
@@ -300,10 +312,8 @@ class _Reader:
 
 def resolve(text: str, line: int = 1) -> str | int | float | bool | None:
     """Convert an unquoted scalar by YAML 1.2's core schema: ``on`` and ``08:00`` stay text."""
-    if text in _NULLS:
-        return None
-    if text in _TRUE or text in _FALSE:
-        return text in _TRUE
+    if text in _WORDS:
+        return _WORDS[text]
     if _INT.fullmatch(text):
         if len(text) > MAX_DIGITS:
             raise _Unusable("out-of-range", f"a number of {len(text)} digits is beyond every field", line)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -62,7 +61,9 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnos
     try:
         return model.model_validate(tree.plain()), []
     except ValidationError as error:
-        tree = _as_typed(tree, [it["loc"] for it in error.errors() if it["type"] == "string_type"])
+        for it in error.errors():
+            if it["type"] == "string_type":
+                tree = tree.changed(it["loc"], Node.as_typed)
     plain = tree.plain()
     try:
         return model.model_validate(plain), []
@@ -72,20 +73,6 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnos
         if not isinstance(plain, dict):
             return None, wrong
         return _partial(model, plain, [detail["loc"] for detail in details]), wrong
-
-
-def _as_typed(node: Node, paths: Collection[Path]) -> Node:
-    """Return the tree with the text that was typed at each of ``paths``, if it is known."""
-    if () in paths:
-        return node.as_typed()
-    below = {path[0]: [it[1:] for it in paths if it[0] == path[0]] for path in paths}
-    if isinstance(node.value, dict) and below:
-        named = {key: _as_typed(child, below.get(key, ())) for key, child in node.value.items()}
-        return replace(node, value=named)
-    if isinstance(node.value, list) and below:
-        items = [_as_typed(child, below.get(at, ())) for at, child in enumerate(node.value)]
-        return replace(node, value=items)
-    return node
 
 
 def _diagnose(model: type[Section], tree: Node, detail: dict[str, Any]) -> Diagnostic:
