@@ -12,96 +12,70 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.cli.typed import Types
 from tests.cli.working_folder import home as home
 from tests.runs.made import run_with, written
 from tests.runs.test_find import make
-from tests.scheduler.conftest import fake_slurm  # noqa: F401
 from tests.scheduler.fake_slurm import FakeSlurm
-from trtllm_hpc.cli import command, main
+from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 
 
-class Typed:
-    """What a command printed, and its exit code."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], *words: str) -> None:
-        with pytest.raises(SystemExit) as end:
-            main(words)
-        self.code = end.value.code
-        self.output, self.errors = capsys.readouterr()
-
-
 @pytest.mark.parametrize("name", ["status", "cancel", "logs"])
-def test_an_unknown_run_is_an_error_with_the_next_command(
-    home: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    nothing = Typed(capsys, name, "tiny")
+def test_an_unknown_run_is_an_error_with_the_next_command(home: Path, types: Types, name: str) -> None:
+    nothing = types(name, "tiny")
     assert nothing.code == ExitCode.RUN
     assert "No run is called 'tiny': there are no runs in runs." in nothing.errors
     make(home / "runs" / "llama-1", "llama", 0)
-    other = Typed(capsys, name, "tiny")
+    other = types(name, "tiny")
     assert other.code == ExitCode.RUN and "next: trtllm-hpc status llama-1" in other.errors
 
 
-def test_status_shows_each_stage_and_what_failed(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_status_shows_each_stage_and_what_failed(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     paths = run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "FAILED=8:0", "CANCELLED")
-    shown = Typed(capsys, "status")
+    shown = types("status")
     assert shown.code == 0, shown.errors
     for words in ("demo-1", "COMPLETED", "FAILED", "n1", "failed: stage serve has failed (exit code 8)"):
         assert words in shown.output
     assert f"folder: {paths.folder}" in shown.output
-    record = json.loads(Typed(capsys, "status", "demo", "--json").output)
+    record = json.loads(types("status", "demo", "--json").output)
     assert (record["state"], record["exit_code"]) == ("failed", ExitCode.READINESS)
 
 
-def test_cancel_shows_the_final_state(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_cancel_shows_the_final_state(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "RUNNING")
-    cancelled = Typed(capsys, "cancel", "latest")
+    cancelled = types("cancel", "latest")
     assert cancelled.code == 0
     assert cancelled.output.startswith("demo-1: cancelled, stage serve was cancelled")
-    again = Typed(capsys, "cancel", "latest")
+    again = types("cancel", "latest")
     assert again.code == 0
     assert again.output.startswith("demo-1 had already ended: cancelled, stage serve was cancelled")
     run_with(fake_slurm, home / "runs" / "done-1", "COMPLETED", "COMPLETED", "COMPLETED")
-    assert Typed(capsys, "cancel", "done-1").output.startswith("done-1 had already ended: completed")
+    assert types("cancel", "done-1").output.startswith("done-1 had already ended: completed")
     written(home / "runs" / "new-1")
-    rendered = Typed(capsys, "cancel", "new-1")
+    rendered = types("cancel", "new-1")
     assert (rendered.code, rendered.output) == (
         0,
         "new-1 was never submitted: there is nothing to cancel\n",
     )
 
 
-def test_the_same_job_twice_is_two_runs(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_same_job_twice_is_two_runs(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     (home / "job.yaml").write_text("name: demo\n")
     (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     for _ in range(2):
-        assert Typed(capsys, "submit", "job.yaml", "--cluster", "./here.yaml").code == 0
+        assert types("submit", "job.yaml", "--cluster", "./here.yaml").code == 0
     assert len(list((home / "runs").iterdir())) == 2
     assert len(fake_slurm.jobs) == 6
 
 
 def test_a_refused_submission_ends_with_its_own_exit_code(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
+    fake_slurm: FakeSlurm, home: Path, types: Types
 ) -> None:
     (home / "job.yaml").write_text("name: demo\n")
     (home / "here.yaml").write_text("name: here\npartition: gpuu\nnode_local_folders: []\n")
-    refused = Typed(capsys, "submit", "job.yaml", "--cluster", "./here.yaml")
+    refused = types("submit", "job.yaml", "--cluster", "./here.yaml")
     assert refused.code == ExitCode.SUBMISSION
     assert "Invalid partition name specified" in refused.errors
     assert "set partition in the cluster profile" in refused.errors
@@ -110,68 +84,53 @@ def test_a_refused_submission_ends_with_its_own_exit_code(
 
 
 def test_the_next_command_names_the_folder_where_the_id_would_not_do(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
+    fake_slurm: FakeSlurm, home: Path, types: Types
 ) -> None:
     (home / "job.yaml").write_text("name: demo\n")
     (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     arguments = ("submit", "job.yaml", "--cluster", "./here.yaml", "--runs")
-    assert "build: job " in (near := Typed(capsys, *arguments, "runs").output)
+    assert "build: job " in (near := types(*arguments, "runs").output)
     [run] = (home / "runs").iterdir()
     assert f"next: trtllm-hpc status {run.name}, or trtllm-hpc logs {run.name} --follow" in near
-    far = Typed(capsys, *arguments, "elsewhere").output
+    far = types(*arguments, "elsewhere").output
     [run] = (home / "elsewhere").iterdir()
     assert f"next: trtllm-hpc status '{run}', or trtllm-hpc logs '{run}' --follow" in far
 
 
 def test_without_slurm_a_stage_is_a_process(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, monkeypatch: pytest.MonkeyPatch, types: Types
 ) -> None:
     def submit(plan: Any, paths: RunPaths, progress: Callable[[str, str], None]) -> None:
         progress("build", "123")
 
     monkeypatch.setattr("trtllm_hpc.runs.submit.submit_stages", submit)
     (home / "job.yaml").write_text("name: demo\n")
-    assert "  build: process 123\n" in Typed(capsys, "submit", "job.yaml", "--cluster", "local").output
+    assert "  build: process 123\n" in types("submit", "job.yaml", "--cluster", "local").output
 
 
 def test_render_and_submit_name_the_run_as_status_does(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
+    fake_slurm: FakeSlurm, home: Path, types: Types
 ) -> None:
     (home / "job.yaml").write_text("name: demo\n")
     (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     for name, made in (("render", "scripts"), ("submit", "jobs")):
-        shown = Typed(capsys, name, "job.yaml", "--cluster", "./here.yaml", "--json")
+        shown = types(name, "job.yaml", "--cluster", "./here.yaml", "--json")
         record = json.loads(shown.output)
         assert list(record) == ["run_id", "folder", made, "engine"]
         assert Path(record["folder"]).name == record["run_id"]
 
 
 def test_all_problems_are_reported_at_once_and_nothing_is_written(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
+    fake_slurm: FakeSlurm, home: Path, types: Types
 ) -> None:
     (home / "job.yaml").write_text("name: demo\nengin: {}\nserve:\n  nodes: many\n")
     for name in ("render", "submit"):
-        refused = Typed(capsys, name, "job.yaml", "--cluster", "local")
+        refused = types(name, "job.yaml", "--cluster", "local")
         assert refused.code == ExitCode.CONFIG
         assert "2 problems found.\n" in refused.errors
         assert "job.yaml:2" in refused.errors and "job.yaml:4" in refused.errors
-        again = Typed(
-            capsys,
-            name,
-            "job.yaml",
-            "--cluster",
-            "local",
-            "--set",
-            "companion.request.prompt=a b",
-            "--runs",
-            "r s",
-        )
+        more = ("--set", "companion.request.prompt=a b", "--runs", "r s")
+        again = types(name, "job.yaml", "--cluster", "local", *more)
         assert again.errors.endswith(
             f"  next: fix them and type: trtllm-hpc {name} job.yaml --cluster local "
             "--set 'companion.request.prompt=a b' --runs 'r s'\n"
@@ -180,34 +139,30 @@ def test_all_problems_are_reported_at_once_and_nothing_is_written(
     assert fake_slurm.calls() == []
 
 
-def test_a_missing_file_is_reported_with_one_remedy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing = Typed(capsys, "render", "job.yaml", "--cluster", "local")
+def test_a_missing_file_is_reported_with_one_remedy(home: Path, types: Types) -> None:
+    missing = types("render", "job.yaml", "--cluster", "local")
     assert missing.errors.endswith("there is no such job file\n    next: trtllm-hpc init job writes one\n")
     (home / "job.yaml").write_text("name: demo\n")
     (home / "site.yaml").write_text("name: site\n")
-    bare = Typed(capsys, "render", "job.yaml", "--cluster", "site")
+    bare = types("render", "job.yaml", "--cluster", "site")
     assert "no cluster profile is called 'site'; did you mean ./site.yaml?" in bare.errors
     assert "fix it" not in bare.errors
 
 
-def test_a_wrong_setting_is_left_out_of_the_suggested_command(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_setting_is_left_out_of_the_suggested_command(home: Path, types: Types) -> None:
     (home / "job.yaml").write_text("name: demo\n")
     settings = ("serve.nodes=many", "serve.nods=2", "nonsense", "model.seed=3", "cluster.gpus_per_node=few")
     words = [word for setting in settings for word in ("--set", setting)]
-    refused = Typed(capsys, "render", "job.yaml", "--cluster", "local", *words)
+    refused = types("render", "job.yaml", "--cluster", "local", *words)
     assert refused.errors.endswith(
         "fix them and type: trtllm-hpc render job.yaml --cluster local --set serve.nodes=VALUE "
         "--set KEY=VALUE --set KEY=VALUE --set model.seed=3 --set cluster.gpus_per_node=VALUE\n"
     )
 
 
-def test_the_remedy_for_a_shipped_job_does_not_edit_the_shipped_file(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_remedy_for_a_shipped_job_does_not_edit_the_shipped_file(home: Path, types: Types) -> None:
     image = "cluster.container.image=tritonserver:25.10-trtllm-python-py3"
-    refused = Typed(capsys, "render", "ifb-gpt", "--cluster", "pyxis", "--set", image)
+    refused = types("render", "ifb-gpt", "--cluster", "pyxis", "--set", image)
     assert refused.code == ExitCode.CONFIG
     assert "next: type --set engine.tensorrt_llm_version=null to go by the image, or name" in refused.errors
     assert "add --set KEY=VALUE for each key to change to: trtllm-hpc render ifb-gpt" in refused.errors
@@ -215,63 +170,61 @@ def test_the_remedy_for_a_shipped_job_does_not_edit_the_shipped_file(
 
 
 @pytest.mark.parametrize("name", ["doctor", "submit"])
-def test_a_path_that_the_system_refuses_is_reported_with_its_key(
-    home: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_a_path_that_the_system_refuses_is_reported_with_its_key(home: Path, types: Types, name: str) -> None:
     (home / "job.yaml").write_text("name: demo\n")
     path = f"/{'x' * 300}"
     words = [name, "job.yaml", "--cluster", "local", "--set", f"cluster.runs_folder={path}"]
-    refused = Typed(capsys, *words)
+    refused = types(*words)
     said = refused.output + refused.errors
     assert refused.code == ExitCode.CONFIG
     assert "runs_folder" in said and "namei -l" in said and "Traceback" not in said
 
 
-def test_a_mistyped_shipped_job_gets_a_suggestion(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean tiny-llama, which" in Typed(capsys, "render", "tiny-lama").errors
+def test_a_mistyped_shipped_job_gets_a_suggestion(home: Path, types: Types) -> None:
+    assert "did you mean tiny-llama, which" in types("render", "tiny-lama").errors
 
 
-def test_files_the_wrong_way_round_are_one_finding(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_the_wrong_way_round_are_one_finding(home: Path, types: Types) -> None:
     (home / "job.yaml").write_text("name: demo\nmodel: {seed: 1}\nserve: {nodes: 1}\n")
     (home / "my site.yaml").write_text("name: site\npartition: gpu\ngpus_per_node: 4\n")
-    swapped = Typed(capsys, "render", "my site.yaml", "--cluster", "job.yaml")
+    swapped = types("render", "my site.yaml", "--cluster", "job.yaml")
     assert swapped.code == ExitCode.CONFIG
     assert swapped.errors == (
         "error: 1 problem found.\n"
         "my site.yaml: this is a cluster profile, not a job file; job.yaml is the job file\n"
         "    next: trtllm-hpc render job.yaml --cluster 'my site.yaml'\n"
     )
-    one = Typed(capsys, "render", "my site.yaml", "--cluster", "local")
+    one = types("render", "my site.yaml", "--cluster", "local")
     assert "1 problem found.\nmy site.yaml: this is a cluster profile, not a job file\n" in one.errors
-    other = Typed(capsys, "render", "tiny-llama", "--cluster", "job.yaml")
+    other = types("render", "tiny-llama", "--cluster", "job.yaml")
     assert "1 problem found.\njob.yaml: this is a job file, not a cluster profile\n" in other.errors
 
 
-def test_a_job_called_latest_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_called_latest_is_refused(home: Path, types: Types) -> None:
     (home / "job.yaml").write_text("name: latest\n")
-    refused = Typed(capsys, "render", "job.yaml", "--cluster", "local")
+    refused = types("render", "job.yaml", "--cluster", "local")
     assert refused.code == ExitCode.CONFIG
     assert "job.yaml:1: name: 'latest' names the newest run of all jobs" in refused.errors
     assert "fix it and type: trtllm-hpc render job.yaml --cluster local" in refused.errors
 
 
-def test_render_prints_the_commands_to_submit_by_hand(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_prints_the_commands_to_submit_by_hand(home: Path, types: Types) -> None:
     (home / "job.yaml").write_text("name: demo\n")
     (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
-    output = Typed(capsys, "render", "job.yaml", "--cluster", "./here.yaml").output
+    output = types("render", "job.yaml", "--cluster", "./here.yaml").output
     [run] = (home / "runs").iterdir()
     assert f"rendered {run}" in output and f"cd '{run}'" in output
     assert "companion=$(sbatch --parsable" in output
     assert "--dependency=after:$serve,afterok:$build" in output
 
 
-def test_an_impossible_runs_folder_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_runs_folder_is_refused(home: Path, types: Types) -> None:
     (home / "job.yaml").write_text("name: demo\n")
-    bad = Typed(capsys, "render", "job.yaml", "--cluster", "local", "--runs", "100%")
+    bad = types("render", "job.yaml", "--cluster", "local", "--runs", "100%")
     assert bad.code == ExitCode.RENDER and "choose another folder with --runs" in bad.errors
     (home / "file").write_text("")
-    assert Typed(capsys, "render", "job.yaml", "--cluster", "local", "--runs", "file").code == ExitCode.USAGE
-    below = Typed(capsys, "render", "job.yaml", "--cluster", "local", "--runs", "file/runs")
+    assert types("render", "job.yaml", "--cluster", "local", "--runs", "file").code == ExitCode.USAGE
+    below = types("render", "job.yaml", "--cluster", "local", "--runs", "file/runs")
     assert below.code == ExitCode.RENDER and "cannot be written" in below.errors
 
 
@@ -287,13 +240,13 @@ def test_runs_may_be_kept_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch)
         assert json.loads(shown.stdout)["run_id"] == "falcon-1"
 
 
-def test_an_absurd_world_is_refused_at_once(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_absurd_world_is_refused_at_once(home: Path, types: Types) -> None:
     """Three primes: looking for their divisors one by one would take for ever."""
     three = "{tensor_parallel: 4093, pipeline_parallel: 4093, context_parallel: 4093}"
     (home / "job.yaml").write_text(f"name: demo\nengine: {three}\nserve: {{nodes: 1}}\n")
     (home / "here.yaml").write_text("name: here\ngpus_per_node: 8\nnode_local_folders: []\n")
     started = time.process_time()
-    refused = Typed(capsys, "render", "job.yaml", "--cluster", "./here.yaml")
+    refused = types("render", "job.yaml", "--cluster", "./here.yaml")
     assert refused.code == ExitCode.CONFIG
     assert f"set serve.nodes to {4093**3}" in refused.errors
     assert time.process_time() - started < 2
@@ -313,27 +266,18 @@ def test_an_absurd_world_is_refused_at_once(home: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_a_run_that_can_never_answer_is_not_waited_for(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
-    states: tuple[str, str, str],
-    code: ExitCode,
-    words: str,
+    fake_slurm: FakeSlurm, home: Path, types: Types, states: tuple[str, str, str], code: ExitCode, words: str
 ) -> None:
     run_with(fake_slurm, home / "runs" / "demo-1", *states)
     for arguments in (["client", "--prompt", "x"], ["bench"]):
         for wait_s in ("0", "100"):
-            asked = Typed(capsys, *arguments, "--wait-seconds", wait_s)
+            asked = types(*arguments, "--wait-seconds", wait_s)
             assert asked.code == code and words in asked.errors, asked.errors
 
 
-def test_a_run_that_may_still_answer_is_waited_for(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    home: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_that_may_still_answer_is_waited_for(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     run_with(fake_slurm, home / "runs" / "demo-1", "RUNNING", "PENDING", "PENDING")
-    asked = Typed(capsys, "client", "--prompt", "x", "--wait-seconds", "0.2")
+    asked = types("client", "--prompt", "x", "--wait-seconds", "0.2")
     assert asked.code == ExitCode.READINESS and "no endpoint within 0.2 s" in asked.errors
     # One question at the first pause and one at the end: Slurm is not asked at every turn.
     assert len([call for call in fake_slurm.calls() if call[0] == "squeue"]) == 2

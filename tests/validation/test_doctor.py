@@ -7,19 +7,15 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.scheduler.conftest import fake_slurm  # noqa: F401
+from tests.cli.typed import Types
 from tests.scheduler.fake_slurm import FakeSlurm
-from trtllm_hpc.cli import main
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.validation.checks import CHECKS
-
-Typed = tuple[int, str, str]
 
 
 @pytest.fixture(autouse=True)
@@ -37,20 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-def types(capsys: pytest.CaptureFixture[str]) -> Callable[..., Typed]:
-    def type_it(*words: str) -> Typed:
-        with pytest.raises(SystemExit) as end:
-            main(words)
-        code = end.value.code
-        assert isinstance(code, int)
-        output, errors = capsys.readouterr()
-        return code, output, errors
-
-    return type_it
-
-
-def test_doctor_of_a_good_job(types: Callable[..., Typed], home: Path) -> None:
+def test_doctor_of_a_good_job(types: Types, home: Path) -> None:
     code, output, errors = types("doctor", "good.yaml", "--cluster", "local")
     assert (code, errors) == (0, "")
     for words in ("world-size", "1 rank on 1 node of 1", "memory of one rank", "weights", "KV cache"):
@@ -63,13 +46,13 @@ def test_doctor_of_a_good_job(types: Callable[..., Typed], home: Path) -> None:
     assert list(home.glob("runs/*")) == []  # nothing is written
 
 
-def test_doctor_without_a_job_checks_machine_and_cluster(types: Callable[..., Typed]) -> None:
+def test_doctor_without_a_job_checks_machine_and_cluster(types: Types) -> None:
     code, output, _ = types("doctor", "--cluster", "local")
     assert code == 0 and "runs-folder" in output
     assert "world-size" not in output and "memory of one rank" not in output
 
 
-def test_doctor_of_a_bad_job_has_the_exit_code_of_bad_jobs(types: Callable[..., Typed]) -> None:
+def test_doctor_of_a_bad_job_has_the_exit_code_of_bad_jobs(types: Types) -> None:
     code, output, _ = types("doctor", "wordy.yaml", "--cluster", "local")
     assert code == ExitCode.CONFIG
     [row] = [line for line in output.splitlines() if line.startswith("prompt-length")]
@@ -77,16 +60,14 @@ def test_doctor_of_a_bad_job_has_the_exit_code_of_bad_jobs(types: Callable[..., 
     assert "1 failed" in output.splitlines()[-1]
 
 
-def test_doctor_of_a_job_that_does_not_load_tells_its_diagnostics(
-    types: Callable[..., Typed], home: Path
-) -> None:
+def test_doctor_of_a_job_that_does_not_load_tells_its_diagnostics(types: Types, home: Path) -> None:
     (home / "wrong.yaml").write_text("name: wrong\nengin: {}\n")
     code, _, errors = types("doctor", "wrong.yaml", "--cluster", "local")
     assert code == ExitCode.CONFIG and "engin" in errors
     assert "trtllm-hpc doctor wrong.yaml --cluster local" in errors
 
 
-def test_doctor_for_programs(types: Callable[..., Typed]) -> None:
+def test_doctor_for_programs(types: Types) -> None:
     code, output, _ = types("doctor", "good.yaml", "--cluster", "local", "--json")
     record = json.loads(output)
     assert code == 0 and set(record) == {"checks", "memory", "rules", "notes"}
@@ -120,11 +101,7 @@ def test_the_table_fits_a_terminal_of_80_columns(home: Path) -> None:
     assert any("next: shorten companion.request.prompt" in line for line in lines)
 
 
-def test_submit_refuses_what_cannot_work(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    types: Callable[..., Typed],
-    home: Path,
-) -> None:
+def test_submit_refuses_what_cannot_work(fake_slurm: FakeSlurm, types: Types, home: Path) -> None:
     code, output, errors = types("submit", "wordy.yaml", "--cluster", "./here.yaml")
     assert (code, output) == (ExitCode.CONFIG, "")
     assert "check prompt-length: the companion's prompt has 4 words" in errors
@@ -132,49 +109,36 @@ def test_submit_refuses_what_cannot_work(
     assert fake_slurm.jobs == {} and list(home.glob("runs/*")) == []
 
 
-def test_submit_goes_on_with_what_is_to_be_ignored(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    types: Callable[..., Typed],
-) -> None:
+def test_submit_goes_on_with_what_is_to_be_ignored(fake_slurm: FakeSlurm, types: Types) -> None:
     words = ("submit", "wordy.yaml", "--cluster", "./here.yaml", "--ignore", "prompt-length")
     code, _, errors = types(*words)
     assert code == 0 and len(fake_slurm.jobs) == 3
     assert "warning: prompt-length: the companion's prompt" in errors  # still said
 
 
-def test_a_check_that_is_not_there_cannot_be_ignored(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    types: Callable[..., Typed],
-) -> None:
+def test_a_check_that_is_not_there_cannot_be_ignored(fake_slurm: FakeSlurm, types: Types) -> None:
     words = ("submit", "good.yaml", "--cluster", "./here.yaml", "--ignore", "promt-length")
     code, _, errors = types(*words)
     assert code == ExitCode.CONFIG and "no check is called 'promt-length'" in errors
     assert "prompt-length" in errors and fake_slurm.jobs == {}
 
 
-def test_render_only_warns(types: Callable[..., Typed], home: Path) -> None:
+def test_render_only_warns(types: Types, home: Path) -> None:
     code, output, errors = types("render", "wordy.yaml", "--cluster", "./here.yaml", "--json")
     assert code == 0 and Path(json.loads(output)["folder"]).is_dir()
     assert "warning: prompt-length: the companion's prompt" in errors and "(submit refuses this)" in errors
 
 
-def test_render_of_a_good_job_is_silent_on_its_checks(types: Callable[..., Typed]) -> None:
+def test_render_of_a_good_job_is_silent_on_its_checks(types: Types) -> None:
     assert types("render", "good.yaml", "--cluster", "./here.yaml")[2] == ""
 
 
 def test_render_needs_no_slurm_and_does_not_miss_it(
-    types: Callable[..., Typed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    types: Types, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    words = (
-        "render",
-        "good.yaml",
-        "--cluster",
-        "./here.yaml",
-        "--set",
-        "cluster.slurm_conf=/nowhere/slurm.conf",
-    )
-    code, _, errors = types(*words)
+    setting = "cluster.slurm_conf=/nowhere/slurm.conf"
+    code, _, errors = types("render", "good.yaml", "--cluster", "./here.yaml", "--set", setting)
     assert (code, errors) == (0, "")
 
 

@@ -1,0 +1,34 @@
+"""Commands as a person types them: the whole command line, in the test's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from trtllm_hpc.cli import main
+
+
+class Typed(NamedTuple):
+    """What a command printed, and its exit code."""
+
+    code: int
+    output: str
+    errors: str
+
+
+Types = Callable[..., Typed]
+
+
+@pytest.fixture
+def types(capsys: pytest.CaptureFixture[str]) -> Types:
+    """Type the words of a command."""
+
+    def type_it(*words: str) -> Typed:
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert isinstance(end.value.code, int)
+        return Typed(end.value.code, *capsys.readouterr())
+
+    return type_it
