@@ -7,7 +7,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any
 
@@ -45,18 +45,36 @@ class _OutputClosed(Exception):
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in ``trtllm_hpc.cli.<name>`` as ``command``."""
+    """A group whose commands live in modules of their own as ``command``; its help imports none.
+
+    Args:
+        module: name of a command's module, without the command's own.
+        lines: every command and its line in ``--help``, in the order of use.
+    """
+
+    def __init__(self, *args: Any, module: str, lines: Mapping[str, str], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.module, self.lines = module, lines
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of use, not of the alphabet."""
-        return list(COMMANDS)
+        return list(self.lines)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.lines:
             return None
-        command: click.Command = importlib.import_module(f"trtllm_hpc.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(self.module + cmd_name).command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.lines.items()))
+
+
+class MainGroup(LazyGroup):
+    """The group of all commands."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; click itself would exit with 1 on a broken pipe."""
@@ -64,11 +82,6 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise _OutputClosed from None
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -86,7 +99,7 @@ class LazyGroup(click.Group):
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-@click.group(cls=LazyGroup, context_settings=_SETTINGS)
+@click.group(cls=MainGroup, module="trtllm_hpc.cli.", lines=COMMANDS, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="trtllm-hpc")
 def command() -> None:
     """Serve a model with TensorRT-LLM and Triton on a Slurm cluster, and measure how fast it is.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
+from trtllm_hpc.cli import LazyGroup
 from trtllm_hpc.errors import RunNotFound
 
 _COMMANDS: dict[str, str] = {
@@ -16,26 +16,15 @@ _COMMANDS: dict[str, str] = {
     "show": "Print a saved measurement, or convert it to another format.",
     "compare": "Check whether one measurement is worse than another.",
 }
-"""The module of each command is ``bench_<name>``; help imports only the first."""
+"""The commands with their lines in ``--help``, which imports only the first."""
 _FIRST_WORD = "trtllm_hpc.bench.first_word"
 """Where click's context keeps the first word if it is not a command."""
 _CUTOFF = 0.65
 """The similarity from which on a word is a mistyped command; ``latest`` and ``list`` have 0.6."""
 
 
-class BenchGroup(click.Group):
+class BenchGroup(LazyGroup):
     """A group whose first command is the default."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of use."""
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of a command and return the command."""
-        if cmd_name not in _COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"trtllm_hpc.cli.bench_{cmd_name}").command
-        return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse ``bench latest --rate 4`` as ``bench run latest --rate 4``."""
@@ -68,8 +57,7 @@ class BenchGroup(click.Group):
         run = self.get_command(ctx, "run")
         assert run is not None
         run.format_options(click.Context(run, ctx, "run"), formatter)
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+        self.format_commands(ctx, formatter)
 
     def shell_complete(
         self, ctx: click.Context, incomplete: str
@@ -83,7 +71,7 @@ class BenchGroup(click.Group):
         return super().shell_complete(ctx, incomplete) + argument.shell_complete(ctx, incomplete)
 
 
-@click.group("bench", cls=BenchGroup)
+@click.group("bench", cls=BenchGroup, module="trtllm_hpc.cli.bench_", lines=_COMMANDS)
 def command() -> None:
     """Measure the served model of RUN, and check whether the figures are valid.
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from trtllm_hpc.cli.completion import engines as complete_engines
-from trtllm_hpc.cli.options import json_option
+from trtllm_hpc.cli.options import json_option, print_json
 from trtllm_hpc.errors import BuildFailed, ExitCode
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> Non
     cache = open_cache(folder, cluster)
     items = list_entries(cache)
     if as_json:
-        click.echo(json.dumps([_item_json(item) for item in items], indent=2, ensure_ascii=False))
+        print_json([_item_json(item) for item in items])
         return
     if not items:
         click.echo(_no_engines(cache))
@@ -188,8 +188,7 @@ def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> 
     record = item.entry.key() or {}
     if as_json:
         manifest = None if item.manifest is None else vars(item.manifest)
-        whole = {**_item_json(item), "key": record, "uses": uses, "manifest": manifest}
-        click.echo(json.dumps(whole, indent=2, ensure_ascii=False))
+        print_json({**_item_json(item), "key": record, "uses": uses, "manifest": manifest})
         return
     for line in _details(item, record, uses):
         click.echo(line)
@@ -240,15 +239,15 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     items = [_find_one(cache, name) for name in names] if names else list_entries(cache)
     faults = []
     for item in items:
-        found = verify_entry(item.entry, _progress(item))
-        _clear_line()
+        found = verify_entry(item.entry, partial(_show_name, item.entry.name))
+        _show_line("")
         faults += [{"entry": item.entry.name, "sentence": sentence} for sentence in found]
         if not as_json and not found:
             whole = f"whole ({len(item.manifest.files)} files)" if item.manifest else state_of(item)
             click.echo(f"{item.entry.name}: {whole}")
     code = ExitCode.BUILD if faults else ExitCode.OK
     if as_json:
-        click.echo(json.dumps({"entries": len(items), "faults": faults}, indent=2))
+        print_json({"entries": len(items), "faults": faults})
         return code
     if not items:
         click.echo(_no_engines(cache))
@@ -261,21 +260,15 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     return code
 
 
-def _clear_line() -> None:
+def _show_name(entry: str, file: str) -> None:
+    _show_line(f"{entry}/{file}")
+
+
+def _show_line(text: str) -> None:
+    """Show on a terminal what is being read, in place of what was."""
     if sys.stderr.isatty():
-        sys.stderr.write("\r\033[K")
+        sys.stderr.write(f"\r\033[K{text}\r")
         sys.stderr.flush()
-
-
-def _progress(item: Item) -> Callable[[str], None]:
-    """Return a function that shows, on a terminal, the name of the file that is being read."""
-
-    def show_name(name: str) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\033[K{item.entry.name}/{name}\r")
-            sys.stderr.flush()
-
-    return show_name
 
 
 # prune --------------------------------------------------------------------------------
@@ -357,7 +350,7 @@ def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> No
             }
             for decision in decisions
         ]
-        click.echo(json.dumps({"removed": done, "entries": entries}, indent=2, ensure_ascii=False))
+        print_json({"removed": done, "entries": entries})
         return
     for decision in decisions:
         name = decision.item.entry.name

@@ -9,102 +9,78 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
 from trtllm_hpc.validation.job_rules import LONGEST_WORD
 
+
+def _hints(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the hint for each option, in alphabetical order; the keys of ``options`` name one or several."""
+    return dict(sorted((name, hint) for names, hint in options.items() for name in names.split()))
+
+
 _NOT_YOURS = "leave it out: the toolkit sets it"
-_RANKS = "set engine.tensor_parallel and serve.nodes in the job file"
-_PATHS = "leave it out: logs go to the run folder, and 'trtllm-hpc logs' reads them"
 _GPUS = "set gpus_per_node and gpu_request in the profile"
-_CONTAINER = "set the container section of the profile"
 _NOT_A_JOB = "leave it out: a run's jobs are submitted one by one, chained by dependencies"
 
-SBATCH: Mapping[str, str] = {
-    "--account": "set account in the profile",
-    "--array": _NOT_A_JOB,
-    "--chdir": "leave it out: the scripts use absolute paths",
-    "--clusters": _NOT_A_JOB,
-    "--constraint": "set constraint in the profile",
-    "--cpus-per-task": "set build.cpus, serve.cpus_per_rank or companion.cpus in the job file",
-    "--dependency": _NOT_A_JOB,
-    "--distribution": _NOT_YOURS,
-    "--error": _PATHS,
-    "--exclusive": "set exclusive: true in the profile",
-    "--export": "set environment in the profile",
-    "--export-file": "set environment in the profile",
-    "--gpus": _GPUS,
-    "--gpus-per-node": _GPUS,
-    "--gpus-per-socket": _GPUS,
-    "--gpus-per-task": f"{_GPUS}; every rank must see all GPUs of its node",
-    "--gres": _GPUS,
-    "--help": _NOT_A_JOB,
-    "--job-name": "set name in the job file",
-    "--mem": "set memory_gib of the stage in the job file",
-    "--mem-per-cpu": "set memory_gib of the stage in the job file",
-    "--mem-per-gpu": "set memory_gib of the stage in the job file",
-    "--no-requeue": _NOT_YOURS,
-    "--nodes": "set serve.nodes in the job file",
-    "--ntasks": _RANKS,
-    "--ntasks-per-core": _RANKS,
-    "--ntasks-per-gpu": _RANKS,
-    "--ntasks-per-node": _RANKS,
-    "--ntasks-per-socket": _RANKS,
-    "--open-mode": _PATHS,
-    "--output": _PATHS,
-    "--parsable": _NOT_YOURS,
-    "--partition": "set partition, or companion_partition, in the profile",
-    "--qos": "set qos in the profile",
-    "--quiet": _NOT_YOURS,
-    "--requeue": "leave it out: a requeued server has no companion waiting any more",
-    "--reservation": "set reservation in the profile",
-    "--test-only": "type 'trtllm-hpc render' instead",
-    "--time": "set time_limit_minutes of the stage in the job file",
-    "--tres-per-task": _GPUS,
-    "--uid": _NOT_YOURS,
-    "--usage": _NOT_A_JOB,
-    "--version": _NOT_A_JOB,
-    "--wait": "type 'trtllm-hpc submit --wait' instead",
-    "--wrap": _NOT_YOURS,
-}
+SBATCH: Mapping[str, str] = _hints(
+    {
+        "--distribution --no-requeue --parsable --quiet --uid --wrap": _NOT_YOURS,
+        "--array --clusters --dependency --help --usage --version": _NOT_A_JOB,
+        "--gpus --gpus-per-node --gpus-per-socket --gres --tres-per-task": _GPUS,
+        "--gpus-per-task": f"{_GPUS}; every rank must see all GPUs of its node",
+        "--ntasks --ntasks-per-core --ntasks-per-gpu --ntasks-per-node --ntasks-per-socket": (
+            "set engine.tensor_parallel and serve.nodes in the job file"
+        ),
+        "--nodes": "set serve.nodes in the job file",
+        "--job-name": "set name in the job file",
+        "--cpus-per-task": "set build.cpus, serve.cpus_per_rank or companion.cpus in the job file",
+        "--mem --mem-per-cpu --mem-per-gpu": "set memory_gib of the stage in the job file",
+        "--time": "set time_limit_minutes of the stage in the job file",
+        "--account": "set account in the profile",
+        "--constraint": "set constraint in the profile",
+        "--exclusive": "set exclusive: true in the profile",
+        "--export --export-file": "set environment in the profile",
+        "--partition": "set partition, or companion_partition, in the profile",
+        "--qos": "set qos in the profile",
+        "--reservation": "set reservation in the profile",
+        "--chdir": "leave it out: the scripts use absolute paths",
+        "--error --open-mode --output": (
+            "leave it out: logs go to the run folder, and 'trtllm-hpc logs' reads them"
+        ),
+        "--requeue": "leave it out: a requeued server has no companion waiting any more",
+        "--test-only": "type 'trtllm-hpc render' instead",
+        "--wait": "type 'trtllm-hpc submit --wait' instead",
+    }
+)
 """sbatch's options, by their long names."""
 
 SRUN: Mapping[str, str] = {
     **{name: hint for name, hint in SBATCH.items() if name not in ("--wrap", "--parsable", "--wait")},
-    "--container-image": _CONTAINER,
-    "--container-mounts": _CONTAINER,
-    "--input": _NOT_YOURS,
-    "--jobid": _NOT_A_JOB,
-    "--kill-on-bad-exit": _NOT_YOURS,
-    "--mpi": "set mpi in the profile",
-    "--multi-prog": _NOT_YOURS,
-    "--no-container-mount-home": _CONTAINER,
-    "--no-kill": "leave it out: a server that lost a rank cannot go on",
-    "--overlap": "set companion: overlap in the profile",
-    "--pty": _NOT_YOURS,
-    "--relative": _NOT_YOURS,
-    "--wait": _NOT_YOURS,
+    **_hints(
+        {
+            "--input --kill-on-bad-exit --multi-prog --pty --relative --wait": _NOT_YOURS,
+            "--container-image --container-mounts --no-container-mount-home": (
+                "set the container section of the profile"
+            ),
+            "--jobid": _NOT_A_JOB,
+            "--mpi": "set mpi in the profile",
+            "--no-kill": "leave it out: a server that lost a rank cannot go on",
+            "--overlap": "set companion: overlap in the profile",
+        }
+    ),
 }
 """srun's options, by their long names."""
 
-_PORTS = "leave it out: free ports are chosen in the job and published in endpoint.json"
-_LEADER = "leave it out: rank 0 serves, the other ranks must not"
-TRITON: Mapping[str, str] = {
-    "--allow-grpc": _LEADER,
-    "--allow-http": _LEADER,
-    "--allow-metrics": _LEADER,
-    "--disable-auto-complete-config": _NOT_YOURS,
-    "--grpc-address": _PORTS,
-    "--grpc-port": _PORTS,
-    "--help": _NOT_YOURS,
-    "--http-address": _PORTS,
-    "--http-port": _PORTS,
-    "--load-model": _LEADER,
-    "--metrics-address": _PORTS,
-    "--metrics-port": _PORTS,
-    "--model-control-mode": _LEADER,
-    "--model-repository": "leave it out: the run folder holds the repository",
-    "--model-store": "leave it out: the run folder holds the repository",
-    "--reuse-grpc-port": _PORTS,
-    "--reuse-http-port": _PORTS,
-    "--version": _NOT_YOURS,
-}
+TRITON: Mapping[str, str] = _hints(
+    {
+        "--disable-auto-complete-config --help --version": _NOT_YOURS,
+        "--allow-grpc --allow-http --allow-metrics --load-model --model-control-mode": (
+            "leave it out: rank 0 serves, the other ranks must not"
+        ),
+        "--grpc-address --grpc-port --http-address --http-port --metrics-address --metrics-port "
+        "--reuse-grpc-port --reuse-http-port": (
+            "leave it out: free ports are chosen in the job and published in endpoint.json"
+        ),
+        "--model-repository --model-store": "leave it out: the run folder holds the repository",
+    }
+)
 """tritonserver's options."""
 
 VARIABLES = re.compile(
