@@ -12,7 +12,7 @@ from trtllm_hpc.cli.options import json_option, print_json, runs_option
 from trtllm_hpc.errors import InvalidMeasurement
 
 if TYPE_CHECKING:
-    from trtllm_hpc.bench.analysis.compare import Comparison, Tolerance
+    from trtllm_hpc.bench.analysis.compare import Tolerance
 
 
 @click.command("compare")
@@ -88,17 +88,10 @@ def command(
     if as_json:
         print_json(comparison.as_json())
     else:
-        _print(comparison)
+        from trtllm_hpc.report.comparison_table import print_comparison
+
+        print_comparison(comparison)
     raise_if_worse(comparison, tolerance)
-
-
-def _print(comparison: Comparison) -> None:
-    from trtllm_hpc.report.comparison_table import INTERVAL, comparison_table, remarks
-    from trtllm_hpc.report.tables import print_table
-
-    for line in remarks(comparison):
-        click.echo(line)
-    print_table(comparison_table(comparison), optional=(INTERVAL,))
 
 
 def _compare_with_file(found: StoredMeasurement, path: Path, key: str, tolerance: Tolerance) -> None:

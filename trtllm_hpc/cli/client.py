@@ -11,8 +11,6 @@ from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name, write_aside, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trtllm_hpc.client.generate import Answer
     from trtllm_hpc.runtime.records import Endpoint
 
@@ -112,16 +110,11 @@ def _save(run: RunPaths, record: dict[str, Any], answers: list[Answer]) -> None:
 def _generate(
     endpoint: Endpoint, protocol: str, prompt: str, max_tokens: int, model: str, logits: list[str]
 ) -> list[Answer]:
-    from functools import partial
-
     from trtllm_hpc.client.generate import generate_grpc, generate_http
 
-    generators: dict[str, Callable[..., Answer]] = {
-        "grpc": partial(generate_grpc, logits=logits),
-        "http": generate_http,
-    }
-    chosen = generators.values() if protocol == "both" else [generators[protocol]]
-    return [generate(endpoint, prompt, max_tokens, _REQUEST_TIMEOUT_S, model) for generate in chosen]
+    request = (endpoint, prompt, max_tokens, _REQUEST_TIMEOUT_S, model)
+    answers = [] if protocol == "http" else [generate_grpc(*request, logits=logits)]
+    return answers if protocol == "grpc" else [*answers, generate_http(*request)]
 
 
 def _refuse_different(answers: list[Answer]) -> None:

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.completion import job_files
-from trtllm_hpc.cli.options import cluster_option, json_option, print_json, runs_option, set_option
-from trtllm_hpc.errors import Diagnostic, ExitCode
+from trtllm_hpc.cli.options import job_options, json_option, print_json
+from trtllm_hpc.errors import Diagnostic, ExitCode, State
 
 if TYPE_CHECKING:
     from trtllm_hpc.validation.context import Context
 
 
 @click.command("doctor")
-@click.argument(
-    "job_file",
-    type=click.Path(path_type=Path),
-    metavar="[JOB]",
-    required=False,
-    shell_complete=job_files,
-)
-@cluster_option
-@set_option
-@runs_option
-@click.option(
-    "--rules",
-    "with_rules",
-    is_flag=True,
-    help="Also list every rule of job files and profiles.",
-)
+@partial(job_options, required=False)
+@click.option("--rules", "with_rules", is_flag=True, help="Also list every rule of job files and profiles.")
 @json_option
 def command(
     job_file: Path | None,
@@ -78,13 +65,11 @@ def _record(context: Context, rows: list[Diagnostic], rules: list[Diagnostic]) -
     from trtllm_hpc.validation.job_checks import memory_of
 
     plan = memory_of(context) if context.has_job else None
-    memory = plan.as_json() if isinstance(plan, MemoryPlan) else None
-    notes = list(context.plan.notes) if context.has_job else []
     return {
         "checks": [row_of(row) for row in rows],
-        "memory": memory,
+        "memory": plan.as_json() if isinstance(plan, MemoryPlan) else None,
         "rules": [row_of(row) for row in rules],
-        "notes": notes,
+        "notes": list(context.plan.notes) if context.has_job else [],
     }
 
 
@@ -109,12 +94,14 @@ def _print_tables(record: dict[str, Any], with_rules: bool) -> None:
         click.echo(f"note: {note}")
 
 
+_OUTCOMES: dict[State, str] = {
+    "fail": "failed",
+    "warn": "with a warning",
+    "unknown": "that cannot be judged here",
+}
+
+
 def _summary(rows: list[Diagnostic]) -> str:
-    counts = {state: sum(row.state == state for row in rows) for state in ("fail", "warn", "unknown")}
-    texts = {
-        "fail": "{} failed",
-        "warn": "{} with a warning",
-        "unknown": "{} that cannot be judged here",
-    }
-    parts = [texts[state].format(count) for state, count in counts.items() if count]
+    counts = Counter(row.state for row in rows)
+    parts = [f"{counts[state]} {words}" for state, words in _OUTCOMES.items() if counts[state]]
     return f"{len(rows)} checks: {', '.join(parts) or 'all are ok'}."

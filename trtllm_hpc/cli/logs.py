@@ -81,13 +81,16 @@ def _print_content(
     tail: int | None,
 ) -> int:
     """Print the selected logs; return the number of lines printed."""
-    from trtllm_hpc.logs.files import list_logs
+    from trtllm_hpc.logs.files import list_logs, reason_without_build
     from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
 
     if step is None and rank is not None:
         step = "serve"
     if step == "build":
-        _refuse_missing_build(run)
+        reason = reason_without_build(run)
+        if reason is not None:
+            message = f"Run {run.run_id} has no build stage: {reason}."
+            raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
     if step is not None and rank is not None:
         _refuse_unknown_rank(run, step, rank)
     wanted = Filter(pattern, tail)
@@ -117,17 +120,6 @@ def _written(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
             hint=f"trtllm-hpc logs {call_name(run)}",
         )
     return [log for log in written if log.size_bytes]
-
-
-def _refuse_missing_build(run: RunPaths) -> None:
-    """Raise RunNotFound, with the reason, if the run has no build stage."""
-    from trtllm_hpc.logs.files import reason_without_build
-
-    reason = reason_without_build(run)
-    if reason is not None:
-        raise RunNotFound(
-            f"Run {run.run_id} has no build stage: {reason}.", hint=f"trtllm-hpc logs {call_name(run)}"
-        )
 
 
 def _print_lines(lines: Iterable[tuple[LogFile, str]], prefixed: bool) -> int:

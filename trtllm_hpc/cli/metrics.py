@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
         if not watch:
             _show(endpoint, _since_start(endpoint), as_json)
         elif as_json:
-            _print_lines(endpoint, interval_seconds)
+            for sample in _samples(endpoint, interval_seconds):
+                click.echo(json.dumps(sample.as_json(endpoint), ensure_ascii=False))
         else:
             _redraw(endpoint, interval_seconds)
     except RequestFailed as error:
@@ -106,13 +108,6 @@ def _show(endpoint: Endpoint, sample: _Sample, as_json: bool) -> None:
 def _title(endpoint: Endpoint, sample: _Sample) -> str:
     over = "since its start" if sample.over_s is None else f"over the last {sample.over_s:.1f} s"
     return f"{endpoint.host} ({endpoint.metrics}), counts and means {over}"
-
-
-def _print_lines(endpoint: Endpoint, interval_s: float) -> None:
-    import json
-
-    for sample in _samples(endpoint, interval_s):
-        click.echo(json.dumps(sample.as_json(endpoint), ensure_ascii=False))
 
 
 def _redraw(endpoint: Endpoint, interval_s: float) -> None:

@@ -140,10 +140,14 @@ def print_warning(text: str) -> None:
     click.echo(wrap(text, terminal_width(sys.stderr)), err=True)
 
 
-def job_options(command: Command) -> Command:
+def job_options(command: Command, *, required: bool = True) -> Command:
     """``JOB``, ``--cluster``, ``--set`` and ``--runs``."""
     return click.argument(
-        "job_file", type=click.Path(path_type=Path), metavar="JOB", shell_complete=job_files
+        "job_file",
+        type=click.Path(path_type=Path),
+        metavar="JOB" if required else "[JOB]",
+        required=required,
+        shell_complete=job_files,
     )(cluster_option(set_option(runs_option(command))))
 
 

@@ -6,21 +6,26 @@ from typing import TYPE_CHECKING
 
 from trtllm_hpc.bench.analysis.compare import Comparison, Row
 from trtllm_hpc.report.formatting import NONE, quantity, share
-from trtllm_hpc.report.tables import plain_table
+from trtllm_hpc.report.tables import plain_table, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-INTERVAL = "95 % of B - A"
-"""The column that narrow terminals may leave out."""
+_INTERVAL = "95 % of B - A"
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print the table below its remarks; a narrow terminal does without the interval."""
+    print("\n".join(remarks(comparison)))
+    print_table(comparison_table(comparison), optional=(_INTERVAL,))
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """Return a table with a row for each figure, and a verdict on the difference if it is judged."""
     from rich.text import Text
 
-    numbers = ("A", "B", "change", INTERVAL)
+    numbers = ("A", "B", "change", _INTERVAL)
     table = plain_table("level", "figure", *numbers, "verdict", right=numbers)
     level = None
     for row in comparison.rows:

@@ -88,14 +88,10 @@ def _detail(stage: str, progress: Progress) -> str:
             return f"ready at {progress.status.endpoint.http} ({progress.status.endpoint.host})"
         return f"{progress.ranks_up} of {progress.world_size} ranks up"
     if stage == "companion":
-        return _companion_detail(progress)
+        if progress.benchmark is not None:
+            return f"benchmark: {progress.benchmark}"
+        return "sends requests" if progress.status.endpoint is not None else "waits for the endpoint"
     return ""
-
-
-def _companion_detail(progress: Progress) -> str:
-    if progress.benchmark is not None:
-        return f"benchmark: {progress.benchmark}"
-    return "sends requests" if progress.status.endpoint is not None else "waits for the endpoint"
 
 
 def _table(progress: Progress) -> Table:

@@ -25,7 +25,10 @@ TraceEvent = dict[str, Any]
 
 def write_perfetto(records: Sequence[RequestRecord], samples: Iterable[ServerSample], path: Path) -> None:
     """Write the requests, each in a slot of its own while it lasts, and the server's metrics as counters."""
-    events = [*_names(), *_requests(records), *_client(records), *_server(samples)]
+    events = [*_names(), *_requests(records)]
+    events += [_counter(_CLIENT, "requests outstanding", *moment) for moment in in_flight(records)]
+    for sample in samples:
+        events += [_counter(_SERVER, key, sample.time_s, value) for key, value in sample.values.items()]
     write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")))
 
 
@@ -90,17 +93,6 @@ def _span(
     begin, end = _us(begin_s), _us(end_s)
     event = {"ph": "X", "pid": _REQUESTS, "tid": track, "name": name, "cat": "request"}
     return {**event, "ts": begin, "dur": end - begin, "args": args or {}}
-
-
-def _client(records: Sequence[RequestRecord]) -> Iterator[TraceEvent]:
-    for time_s, count in in_flight(records):
-        yield _counter(_CLIENT, "requests outstanding", time_s, count)
-
-
-def _server(samples: Iterable[ServerSample]) -> Iterator[TraceEvent]:
-    for sample in samples:
-        for key, value in sample.values.items():
-            yield _counter(_SERVER, key, sample.time_s, value)
 
 
 def _counter(group: int, name: str, time_s: float, value: float) -> TraceEvent:

@@ -9,9 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trtllm_hpc.bench.server_metrics.series import describe
-from trtllm_hpc.report.formatting import format_bytes
-
-_NONE = "-"
+from trtllm_hpc.report.formatting import NONE, format_bytes
 
 
 def server_table(values: Mapping[str, float]) -> Table:
@@ -53,16 +51,13 @@ def _models(values: Mapping[str, float]) -> Table:
         table.add_column(_HEADERS.get(key, key), justify="right")
     for model in dict.fromkeys(series.model for series, _ in found):
         cells = {series.key: in_unit(value, series.unit) for series, value in found if series.model == model}
-        table.add_row(Text(model or ""), *(cells.get(key, _NONE) for key in columns))
+        table.add_row(Text(model or ""), *(cells.get(key, NONE) for key in columns))
     return table
 
 
 _HEADERS = {
-    "finished": "finished",
     "finished_per_s": "finished",
-    "failed": "failed",
     "failed_per_s": "failed",
-    "pending": "pending",
     "queue_ms": "queue",
     "compute_ms": "compute",
     "duration_ms": "in all",

@@ -36,6 +36,8 @@ from trtllm_hpc.report.html.tables import (
 from trtllm_hpc.report.html.timelines import timeline_section
 from trtllm_hpc.report.html.verdict import cards, headline_words, verdict
 
+_FOLDER = "report"
+
 
 def write_report(paths: RunPaths, name: str, to: Path) -> None:
     """Write the report of a measurement as one HTML file.
@@ -85,12 +87,20 @@ def sections_of(data: ReportData) -> Iterator[Section]:
 
 def report_page(data: ReportData) -> str:
     """Return the whole page as text."""
-    measurement = data.measurement
-    return render_page(
-        list(sections_of(data)),
-        title=f"{data.run}: {measurement.name}",
+    sections = list(sections_of(data))
+    environment = _environment()
+    draw = _source("charts.js.j2")
+    library = drawing_library()
+    return environment.get_template(f"{_FOLDER}/page.html.j2").render(
+        sections=sections,
+        style=Markup(_source("style.css.j2")),
+        library=Markup(library),
+        draw=Markup(draw),
+        chart_data=Markup(_chart_data(sections)),
+        script_hashes=[_hash(library), _hash(draw)],
+        title=f"{data.run}: {data.measurement.name}",
         run=data.run,
-        measurement=measurement,
+        measurement=data.measurement,
         facts=_facts(data),
         verdict=verdict(data),
         headline=headline_words(data),
@@ -117,25 +127,6 @@ def _facts(data: ReportData) -> list[str]:
         f"workload {measurement.settings.get('workload', {}).get('kind', 'unknown')}",
         f"started {started:%Y-%m-%d %H:%M:%S} UTC",
     ]
-
-
-_FOLDER = "report"
-
-
-def render_page(sections: Sequence[Section], **values: Any) -> str:
-    """Render the page's template with ``values``."""
-    environment = _environment()
-    draw = _source("charts.js.j2")
-    library = drawing_library()
-    return environment.get_template(f"{_FOLDER}/page.html.j2").render(
-        sections=sections,
-        style=Markup(_source("style.css.j2")),
-        library=Markup(library),
-        draw=Markup(draw),
-        chart_data=Markup(_chart_data(sections)),
-        script_hashes=[_hash(library), _hash(draw)],
-        **values,
-    )
 
 
 @lru_cache(maxsize=1)

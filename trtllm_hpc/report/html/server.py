@@ -21,10 +21,15 @@ _CLIENT = "client: outstanding"
 def server_section(data: ReportData) -> Section:
     """Requests in flight, KV cache and queue over time."""
     intro = "Sampled from the server's metrics page while the load ran, on the client's clock."
-    charts: list[Chart | NoChart] = [_in_flight(data)]
-    shares = lines(data.samples, "kv_used_share", "KV cache in use")
-    charts.append(_kv(data, shares))
-    charts.append(_lines(data, "server-queue", "Time in the server's queue", "ms", _by_model(data)))
+    cache = lines(data.samples, "kv_used_share", "KV cache in use")
+    percent = [{**row, "value": 100 * row["value"]} for row in cache]
+    queue = lines(data.samples, "queue_ms", "")
+    by_model = [{**row, "line": row["line"].strip("[] ")} for row in queue]
+    charts = [
+        _lines(data, "server-in-flight", "Requests in flight", "requests", _in_flight(data)),
+        _lines(data, "server-kv", "KV cache in use", "% of blocks", percent),
+        _lines(data, "server-queue", "Time in the server's queue", "ms", by_model),
+    ]
     return Section("server", "Server metrics", intro, charts, wide=True)
 
 
@@ -50,23 +55,14 @@ def thinned(rows: Sequence[dict[str, Any]], most: int = MOST_POINTS) -> list[dic
     return kept
 
 
-def _in_flight(data: ReportData) -> Chart | NoChart:
+def _in_flight(data: ReportData) -> list[dict[str, Any]]:
     client = [
         {"time": time_s, "value": float(count), "line": _CLIENT}
         for time_s, count in most_in_flight(data.records, MOST_POINTS)
     ]
     server = lines(data.samples, "requests_active", "server: active")
     server += lines(data.samples, "requests_waiting", "server: waiting")
-    return _lines(data, "server-in-flight", "Requests in flight", "requests", client + server)
-
-
-def _kv(data: ReportData, rows: list[dict[str, Any]]) -> Chart | NoChart:
-    percent = [{**row, "value": 100 * row["value"]} for row in rows]
-    return _lines(data, "server-kv", "KV cache in use", "% of blocks", percent)
-
-
-def _by_model(data: ReportData) -> list[dict[str, Any]]:
-    return [{**row, "line": row["line"].strip("[] ")} for row in lines(data.samples, "queue_ms", "")]
+    return client + server
 
 
 def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[dict[str, Any]]) -> Chart | NoChart:
