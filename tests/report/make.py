@@ -10,17 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from trtllm_hpc.bench.analysis.aggregate import error_counts, token_totals
+from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
 from trtllm_hpc.bench.metrics import Sample, figures
 from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, append_records
 from trtllm_hpc.bench.results import (
     ClientUse,
-    Distribution,
-    Interval,
     LevelResult,
     Measurement,
     Pass,
@@ -79,7 +75,7 @@ def make(
             records += made if streaming else [_whole(record) for record in made]
             passes.append(_summary_of(records[-len(made) :], repeat, level, slo))
             clock = passes[-1].ended_s
-        results.append(LevelResult(level, passes, _over(passes)))
+        results.append(LevelResult(level, passes, over_repeats([it.metrics for it in passes])))
     measured = [record for record in records if record.measured]
     verdict = Verdict(
         [f"{len(measured)} requests were measured, and none was answered."] if failed_share >= 1 else []
@@ -265,26 +261,6 @@ def _summary_of(records: list[RequestRecord], repeat: int, level: Level, slo: st
         client=ClientUse(0.4, window.length_s, 0.08),
         verdict=Verdict(),
     )
-
-
-def _over(passes: list[Pass]) -> dict[str, Interval | dict[str, Interval]]:
-    found: dict[str, Interval | dict[str, Interval]] = {}
-    for key, first in passes[0].metrics.items():
-        figures = [one.metrics[key] for one in passes if key in one.metrics]
-        if isinstance(first, Distribution):
-            names = ("mean", "p50", "p90", "p95", "p99", "max")
-            found[key] = {name: _interval([getattr(f, name) for f in figures]) for name in names}
-        else:
-            found[key] = _interval([float(f) for f in figures])  # type: ignore[arg-type]
-    return found
-
-
-def _interval(values: list[float]) -> Interval:
-    mean = float(np.mean(values))
-    if len(values) == 1:
-        return Interval(mean)
-    half = 2.0 * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return Interval(mean, mean - half, mean + half)
 
 
 PROVENANCE: dict[str, Any] = {

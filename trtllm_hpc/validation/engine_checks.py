@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from trtllm_hpc.errors import FAIL, Diagnostic, fail, ok, unknown
 from trtllm_hpc.runtime.checks import (
@@ -39,23 +38,18 @@ def _each(
     return judged
 
 
-def _is_missing(folder: Path) -> bool:
-    """Whether a folder is missing for certain: its parent can be read here."""
-    return not folder.exists() and os.access(folder.parent, os.R_OK | os.X_OK)
-
-
 def is_there(context: Context) -> Diagnostic | None:
     """The folder exists, as far as this machine can see."""
     named = context.engine_folder if context.has_job else None
     if named is None:
         return None
     folder = context.path_here(named)
-    if _is_missing(folder):
-        message = f"there is no {folder}, though {folder.parent} can be read here"
-        return fail(message, "set engine.directory to the folder of a finished engine")
-    if not folder.exists():
+    if folder.exists():
+        return ok(f"{named} is there")
+    if not os.access(folder.parent, os.R_OK | os.X_OK):
         return unknown(f"{named} cannot be seen on this machine")
-    return ok(f"{named} is there")
+    message = f"there is no {folder}, though {folder.parent} can be read here"
+    return fail(message, "set engine.directory to the folder of a finished engine")
 
 
 def lengths(context: Context, engine: EngineConfig) -> Diagnostic:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
 from trtllm_hpc.errors import Diagnostic
@@ -91,17 +91,11 @@ def examples_are_known(facts: JobFacts) -> Diagnostics:
 
 def keys_have_options(facts: JobFacts) -> Diagnostics:
     """The release's programs have options for every key of the engine."""
-    problems = [problem for lines in facts.command_lines.values() for problem in lines.problems]
-    yield from _once(problems)
-
-
-def _once(problems: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
-    """Keep the first problem of each key: all options of one key fail for the same reason."""
-    seen = set()
-    for problem in problems:
-        if problem.field not in seen:
-            seen.add(problem.field)
-            yield problem
+    first: dict[str, Diagnostic] = {}
+    for lines in facts.command_lines.values():
+        for problem in lines.problems:
+            first.setdefault(problem.field, problem)  # all options of one key fail for the same reason
+    yield from first.values()
 
 
 def raw_options_are_taken(facts: JobFacts) -> Diagnostics:

@@ -167,17 +167,7 @@ QUIET = "quiet"
 """Style of reference lines."""
 
 
-def light() -> dict[str, Any]:
-    """Return the Vega configuration for a light page, and for PNGs."""
-    return _config(ink="#1c2430", soft="#5b6675", line="#dfe4ea", band="#8592a3", extent=(0.0, 0.8))
-
-
-def dark() -> dict[str, Any]:
-    """Return the Vega configuration for a dark page."""
-    return _config(ink="#e8ecf1", soft="#a3aebb", line="#333d49", band="#8592a3", extent=(0.3, 1.0))
-
-
-def _config(*, ink: str, soft: str, line: str, band: str, extent: tuple[float, float]) -> dict[str, Any]:
+def _config(*, ink: str, soft: str, line: str, extent: tuple[float, float]) -> dict[str, Any]:
     axis = {
         "labelColor": soft,
         "titleColor": soft,
@@ -215,7 +205,12 @@ def _config(*, ink: str, soft: str, line: str, band: str, extent: tuple[float, f
         "text": {"color": soft, "fontSize": 11},
         "range": {"category": CATEGORIES, "ordinal": {"scheme": "viridis", "extent": list(extent)}},
         "style": {
-            BAND: {"fill": band, "fillOpacity": 0.18},
+            BAND: {"fill": "#8592a3", "fillOpacity": 0.18},
             QUIET: {"stroke": soft, "strokeDash": [4, 4], "strokeWidth": 1, "color": soft},
         },
     }
+
+
+LIGHT = _config(ink="#1c2430", soft="#5b6675", line="#dfe4ea", extent=(0.0, 0.8))
+"""The Vega configuration for a light page, and for PNGs."""
+DARK = _config(ink="#e8ecf1", soft="#a3aebb", line="#333d49", extent=(0.3, 1.0))

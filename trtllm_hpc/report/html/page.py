@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from trtllm_hpc import __version__
 from trtllm_hpc.paths import RunPaths, write_aside, write_text
 from trtllm_hpc.render.environment import packaged_templates
-from trtllm_hpc.report.html.chart import Chart, Section, altair, as_png, dark, for_page, light
+from trtllm_hpc.report.html.chart import DARK, LIGHT, Chart, Section, altair, as_png, for_page
 from trtllm_hpc.report.html.curves import curve_section, search_section
 from trtllm_hpc.report.html.data import ReportData, read_report_data
 from trtllm_hpc.report.html.distributions import distribution_section
@@ -65,7 +65,7 @@ def write_charts(paths: RunPaths, name: str, folder: Path) -> list[Path]:
         for chart in section.charts:
             if isinstance(chart, Chart):
                 with write_aside(folder / f"{chart.key}.png") as aside:
-                    aside.write_bytes(as_png(chart, {**light(), "background": "white"}))
+                    aside.write_bytes(as_png(chart, {**LIGHT, "background": "white"}))
                 written.append(folder / f"{chart.key}.png")
     return written
 
@@ -142,7 +142,7 @@ def drawing_library() -> str:
 
 def _chart_data(sections: Sequence[Section]) -> str:
     charts = [for_page(chart) for section in sections for chart in section.charts if isinstance(chart, Chart)]
-    return json_in_html({"charts": charts, "themes": {"light": light(), "dark": dark()}})
+    return json_in_html({"charts": charts, "themes": {"light": LIGHT, "dark": DARK}})
 
 
 def json_in_html(plain: Any) -> str:
