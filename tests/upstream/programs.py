@@ -41,9 +41,7 @@ def _arguments(option: Option) -> dict[str, Any]:
     if option.form == "flag":
         return {"action": "store_true"}
     arguments: dict[str, Any] = {"nargs": "+"} if option.form == "list" else {}
-    if option.form == "switch":
-        arguments["choices"] = ["enable", "disable"]
-    elif option.choices and option.form == "value":
+    if option.choices and option.form != "list":
         arguments["choices"] = option.choices
     if option.required:
         arguments["required"] = True

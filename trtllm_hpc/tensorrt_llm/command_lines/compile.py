@@ -43,18 +43,16 @@ class CommandLines:
 
     toolchain: Toolchain
     options: dict[Role, dict[str, OptionArgv]] = field(default_factory=dict)
-    """By program and option, in the order of the table."""
-    omitted: dict[Role, set[str]] = field(default_factory=dict)
-    """Options that express a value by being left out."""
-    defaults: dict[Role, dict[str, OptionArgv]] = field(default_factory=dict)
-    """Defaults that differ between releases, written out."""
+    """By program and option, in the order of the table; then defaults that differ between releases.
+
+    Empty where the option expresses a value by being left out.
+    """
     problems: list[Diagnostic] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def argv(self, role: Role) -> tuple[str, ...]:
         """All arguments of one program."""
-        options = {**self.options.get(role, {}), **self.defaults.get(role, {})}
-        return tuple(word for option in options.values() for word in option)
+        return tuple(word for option in self.options.get(role, {}).values() for word in option)
 
 
 def compile_options(
@@ -67,21 +65,22 @@ def compile_options(
         part: the engine of an encoder-decoder model; ``None`` for all other models.
     """
     compiled = CommandLines(toolchain)
-    context = Context(resolved_dtype(job, model_config), job.engine.max_input_len)
+    context = Context(_resolved_dtype(job, model_config), job.engine.max_input_len)
     for request in _requests(job, toolchain, part):
         _compile(compiled, request, context)
     for program in toolchain.programs:
         raw = {word.partition("=")[0] for word in raw_argv(job, program.role)}
         _require(compiled, program, raw)
-        given = {*compiled.options.get(program.role, ()), *compiled.omitted.get(program.role, ()), *raw}
+        options = compiled.options.setdefault(program.role, {})
+        given = {*options, *raw}
         if "--autoq_format" in given:
             given.add("--qformat")  # quantize.py ignores it then
-        compiled.defaults[program.role] = changed_defaults(program, given, context)
+        options.update(_changed_defaults(program, given, context))
     compiled.notes += _notes(job, toolchain, context)
     return compiled
 
 
-def resolved_dtype(job: JobFile, model_config: Mapping[str, Any] | None) -> str | None:
+def _resolved_dtype(job: JobFile, model_config: Mapping[str, Any] | None) -> str | None:
     """The type that the model is computed in; ``None`` where only its unreadable ``config.json`` tells.
 
     Upstream's ``auto`` takes the checkpoint's own type, but float16 for float32.
@@ -121,21 +120,22 @@ def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -
         try:
             value = mapping.value(request.value, option, program.command, context)
         except NotExpressible as error:
-            problem = in_job("release", request.key, error.message, error.hint, request.value)
-            compiled.problems.append(problem)
+            compiled.problems.append(_problem(request, error.message, error.hint))
             return
-        arguments = argv(option, value) if value is not None else None
+        arguments = argv(option, value)
         if arguments is None:
             reasons.append(_not_taken(program.command, option, request.value))
             continue
         done.add(mapping.role)
-        if arguments:
-            compiled.options.setdefault(program.role, {})[option.name] = arguments
-        else:
-            compiled.omitted.setdefault(program.role, set()).add(option.name)
+        options = compiled.options.setdefault(program.role, {})
+        options[option.name] = arguments or options.get(option.name, ())
     if not done and request.needed:
         message, hint = _no_option(request, compiled.toolchain, reasons)
-        compiled.problems.append(in_job("release", request.key, message, hint, request.value))
+        compiled.problems.append(_problem(request, message, hint))
+
+
+def _problem(request: OptionRequest, message: str, hint: str | None) -> Diagnostic:
+    return in_job("release", request.key, message, hint, request.value)
 
 
 def _require(compiled: CommandLines, program: Program, raw: Collection[str]) -> None:
@@ -150,7 +150,7 @@ def _require(compiled: CommandLines, program: Program, raw: Collection[str]) -> 
             compiled.problems.append(in_job("release", f"engine.options.{program.role}", message, hint))
 
 
-def changed_defaults(program: Program, given: Collection[str], context: Context) -> dict[str, OptionArgv]:
+def _changed_defaults(program: Program, given: Collection[str], context: Context) -> dict[str, OptionArgv]:
     """Return the options that are not given and whose default differs between releases, with this default.
 
     The plan then shows what it relies on, and planning the same job file for another release shows the
@@ -160,8 +160,7 @@ def changed_defaults(program: Program, given: Collection[str], context: Context)
     found: dict[str, OptionArgv] = {}
     for option in program.command.options.values():
         if option.changed is not None and option.name not in skipped:
-            value = _default_for_model(option, context)
-            arguments = argv(option, value) if value is not None else None
+            arguments = argv(option, _default_for_model(option, context))
             if arguments:
                 found[option.name] = arguments
     return found
@@ -209,11 +208,9 @@ def _calibration_note(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
     program = toolchain.program("quantize") or toolchain.programs[0]
     option = program.command.options.get("--calib_dataset")
     default = f" ({option.default})" if option is not None and option.default else ""
-    remedy = (
-        "set engine.quantization.calibration_dataset to a local folder"
-        if option is not None
-        else "load it into the cache of Hugging Face datasets that the compute nodes see"
-    )
+    remedy = "load it into the cache of Hugging Face datasets that the compute nodes see"
+    if option is not None:
+        remedy = "set engine.quantization.calibration_dataset to a local folder"
     yield (
         f"{program.command.name} downloads its calibration samples{default}, which compute nodes often "
         f"cannot: {remedy}."

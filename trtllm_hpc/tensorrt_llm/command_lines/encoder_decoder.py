@@ -5,12 +5,12 @@ Source: tensorrtllm_backend v0.12.0 and v0.16.0, docs/encoder_decoder.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.tensorrt_llm.command_lines.option_request import OptionMapping, OptionRequest
+from trtllm_hpc.tensorrt_llm.command_lines.option_request import OptionRequest, same
 from trtllm_hpc.tensorrt_llm.command_lines.option_table import plugin
 from trtllm_hpc.tensorrt_llm.releases.families import Family
 
@@ -28,7 +28,6 @@ DECODER_ONLY = (
 """Keys that mean nothing to an encoder: it generates no answer and keeps no KV cache."""
 DECODER_START = 1
 """Length of a decoder's prompt: one token, which starts the answer."""
-_NO_CACHE: Mapping[str, str | bool] = {"disabled": "disabled"}
 
 
 def adapted(
@@ -41,8 +40,7 @@ def adapted(
         yield request
     yield from _encoder(job) if part == "encoder" else _decoder(job)
     if job.engine.context_fmha is None and family.context_fmha is not None:
-        mappings = (OptionMapping("build", "--context_fmha"),)
-        yield OptionRequest("model.family", family.context_fmha, mappings)
+        yield OptionRequest("model.family", family.context_fmha, same("--context_fmha", "build"))
     if "moe" not in job.engine.plugins:
         # Neither part has experts, and upstream's guides switch the plugin off.
         yield replace(plugin("engine.encoder_decoder", "moe", "disable"), needed=False)
@@ -52,21 +50,16 @@ def _encoder(job: JobFile) -> Iterator[OptionRequest]:
     longest = job.engine.max_encoder_input_len or job.engine.max_input_len
     if longest is not None:
         key = "engine.max_encoder_input_len" if job.engine.max_encoder_input_len else "engine.max_input_len"
-        yield OptionRequest(key, longest, (OptionMapping("build", "--max_input_len"),))
-    yield OptionRequest(
-        "engine.encoder_decoder",
-        "disabled",
-        (
-            OptionMapping("build", "--kv_cache_type", _NO_CACHE),
-            OptionMapping("build", "--paged_kv_cache", {"disabled": False}),
-        ),
-    )
+        yield OptionRequest(key, longest, same("--max_input_len", "build"))
+    no_cache = same("--kv_cache_type", "build", translate={"disabled": "disabled"})
+    no_cache += same("--paged_kv_cache", "build", translate={"disabled": False})
+    yield OptionRequest("engine.encoder_decoder", "disabled", no_cache)
 
 
 def _decoder(job: JobFile) -> Iterator[OptionRequest]:
     both = job.engine.max_encoder_input_len is not None
     start = job.engine.max_input_len if both and job.engine.max_input_len is not None else DECODER_START
-    yield OptionRequest("engine.max_input_len", start, (OptionMapping("build", "--max_input_len"),))
+    yield OptionRequest("engine.max_input_len", start, same("--max_input_len", "build"))
     if not both and job.engine.max_input_len is not None:
-        mappings = (OptionMapping("build", "--max_encoder_input_len"),)
-        yield OptionRequest("engine.max_input_len", job.engine.max_input_len, mappings)
+        encoder = same("--max_encoder_input_len", "build")
+        yield OptionRequest("engine.max_input_len", job.engine.max_input_len, encoder)

@@ -52,6 +52,13 @@ class OptionMapping:
         return self.translate.get(value)
 
 
+def same(
+    option: str, *roles: Role, translate: Mapping[Any, Any] | Translate | None = None
+) -> tuple[OptionMapping, ...]:
+    """One option of that name in several programs."""
+    return tuple(OptionMapping(role, option, translate) for role in roles)
+
+
 @dataclass(frozen=True)
 class OptionRequest:
     """A key that the job file sets, to be expressed by an option."""
@@ -74,6 +81,8 @@ def argv(option: Option, value: Any) -> tuple[str, ...] | None:
     """
     if value is OMIT:
         return ()
+    if value is None:
+        return None
     if option.form == "flag":
         if not isinstance(value, bool):
             return None
@@ -87,7 +96,7 @@ def argv(option: Option, value: Any) -> tuple[str, ...] | None:
         value = value[0]
     if isinstance(value, bool):
         value = "enable" if value else "disable"
-        if option.form != "switch" and value not in option.choices:
+        if value not in option.choices:
             return None
     if not isinstance(value, (str, int, float)):
         return None
@@ -97,5 +106,4 @@ def argv(option: Option, value: Any) -> tuple[str, ...] | None:
 
 def _are_choices(option: Option, items: Sequence[Any]) -> bool:
     """Whether the option takes each item: one of its choices, or anything where it has none."""
-    choices = option.choices or (("enable", "disable") if option.form == "switch" else ())
-    return not choices or all(str(item) in choices for item in items)
+    return not option.choices or all(str(item) in option.choices for item in items)

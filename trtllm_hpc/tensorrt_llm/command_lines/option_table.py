@@ -19,7 +19,7 @@ from trtllm_hpc.tensorrt_llm.command_lines.option_request import (
     OptionMapping,
     OptionRequest,
     Role,
-    Translate,
+    same,
 )
 from trtllm_hpc.tensorrt_llm.releases import Command, Option
 
@@ -53,16 +53,9 @@ def model_dtype(value: Any, option: Option, command: Command, context: Context) 
     return context.dtype
 
 
-def plugin_dtype(value: Any, option: Option, command: Command, context: Context) -> str:
-    """``auto`` for a plugin, or the model's type where the plugin does not know ``auto``."""
-    if value != "auto" or "auto" in option.choices or option.default == "auto":
-        return str(value)
-    return context.dtype or "float16"
-
-
 @dataclass(frozen=True)
 class Row:
-    """A key and the options that carry it."""
+    """A key of the engine section and the options that carry it."""
 
     key: str
     mappings: tuple[OptionMapping, ...]
@@ -76,15 +69,8 @@ class Row:
 
 
 def row(key: str, *mappings: OptionMapping, **kind: Any) -> Row:
-    """A row of the engine section; ``kind`` holds the other fields of ``Row``."""
-    return Row(f"engine.{key}", mappings, **kind)
-
-
-def same(
-    option: str, *roles: Role, translate: Mapping[Any, Any] | Translate | None = None
-) -> tuple[OptionMapping, ...]:
-    """One option of that name in several programs."""
-    return tuple(OptionMapping(role, option, translate) for role in roles)
+    """A row; ``kind`` holds the other fields of ``Row``."""
+    return Row(key, mappings, **kind)
 
 
 WORLD = (
@@ -132,10 +118,7 @@ ROWS: Sequence[Row] = (
     row("opt_num_tokens", *same("--opt_num_tokens", "build_py", "build")),
     row("max_beam_width", *same("--max_beam_width", "build_py", "build")),
     row("max_encoder_input_len", *same("--max_encoder_input_len", "build_py", "build")),
-    row(
-        "max_prompt_embedding_table_size",
-        *same("--max_prompt_embedding_table_size", "build_py", "build"),
-    ),
+    row("max_prompt_embedding_table_size", *same("--max_prompt_embedding_table_size", "build_py", "build")),
     row("tokens_per_block", *same("--tokens_per_block", "build_py", "build")),
     # What an answer may carry besides its tokens.
     row(
@@ -194,20 +177,12 @@ ROWS: Sequence[Row] = (
 def rows(job: JobFile) -> Iterator[OptionRequest]:
     """Return a request for each row whose key the job file sets."""
     for each in ROWS:
-        value = _get(job, each.key)
+        value = getattr(job.engine, each.key)
         is_neutral = value == each.neutral and type(value) is type(each.neutral)
         if value is None or (is_neutral and not each.always):
             continue
-        yield OptionRequest(
-            each.key, value, each.mappings, each.in_every_program, needed=each.needed and not is_neutral
-        )
-
-
-def _get(job: JobFile, key: str) -> Any:
-    value: Any = job
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+        needed = each.needed and not is_neutral
+        yield OptionRequest(f"engine.{each.key}", value, each.mappings, each.in_every_program, needed)
 
 
 def plugins(job: JobFile) -> Iterator[OptionRequest]:
@@ -247,8 +222,8 @@ def lora(job: JobFile) -> Iterator[OptionRequest]:
 
 
 def _plugin_value(value: Any, option: Option, command: Command, context: Context) -> Any:
-    if option.form == "flag" or (option.form == "switch" and not option.choices):
+    if option.form == "flag":
         return {"enable": True, NO_PLUGIN: False}.get(value)
     if value == NO_PLUGIN and NO_PLUGIN not in option.choices and not option.default:
         return OMIT
-    return plugin_dtype(value, option, command, context)
+    return model_dtype(value, option, command, context) or "float16"

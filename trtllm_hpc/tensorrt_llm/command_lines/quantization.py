@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from trtllm_hpc.config.engine import Quantization
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.tensorrt_llm.command_lines.option_request import OptionMapping, OptionRequest, Role
+from trtllm_hpc.tensorrt_llm.command_lines.option_request import OptionMapping, OptionRequest, Role, same
 
 Tool = Literal["convert", "quantize"]
 _FLAGGED: tuple[Role, ...] = ("convert", "build_py")
@@ -65,7 +65,7 @@ def requests(job: JobFile, *, by_build_py: bool) -> Iterator[OptionRequest]:
     yield from _by_quantize(quantization) if chosen == "quantize" else _by_convert(quantization)
     kind = quantization.kv_cache
     if kind is not None:
-        flags = tuple(OptionMapping(role, f"--{kind}_kv_cache", {kind: True}) for role in _FLAGGED)
+        flags = same(f"--{kind}_kv_cache", *_FLAGGED, translate={kind: True})
         mappings = flags if by_build_py else (OptionMapping("quantize", "--kv_cache_dtype"), *flags)
         yield OptionRequest("engine.quantization.kv_cache", kind, mappings)
     if by_build_py:
@@ -74,53 +74,36 @@ def requests(job: JobFile, *, by_build_py: bool) -> Iterator[OptionRequest]:
 
 
 def _by_quantize(quantization: Quantization) -> Iterator[OptionRequest]:
-    key, method = "engine.quantization", quantization.method
+    key, method = "engine.quantization.method", quantization.method
     if method == "auto":
-        formats = ",".join(quantization.auto_formats)
-        yield OptionRequest(f"{key}.method", formats, (OptionMapping("quantize", "--autoq_format"),))
+        yield OptionRequest(key, ",".join(quantization.auto_formats), same("--autoq_format", "quantize"))
     else:
-        yield OptionRequest(f"{key}.method", method or "full_prec", (OptionMapping("quantize", "--qformat"),))
+        yield OptionRequest(key, method or "full_prec", same("--qformat", "quantize"))
 
 
 def _by_convert(quantization: Quantization) -> Iterator[OptionRequest]:
     """Options of ``convert_checkpoint.py``; ``build.py`` has those of weight-only, too."""
     key, method = "engine.quantization.method", quantization.method
     if method is not None and method in WEIGHT_ONLY:
-        yield _either(key, "--use_weight_only", True, needed=False)
+        yield OptionRequest(key, True, same("--use_weight_only", *_FLAGGED), needed=False)
         precision = ("--weight_only_precision", "--use-weight-only-with-precision")
         mappings = tuple(OptionMapping(role, option) for role in _FLAGGED for option in precision)
         yield OptionRequest(key, WEIGHT_ONLY[method], mappings)
         if method == "int4_gptq":
-            yield _either(key, "--per_group", True)
+            yield OptionRequest(key, True, same("--per_group", *_FLAGGED))
     elif method == "fp8_rowwise":
-        yield _either(key, "--use_fp8_rowwise", True)
+        yield OptionRequest(key, True, same("--use_fp8_rowwise", *_FLAGGED))
     elif method == "int8_sq":
         smoothing = quantization.smoothquant
-        options = (OptionMapping("convert", "--smoothquant"), OptionMapping("prepare", "--smoothquant"))
-        done = (OptionMapping("build_py", "--use_smooth_quant", lambda *_: True),)
+        options = same("--smoothquant", "convert", "prepare")
+        done = same("--use_smooth_quant", "build_py", translate=lambda *_: True)
         yield OptionRequest(key, DEFAULT_SMOOTHING if smoothing is None else smoothing, options + done)
     elif method == "fp8":
-        yield OptionRequest(
-            key, True, (OptionMapping("convert", "--use_fp8"), OptionMapping("build_py", "--enable_fp8"))
-        )
+        yield OptionRequest(key, True, same("--use_fp8", "convert") + same("--enable_fp8", "build_py"))
     elif method in BY_QUANTIZE and method not in BEFORE_BUILD_PY:
         # No program of this toolchain does it: the problem tells which one does, and since when.
-        mapping = (
-            OptionMapping("quantize", "--autoq_format", _formats)
-            if method == "auto"
-            else OptionMapping("quantize", "--qformat")
-        )
-        yield OptionRequest(key, method, (mapping,))
-
-
-def _formats(*_: object) -> None:
-    """``auto`` is no format; ``auto_formats`` names them."""
-
-
-def _either(key: str, option: str, value: Any, *, needed: bool = True) -> OptionRequest:
-    return OptionRequest(
-        key, value, (OptionMapping("convert", option), OptionMapping("build_py", option)), needed=needed
-    )
+        option = "--autoq_format" if method == "auto" else "--qformat"
+        yield OptionRequest(key, method, same(option, "quantize"))
 
 
 def _in_build_py(quantization: Quantization) -> Iterator[OptionRequest]:
@@ -134,31 +117,28 @@ def _in_build_py(quantization: Quantization) -> Iterator[OptionRequest]:
     elif method == "int8_sq":
         options = {"--use_smooth_quant": True}
     for option, value in options.items():
-        yield OptionRequest(key, value, (OptionMapping("build_py", option),))
+        yield OptionRequest(key, value, same(option, "build_py"))
     if quantization.kv_cache == "int8":
-        yield OptionRequest(
-            "engine.quantization.kv_cache",
-            True,
-            (OptionMapping("prepare", "--calibrate-kv-cache"),),
-            needed=False,
-        )
+        calibrated = same("--calibrate-kv-cache", "prepare")
+        yield OptionRequest("engine.quantization.kv_cache", True, calibrated, needed=False)
 
 
 def _details(quantization: Quantization) -> Iterator[OptionRequest]:
-    plain: tuple[tuple[str, Any, tuple[OptionMapping, ...]], ...] = (
-        ("per_token", quantization.per_token or None, _convert("--per_token")),
-        ("per_channel", quantization.per_channel or None, _convert("--per_channel")),
-        ("group_size", quantization.group_size, _convert("--group_size")),
-        ("calibration_dataset", quantization.calibration_dataset, _calibration("--calib_dataset")),
-        ("calibration_size", quantization.calibration_size, _calibration("--calib_size")),
-        ("batch_size", quantization.batch_size, (OptionMapping("quantize", "--batch_size"),)),
-        ("awq_block_size", quantization.awq_block_size, (OptionMapping("quantize", "--awq_block_size"),)),
-        ("auto_bits", quantization.auto_bits, (OptionMapping("quantize", "--auto_quantize_bits"),)),
-        ("checkpoint", quantization.checkpoint, _checkpoint(quantization)),
-    )
-    for key, value, mappings in plain:
-        if value is not None:
-            yield OptionRequest(f"engine.quantization.{key}", value, mappings)
+    mappings = {
+        "per_token": same("--per_token", *_FLAGGED),
+        "per_channel": same("--per_channel", *_FLAGGED),
+        "group_size": same("--group_size", *_FLAGGED),
+        "calibration_dataset": same("--calib_dataset", "quantize", "convert"),
+        "calibration_size": same("--calib_size", "quantize", "convert"),
+        "batch_size": same("--batch_size", "quantize"),
+        "awq_block_size": same("--awq_block_size", "quantize"),
+        "auto_bits": same("--auto_quantize_bits", "quantize"),
+        "checkpoint": _checkpoint(quantization),
+    }
+    for key, options in mappings.items():
+        value = getattr(quantization, key)
+        if value is not None and value is not False:
+            yield OptionRequest(f"engine.quantization.{key}", value, options)
 
 
 def _checkpoint(quantization: Quantization) -> tuple[OptionMapping, ...]:
@@ -166,15 +146,4 @@ def _checkpoint(quantization: Quantization) -> tuple[OptionMapping, ...]:
     by_convert = ("--quant_ckpt_path", "--modelopt_quant_ckpt_path", "--ammo_quant_ckpt_path")
     method = quantization.method or ""
     by_build_py = {**BEFORE_BUILD_PY, "int4_gptq": "--quant_ckpt_path"}.get(method, "--ft_model_dir")
-    return (
-        *(OptionMapping("convert", option) for option in by_convert),
-        OptionMapping("build_py", by_build_py),
-    )
-
-
-def _convert(option: str) -> tuple[OptionMapping, ...]:
-    return (OptionMapping("convert", option), OptionMapping("build_py", option))
-
-
-def _calibration(option: str) -> tuple[OptionMapping, ...]:
-    return (OptionMapping("quantize", option), OptionMapping("convert", option))
+    return (*(OptionMapping("convert", option) for option in by_convert), *same(by_build_py, "build_py"))

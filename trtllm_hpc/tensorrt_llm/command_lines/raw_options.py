@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import get_args
 
@@ -22,13 +21,8 @@ LORA_PROGRAM = "hf_lora_convert.py"
 RAW_ROLES: Sequence[Role] = tuple(role for role in get_args(Role) if role != "prepare")
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """One argument and what is wrong with it."""
-
-    index: int
-    message: str
-    hint: str
+_Fault = tuple[int, str, str]
+"""The index of an argument, what is wrong with it, and a hint."""
 
 
 def raw_argv(job: JobFile, role: Role) -> tuple[str, ...]:
@@ -41,12 +35,10 @@ def raw_problems(job: JobFile, toolchain: Toolchain) -> Iterator[Diagnostic]:
     for role in RAW_ROLES:
         given = raw_argv(job, role)
         program = toolchain.program(role)
-        if not given:
-            continue
-        if program is None:
+        if given and program is None:
             yield _unused(role, toolchain)
-            continue
-        yield from _problems(given, role, program.command, toolchain.family.examples)
+        elif program is not None:
+            yield from _problems(given, role, program.command, toolchain.family.examples)
 
 
 def lora_problems(job: JobFile, command: Command) -> Iterator[Diagnostic]:
@@ -55,9 +47,8 @@ def lora_problems(job: JobFile, command: Command) -> Iterator[Diagnostic]:
 
 
 def _problems(given: tuple[str, ...], role: str, command: Command, family: str) -> Iterator[Diagnostic]:
-    for found in _checked(given, role, command, family):
-        key = f"engine.options.{role}[{found.index}]"
-        yield in_job("release", key, found.message, found.hint, given[found.index])
+    for index, message, hint in _checked(given, role, command, family):
+        yield in_job("release", f"engine.options.{role}[{index}]", message, hint, given[index])
 
 
 def raw_notes(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
@@ -86,7 +77,7 @@ def _checked(given: Sequence[str], role: str, command: Command, family: str) -> 
             yield from _value(index, word, open_option, values)
             continue
         if open_option is not None and open_option.form != "flag" and values == 0:
-            yield _Fault(index - 1, f"{open_option.name} needs a value", "add the value")
+            yield index - 1, f"{open_option.name} needs a value", "add the value"
         name, equals, value = word.partition("=")
         open_option, values = command.find(name), 0
         yield from _option(index, name, role, command, family)
@@ -94,7 +85,7 @@ def _checked(given: Sequence[str], role: str, command: Command, family: str) -> 
             values = 1
             yield from _value(index, value, open_option, values)
     if open_option is not None and open_option.form != "flag" and values == 0:
-        yield _Fault(len(given) - 1, f"{open_option.name} needs a value", "add the value")
+        yield len(given) - 1, f"{open_option.name} needs a value", "add the value"
 
 
 def _is_option(word: str) -> bool:
@@ -104,11 +95,11 @@ def _is_option(word: str) -> bool:
 def _option(index: int, name: str, role: str, command: Command, family: str) -> Iterator[_Fault]:
     option = command.find(name)
     if option is None:
-        yield _Fault(index, _unknown(name, command, family), _instead(name, command))
+        yield index, _unknown(name, command, family), _instead(name, command)
         return
     key = managing_key(role, option.name)
     if key is not None:
-        yield _Fault(index, f"{name} is set by the toolkit itself", key)
+        yield index, f"{name} is set by the toolkit itself", key
 
 
 def _unknown(name: str, command: Command, family: str) -> str:
@@ -129,18 +120,13 @@ def _instead(name: str, command: Command) -> str:
 def _value(index: int, word: str, option: Option | None, count: int) -> Iterator[_Fault]:
     if option is None:
         if count == 1 and index == 0:
-            yield _Fault(
-                index, f"{shown(word)} belongs to no option", "begin with an option, e.g. --log_level"
-            )
+            yield index, f"{shown(word)} belongs to no option", "begin with an option, e.g. --log_level"
         return
     if option.form == "flag" or (count > 1 and option.form != "list"):
-        message = f"{shown(word)} is one word more than {option.name} takes"
-        yield _Fault(index, message, "remove it")
+        yield index, f"{shown(word)} is one word more than {option.name} takes", "remove it"
     elif option.choices and word not in option.choices:
-        message = f"{option.name} does not take {shown(word)}"
-        yield _Fault(index, message, f"write one of {', '.join(option.choices)}")
-    elif option.form == "switch" and not option.choices and word not in ("enable", "disable"):
-        yield _Fault(index, f"{option.name} does not take {shown(word)}", "write enable or disable")
+        hint = f"write one of {', '.join(option.choices)}"
+        yield index, f"{option.name} does not take {shown(word)}", hint
 
 
 _FOLDERS: Mapping[str, str] = {
@@ -156,52 +142,51 @@ _FOLDERS: Mapping[str, str] = {
     "--gpus_per_node": "leave it out: it comes from the cluster profile and serve.nodes",
     "--model_type": "set model.family",
 }
-_OTHERS: Mapping[str, str] = {
-    "--use_weight_only": "quantization.method",
-    "--weight_only_precision": "quantization.method",
-    "--per_group": "quantization.method",
-    "--qformat": "quantization.method",
-    "--autoq_format": "quantization.auto_formats",
-    "--auto_quantize_bits": "quantization.auto_bits",
-    "--use_fp8_rowwise": "quantization.method",
-    "--use_fp8": "quantization.method",
-    "--enable_fp8": "quantization.method",
-    "--use_smooth_quant": "quantization.method",
-    "--smoothquant": "quantization.smoothquant",
-    "--per_token": "quantization.per_token",
-    "--per_channel": "quantization.per_channel",
-    "--group_size": "quantization.group_size",
-    "--int8_kv_cache": "quantization.kv_cache",
-    "--fp8_kv_cache": "quantization.kv_cache",
-    "--kv_cache_dtype": "quantization.kv_cache",
-    "--calib_dataset": "quantization.calibration_dataset",
-    "--calib_size": "quantization.calibration_size",
-    "--batch_size": "quantization.batch_size",
-    "--awq_block_size": "quantization.awq_block_size",
-    "--quant_ckpt_path": "quantization.checkpoint",
-    "--modelopt_quant_ckpt_path": "quantization.checkpoint",
-    "--ammo_quant_ckpt_path": "quantization.checkpoint",
-    "--quantized_fp8_model_path": "quantization.checkpoint",
-    "--ft_model_dir": "quantization.checkpoint",
-    "--max_lora_rank": "max_lora_rank",
-    "--lora_target_modules": "lora.target_modules",
-    "--lora_dir": "lora.directories",
-    "--hf_lora_dir": "lora.directories",
-    "--lora_ckpt_source": "lora.checkpoint_source",
-    "--speculative_decoding_mode": "speculative.mode",
-    "--max_draft_len": "speculative.max_draft_len",
-    "--max_medusa_token_len": "speculative.max_draft_len",
-    "--redrafter_draft_len_per_beam": "speculative.max_draft_len",
-    "--medusa_model_dir": "speculative.model",
-    "--eagle_model_dir": "speculative.model",
-    "--drafter_model_dir": "speculative.model",
-    "--num_medusa_heads": "speculative.heads",
-    "--redrafter_num_beams": "speculative.heads",
-    "--num_medusa_layers": "speculative.layers",
-    "--num_eagle_layers": "speculative.layers",
-    "--max_non_leaves_per_layer": "speculative.max_non_leaves_per_layer",
+_OTHERS: Mapping[str, Sequence[str]] = {
+    "quantization.method": (
+        "--use_weight_only",
+        "--weight_only_precision",
+        "--per_group",
+        "--qformat",
+        "--use_fp8_rowwise",
+        "--use_fp8",
+        "--enable_fp8",
+        "--use_smooth_quant",
+    ),
+    "quantization.auto_formats": ("--autoq_format",),
+    "quantization.auto_bits": ("--auto_quantize_bits",),
+    "quantization.smoothquant": ("--smoothquant",),
+    "quantization.per_token": ("--per_token",),
+    "quantization.per_channel": ("--per_channel",),
+    "quantization.group_size": ("--group_size",),
+    "quantization.kv_cache": ("--int8_kv_cache", "--fp8_kv_cache", "--kv_cache_dtype"),
+    "quantization.calibration_dataset": ("--calib_dataset",),
+    "quantization.calibration_size": ("--calib_size",),
+    "quantization.batch_size": ("--batch_size",),
+    "quantization.awq_block_size": ("--awq_block_size",),
+    "quantization.checkpoint": (
+        "--quant_ckpt_path",
+        "--modelopt_quant_ckpt_path",
+        "--ammo_quant_ckpt_path",
+        "--quantized_fp8_model_path",
+        "--ft_model_dir",
+    ),
+    "max_lora_rank": ("--max_lora_rank",),
+    "lora.target_modules": ("--lora_target_modules",),
+    "lora.directories": ("--lora_dir", "--hf_lora_dir"),
+    "lora.checkpoint_source": ("--lora_ckpt_source",),
+    "speculative.mode": ("--speculative_decoding_mode",),
+    "speculative.max_draft_len": (
+        "--max_draft_len",
+        "--max_medusa_token_len",
+        "--redrafter_draft_len_per_beam",
+    ),
+    "speculative.model": ("--medusa_model_dir", "--eagle_model_dir", "--drafter_model_dir"),
+    "speculative.heads": ("--num_medusa_heads", "--redrafter_num_beams"),
+    "speculative.layers": ("--num_medusa_layers", "--num_eagle_layers"),
+    "speculative.max_non_leaves_per_layer": ("--max_non_leaves_per_layer",),
 }
-"""Keys below ``engine``."""
+"""Keys below ``engine`` that have no row in the table, and their options."""
 
 
 def managing_key(role: str, option: str) -> str | None:
@@ -212,7 +197,8 @@ def managing_key(role: str, option: str) -> str | None:
         return "set engine.lora.adapters"
     if option in _FOLDERS:
         return _FOLDERS[option]
-    key = _keys_of_options().get((role, option)) or _OTHERS.get(option)
+    key = _keys_of_options().get((role, option))
+    key = key or next((key for key, options in _OTHERS.items() if option in options), None)
     if key is not None:
         return f"set engine.{key}"
     plugin = re.fullmatch(r"--(?:use_)?([a-z0-9_]+)_plugin", option)
@@ -221,8 +207,4 @@ def managing_key(role: str, option: str) -> str | None:
 
 @cache
 def _keys_of_options() -> Mapping[tuple[str, str], str]:
-    return {
-        (mapping.role, mapping.option): row.key.removeprefix("engine.")
-        for row in reversed(ROWS)
-        for mapping in row.mappings
-    }
+    return {(mapping.role, mapping.option): row.key for row in reversed(ROWS) for mapping in row.mappings}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.tensorrt_llm.command_lines.option_request import OptionMapping, OptionRequest, Role
+from trtllm_hpc.tensorrt_llm.command_lines.option_request import OptionMapping, OptionRequest, Role, same
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Mode:
     """Whether upstream's guides want prompts computed over the paged KV cache, too."""
     needs_length: bool = False
     """Whether only ``max_draft_len`` tells how many tokens are drafted."""
+    draft_length: tuple[str, ...] = ("--max_draft_len", "--max_medusa_token_len")
 
 
 MODES: Mapping[str, Mode] = {
@@ -34,7 +35,12 @@ MODES: Mapping[str, Mode] = {
     "medusa": Mode("medusa", "medusa", "--medusa_model_dir"),
     "eagle": Mode("eagle", "eagle", "--eagle_model_dir", paged_context_fmha=True),
     "lookahead": Mode("lookahead_decoding", needs_length=True),
-    "redrafter": Mode("explicit_draft_tokens", "redrafter", "--drafter_model_dir"),
+    "redrafter": Mode(
+        "explicit_draft_tokens",
+        "redrafter",
+        "--drafter_model_dir",
+        draft_length=("--redrafter_draft_len_per_beam",),
+    ),
 }
 
 
@@ -50,33 +56,23 @@ def requests(job: JobFile) -> Iterator[OptionRequest]:
         return
     # 0.9 knows a target model by its draft length alone, and Medusa's by its checkpoint.
     implied = wanted.mode == "medusa" or wanted.max_draft_len is not None
-    yield OptionRequest(
-        "engine.speculative.mode",
-        wanted.mode,
-        (OptionMapping("build", "--speculative_decoding_mode", {wanted.mode: how.build}),),
-        needed=not (implied and wanted.mode in ("medusa", "draft_tokens_external")),
-    )
+    known = same("--speculative_decoding_mode", "build", translate={wanted.mode: how.build})
+    needed = not (implied and wanted.mode in ("medusa", "draft_tokens_external"))
+    yield OptionRequest("engine.speculative.mode", wanted.mode, known, needed=needed)
     if how.paged_context_fmha and job.engine.paged_context_fmha is None:
-        yield OptionRequest(
-            "engine.speculative.mode", True, (OptionMapping("build", "--use_paged_context_fmha"),)
-        )
+        yield OptionRequest("engine.speculative.mode", True, same("--use_paged_context_fmha", "build"))
     if how.weights is not None and wanted.model is not None:
-        heads = (OptionMapping("convert", how.weights), OptionMapping("quantize", how.weights))
+        heads = same(how.weights, "convert", "quantize")
         yield OptionRequest("engine.speculative.model", wanted.model, heads)
     numbers = {
-        "max_draft_len": (wanted.max_draft_len, _draft_length(wanted.mode)),
-        "heads": (wanted.heads, ("--num_medusa_heads", "--redrafter_num_beams")),
-        "layers": (wanted.layers, ("--num_medusa_layers", "--num_eagle_layers")),
-        "max_non_leaves_per_layer": (wanted.max_non_leaves_per_layer, ("--max_non_leaves_per_layer",)),
+        "max_draft_len": how.draft_length,
+        "heads": ("--num_medusa_heads", "--redrafter_num_beams"),
+        "layers": ("--num_medusa_layers", "--num_eagle_layers"),
+        "max_non_leaves_per_layer": ("--max_non_leaves_per_layer",),
     }
-    for key, (value, options) in numbers.items():
+    roles: tuple[Role, ...] = ("convert", "quantize", "build", "build_py")
+    for key, options in numbers.items():
+        value = getattr(wanted, key)
         if value is not None:
-            roles: tuple[Role, ...] = ("convert", "quantize", "build", "build_py")
             mappings = tuple(OptionMapping(role, option) for role in roles for option in options)
             yield OptionRequest(f"engine.speculative.{key}", value, mappings)
-
-
-def _draft_length(name: str) -> tuple[str, ...]:
-    if name == "redrafter":
-        return ("--redrafter_draft_len_per_beam",)
-    return ("--max_draft_len", "--max_medusa_token_len")
