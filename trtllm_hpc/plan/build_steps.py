@@ -47,8 +47,6 @@ def make_steps(facts: JobFacts, layout: Layout) -> tuple[BuildStep, ...]:
 
 def make_notes(facts: JobFacts) -> tuple[str, ...]:
     """Return what the user should know of these steps, though nothing is wrong with them."""
-    if not facts.builds_engine:
-        return ()
     toolchain = _toolchain(facts)
     return (*next(iter(facts.command_lines.values())).notes, *raw_notes(facts.job, toolchain))
 

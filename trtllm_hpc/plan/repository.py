@@ -59,7 +59,9 @@ class _Recipes:
         self.job = job
         self.release = release
         self.has_encoder = has_encoder
-        self.batch = triton_batch_size(job, release)
+        # Requests that Triton hands over at once: as asked, or what the engine is built for.
+        asked = job.repository.triton_max_batch_size or job.engine.max_batch_size
+        self.batch = asked or release.build_default("--max_batch_size") or 1
         self.bls_instances = job.repository.bls_instances or min(self.batch, MOST_BLS_INSTANCES)
 
     def pipelines(self, copies: Sequence[_Copy]) -> tuple[ModelRecipe, ...]:
@@ -68,7 +70,13 @@ class _Recipes:
         models += self._text_models()
         models += [self._tensorrt_llm(copy) for copy in copies]
         if settable(self.release, "tensorrt_llm_bls"):
-            models += [self._bls(_copy_name("tensorrt_llm_bls", copy.name), copy.name) for copy in copies]
+            for copy in copies:
+                serves: Chosen = {
+                    "bls_instance_count": self.bls_instances,
+                    "tensorrt_llm_model_name": copy.name,
+                }
+                name = _copy_name("tensorrt_llm_bls", copy.name)
+                models.append(self._bls("tensorrt_llm_bls", serves, name))
         return tuple(models)
 
     def disaggregated(self, phases: Disaggregated, engine: str) -> tuple[ModelRecipe, ...]:
@@ -80,15 +88,12 @@ class _Recipes:
             _phase("context", phases.context.engine or engine, context, 1),
             _phase("generation", phases.generation.engine or engine, generation, first),
         )
-        bls = self._model(
-            "disaggregated_serving_bls",
-            {
-                "disaggregated_serving_bls_count": self.bls_instances,
-                "context_model_name": "context",
-                "generation_model_name": "generation",
-            },
-            ModelEdits(decoupled=self.job.repository.decoupled, instances=self.bls_instances),
-        )
+        chosen: Chosen = {
+            "disaggregated_serving_bls_count": self.bls_instances,
+            "context_model_name": "context",
+            "generation_model_name": "generation",
+        }
+        bls = self._bls("disaggregated_serving_bls", chosen)
         ensemble = self._ensemble("ensemble", "disaggregated_serving_bls")
         return (ensemble, *self._text_models(), *(self._tensorrt_llm(copy) for copy in copies), bls)
 
@@ -98,25 +103,19 @@ class _Recipes:
     def _text_models(self) -> list[ModelRecipe]:
         keys = self.job.repository
         tokenizer = keys.tokenizer or self.job.model.path
-        return [
-            self._model(
-                model,
-                {"tokenizer_dir": tokenizer, f"{model}_instance_count": instances},
-                ModelEdits(instances=instances),
-            )
-            for model, instances in (
-                ("preprocessing", keys.preprocessing_instances),
-                ("postprocessing", keys.postprocessing_instances),
-            )
-        ]
-
-    def _bls(self, name: str, serves: str) -> ModelRecipe:
-        edits = ModelEdits(decoupled=self.job.repository.decoupled, instances=self.bls_instances)
-        chosen: dict[str, Value | None] = {
-            "bls_instance_count": self.bls_instances,
-            "tensorrt_llm_model_name": serves,
+        wanted = {
+            "preprocessing": keys.preprocessing_instances,
+            "postprocessing": keys.postprocessing_instances,
         }
-        return self._model("tensorrt_llm_bls", chosen, edits, name)
+        models = []
+        for model, instances in wanted.items():
+            planned = {"tokenizer_dir": tokenizer, f"{model}_instance_count": instances}
+            models.append(self._model(model, planned, ModelEdits(instances=instances)))
+        return models
+
+    def _bls(self, model: str, chosen: Chosen, name: str | None = None) -> ModelRecipe:
+        edits = ModelEdits(decoupled=self.job.repository.decoupled, instances=self.bls_instances)
+        return self._model(model, chosen, edits, name)
 
     def _tensorrt_llm(self, copy: _Copy) -> ModelRecipe:
         job = self.job
@@ -130,9 +129,8 @@ class _Recipes:
         }
         if self.has_encoder:
             chosen["encoder_engine_dir"] = f"{copy.engine}/encoder"
-            chosen["cross_kv_cache_fraction"] = (
-                job.repository.cross_kv_cache_fraction or CROSS_KV_CACHE_FRACTION
-            )
+            fraction = job.repository.cross_kv_cache_fraction or CROSS_KV_CACHE_FRACTION
+            chosen["cross_kv_cache_fraction"] = fraction
         if job.repository.guided_decoding_backend is not None and job.engine.backend == "python":
             chosen["tokenizer_dir"] = job.repository.tokenizer or job.model.path
         if copy.gpu_device_ids is not None:
@@ -148,14 +146,10 @@ class _Recipes:
 
     def _model(self, model: str, planned: Chosen, edits: ModelEdits, name: str | None = None) -> ModelRecipe:
         """A model of ``all_models/<its group>/<model>``."""
-        name = name or model
-        by_hand = {
-            **self.job.repository.parameters.get(model, {}),
-            **self.job.repository.parameters.get(name, {}),
-        }
+        name, given = name or model, self.job.repository.parameters
+        by_hand = {**given.get(model, {}), **given.get(name, {})}
         chosen = {**self._from_keys(model), **planned, "triton_max_batch_size": self.batch, **by_hand}
-        values = self._values(model, chosen)
-        parameters = self._parameters(model, chosen)
+        values, parameters = self._values(model, chosen), self._parameters(model, chosen)
         return ModelRecipe(
             name=name,
             template=f"{GROUPS[model]}/{model}",
@@ -197,19 +191,6 @@ class _Recipes:
             if key is not None and value is not None:
                 parameters[key] = as_text(value)
         return parameters
-
-
-def triton_batch_size(job: JobFile, release: Release) -> int:
-    """Requests that Triton hands over at once: as asked, or what the engine is built for."""
-    asked = job.repository.triton_max_batch_size or job.engine.max_batch_size
-    if asked is not None:
-        return asked
-    for tool in ("trtllm-build", "build.py"):
-        command = release.command(tool)
-        option = command.options.get("--max_batch_size") if command is not None else None
-        if option is not None and isinstance(option.default, int):
-            return option.default
-    return 1
 
 
 def _copy_name(model: str, copy: str) -> str:

@@ -47,9 +47,9 @@ def make_plan(
     assert facts.unknown_release is None, facts.unknown_release
     chosen = cluster.python or python
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
-    release = facts.release
+    release, engine = facts.release, job.engine.directory or str(paths.engine)
     layout = layout_of(job, cluster)
-    steps = _steps(facts, layout, task_python)
+    steps, notes = _steps(facts, layout, task_python)
     return Plan(
         name=job.name,
         run_folder=str(paths.folder),
@@ -59,17 +59,17 @@ def make_plan(
         server=_server_plan(job, release, layout, with_slurm=cluster.scheduler == "slurm"),
         release=release.version if release is not None else None,
         engines_folder=engines,
-        engine_folder=job.engine.directory or str(paths.engine),
+        engine_folder=engine,
         engine_found=None,
         build_steps=steps,
         repository=_repository(facts, paths),
-        repository_values=_repository_values(job, paths),
+        repository_values={} if release is not None else reference.repository_values(job, engine),
         templates=templates,
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
         stages=make_stages(job, cluster, layout, paths, builds=bool(steps)),
         facts=facts,
-        notes=_notes(facts),
+        notes=notes,
     )
 
 
@@ -101,28 +101,15 @@ def _gpus_named(job: JobFile, cluster: ClusterProfile) -> int:
     return min(cluster.gpus_per_node, 1 + max((gpu for gpus in copies for gpu in gpus), default=-1))
 
 
-def _repository_values(job: JobFile, paths: RunPaths) -> dict[str, str | int | bool]:
-    if job.engine.is_tensorrt_llm:
-        return {}
-    return reference.repository_values(job, job.engine.directory or str(paths.engine))
-
-
-def _steps(facts: JobFacts, layout: Layout, python: str) -> tuple[BuildStep, ...]:
+def _steps(facts: JobFacts, layout: Layout, python: str) -> tuple[tuple[BuildStep, ...], tuple[str, ...]]:
+    """The steps that build the engine, and what the user should know of them."""
     if facts.job.engine.directory is not None or not facts.job.engine.has_engine:
-        return ()
+        return (), ()
     if facts.release is None:
-        return reference.build_steps(facts.job, python)
-    from trtllm_hpc.plan.build_steps import make_steps
+        return reference.build_steps(facts.job, python), ()
+    from trtllm_hpc.plan.build_steps import make_notes, make_steps
 
-    return make_steps(facts, layout)
-
-
-def _notes(facts: JobFacts) -> tuple[str, ...]:
-    if facts.release is None:
-        return ()
-    from trtllm_hpc.plan.build_steps import make_notes
-
-    return make_notes(facts)
+    return make_steps(facts, layout), make_notes(facts)
 
 
 def _repository(facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...] | RepositoryRecipe:

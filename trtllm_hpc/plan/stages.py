@@ -3,91 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.layout import Layout
+from trtllm_hpc.plan.layout import Layout, one_node
 from trtllm_hpc.plan.model import Dependency, Directive, Stage
+
+
+@dataclass(frozen=True)
+class _Resources:
+    layout: Layout
+    cpus: int
+    """Of each task."""
+    memory_gib: int | None
+    """Of each node."""
+    minutes: int
 
 
 def make_stages(
     job: JobFile, cluster: ClusterProfile, layout: Layout, paths: RunPaths, *, builds: bool
 ) -> tuple[Stage, ...]:
     """The stages of a run, in the order of submission."""
+    build, serve, companion = job.build, job.serve, job.companion
+    built = (Dependency("afterok", "build"),) if builds else ()
     stages = []
     if builds:
-        stages.append(_build(job, cluster, paths))
-    built = _if_built(bool(stages))
-    stages.append(_serve(job, cluster, layout, paths, built))
-    if job.companion.enabled and cluster.companion == "job":
+        one = one_node(1, _build_gpus(job, cluster))
+        asked = _Resources(one, build.cpus, build.memory_gib, build.time_limit_minutes)
+        stages.append(_stage("build", job, cluster, paths, asked, ()))
+    asked = _Resources(layout, serve.cpus_per_rank, serve.memory_gib_per_node, serve.time_limit_minutes)
+    stages.append(_stage("serve", job, cluster, paths, asked, built))
+    if companion.enabled and cluster.companion == "job":
+        one = one_node(1, 0)
+        asked = _Resources(one, companion.cpus, companion.memory_gib, companion.time_limit_minutes)
         # "after" also holds when the serve job is cancelled before it starts, as
         # it is when the build fails (sbatch(1), --dependency): so both are named.
-        stages.append(_companion(job, cluster, paths, (Dependency("after", "serve"), *built)))
+        after = (Dependency("after", "serve"), *built)
+        stages.append(_stage("companion", job, cluster, paths, asked, after))
     return tuple(stages)
 
 
-def build_gpus(job: JobFile, cluster: ClusterProfile) -> int:
+def _build_gpus(job: JobFile, cluster: ClusterProfile) -> int:
     """GPUs of the build stage. TensorRT tunes its kernels on the GPU that will run them."""
     if job.build.gpus is not None:
         return job.build.gpus
     return 1 if job.engine.is_tensorrt_llm and cluster.gpus_per_node else 0
 
 
-def _if_built(has_build: bool) -> tuple[Dependency, ...]:
-    return (Dependency("afterok", "build"),) if has_build else ()
-
-
-def _build(job: JobFile, cluster: ClusterProfile, paths: RunPaths) -> Stage:
-    directives = [
-        *_common("build", job.name, cluster, paths),
-        Directive("--nodes", 1),
-        Directive("--ntasks", 1),
-        Directive("--cpus-per-task", job.build.cpus),
-        *_memory(job.build.memory_gib),
-        *_gpus(cluster, build_gpus(job, cluster)),
-        *_time(job.build.time_limit_minutes),
-        *_raw(cluster),
-    ]
-    return Stage("build", tuple(directives), (), job.build.cpus, build_gpus(job, cluster))
-
-
-def _serve(
+def _stage(
+    name: str,
     job: JobFile,
     cluster: ClusterProfile,
-    layout: Layout,
     paths: RunPaths,
+    asked: _Resources,
     after: tuple[Dependency, ...],
 ) -> Stage:
-    directives = [
-        *_common("serve", job.name, cluster, paths),
-        Directive("--nodes", layout.nodes),
-        Directive("--ntasks", layout.world_size),
-        Directive("--ntasks-per-node", layout.ranks_per_node),
-        Directive("--cpus-per-task", job.serve.cpus_per_rank),
-        *_memory(job.serve.memory_gib_per_node),
-        *_gpus(cluster, layout.gpus_per_node),
-        *([Directive("--exclusive")] if cluster.exclusive else []),
-        *_time(job.serve.time_limit_minutes),
-        *_raw(cluster),
-    ]
-    return Stage("serve", tuple(directives), after, job.serve.cpus_per_rank, layout.gpus_per_node)
-
-
-def _companion(
-    job: JobFile, cluster: ClusterProfile, paths: RunPaths, after: tuple[Dependency, ...]
-) -> Stage:
-    companion = job.companion
-    directives = [
-        *_common("companion", job.name, cluster, paths),
-        Directive("--nodes", 1),
-        Directive("--ntasks", 1),
-        Directive("--cpus-per-task", companion.cpus),
-        *_memory(companion.memory_gib),
-        *_time(companion.time_limit_minutes),
-        *_raw(cluster),
-    ]
-    return Stage("companion", tuple(directives), after, companion.cpus)
+    directives = (*_common(name, job.name, cluster, paths), *_resources(name, cluster, asked))
+    raw = (option.partition("=") for option in cluster.sbatch_options)
+    further = (Directive(option, value if separator else None) for option, separator, value in raw)
+    return Stage(name, (*directives, *further), after, asked.cpus, asked.layout.gpus_per_node)
 
 
 def _common(stage: str, name: str, cluster: ClusterProfile, paths: RunPaths) -> Iterator[Directive]:
@@ -109,24 +85,20 @@ def _common(stage: str, name: str, cluster: ClusterProfile, paths: RunPaths) -> 
             yield Directive(option, value)
 
 
-def _memory(gib: int | None) -> list[Directive]:
-    return [] if gib is None else [Directive("--mem", f"{gib}G")]
-
-
-def _gpus(cluster: ClusterProfile, count: int) -> list[Directive]:
-    if not count or cluster.gpu_request == "none":
-        return []
-    if cluster.gpu_request == "gres":
-        return [Directive("--gres", f"gpu:{count}")]
-    return [Directive("--gpus-per-node", count)]
-
-
-def _time(minutes: int) -> list[Directive]:
+def _resources(stage: str, cluster: ClusterProfile, asked: _Resources) -> Iterator[Directive]:
+    yield Directive("--nodes", asked.layout.nodes)
+    yield Directive("--ntasks", asked.layout.world_size)
+    if stage == "serve":
+        yield Directive("--ntasks-per-node", asked.layout.ranks_per_node)
+    yield Directive("--cpus-per-task", asked.cpus)
+    if asked.memory_gib is not None:
+        yield Directive("--mem", f"{asked.memory_gib}G")
+    gpus = asked.layout.gpus_per_node
+    if gpus and cluster.gpu_request == "gres":
+        yield Directive("--gres", f"gpu:{gpus}")
+    elif gpus and cluster.gpu_request == "gpus-per-node":
+        yield Directive("--gpus-per-node", gpus)
+    if stage == "serve" and cluster.exclusive:
+        yield Directive("--exclusive")
     # A bare number is minutes (sbatch(1), --time).
-    return [Directive("--time", minutes)]
-
-
-def _raw(cluster: ClusterProfile) -> Iterator[Directive]:
-    for option in cluster.sbatch_options:
-        name, separator, value = option.partition("=")
-        yield Directive(name, value if separator else None)
+    yield Directive("--time", asked.minutes)

@@ -260,15 +260,7 @@ def _longest(job: JobFile, shape: ModelShape, release: Release | None) -> tuple[
 
 
 def _default(release: Release | None, option: str) -> int | None:
-    """What the release's build takes for an option that is left out; ``None`` if that is not known."""
-    if release is None:
-        return None
-    for name in ("trtllm-build", "build.py"):
-        command = release.command(name)
-        found = command.options.get(option) if command is not None else None
-        if found is not None:
-            return found.default if type(found.default) is int else None
-    return None
+    return release.build_default(option) if release is not None else None
 
 
 @dataclass(frozen=True)

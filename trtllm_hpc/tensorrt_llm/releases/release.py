@@ -78,6 +78,15 @@ class Release:
         """The tool ``name`` for models of ``family``; ``None``: this release does not have it."""
         return load_command(self.version, name, family)
 
+    def build_default(self, option: str) -> int | None:
+        """What the build takes for an option that is left out; ``None`` if no number is known."""
+        for name in ("trtllm-build", "build.py"):
+            command = self.command(name)
+            if command is not None and option in command.options:
+                default = command.options[option].default
+                return default if type(default) is int else None
+        return None
+
     def placeholders(self, group: str, model: str) -> Mapping[str, Placeholder]:
         """Placeholders of the template of ``model`` in ``all_models/<group>``, by name."""
         return placeholders_of(self.version, group, model)
