@@ -1,7 +1,6 @@
 """The memory planner: what a model takes of each rank's memory, and how many tokens fit beside it.
 
-Weights and KV cache are sums over the model's matrices and layers. What else
-a rank takes is an estimate, see :mod:`trtllm_hpc.tensorrt_llm.memory.rank_memory`.
+Weights and KV cache are sums over the model's matrices and layers; what else a rank takes is an estimate.
 """
 
 from __future__ import annotations
@@ -120,7 +119,9 @@ class _Planner:
         self.release = release
         self.dtype = dtype_of(job.engine, shape)
         self.limits = limits_of(job, shape, release)
-        self.fraction = job.repository.kv_cache_free_gpu_mem_fraction or _default_fraction(release)
+        # 0.9 of what is free, 0.85 before release 0.8: upstream's own default.
+        default = 0.9 if release is None or release.at_least("0.8") else 0.85
+        self.fraction = job.repository.kv_cache_free_gpu_mem_fraction or default
 
     def room(self, parallel: Parallel) -> Room:
         """What the layout takes and leaves."""
@@ -131,7 +132,9 @@ class _Planner:
         capacity = self._capacity()
         left = None if capacity is None else capacity - weights - buffers.total
         tokens, cache = self._tokens(left, per_token)
-        return Room(parallel, weights, per_token, buffers, capacity, cache, tokens, self._requests(tokens))
+        longest = self.limits.request_tokens
+        requests = None if tokens is None or longest is None else tokens // longest
+        return Room(parallel, weights, per_token, buffers, capacity, cache, tokens, requests)
 
     def _weights(self, parallel: Parallel) -> int:
         engine = self.job.engine
@@ -164,23 +167,17 @@ class _Planner:
         """Tokens of the KV cache, and their bytes: the least of what memory, settings and batch give."""
         bound = self.job.repository.max_tokens_in_paged_kv_cache
         wanted = self.limits.whole_batch
-        if self.job.engine.is_tensorrt_llm and self.job.engine.kv_cache != "continuous":
-            room = None if left is None else left * self.fraction
-            share = self.limits.decoder_share
-            tokens = None if room is None else max(int(room * share / per_token), 0)
-        else:  # these take what a full batch can use, and no more
-            share = self.fraction if self.cluster.gpus_per_node else 1.0
-            tokens = None if left is None else max(int(left * share / per_token), 0)
+        is_paged = self.job.engine.is_tensorrt_llm and self.job.engine.kv_cache != "continuous"
+        share = self.fraction if is_paged or self.cluster.gpus_per_node else 1.0
+        of_decoder = self.limits.decoder_share if is_paged else 1.0
+        tokens = None if left is None else max(int(left * share * of_decoder / per_token), 0)
+        if not is_paged:  # these take what a full batch can use, and no more
             tokens = wanted if tokens is None else min(tokens, wanted or tokens)
         if bound is not None:
             tokens = bound if tokens is None else min(tokens, bound)
         if left is not None and left < 0:
             return 0, left
         return tokens, None if tokens is None else tokens * per_token
-
-    def _requests(self, tokens: int | None) -> int | None:
-        longest = self.limits.request_tokens
-        return None if tokens is None or longest is None else tokens // longest
 
     def judge(self, room: Room) -> tuple[Verdict, str, str | None]:
         """Whether the layout holds what the job file promises, as a sentence and a remedy."""
@@ -202,15 +199,9 @@ class _Planner:
         # The release's own default is no promise of the job file, and requests may wait: no warning.
         batch = self.job.engine.max_batch_size
         if batch is not None and requests < batch:
-            sentence = (
-                f"{room.tokens} tokens fit: {requests} requests of {longest}, but a batch has {batch}; "
-                "the others wait"
-            )
-            return (
-                "warn",
-                sentence,
-                f"lower engine.max_batch_size to {requests}, or {self.limits.request_key}",
-            )
+            fits = f"{room.tokens} tokens fit: {requests} requests of {longest}"
+            remedy = f"lower engine.max_batch_size to {requests}, or {self.limits.request_key}"
+            return "warn", f"{fits}, but a batch has {batch}; the others wait", remedy
         return "ok", f"{room.tokens} tokens fit, {requests} requests of {longest}", None
 
     def suggest(self) -> Parallel | None:
@@ -237,11 +228,6 @@ class _Planner:
         size = given.tensor * given.pipeline
         larger = [item for item in found if item.tensor * item.pipeline > size]
         return sorted(larger, key=lambda item: (item.tensor * item.pipeline, item.pipeline))
-
-
-def _default_fraction(release: Release | None) -> float:
-    """0.9 of what is free, 0.85 before release 0.8 (upstream.md, A2)."""
-    return 0.9 if release is None or release.at_least("0.8") else 0.85
 
 
 def gib(size: float) -> str:

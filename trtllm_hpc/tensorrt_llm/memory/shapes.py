@@ -140,11 +140,6 @@ def _count(config: Config, *names: str, default: int | None = None) -> int:
     return default
 
 
-def _dtype(config: Config) -> str | None:
-    found = config.get("torch_dtype", config.get("dtype"))
-    return str(found).removeprefix("torch.") if found else None
-
-
 def _attention(
     hidden: int, heads: int, kv_heads: int, size: int, *, bias_in: bool = False, bias_out: bool = False
 ) -> tuple[Matrix, ...]:
@@ -179,11 +174,9 @@ def _llama_like(family: str, config: Config) -> ModelShape:
     bias = bool(config.get("attention_bias", False))
     bias_in = bias or family == "qwen2"
     experts = _count(config, "num_local_experts") if family == "mixtral" else 0
-    mlp = (
-        _experts(hidden, wide, experts)
-        if experts
-        else _mlp(hidden, wide, gated=True, bias=bool(config.get("mlp_bias", False)))
-    )
+    mlp = _mlp(hidden, wide, gated=True, bias=bool(config.get("mlp_bias", False)))
+    if experts:
+        mlp = _experts(hidden, wide, experts)
     norms = {"gemma2": 4}.get(family, 2) * hidden + (2 * size if family == "qwen3" else 0)
     vocabulary = _count(config, "vocab_size")
     attention = _attention(hidden, heads, kv_heads, size, bias_in=bias_in, bias_out=bias)
@@ -198,23 +191,31 @@ def _llama_like(family: str, config: Config) -> ModelShape:
         tables=(_table(vocabulary, hidden),),
         last_vectors=hidden,
     )
-    tied = config.get("tie_word_embeddings", family in ("gemma", "gemma2"))
-    return ModelShape(
-        family,
-        stack,
-        _head(vocabulary, hidden),
-        bool(tied),
-        dtype=_dtype(config),
-        longest=config.get("max_position_embeddings"),
-    )
+    longest = config.get("max_position_embeddings")
+    return _model(family, config, stack, tied=family in ("gemma", "gemma2"), longest=longest)
 
 
 def _table(rows: int, hidden: int) -> Matrix:
     return Matrix(rows, hidden, quantized=False)
 
 
-def _head(vocabulary: int, hidden: int, *, bias: bool = False) -> Matrix:
-    return Matrix(vocabulary, hidden, "outputs", bias=bias, quantized=False)
+def _model(
+    family: str,
+    config: Config,
+    decoder: Stack,
+    *,
+    tied: bool,
+    bias: bool = False,
+    longest: int | None = None,
+    encoder: Stack | None = None,
+) -> ModelShape:
+    """The model with its head, whose ``bias`` the family decides; ``tied`` where the file does not say."""
+    vocabulary = decoder.tables[0].outputs
+    head = Matrix(vocabulary, decoder.hidden, "outputs", bias=bias, quantized=False)
+    is_tied = bool(config.get("tie_word_embeddings", tied))
+    dtype = config.get("torch_dtype", config.get("dtype"))
+    dtype = str(dtype).removeprefix("torch.") if dtype else None
+    return ModelShape(family, decoder, head, is_tied, encoder, dtype, longest)
 
 
 def _gpt_like(family: str, config: Config) -> ModelShape:
@@ -241,15 +242,9 @@ def _gpt_like(family: str, config: Config) -> ModelShape:
         tables=tuple(tables),
         last_vectors=2 * hidden,
     )
-    tied = config.get("tie_word_embeddings", family in ("gpt2", "bloom"))
-    return ModelShape(
-        family,
-        stack,
-        _head(vocabulary, hidden, bias=family == "gptj"),
-        bool(tied),
-        dtype=_dtype(config),
-        longest=config.get("n_positions", config.get("max_position_embeddings")),
-    )
+    longest = config.get("n_positions", config.get("max_position_embeddings"))
+    tied = family in ("gpt2", "bloom")
+    return _model(family, config, stack, tied=tied, bias=family == "gptj", longest=longest)
 
 
 def _falcon(family: str, config: Config) -> ModelShape:
@@ -278,10 +273,7 @@ def _falcon(family: str, config: Config) -> ModelShape:
         tables=(_table(vocabulary, hidden),),
         last_vectors=2 * hidden,
     )
-    tied = bool(config.get("tie_word_embeddings", True))
-    head = _head(vocabulary, hidden)
-    longest = config.get("max_position_embeddings", 2048)
-    return ModelShape(family, stack, head, tied, dtype=_dtype(config), longest=longest)
+    return _model(family, config, stack, tied=True, longest=config.get("max_position_embeddings", 2048))
 
 
 def _t5(family: str, config: Config) -> ModelShape:
@@ -301,14 +293,9 @@ def _t5(family: str, config: Config) -> ModelShape:
     def stack(depth: int, matrices: tuple[Matrix, ...], norms: int) -> Stack:
         return Stack(depth, matrices, norms * hidden, heads, size, hidden, wide, tables, hidden)
 
-    return ModelShape(
-        family,
-        stack(_count(config, "num_decoder_layers", default=layers), (*attention, *attention, *mlp), 3),
-        _head(vocabulary, hidden),
-        bool(config.get("tie_word_embeddings", True)),
-        encoder=stack(layers, (*attention, *mlp), 2),
-        dtype=_dtype(config),
-    )
+    depth = _count(config, "num_decoder_layers", default=layers)
+    decoder, encoder = stack(depth, (*attention, *attention, *mlp), 3), stack(layers, (*attention, *mlp), 2)
+    return _model(family, config, decoder, tied=True, encoder=encoder)
 
 
 _LLAMA_LIKE = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "phi3")
