@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trtllm_hpc.bench.levels import Level, OpenLoop
-from trtllm_hpc.bench.metrics import Limits, Sample
-from trtllm_hpc.bench.records import MEASURED, OK, RequestRecord
+from trtllm_hpc.bench.records import MEASURED, OK, Limits, RequestRecord, Sample
 from trtllm_hpc.bench.results import ClientUse, Window
 from trtllm_hpc.bench.workload.request import BY_MODEL
 

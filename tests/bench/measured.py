@@ -10,8 +10,8 @@ from trtllm_hpc.bench.analysis.aggregate import over_repeats
 from trtllm_hpc.bench.analysis.compare import Side
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.metrics import Sample, figures
-from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.metrics import figures
+from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, Verdict, Window
 from trtllm_hpc.config.benchmark import Benchmark
 

@@ -8,8 +8,8 @@ import pytest
 
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.levels import ClosedLoop
-from trtllm_hpc.bench.metrics import BY_KEY, METRICS, NoValue, PerRequest, distribution, figures
-from trtllm_hpc.bench.records import WARMUP, RequestRecord
+from trtllm_hpc.bench.metrics import BY_KEY, METRICS, PerRequest, distribution, figures
+from trtllm_hpc.bench.records import WARMUP, NoValue, RequestRecord
 from trtllm_hpc.bench.results import Distribution, Figure
 
 from .make import request, sample

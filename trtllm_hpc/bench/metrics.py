@@ -14,62 +14,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
-from trtllm_hpc.bench.levels import Level, OpenLoop
-from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.results import Distribution, Figure, Window
-
-
-class NoValue(Exception):
-    """The records lack what the metric needs."""
-
-
-class Limits(Protocol):
-    """The limits that a good request keeps; see :class:`trtllm_hpc.bench.analysis.slo.Slo`."""
-
-    def met_by(self, record: RequestRecord) -> bool:
-        """Whether an answered request keeps every limit on single requests."""
-
-    def can_judge(self, records: Sequence[RequestRecord]) -> bool:
-        """Whether the records hold the values that the limits apply to."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The requests of one pass over one level of load."""
-
-    records: Sequence[RequestRecord]
-    """All requests of the pass: those of the warm-up keep the server busy in the window, too."""
-    window: Window
-    level: Level
-    slo: Limits | None = None
-    """Needed for goodput."""
-
-    @cached_property
-    def measured(self) -> list[RequestRecord]:
-        """The requests that were due in the window, including failed ones."""
-        return [record for record in self.records if record.measured]
-
-    @cached_property
-    def answered(self) -> list[RequestRecord]:
-        """The measured requests with a complete answer, however late."""
-        return [record for record in self.measured if record.ok]
-
-    def rate(self, events: float) -> float:
-        """Return events per second of the window; raises NoValue if the window is empty."""
-        if self.window.length_s <= 0:
-            raise NoValue
-        return events / self.window.length_s
-
-    def within(self, moment_s: float) -> bool:
-        """Return whether the moment lies in the window, its start excluded and its end included.
-
-        The answer that opens the window belongs to the time before it: it made room for
-        the first measured request.
-        """
-        return self.window.start_s < moment_s <= self.window.end_s
+from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.records import NoValue, RequestRecord, Sample
+from trtllm_hpc.bench.results import Distribution, Figure
 
 
 @dataclass(frozen=True, kw_only=True)

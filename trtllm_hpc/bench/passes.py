@@ -20,9 +20,9 @@ from trtllm_hpc.bench.load import (
     run_closed,
     run_open,
 )
-from trtllm_hpc.bench.metrics import Sample, figures
+from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.progress import Progress, Step
-from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
 from trtllm_hpc.bench.results import Pass, Verdict, Window
 from trtllm_hpc.bench.token_counts import to_records

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 
 from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.metrics import LATENCY, Sample
-from trtllm_hpc.bench.records import NO_CONNECTION, RequestRecord
+from trtllm_hpc.bench.metrics import LATENCY
+from trtllm_hpc.bench.records import NO_CONNECTION, RequestRecord, Sample
 from trtllm_hpc.bench.results import ClientUse, Verdict
 from trtllm_hpc.bench.workload.request import BY_MODEL, BY_REQUEST, BY_RESPONSES
 from trtllm_hpc.config.benchmark import Benchmark
