@@ -16,7 +16,7 @@ from trtllm_hpc.bench.passes import WHOLE_TRACE, closed_length, closed_window, t
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.bench.workload.request import Request, WorkloadSpec
 from trtllm_hpc.config.benchmark import Benchmark
 
 from .make import IDLE
@@ -31,14 +31,18 @@ def of_a_trace(folder: Path, **settings: Any) -> Benchmark:
     return Benchmark.model_validate(Benchmark.with_defaults(plain))
 
 
+def requests_of(settings: Benchmark) -> list[Request]:
+    return make_workload(WorkloadSpec(settings, expected_requests(settings), token_ids=False)).requests
+
+
 def asked_of(settings: Benchmark) -> int:
-    return len(make_workload(settings, expected_requests(settings), token_ids=False).requests)
+    return len(requests_of(settings))
 
 
 @pytest.mark.parametrize("arrival", ["trace", "constant"])
 def test_a_trace_has_requests_for_the_warm_up_and_for_the_window(tmp_path: Path, arrival: str) -> None:
     settings = of_a_trace(tmp_path, requests=10, warmup_requests=5, arrival=arrival)
-    requests = make_workload(settings, expected_requests(settings), token_ids=False).requests
+    requests = requests_of(settings)
     [level] = levels_of(settings)
     assert isinstance(level, OpenLoop)
     schedule = open_schedule(level, settings, requests=requests)

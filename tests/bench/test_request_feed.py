@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from tests.bench.load.grpc_server import endpoint
 from trtllm_hpc.bench.load import Target
 from trtllm_hpc.bench.request_feed import RequestFeed
-from trtllm_hpc.bench.workload.request import BuiltWorkload, Request
+from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 
-def feed_of(kind: str) -> RequestFeed:
-    settings = Benchmark(workload=Workload.model_validate({"kind": kind}))
-    return RequestFeed(settings, [Target(endpoint(1), "ensemble")], 10, workload)
-
-
-def workload(count: int) -> BuiltWorkload:
-    return BuiltWorkload([Request(prompt=f"say {index}", max_tokens=1) for index in range(count)])
-
-
-def sent(feed: RequestFeed) -> list[str]:
-    return [(request.prompt or "").removeprefix("say ") for request in feed.sent]
+def feed_of(**workload: Any) -> RequestFeed:
+    """Ten requests."""
+    spec = WorkloadSpec(Benchmark(workload=Workload(**workload)), 10, token_ids=False)
+    return RequestFeed(spec, [Target(endpoint(1), "ensemble")])
 
 
 def test_requests_that_a_pass_did_not_send_come_next() -> None:
-    feed = feed_of("prompts")
+    feed = feed_of(prompts=[f"say {index}" for index in range(10)])
     feed.take(5)
     feed.put_back(3)
-    assert sent(feed) == ["0", "1", "2"]
+    assert feed.sent == feed.built.requests[:3]
     assert feed.take(2).first_index == 3
 
 
-def test_of_a_trace_the_requests_of_the_longest_pass_count_as_sent() -> None:
-    feed = feed_of("trace")
+def test_of_a_trace_the_requests_of_the_longest_pass_count_as_sent(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(f'{{"prompt": "say {index}", "due_s": {index}}}\n' for index in range(10)))
+    feed = feed_of(kind="trace", path=str(file))
     feed.take(6)
     feed.put_back(6)
     feed.take(6)
     feed.put_back(2)
-    assert len(sent(feed)) == 6
+    assert len(feed.sent) == 6

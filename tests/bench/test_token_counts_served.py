@@ -15,6 +15,7 @@ from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
+from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
 from trtllm_hpc.client.served_model import TextModel
 from trtllm_hpc.config.benchmark import Benchmark, Workload
@@ -51,13 +52,8 @@ def served(
 
 def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
     settings = Benchmark(workload=Workload(kind="normal", input_tokens=12, output_tokens=REQUESTED))
-    workload = make_workload(
-        settings,
-        4,
-        token_ids=target.token_ids,
-        tokenizer=tokens.tokenizer,
-        vocabulary=tokens.vocabulary,
-    ).requests
+    spec = WorkloadSpec(settings, 4, target.token_ids, tokens.tokenizer, tokens.vocabulary)
+    workload = make_workload(spec).requests
     payloads = [encode_request(request, target, str(at)) for at, request in enumerate(workload)]
     load = run_open(target, payloads, [0.0, 0.01, 0.02, 0.03], Clock())
     parsed = [parse_reply(reply, target) for reply in load.replies]

@@ -10,14 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load import Clock, Target
+from trtllm_hpc.bench.load import Clock
 from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length, step_of, timed_length
 from trtllm_hpc.bench.progress import Progress, reported, terminal_bar
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
@@ -27,8 +26,7 @@ from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, SearchResul
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics.sampling import Samples, sampled, write_samples
 from trtllm_hpc.bench.targets import targets_of
-from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.request import BuiltWorkload, write_workload
+from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
@@ -77,12 +75,15 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     targets = targets_of(settings, subject.endpoint, subject.job.text_model)
     tokenization = _tokenization(subject, settings)
     clock, progress = Clock(), Progress()
-    feed = RequestFeed(
+    workload = WorkloadSpec(
         settings,
-        targets,
         expected_requests(settings),
-        partial(_workload, subject, settings, targets[0], tokenization),
+        targets[0].token_ids,
+        tokenization.tokenizer,
+        tokenization.vocabulary,
+        subject.job.engine.max_input_len,
     )
+    feed = RequestFeed(workload, targets)
     passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo)
     progress_file = subject.paths.benchmark_progress if name == COMPANION_MEASUREMENT else None
     subject.paths.results.mkdir(exist_ok=True)
@@ -93,7 +94,9 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
         reported(progress, progress_file, show),
     ):
         ended_early = measuring.run()
-    measurement = measuring.finish(samples, ended_early)
+    measurement = measuring.write(
+        [ended_early] if ended_early else [], [samples.warning] if samples.warning else []
+    )
     if ended_early == _INTERRUPTED:
         raise Interrupted(measurement)
     return measurement
@@ -144,19 +147,6 @@ def _tokenization(subject: Subject, settings: Benchmark) -> Tokenization:
     folders = [subject.paths.engine, *([Path(model)] if model else [])]
     return find_tokenizer(
         settings.workload, folders, subject.endpoint, float(settings.request_timeout_seconds)
-    )
-
-
-def _workload(
-    subject: Subject, settings: Benchmark, target: Target, tokenization: Tokenization, count: int
-) -> BuiltWorkload:
-    return make_workload(
-        settings,
-        count,
-        token_ids=target.token_ids,
-        tokenizer=tokenization.tokenizer,
-        vocabulary=tokenization.vocabulary,
-        max_input_len=subject.job.engine.max_input_len,
     )
 
 
@@ -250,7 +240,3 @@ class _Run:
         )
         write_measurement(self._files.summary, measurement)
         return measurement
-
-    def finish(self, samples: Samples, ended_early: str | None) -> Measurement:
-        """Write the final summary, and return it."""
-        return self.write([ended_early] if ended_early else [], [samples.warning] if samples.warning else [])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from trtllm_hpc.bench.load import Target, encode_request
-from trtllm_hpc.bench.workload.request import BuiltWorkload, Request
-from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.bench.workload.build import make_workload
+from trtllm_hpc.bench.workload.request import Request, WorkloadSpec
 
 
 @dataclass(frozen=True)
@@ -28,22 +28,15 @@ class RequestFeed:
     from its beginning.
 
     Args:
+        spec: what the workload is made from, for the requests of all passes together where that is known.
         targets: the models that take turns, usually a single one.
-        expected: requests of all passes together, where that is known.
-        make: returns a workload with a number of requests, see :func:`make_workload`.
     """
 
-    def __init__(
-        self,
-        settings: Benchmark,
-        targets: Sequence[Target],
-        expected: int,
-        make: Callable[[int], BuiltWorkload],
-    ) -> None:
-        self._restarts = settings.workload.kind == "trace"
+    def __init__(self, spec: WorkloadSpec, targets: Sequence[Target]) -> None:
+        self._restarts = spec.workload.kind == "trace"
+        self._spec = spec
         self._targets = targets
-        self._make = make
-        self.built = make(expected)
+        self.built = make_workload(spec)
         """The workload so far."""
         self._sent = self._sent_before = 0
 
@@ -62,7 +55,8 @@ class RequestFeed:
         last = first + count
         if last > len(self.built.requests) and not self._restarts:
             # A search has no known number of passes: double the workload, so that it is rebuilt rarely.
-            self.built = self._make(max(last, 2 * len(self.built.requests)))
+            count = max(last, 2 * len(self.built.requests))
+            self.built = make_workload(replace(self._spec, count=count))
         requests = self.built.requests[first:last]
         self._sent_before, self._sent = self._sent, max(self._sent, first + len(requests))
         payloads = [

@@ -97,7 +97,7 @@ def find_max(
     """
     search = _Search(measure)
     rate: float | None = start_per_s
-    while rate is not None and search.goes_on:
+    while rate is not None and search.stopped is None:
         search.attempt(rate)
         rate = search.next_rate(start_per_s, precision)
     return SearchResult(slo, search.low, search.high, search.tried, search.stopped)
@@ -114,10 +114,6 @@ class _Search:
     """The lowest rate that failed."""
     tried: list[Tried] = field(default_factory=list)
     stopped: str | None = None
-
-    @property
-    def goes_on(self) -> bool:
-        return self.stopped is None
 
     def attempt(self, rate: float) -> None:
         outcome = self.measure(rate)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, Tokenizer, Vocabulary
+from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, Tokenizer, Vocabulary, WorkloadSpec
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 BEGIN, END = 1, 2
@@ -56,14 +56,9 @@ def build(
     """Build a workload, by default with ``WordTokenizer`` and ``VOCABULARY``."""
     if isinstance(workload.get("path"), Path):
         workload["path"] = str(workload["path"])
-    return make_workload(
-        Benchmark(workload=Workload(**workload), **(settings or {})),
-        count,
-        token_ids=token_ids,
-        tokenizer=tokenizer or WordTokenizer(),
-        vocabulary=vocabulary or VOCABULARY,
-        max_input_len=max_input_len,
-    )
+    benchmark = Benchmark(workload=Workload(**workload), **(settings or {}))
+    tokens = tokenizer or WordTokenizer(), vocabulary or VOCABULARY
+    return make_workload(WorkloadSpec(benchmark, count, token_ids, *tokens, max_input_len))
 
 
 def prompts_of(built: BuiltWorkload) -> list[str]:

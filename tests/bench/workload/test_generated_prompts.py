@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.prompt_source import TextWriter
+from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.errors import ConfigError
 
@@ -76,9 +77,7 @@ def test_workloads_are_reproducible_within_the_vocabulary_and_longer_ones_begin_
         seed=seed, workload=Workload(kind=kind, input_tokens=tokens, input_tokens_stdev=stdev, **own)
     )
     both = [
-        make_workload(
-            benchmark, count, token_ids=token_ids, tokenizer=WordTokenizer(), vocabulary=VOCABULARY
-        ).requests
+        make_workload(WorkloadSpec(benchmark, count, token_ids, WordTokenizer(), VOCABULARY)).requests
         for count in (4, 4, 9)
     ]
     assert both[0] == both[1] == both[2][:4]
@@ -180,12 +179,12 @@ def test_a_tokenizer_without_one_token_words_is_refused() -> None:
 def test_given_lengths_need_a_tokenizer_or_a_vocabulary(token_ids: bool, message: str) -> None:
     benchmark = Benchmark(workload=Workload(kind="normal"))
     with pytest.raises(ConfigError, match=message):
-        make_workload(benchmark, 1, token_ids=token_ids)
+        make_workload(WorkloadSpec(benchmark, 1, token_ids))
 
 
 def test_ids_are_those_of_common_words_if_there_is_only_a_tokenizer() -> None:
     benchmark = Benchmark(workload=Workload(kind="normal"))
-    built = make_workload(benchmark, 5, token_ids=True, tokenizer=WordTokenizer())
+    built = make_workload(WorkloadSpec(benchmark, 5, token_ids=True, tokenizer=WordTokenizer()))
     assert all(1 not in (request.token_ids or ()) for request in built.requests)
     assert {request.input_tokens for request in built.requests} == {128}
 

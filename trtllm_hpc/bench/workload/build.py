@@ -21,10 +21,10 @@ from trtllm_hpc.bench.workload.lengths import (
 )
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, prompt_source
 from trtllm_hpc.bench.workload.random_numbers import Stream, draw_codes, random_source
-from trtllm_hpc.bench.workload.request import BuiltWorkload, Tokenizer, Vocabulary, WorkloadSpec
+from trtllm_hpc.bench.workload.request import BuiltWorkload, WorkloadSpec
 from trtllm_hpc.bench.workload.request_builder import RequestBuilder
 from trtllm_hpc.bench.workload.trace import check_trace, trace
-from trtllm_hpc.config.benchmark import Benchmark, Workload
+from trtllm_hpc.config.benchmark import Workload
 
 BUILT_IN_PROMPTS = (
     "What is machine learning?",
@@ -38,30 +38,15 @@ BUILT_IN_PROMPTS = (
 )
 
 
-def make_workload(
-    settings: Benchmark,
-    count: int,
-    *,
-    token_ids: bool,
-    tokenizer: Tokenizer | None = None,
-    vocabulary: Vocabulary | None = None,
-    max_input_len: int | None = None,
-) -> BuiltWorkload:
-    """Return the first ``count`` requests of the workload; fewer if a trace is shorter.
+def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
+    """Return the first ``spec.count`` requests of the workload; fewer if a trace is shorter.
 
     A longer workload of the same settings begins with the same requests.
-
-    Args:
-        token_ids: whether the model takes ids (``tensorrt_llm``) instead of texts.
-        tokenizer: the server's, or an equal one; ``None`` if there is none.
-        vocabulary: the ids to draw from; ``None`` takes it from the tokenizer.
-        max_input_len: the engine's limit; longer prompts must not be sent.
 
     Raises:
         ConfigError: the workload's file or its settings make no requests; with file and line.
     """
-    spec = WorkloadSpec(settings, count, token_ids, tokenizer, vocabulary, max_input_len)
-    return _KINDS[settings.workload.kind](spec)
+    return _KINDS[spec.workload.kind](spec)
 
 
 def check_file(workload: Workload) -> None:

@@ -91,9 +91,13 @@ class WorkloadSpec:
     settings: Benchmark
     count: int
     token_ids: bool
+    """Whether the model takes ids (``tensorrt_llm``) instead of texts."""
     tokenizer: Tokenizer | None = None
+    """The server's, or an equal one; ``None`` if there is none."""
     vocabulary: Vocabulary | None = None
+    """The ids to draw from; ``None`` takes it from the tokenizer."""
     max_input_len: int | None = None
+    """The engine's limit; longer prompts must not be sent."""
 
     @property
     def workload(self) -> Workload:

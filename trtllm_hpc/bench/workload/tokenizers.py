@@ -52,7 +52,7 @@ class LocalTokenizer:
             upstream's ``preprocessing`` does unless ``add_special_tokens`` is off.
 
     Raises:
-        UnusableTokenizer: the file is missing or not readable, or the library is not installed.
+        UnusableTokenizer: the file is missing or not readable.
     """
 
     counted_by = BY_TOKENIZER
@@ -82,12 +82,8 @@ class LocalTokenizer:
 def _read_tokenizer(file: Path) -> Any:
     if not file.is_file():
         raise UnusableTokenizer(f"there is no {_FILE} in {file.parent}")
-    try:
-        import tokenizers
-    except ImportError:
-        raise UnusableTokenizer(
-            "the library 'tokenizers' is not installed (pip install tokenizers)"
-        ) from None
+    import tokenizers
+
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     # The library, written in Rust, raises a bare Exception for anything wrong with a file.
