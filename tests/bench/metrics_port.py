@@ -37,8 +37,8 @@ nv_cpu_utilization 0.5
 
 
 @contextmanager
-def serving(answer: Callable[[int], tuple[int, str]]) -> Iterator[Endpoint]:
-    """A server that is ready; ``answer`` gives status and page of the n-th look at its metrics."""
+def serving(answer: Callable[[int], tuple[int, str]], *, ready: int = 200) -> Iterator[Endpoint]:
+    """A server; ``answer`` gives status and page of the n-th look at its metrics."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -46,7 +46,7 @@ def serving(answer: Callable[[int], tuple[int, str]]) -> Iterator[Endpoint]:
         wbufsize = -1  # head and body in one packet: two would wait 40 ms for the client's acknowledgement
 
         def do_GET(self) -> None:
-            status, text = 200, ""  # ready
+            status, text = ready if self.path == "/v2/health/ready" else 404, ""
             if self.path == "/metrics":
                 asked.append(self.path)
                 status, text = answer(len(asked) - 1)

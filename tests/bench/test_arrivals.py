@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trtllm_hpc.bench.arrivals import Schedule, open_schedule, ramped, request_counts
 from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError
@@ -42,7 +43,7 @@ def spread(times: list[float]) -> float:
 def test_a_constant_schedule_has_equal_gaps_and_a_window_of_their_sum() -> None:
     schedule = scheduled(4.0, "constant", requests=5)
     assert schedule.due_s == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert (schedule.window.start_s, schedule.window.end_s) == (0.0, 1.25)
+    assert schedule.window == Window(0.0, 1.25)
 
 
 def test_a_constant_schedule_does_not_drift() -> None:
@@ -52,12 +53,12 @@ def test_a_constant_schedule_does_not_drift() -> None:
 def test_warm_up_comes_before_the_window_at_the_same_rate() -> None:
     schedule = scheduled(2.0, "constant", requests=4, warmup_requests=3)
     assert schedule.due_s == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
-    assert (schedule.window.start_s, schedule.window.end_s, warmup_of(schedule)) == (1.5, 3.5, 3)
+    assert schedule.window == Window(1.5, 3.5) and warmup_of(schedule) == 3
 
 
 def test_seconds_replace_numbers_of_requests() -> None:
     schedule = scheduled(2.0, "poisson", duration_seconds=10.0, warmup_seconds=3.0, warmup_requests=None)
-    assert (schedule.window.start_s, schedule.window.end_s) == (3.0, 13.0)
+    assert schedule.window == Window(3.0, 13.0)
     assert (warmup_of(schedule), len(schedule.due_s)) == (6, 26)
 
 
@@ -166,9 +167,7 @@ def test_a_trace_keeps_its_times_from_its_first_request_on() -> None:
 def test_the_first_requests_of_a_trace_are_warm_up() -> None:
     schedule = recorded([0.0, 1.0, 2.0, 4.0, 8.0], warmup_requests=1, requests=3)
     assert schedule.due_s == [0.0, 1.0, 2.0, 4.0]
-    assert (schedule.window.start_s, schedule.window.end_s) == (1.0, 8.0), (
-        "it ends when the next request would be due"
-    )
+    assert schedule.window == Window(1.0, 8.0), "it ends when the next request would be due"
 
 
 def test_a_trace_may_be_cut_by_time() -> None:
@@ -176,16 +175,13 @@ def test_a_trace_may_be_cut_by_time() -> None:
         [0.0, 1.0, 2.0, 4.0, 8.0], warmup_seconds=1.5, warmup_requests=None, duration_seconds=3.0
     )
     assert schedule.due_s == [0.0, 1.0, 2.0, 4.0]
-    assert (schedule.window.start_s, schedule.window.end_s) == (2.0, 5.0)
+    assert schedule.window == Window(2.0, 5.0)
 
 
 def test_the_window_ends_with_a_trace_that_is_shorter() -> None:
     """Otherwise its rates would include time in which nothing is sent."""
     schedule = recorded([0.0, 1.0, 2.0, 3.0], duration_seconds=60.0)
-    assert schedule.due_s == [0.0, 1.0, 2.0, 3.0] and (schedule.window.start_s, schedule.window.end_s) == (
-        0.0,
-        4.0,
-    )
+    assert schedule.due_s == [0.0, 1.0, 2.0, 3.0] and schedule.window == Window(0.0, 4.0)
     assert recorded([0.0, 1.0, 2.0, 3.0], duration_seconds=3.5).window.end_s == 3.5
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, pairwise
@@ -18,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from tests.bench.workload.helpers import read_workload
 from tests.client.echo_server import echo_server
+from tests.runtime.conftest import eventually
 from trtllm_hpc.bench.analysis.compare import DifferentWorkloads, Worse
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.passes import Passes, PassOutcome
@@ -400,9 +400,7 @@ def test_an_interrupt_keeps_what_was_measured(run: RunPaths, end_by: signal.Sign
     # The companion's name: its progress can be read.
     options = ("--requests", "600", "--rate", "20", "--warmup", "0", "--processes", str(processes))
     process = started(run, *options, "--save-as", "benchmark")
-    end = time.monotonic() + 20
-    while time.monotonic() < end and answered(run) < 11:
-        time.sleep(0.02)
+    assert eventually(lambda: answered(run) >= 11, 20)
     os.killpg(process.pid, end_by)  # as a terminal and Slurm do: to every process
     output, errors = process.communicate(timeout=20)
     assert process.returncode == ExitCode.INTERRUPTED and "Traceback" not in errors
@@ -416,9 +414,7 @@ def test_a_killed_measurement_keeps_the_passes_before(run: RunPaths) -> None:
     options = ("--requests", "20", "--rate", "100", "--warmup", "0", "--repeats", "100")
     process = started(run, *options, *LENIENT, "--save-as", "mine")
     files = run.measurement("mine")
-    end = time.monotonic() + 20
-    while not files.summary.exists() and time.monotonic() < end:
-        time.sleep(0.02)
+    assert eventually(files.summary.exists, 20)
     process.kill()
     process.communicate()
     found, kept = measured(run), records(run)

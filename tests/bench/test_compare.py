@@ -30,17 +30,18 @@ def row(comparison: Comparison, key: str, statistic: str | None = None) -> Row:
     return found
 
 
+def with_figures(side: Side, figures: Sequence[dict[str, Figure]]) -> Side:
+    """The same measurement, whose passes had these figures and no others."""
+    [level] = side.measurement.levels
+    passes = [replace(level.passes[0], repeat=repeat, metrics=own) for repeat, own in enumerate(figures)]
+    return Side(side.name, replace(side.measurement, levels=[replace(level, passes=passes)]))
+
+
 def with_latencies(side: Side, latencies_ms: Sequence[float]) -> Side:
     """The same measurement, whose passes had these latencies, each the same for every request."""
-    [level] = side.measurement.levels
-    passes = [
-        replace(
-            level.passes[0], repeat=repeat, metrics={"latency_ms": Distribution(ms, ms, ms, ms, ms, ms, 300)}
-        )
-        for repeat, ms in enumerate(latencies_ms)
-    ]
-    measurement = replace(side.measurement, levels=[replace(level, passes=passes)])
-    return Side(side.name, measurement)
+    return with_figures(
+        side, [{"latency_ms": Distribution(ms, ms, ms, ms, ms, ms, 300)} for ms in latencies_ms]
+    )
 
 
 def test_a_measurement_is_not_worse_than_itself() -> None:
@@ -239,18 +240,10 @@ def test_invalid_figures_are_refused_whatever_they_are() -> None:
 
 def test_errors_where_there_were_none_are_a_regression() -> None:
     a = measured("a", repeats=2)
-    level = a.measurement.levels[0]
-    failing = [replace(one, metrics={**one.metrics, "error_share": 0.02}) for one in level.passes]
-    b = Side("b", replace(a.measurement, levels=[replace(level, passes=failing)]))
+    passes = a.measurement.levels[0].passes
+    b = with_figures(a, [{**one.metrics, "error_share": 0.02} for one in passes])
     found = row(compare(a, b), "error_share")
     assert found.change is None and found.regressed
-
-
-def with_figures(side: Side, figures: Sequence[dict[str, Figure]]) -> Side:
-    """The same measurement, whose passes had these figures and no others."""
-    [level] = side.measurement.levels
-    passes = [replace(level.passes[0], repeat=repeat, metrics=own) for repeat, own in enumerate(figures)]
-    return Side(side.name, replace(side.measurement, levels=[replace(level, passes=passes)]))
 
 
 def test_of_throughput_more_is_better() -> None:

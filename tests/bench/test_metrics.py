@@ -58,30 +58,23 @@ def test_single_numbers_by_hand(key: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "mean", "most", "count"),
+    ("records", "key", "mean", "most", "count"),
     [
-        ("latency_ms", (100 + 300 + 500) / 3, 500, 3),
-        ("latency_from_send_ms", (100 + 250 + 500) / 3, 500, 3),
-        ("client_lateness_ms", 50 / 4, 50, 4),  # the failed one too
-        ("input_tokens", 3, 3, 3),
-        ("output_tokens", 40 / 3, 20, 3),
+        (RECORDS, "latency_ms", (100 + 300 + 500) / 3, 500, 3),
+        (RECORDS, "latency_from_send_ms", (100 + 250 + 500) / 3, 500, 3),
+        (RECORDS, "client_lateness_ms", 50 / 4, 50, 4),  # the failed one too
+        (RECORDS, "input_tokens", 3, 3, 3),
+        (RECORDS, "output_tokens", 40 / 3, 20, 3),
+        ([STREAMED], "ttft_ms", 100, 100, 1),
+        ([STREAMED], "ttft_from_send_ms", 50, 50, 1),
+        ([STREAMED], "tpot_ms", 400 / 3, 400 / 3, 1),
+        ([STREAMED], "itl_ms", (100 + 150 + 150) / 3, 150, 3),  # one gap a token, not one a chunk
     ],
 )
-def test_distributions_by_hand(key: str, mean: float, most: float, count: int) -> None:
-    assert mean_max_count(key, RECORDS) == (round(mean, 6), most, count)
-
-
-@pytest.mark.parametrize(
-    ("key", "mean", "most", "count"),
-    [
-        ("ttft_ms", 100, 100, 1),
-        ("ttft_from_send_ms", 50, 50, 1),
-        ("tpot_ms", 400 / 3, 400 / 3, 1),
-        ("itl_ms", (100 + 150 + 150) / 3, 150, 3),  # one gap a token, not one a chunk
-    ],
-)
-def test_times_of_a_stream_by_hand(key: str, mean: float, most: float, count: int) -> None:
-    assert mean_max_count(key, [STREAMED]) == (round(mean, 6), round(most, 6), count)
+def test_distributions_by_hand(
+    records: list[RequestRecord], key: str, mean: float, most: float, count: int
+) -> None:
+    assert mean_max_count(key, records) == (round(mean, 6), round(most, 6), count)
 
 
 def test_the_wait_for_the_first_token_is_not_between_tokens() -> None:

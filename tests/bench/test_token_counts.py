@@ -35,20 +35,18 @@ def ids(*responses: tuple[int, ...], streamed: bool = False) -> ParsedReply:
     return ParsedReply(tuple(Chunk(2.0 + at, token_ids=each) for at, each in enumerate(responses)), streamed)
 
 
+def records(
+    replies: Sequence[Reply], parsed: Sequence[ParsedReply], requests: Sequence[Request], **more: Any
+) -> list[RequestRecord]:
+    options = {"level": 0, "repeat": 0, "window": Window(0.0, 9.0), **more}
+    return to_records(replies, parsed, requests, **options)
+
+
 def record(
     parsed: ParsedReply, request: Request = PROMPT, tokenizer: Any = None, **more: Any
 ) -> RequestRecord:
     status = more.pop("status", "ok")
-    (result,) = to_records(
-        [reply(status=status)],
-        [parsed],
-        [request],
-        level=0,
-        repeat=0,
-        window=Window(0.0, 9.0),
-        tokenizer=tokenizer,
-        **more,
-    )
+    (result,) = records([reply(status=status)], [parsed], [request], tokenizer=tokenizer, **more)
     return result
 
 
@@ -63,15 +61,8 @@ def chunks(result: RequestRecord) -> tuple[tuple[int, ...], str | None]:
 def test_a_record_combines_reply_and_request() -> None:
     replies = [reply(3, 1.0), reply(1, 5.0, "DEADLINE_EXCEEDED")]
     replies[1].error = "too late"
-    first, second = to_records(
-        replies,
-        [answer("x"), ParsedReply()],
-        [IDS, IDS, IDS, PROMPT],
-        level=2,
-        repeat=1,
-        window=Window(5.0, 9.0),
-        models=["node6", "node7"],
-    )
+    place = {"level": 2, "repeat": 1, "window": Window(5.0, 9.0), "models": ["node6", "node7"]}
+    first, second = records(replies, [answer("x"), ParsedReply()], [IDS, IDS, IDS, PROMPT], **place)
     assert (first.index, first.level, first.repeat, first.phase) == (3, 2, 1, "warm-up")
     assert (first.scheduled_s, first.sent_s, first.ended_s, first.instance) == (1.0, 1.5, 10.0, "node7")
     assert (first.requested_tokens, first.input_tokens, first.input_by) == (10, 4, "tokenizer")
@@ -186,13 +177,5 @@ def test_a_stream_that_broke_off_has_its_chunks_but_no_total() -> None:
 def test_many_answers_each_have_their_own_count() -> None:
     requests = [Request(10, f"ask {at}", input_tokens=3, input_by="tokenizer") for at in range(1200)]
     parsed = [answer("so " * (at % 5)) if at % 7 else ParsedReply() for at in range(1200)]
-    result = to_records(
-        [reply(at) for at in range(1200)],
-        parsed,
-        requests,
-        level=0,
-        repeat=0,
-        window=Window(0.0, 9.0),
-        tokenizer=WordTokenizer(),
-    )
+    result = records([reply(at) for at in range(1200)], parsed, requests, tokenizer=WordTokenizer())
     assert [each.output_tokens for each in result] == [at % 5 if at % 7 else 0 for at in range(1200)]

@@ -3,14 +3,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from tests.bench.metrics_port import endpoint_at, serving
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.wait import wait_for_endpoint
 from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed
@@ -25,30 +24,9 @@ def run(tmp_path: Path) -> RunPaths:
     return paths
 
 
-@contextmanager
-def health(status: int) -> Iterator[Endpoint]:
+def health(status: int) -> AbstractContextManager[Endpoint]:
     """A server whose health check answers with ``status``."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/v2/health/ready" else 404)
-            self.end_headers()
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield endpoint(server.server_port)
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def endpoint(port: int) -> Endpoint:
-    return Endpoint("1", "n1", "127.0.0.1", port, port, port, ["ensemble"], ready_at=1.0)
+    return serving(lambda number: (404, ""), ready=status)
 
 
 def test_a_ready_endpoint_is_returned_at_once(run: RunPaths) -> None:
@@ -116,7 +94,7 @@ def test_a_server_that_is_not_ready_is_reported_as_such(run: RunPaths) -> None:
 def test_an_endpoint_without_a_listening_server_is_not_ready(run: RunPaths) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        endpoint(closed.getsockname()[1]).write(run.endpoint)
+        endpoint_at(closed.getsockname()[1]).write(run.endpoint)
         with pytest.raises(NotReady, match="did not answer as ready"):
             wait_for_endpoint(run, 0)
 

@@ -55,7 +55,6 @@ class Subject:
     paths: RunPaths
     endpoint: Endpoint
     job: JobFile
-    """The run's own job file."""
 
 
 def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measurement:

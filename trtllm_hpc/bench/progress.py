@@ -38,7 +38,6 @@ class Step:
     levels: int | None = 1
     """Number of levels; ``None`` while a search looks for the highest rate."""
     label: str = ""
-    """The level's label, e.g. ``8/s``."""
     repeat: int = 0
     """Index of the pass over this level, from 0."""
     repeats: int = 1

@@ -92,7 +92,6 @@ def _rank(paths: RunPaths, rank: int) -> dict[str, Any]:
 
 
 def _container(paths: RunPaths) -> dict[str, Any]:
-    """Return the cluster profile's name and the server's container."""
     try:
         profile = read_cluster(paths.cluster)
     except (ConfigError, OSError):

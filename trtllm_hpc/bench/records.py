@@ -43,7 +43,6 @@ class RequestRecord:
     scheduled_s: float
     """When it was due; in a closed loop, when its slot became free."""
     sent_s: float
-    """When it was sent."""
     ended_s: float
     """When its complete answer, or its error, had arrived."""
     status: str
@@ -51,11 +50,9 @@ class RequestRecord:
     error: str | None = None
     """The server's message."""
     requested_tokens: int | None = None
-    """Maximum output tokens requested."""
     chunks_s: tuple[float, ...] = ()
     """When each response with output arrived; empty without streaming."""
     chunk_tokens: tuple[int, ...] = ()
-    """Output tokens of each chunk."""
     chunks_by: str | None = None
     """How the tokens of the chunks were counted; see :mod:`trtllm_hpc.bench.token_counts`."""
     input_tokens: int | None = None

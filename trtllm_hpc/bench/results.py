@@ -34,7 +34,6 @@ class Distribution:
     p99: float
     max: float
     count: int
-    """Number of values."""
 
 
 Figure = float | Distribution

@@ -105,8 +105,6 @@ def find_max(
 
 @dataclass
 class _Search:
-    """The state of a search."""
-
     measure: Callable[[float], Outcome]
     low: float | None = None
     """The highest rate that held."""

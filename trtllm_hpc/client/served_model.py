@@ -44,7 +44,6 @@ class ServedModel:
     """The part of a model's configuration that a client needs."""
 
     inputs: frozenset[str]
-    """Names of its inputs."""
     batched: bool
     """Whether these have a batch dimension."""
     decoupled: bool

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.bench.load.grpc_server import endpoint, grpc_server
+from tests.bench.load.observe import outstanding
 from trtllm_hpc.bench.load import Clock, LoadResult, Target, loops, run_closed, run_open
 from trtllm_hpc.bench.load.grpc_client import call_headers
 from trtllm_hpc.errors import NotReady
@@ -95,11 +96,7 @@ def test_a_closed_loop_keeps_its_concurrency_and_sends_its_count() -> None:
         load = run_closed(Target(ready, "m"), [b"sleep 0.02", b"b", b"c"], 3, Clock(), count=20)
     replies = load.replies
     assert [reply.index for reply in replies] == [0, 1, 2] * 6 + [0, 1]
-    events = sorted([(reply.sent_s, 1) for reply in replies] + [(reply.ended_s, -1) for reply in replies])
-    open_ = 0
-    for _, change in events:
-        open_ += change
-        assert 0 <= open_ <= 3
+    assert all(0 <= count <= 3 for count in outstanding(replies))
     # A slot is due again when its last answer has arrived.
     assert {reply.due_s for reply in replies[3:]} <= {reply.ended_s for reply in replies}
     assert [reply.due_s for reply in replies[:3]] == [load.start_s] * 3

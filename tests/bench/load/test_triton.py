@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from typing import Literal
 
 import pytest
 
+from tests.bench.load.observe import interrupted
 from tests.client.echo_server import echo_server
 from trtllm_hpc.bench.load import (
     Clock,
@@ -156,13 +153,6 @@ def test_a_closed_loop_over_either_protocol(endpoint: Endpoint, protocol: Protoc
 
 
 @BOTH
-def test_no_proxy_is_used(endpoint: Endpoint, protocol: Protocol, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "grpc_proxy", "HTTP_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert send_one(Target(endpoint, "ensemble", protocol=protocol), Request(3, "x")).text == "X"
-
-
-@BOTH
 def test_without_a_server_the_load_does_not_start(protocol: Protocol) -> None:
     unreachable = Endpoint("1", "node01", "127.0.0.1", 1, 1, 1, [], 0.0)
     with pytest.raises(NotReady, match="host node01"):
@@ -208,18 +198,6 @@ print([reply.index for reply in load.replies], load.interrupted, flush=True)
 @pytest.mark.alone
 @BOTH
 def test_ctrl_c_ends_the_load_at_once_and_keeps_the_replies(endpoint: Endpoint, protocol: Protocol) -> None:
-    ports = [str(endpoint.http_port), str(endpoint.grpc_port)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", _INTERRUPTED, *ports, protocol],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert [process.stdout.readline(), process.stdout.readline()] == ["answer\n"] * 2
-    time.sleep(0.2)
-    began = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=10)
-    assert (out, errors, process.returncode) == ("[0, 1] True\n", "", 0)
-    assert time.monotonic() - began < 1
+    ports = str(endpoint.http_port), str(endpoint.grpc_port)
+    out, took_s = interrupted(_INTERRUPTED, *ports, protocol)
+    assert out == "[0, 1] True\n" and took_s < 1

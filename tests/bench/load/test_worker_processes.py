@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from tests.bench.load.grpc_server import endpoint, grpc_server
+from tests.bench.load.observe import interrupted, outstanding
 from trtllm_hpc.bench.load import Clock, Target, run_closed, run_open
 from trtllm_hpc.errors import NotReady
 
@@ -45,18 +42,9 @@ def test_a_closed_loop_is_shared_by_slots_and_count() -> None:
     assert len(load.replies) == 41 and all(reply.ok for reply in load.replies)
     assert all(reply.chunks[0][1] == payloads[reply.index - 9] for reply in load.replies)
     assert set(Counter(reply.index for reply in load.replies)) == {9, 10, 11}
-    assert max(_outstanding(load.replies)) <= 5
+    assert max(outstanding(load.replies)) <= 5
     assert load.saturated_until_s is not None, "the second process, which never sleeps, ends first"
     assert load.start_s < load.saturated_until_s < max(reply.due_s for reply in load.replies)
-
-
-def _outstanding(replies: list[Any]) -> list[int]:
-    events = sorted([(reply.sent_s, 1) for reply in replies] + [(reply.ended_s, -1) for reply in replies])
-    open_, found = 0, []
-    for _, change in events:
-        open_ += change
-        found.append(open_)
-    return found
 
 
 def test_without_a_server_the_load_does_not_start() -> None:
@@ -78,16 +66,6 @@ if __name__ == "__main__":
 
 
 def test_ctrl_c_keeps_the_replies_and_leaves_no_process() -> None:
+    # Workers have the pipe open, too: it only ends when all are gone.
     with grpc_server() as ready:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _INTERRUPTED, str(ready.grpc_port)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        assert [process.stdout.readline(), process.stdout.readline()] == ["answer\n"] * 2
-        process.send_signal(signal.SIGINT)
-        # Workers have the pipe open, too: it only ends when all are gone.
-        out, errors = process.communicate(timeout=10)
-    assert (out, errors, process.returncode) == ("2 True\n", "", 0)
+        assert interrupted(_INTERRUPTED, str(ready.grpc_port))[0] == "2 True\n"

@@ -87,7 +87,6 @@ def _timeout_header(timeout_s: float) -> str:
 
 
 def _status_of(trailers: Mapping[str, str], http_status: str) -> tuple[str, str | None]:
-    """Status and error message of a call that has ended."""
     code = trailers.get("grpc-status")
     if code == "0":
         return OK, None

@@ -146,7 +146,6 @@ class Reply:
     status: str = OK
     """``ok``, or what failed: the gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
     error: str | None = None
-    """The server's error message."""
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
     """Each response with its time of arrival, as bytes of the protocol; one unless streamed."""
 
@@ -246,7 +245,6 @@ def _infer_outputs(raw: bytes) -> dict[str, Any]:
 
 
 def _tensors(response: Any) -> dict[str, Any]:
-    """The text, ids and lengths of a ``ModelInferResponse``."""
     outputs: dict[str, Any] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
         if output.name == TEXT_OUTPUT and output.datatype == "BYTES" and len(raw) >= 4:
