@@ -22,6 +22,7 @@ from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases
 from trtllm_hpc.tensorrt_llm.releases.families import Family, families
 from trtllm_hpc.validation import engine_rules, method_rules, release_rules
+from trtllm_hpc.validation.rules import rules_of
 
 QUANTIZED = {"calibration_dataset": "/data/calibration"}
 MEDUSA = {"mode": "medusa", "model": "/models/heads"}
@@ -216,7 +217,7 @@ def test_every_family_has_a_toolchain_or_a_release_that_has_one(family: Family) 
 
 def _refused(made: JobFile) -> list[Diagnostic]:
     """What the rules of releases say; those of other things would only take time."""
-    rules = (*release_rules.RULES, *engine_rules.RULES, *method_rules.RULES)
+    rules = rules_of(release_rules, engine_rules, method_rules)
     facts = JobFacts(made, SITE)
     return [problem for rule in rules for problem in rule(facts)]
 

@@ -76,6 +76,3 @@ def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
         for name in value.model_fields_set
         if getattr(value, name) != type(value).model_fields[name].get_default(call_default_factory=True)
     ] or [(key, value)]
-
-
-RULES = (reference_keys, llm_api_keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
@@ -233,14 +233,3 @@ def environment(cluster: ClusterProfile) -> Diagnostics:
         if len(value.encode()) > LONGEST_WORD:
             hint = f"keep it below {LONGEST_WORD} bytes"
             yield in_cluster("too-large", field, "is longer than a variable can be", hint)
-
-
-RULES: Sequence[Callable[[ClusterProfile], Diagnostics]] = (
-    container_has_image,
-    mounts_are_whole,
-    gpu_is_known,
-    local_has_no_slurm,
-    slurm_options,
-    triton_options,
-    environment,
-)

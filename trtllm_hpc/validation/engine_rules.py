@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
@@ -166,13 +166,3 @@ def answers_fit_default(facts: JobFacts) -> Diagnostics:
             message = f"{tokens} tokens are more than {option.default}, the longest answer of this release"
             message += " when engine.max_seq_len is left out"
             yield in_job("conflict", key, message, "set engine.max_seq_len", tokens)
-
-
-RULES: Sequence[Callable[[JobFacts], Diagnostics]] = (
-    gpu_computes_type,
-    inflight_needs_paged_cache,
-    decoding_matches,
-    prompts_over_paged_cache,
-    encoder_decoder_matches,
-    answers_fit_default,
-)

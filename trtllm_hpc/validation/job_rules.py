@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
@@ -194,21 +193,3 @@ def prompt_fits_a_word(job: JobFile) -> Diagnostics:
     if size > LONGEST_WORD:
         message = f"has {size} bytes, more than one argument of a command line can have"
         yield in_job("too-large", "companion.request.prompt", message, f"keep it below {LONGEST_WORD} bytes")
-
-
-RULES: Sequence[Callable[[JobFile], Diagnostics]] = (
-    name_is_free,
-    one_model,
-    prompt_leaves_room,
-    steps_hold_a_batch,
-    cache_holds_a_request,
-    answers_fit,
-    prompts_fit,
-    logits_are_gathered,
-    reference_backend,
-    server_wait_ends,
-    companion_wait_ends,
-    benchmark_settings,
-    benchmark_ends,
-    prompt_fits_a_word,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
@@ -119,12 +119,3 @@ def build_py_has_scales(facts: JobFacts) -> Diagnostics:
         message = f"build.py of {toolchain.release.version} reads scales for int8 from a checkpoint"
         hint = "make one with hf_llama_convert.py (-sq 0.5, or -kv for the KV cache) and name it here"
         yield in_job("missing", "engine.quantization.checkpoint", message, hint)
-
-
-RULES: Sequence[Callable[[JobFacts], Diagnostics]] = (
-    lora_names_modules,
-    adapters_can_be_converted,
-    speculative_is_whole,
-    quantization_is_whole,
-    build_py_has_scales,
-)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -123,16 +121,3 @@ def experts_divide(facts: JobFacts) -> Diagnostics:
         message = f"{product} does not divide engine.tensor_parallel, {engine.tensor_parallel}"
         hint = "set it to a divisor, or set both; their product is engine.tensor_parallel"
         yield in_job("conflict", f"engine.{key}", message, hint, product)
-
-
-RULES: Sequence[Callable[[JobFacts], Diagnostics]] = (
-    release_is_known,
-    backend_is_there,
-    model_has_weights,
-    family_is_known,
-    toolchain_exists,
-    examples_are_known,
-    keys_have_options,
-    raw_options_are_taken,
-    experts_divide,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job
@@ -178,12 +178,3 @@ def _history(release: Release, model: str, name: str) -> str:
     if not release.at_least(known.since):
         return f", which came with {known.since}"
     return f", which went after {known.until}" if known.until is not None else ""
-
-
-RULES: Sequence[Callable[[JobFacts], Diagnostics]] = (
-    repository_keys_exist,
-    backend_has_the_key,
-    one_window_before_lists,
-    repository_has_tokenizer,
-    repository_parameters_exist,
-)

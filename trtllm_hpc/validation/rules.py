@@ -1,12 +1,14 @@
 """All rules of job files and profiles, and the loop that judges them.
 
-A rule is a generator that reads valid values only; the first sentence of its docstring is its row in
-``doctor``.
+A rule is a public generator of one of the modules below. It reads valid values only; the first sentence of
+its docstring is its row in ``doctor``.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from types import ModuleType
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics
@@ -25,28 +27,40 @@ from trtllm_hpc.validation import (
     serve_rules,
 )
 
-_RULES_OF_BOTH = (
-    *serve_rules.RULES,
-    *backend_rules.RULES,
-    *release_rules.RULES,
-    *engine_rules.RULES,
-    *method_rules.RULES,
-    *repository_rules.RULES,
+Rules = tuple[Callable[..., Diagnostics], ...]
+
+
+def rules_of(*modules: ModuleType) -> Rules:
+    """Return the public generators of the modules, in the order of their definition."""
+    return tuple(
+        rule
+        for module in modules
+        for name, rule in vars(module).items()
+        if inspect.isgeneratorfunction(rule)
+        and not name.startswith("_")
+        and rule.__module__ == module.__name__
+    )
+
+
+_RULES_OF_JOB = rules_of(job_rules)
+_RULES_OF_CLUSTER = rules_of(cluster_rules)
+_RULES_OF_BOTH = rules_of(
+    serve_rules, backend_rules, release_rules, engine_rules, method_rules, repository_rules
 )
-RULES: tuple[Callable[..., Diagnostics], ...] = (*job_rules.RULES, *cluster_rules.RULES, *_RULES_OF_BOTH)
+RULES: Rules = (*_RULES_OF_JOB, *_RULES_OF_CLUSTER, *_RULES_OF_BOTH)
 """Every rule, in the order in which they are judged."""
 
 
 def problems(facts: JobFacts) -> list[Diagnostic]:
     """Return everything that is wrong with a job file and a profile, each and together."""
-    found = [problem for rule in job_rules.RULES for problem in _judge(rule, facts.job)]
+    found = [problem for rule in _RULES_OF_JOB for problem in _judge(rule, facts.job)]
     found += cluster_problems(facts.cluster)
     return found + [problem for rule in _RULES_OF_BOTH for problem in _judge(rule, facts)]
 
 
 def cluster_problems(cluster: ClusterProfile) -> list[Diagnostic]:
     """Return everything that is wrong with a profile, whatever the job."""
-    return [problem for rule in cluster_rules.RULES for problem in _judge(rule, cluster)]
+    return [problem for rule in _RULES_OF_CLUSTER for problem in _judge(rule, cluster)]
 
 
 def _judge(

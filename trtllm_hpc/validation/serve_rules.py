@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
@@ -14,6 +14,50 @@ _FIRST_RELEASE = {
     # all_models/disaggregated_serving is there from backend v0.15.0 on.
     "disaggregated": "0.15.0",
 }
+
+
+def ranks_spread(facts: JobFacts) -> Diagnostics:
+    """Every node runs the same number of ranks, and the local scheduler has one node."""
+    job, cluster = facts.job, facts.cluster
+    world, nodes = job.engine.world_size, job.serve.nodes
+    if nodes is None or job.serve.mode != "leader":
+        return
+    if cluster.scheduler == "local" and nodes != 1:
+        message = f"the profile {cluster.name!r} is this one machine, but the job asks for {nodes} nodes"
+        hint = "leave serve.nodes out, type --set serve.nodes=1, or choose a Slurm profile with --cluster"
+        yield in_job("conflict", "serve.nodes", message, hint, nodes)
+    elif world % nodes:
+        ranks = "1 rank" if world == 1 else f"{world} ranks"
+        message = f"{ranks} cannot be spread evenly over {nodes} nodes"
+        hint = f"set serve.nodes in the job file to a divisor of {world}, or type --set serve.nodes=1"
+        yield in_job("conflict", "serve.nodes", message, hint, nodes)
+
+
+def gpus_suffice(facts: JobFacts) -> Diagnostics:
+    """A node has a GPU for each of its ranks, if the cluster has GPUs."""
+    job, cluster = facts.job, facts.cluster
+    world, gpus = job.engine.world_size, cluster.gpus_per_node
+    nodes = 1 if cluster.scheduler == "local" else job.serve.nodes
+    if job.serve.mode != "leader":
+        return
+    if not gpus or nodes is None or world % nodes or world // nodes <= gpus:
+        return
+    message = f"{world // nodes} ranks on a node need as many GPUs, but a node of {cluster.name!r} has {gpus}"
+    if cluster.scheduler == "local":
+        yield in_job("conflict", "engine", message, f"lower engine.tensor_parallel to {gpus} or less", world)
+        return
+    fewest = world // next(ranks for ranks in range(gpus, 0, -1) if world % ranks == 0)
+    yield in_job("conflict", "serve.nodes", message, f"set serve.nodes to {fewest}", nodes)
+
+
+def build_gpus(facts: JobFacts) -> Diagnostics:
+    """The build needs no more GPUs than one node has."""
+    job, cluster = facts.job, facts.cluster
+    wanted, there = job.build.gpus, cluster.gpus_per_node
+    if wanted is not None and wanted > there:
+        message = f"{wanted} GPUs for the build, but a node of {cluster.name!r} has {there}"
+        hint = f"set build.gpus to at most {there}, or correct gpus_per_node in the profile"
+        yield in_job("conflict", "build.gpus", message, hint, wanted)
 
 
 def mode_has_its_models(facts: JobFacts) -> Diagnostics:
@@ -97,58 +141,3 @@ def _copies(job: JobFile) -> Iterator[tuple[str, list[int], bool]]:
     for name, phase in (("context", phases.context), ("generation", phases.generation)):
         for number, gpus in enumerate(phase.instances):
             yield f"serve.disaggregated.{name}.instances[{number}]", gpus, phase.engine is not None
-
-
-def ranks_spread(facts: JobFacts) -> Diagnostics:
-    """Every node runs the same number of ranks, and the local scheduler has one node."""
-    job, cluster = facts.job, facts.cluster
-    world, nodes = job.engine.world_size, job.serve.nodes
-    if nodes is None or job.serve.mode != "leader":
-        return
-    if cluster.scheduler == "local" and nodes != 1:
-        message = f"the profile {cluster.name!r} is this one machine, but the job asks for {nodes} nodes"
-        hint = "leave serve.nodes out, type --set serve.nodes=1, or choose a Slurm profile with --cluster"
-        yield in_job("conflict", "serve.nodes", message, hint, nodes)
-    elif world % nodes:
-        ranks = "1 rank" if world == 1 else f"{world} ranks"
-        message = f"{ranks} cannot be spread evenly over {nodes} nodes"
-        hint = f"set serve.nodes in the job file to a divisor of {world}, or type --set serve.nodes=1"
-        yield in_job("conflict", "serve.nodes", message, hint, nodes)
-
-
-def gpus_suffice(facts: JobFacts) -> Diagnostics:
-    """A node has a GPU for each of its ranks, if the cluster has GPUs."""
-    job, cluster = facts.job, facts.cluster
-    world, gpus = job.engine.world_size, cluster.gpus_per_node
-    nodes = 1 if cluster.scheduler == "local" else job.serve.nodes
-    if job.serve.mode != "leader":
-        return
-    if not gpus or nodes is None or world % nodes or world // nodes <= gpus:
-        return
-    message = f"{world // nodes} ranks on a node need as many GPUs, but a node of {cluster.name!r} has {gpus}"
-    if cluster.scheduler == "local":
-        yield in_job("conflict", "engine", message, f"lower engine.tensor_parallel to {gpus} or less", world)
-        return
-    fewest = world // next(ranks for ranks in range(gpus, 0, -1) if world % ranks == 0)
-    yield in_job("conflict", "serve.nodes", message, f"set serve.nodes to {fewest}", nodes)
-
-
-def build_gpus(facts: JobFacts) -> Diagnostics:
-    """The build needs no more GPUs than one node has."""
-    job, cluster = facts.job, facts.cluster
-    wanted, there = job.build.gpus, cluster.gpus_per_node
-    if wanted is not None and wanted > there:
-        message = f"{wanted} GPUs for the build, but a node of {cluster.name!r} has {there}"
-        hint = f"set build.gpus to at most {there}, or correct gpus_per_node in the profile"
-        yield in_job("conflict", "build.gpus", message, hint, wanted)
-
-
-RULES: Sequence[Callable[[JobFacts], Diagnostics]] = (
-    ranks_spread,
-    gpus_suffice,
-    build_gpus,
-    mode_has_its_models,
-    mode_fits_backend,
-    copies_have_gpus,
-    copies_have_names,
-)
