@@ -17,6 +17,7 @@ from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Placeholder
+from trtllm_hpc.tensorrt_llm.command_lines.raw_options import RAW_ROLES
 from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoToolchain, find_toolchain
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases
@@ -24,9 +25,22 @@ from trtllm_hpc.tensorrt_llm.releases.families import Family, families
 from trtllm_hpc.validation import engine_rules, method_rules, release_rules
 from trtllm_hpc.validation.rules import rules_of
 
-QUANTIZED = {"calibration_dataset": "/data/calibration"}
-MEDUSA = {"mode": "medusa", "model": "/models/heads"}
-LORA = {"max_lora_rank": 8, "lora": {"target_modules": ["attn_q", "attn_k"]}}
+CALIBRATION: Mapping[str, Any] = {"calibration_dataset": "/data/calibration"}
+HEADS: Mapping[str, Any] = {"model": "/models/heads"}
+TARGETS: Mapping[str, Any] = {"target_modules": ["attn_q", "attn_k"]}
+
+
+def lora(**keys: Any) -> Mapping[str, Any]:
+    return {"max_lora_rank": 8, "lora": keys}
+
+
+def quantized(method: str | None, **keys: Any) -> Mapping[str, Any]:
+    return {"quantization": {"method": method, **keys}}
+
+
+def drafted(mode: str, **keys: Any) -> Mapping[str, Any]:
+    return {"speculative": {"mode": mode, **keys}}
+
 
 SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "tensor_parallel": ({"tensor_parallel": 4},),
@@ -47,35 +61,13 @@ SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "max_encoder_input_len": ({"max_encoder_input_len": 512},),
     "max_prompt_embedding_table_size": ({"max_prompt_embedding_table_size": 64},),
     "tokens_per_block": ({"tokens_per_block": 64},),
-    "gather_context_logits": ({"gather_context_logits": True},),
-    "gather_generation_logits": ({"gather_generation_logits": True},),
-    "max_lora_rank": (LORA,),
-    "lora.target_modules": (LORA,),
-    "lora.adapters": ({**LORA, "lora": {**LORA["lora"], "adapters": ["/adapters/a"]}},),  # type: ignore[dict-item]
-    "lora.storage_type": (
-        {**LORA, "lora": {**LORA["lora"], "adapters": ["/adapters/a"], "storage_type": "bfloat16"}},  # type: ignore[dict-item]
-    ),
-    "lora.directories": ({"max_lora_rank": 8, "lora": {"directories": ["/adapters/a"]}},),
-    "lora.checkpoint_source": (
-        {**LORA, "lora": {**LORA["lora"], "checkpoint_source": "nemo"}},  # type: ignore[dict-item]
-    ),
+    "max_lora_rank": (lora(**TARGETS),),
+    "lora.target_modules": (lora(**TARGETS),),
+    "lora.adapters": (lora(**TARGETS, adapters=["/adapters/a"]),),
+    "lora.storage_type": (lora(**TARGETS, adapters=["/adapters/a"], storage_type="bfloat16"),),
+    "lora.directories": (lora(directories=["/adapters/a"]),),
+    "lora.checkpoint_source": (lora(**TARGETS, checkpoint_source="nemo"),),
     "kv_cache": ({"kv_cache": "paged"}, {"kv_cache": "continuous"}, {"kv_cache": "disabled"}),
-    "inflight_batching": ({"inflight_batching": True},),
-    "remove_input_padding": ({"remove_input_padding": True}, {"remove_input_padding": False}),
-    "context_fmha": ({"context_fmha": True}, {"context_fmha": False}),
-    "context_fmha_fp32_acc": ({"context_fmha_fp32_acc": True},),
-    "paged_context_fmha": ({"paged_context_fmha": True}, {"paged_context_fmha": False}),
-    "fp8_context_fmha": ({"fp8_context_fmha": True},),
-    "multi_block_mode": ({"multi_block_mode": True}, {"multi_block_mode": False}),
-    "custom_all_reduce": ({"custom_all_reduce": True}, {"custom_all_reduce": False}),
-    "fused_mlp": ({"fused_mlp": True}, {"fused_mlp": False}),
-    "reduce_fusion": ({"reduce_fusion": True},),
-    "multiple_profiles": ({"multiple_profiles": True},),
-    "weight_streaming": ({"weight_streaming": True},),
-    "weight_sparsity": ({"weight_sparsity": True},),
-    "strongly_typed": ({"strongly_typed": True},),
-    "embedding_sharing": ({"embedding_sharing": True},),
-    "parallel_embedding": ({"parallel_embedding": True},),
     "plugins": tuple(
         {"plugins": {name: value}}
         for name in ("gpt_attention", "gemm")
@@ -87,65 +79,52 @@ SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     ),
     "hidden_act": ({"hidden_act": "gelu"},),
     "quantization.method": tuple(
-        {"quantization": {"method": each, **QUANTIZED}}
+        quantized(each, **CALIBRATION)
         for each in ("fp8", "fp8_rowwise", "int8_sq", "int4_awq", "w4a8_awq", "int8_wo", "int4_wo",
                      "full_prec")
     ),
     "quantization.kv_cache": tuple(
-        {"quantization": {"method": method, "kv_cache": kind}}
-        for method in (None, "fp8", "int8_wo") for kind in ("int8", "fp8")
+        quantized(method, kv_cache=kind) for method in (None, "fp8", "int8_wo") for kind in ("int8", "fp8")
     ),
     "quantization.tool": tuple(
-        {"quantization": {"method": method, "tool": each}}
+        quantized(method, tool=each)
         for method in ("int8_sq", "int8_wo", "fp8", "int4_awq") for each in ("convert", "quantize")
     ),
-    "quantization.calibration_dataset": ({"quantization": {"method": "fp8", **QUANTIZED}},),
-    "quantization.calibration_size": ({"quantization": {"method": "fp8", "calibration_size": 32}},),
-    "quantization.batch_size": ({"quantization": {"method": "fp8", "batch_size": 8}},),
-    "quantization.awq_block_size": ({"quantization": {"method": "int4_awq", "awq_block_size": 64}},),
-    "quantization.group_size": (
-        {"quantization": {"method": "int4_gptq", "group_size": 64, "checkpoint": "/models/gptq.safetensors"}},
-    ),
-    "quantization.smoothquant": (
-        {"quantization": {"method": "int8_sq", "tool": "convert", "smoothquant": 0.8}},
-    ),
-    "quantization.per_token": (
-        {"quantization": {"method": "int8_sq", "tool": "convert", "per_token": True}},
-    ),
-    "quantization.per_channel": (
-        {"quantization": {"method": "int8_sq", "tool": "convert", "per_channel": True}},
-    ),
-    "quantization.auto_formats": (
-        {"quantization": {"method": "auto", "auto_formats": ["fp8", "int4_awq"], "auto_bits": 5.0}},
-    ),
-    "quantization.auto_bits": (
-        {"quantization": {"method": "auto", "auto_formats": ["int8_sq"], "auto_bits": 8.5}},
-    ),
+    "quantization.calibration_dataset": (quantized("fp8", **CALIBRATION),),
+    "quantization.calibration_size": (quantized("fp8", calibration_size=32),),
+    "quantization.batch_size": (quantized("fp8", batch_size=8),),
+    "quantization.awq_block_size": (quantized("int4_awq", awq_block_size=64),),
+    "quantization.group_size": (quantized("int4_gptq", group_size=64, checkpoint="/models/gptq"),),
+    "quantization.smoothquant": (quantized("int8_sq", tool="convert", smoothquant=0.8),),
+    "quantization.per_token": (quantized("int8_sq", tool="convert", per_token=True),),
+    "quantization.per_channel": (quantized("int8_sq", tool="convert", per_channel=True),),
+    "quantization.auto_formats": (quantized("auto", auto_formats=["fp8", "int4_awq"], auto_bits=5.0),),
+    "quantization.auto_bits": (quantized("auto", auto_formats=["int8_sq"], auto_bits=8.5),),
     "quantization.checkpoint": tuple(
-        {"quantization": {"method": each, "tool": "convert", "checkpoint": "/models/quantized"}}
+        quantized(each, tool="convert", checkpoint="/models/quantized")
         for each in ("int4_gptq", "fp8", "int4_awq", "int8_sq")
     ),
     "speculative.mode": (
-        {"speculative": {"mode": "draft_tokens_external", "max_draft_len": 10}},
-        {"speculative": MEDUSA},
-        {"speculative": {"mode": "eagle", "model": "/models/heads"}},
-        {"speculative": {"mode": "lookahead", "max_draft_len": 83}},
-        {"speculative": {"mode": "redrafter", "model": "/models/heads"}},
+        drafted("draft_tokens_external", max_draft_len=10),
+        drafted("medusa", **HEADS),
+        drafted("eagle", **HEADS),
+        drafted("lookahead", max_draft_len=83),
+        drafted("redrafter", **HEADS),
     ),
-    "speculative.max_draft_len": ({"speculative": {**MEDUSA, "max_draft_len": 63}},),
-    "speculative.model": ({"speculative": MEDUSA},),
-    "speculative.heads": (
-        {"speculative": {**MEDUSA, "heads": 4}},
-        {"speculative": {"mode": "redrafter", "model": "/models/heads", "heads": 4}},
-    ),
-    "speculative.layers": (
-        {"speculative": {**MEDUSA, "layers": 1}},
-        {"speculative": {"mode": "eagle", "model": "/models/heads", "layers": 4}},
-    ),
-    "speculative.max_non_leaves_per_layer": (
-        {"speculative": {"mode": "eagle", "model": "/models/heads", "max_non_leaves_per_layer": 10}},
-    ),
+    "speculative.max_draft_len": (drafted("medusa", **HEADS, max_draft_len=63),),
+    "speculative.model": (drafted("medusa", **HEADS),),
+    "speculative.heads": (drafted("medusa", **HEADS, heads=4), drafted("redrafter", **HEADS, heads=4)),
+    "speculative.layers": (drafted("medusa", **HEADS, layers=1), drafted("eagle", **HEADS, layers=4)),
+    "speculative.max_non_leaves_per_layer": (drafted("eagle", **HEADS, max_non_leaves_per_layer=10),),
     "workers": ({"workers": 8},),
+    **{
+        key: ({key: True}, {key: False})
+        for key in ("gather_context_logits", "gather_generation_logits", "inflight_batching",
+                    "remove_input_padding", "context_fmha", "context_fmha_fp32_acc", "paged_context_fmha",
+                    "fp8_context_fmha", "multi_block_mode", "custom_all_reduce", "fused_mlp",
+                    "reduce_fusion", "multiple_profiles", "weight_streaming", "weight_sparsity",
+                    "strongly_typed", "embedding_sharing", "parallel_embedding")
+    },
 }  # fmt: skip
 """Values of each key, with what it needs beside it."""
 
@@ -154,11 +133,7 @@ ELSEWHERE = {
     "tensorrt_llm_version": "the release itself",
     "directory": "nothing is built",
     "encoder_decoder": "another family: test_encoder_decoder.py",
-    "options.build_py": "test_raw_options.py",
-    "options.convert": "test_raw_options.py",
-    "options.quantize": "test_raw_options.py",
-    "options.build": "test_raw_options.py",
-    "options.lora": "test_raw_options.py",
+    **{f"options.{role}": "test_raw_options.py" for role in (*RAW_ROLES, "lora")},
 }
 
 SITE = cluster()

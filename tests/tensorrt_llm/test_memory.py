@@ -23,6 +23,8 @@ from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel, read_shape
 from trtllm_hpc.tensorrt_llm.releases import release_of_version
 
 GIB = 2**30
+FREE: dict[str, Any] = {"max_batch_size": None, "max_seq_len": None, "max_num_tokens": None}
+"""No limits in the job file."""
 
 
 def planned(
@@ -188,10 +190,8 @@ def test_a_router_stays_in_float32() -> None:
 def test_a_kv_cache_of_eight_bits_holds_twice_as_much(kind: str) -> None:
     plain, small = planned(LLAMA_3_8B), planned(LLAMA_3_8B, quantization={"kv_cache": kind})
     assert small.room.kv_per_token * 2 == plain.room.kv_per_token
-    assert plain.room.tokens is not None and small.room.tokens in (
-        2 * plain.room.tokens,
-        2 * plain.room.tokens + 1,
-    )
+    twice = 2 * (plain.room.tokens or 0)
+    assert twice and small.room.tokens in (twice, twice + 1)
 
 
 # Room --------------------------------------------------------------------------------------------
@@ -205,10 +205,8 @@ def test_what_fits_on_the_gpu() -> None:
     assert room.tokens == int(left * 0.9 / (128 * 1024))
     assert 430_000 < room.tokens < 480_000  # about 0.9 * (80 - 15 - 1 to 2) GiB / 128 KiB
     assert room.requests == room.tokens // 4096
-    assert (
-        plan.verdict == "ok"
-        and f"{room.tokens} tokens fit, {room.requests} requests of 4096" in plan.sentence
-    )
+    assert plan.verdict == "ok"
+    assert f"{room.tokens} tokens fit, {room.requests} requests of 4096" in plan.sentence
 
 
 def test_the_share_is_smaller_before_release_0_8() -> None:
@@ -258,12 +256,11 @@ def test_not_one_request_fits() -> None:
 
 
 def test_a_release_s_own_limits_are_taken_where_the_job_names_none() -> None:
-    free: dict[str, Any] = {"max_batch_size": None, "max_seq_len": None, "max_num_tokens": None}
-    plan = planned(LLAMA_3_8B, **free)
+    plan = planned(LLAMA_3_8B, **FREE)
     assert (plan.limits.batch, plan.limits.step_tokens) == (2048, 8192)
     assert plan.limits.request_tokens == 8192  # the model's own positions
     assert plan.verdict == "ok"  # nobody asked for 2048 of them at once
-    old = planned(LLAMA_3_8B, version="0.9.0", **free)
+    old = planned(LLAMA_3_8B, version="0.9.0", **FREE)
     assert old.limits.batch == 1 and old.limits.request_tokens == 2048  # 1024 of each
 
 
@@ -298,8 +295,7 @@ def test_instances_on_the_same_gpu_share_it() -> None:
 
 def test_buffers_as_logged_for_a_small_model_with_a_large_batch() -> None:
     """NVIDIA/TensorRT-LLM issue 1188: 773.51 MiB, 2.66 GB and 5.76 GB with the defaults of 0.14."""
-    free: dict[str, Any] = {"max_batch_size": None, "max_seq_len": None, "max_num_tokens": None}
-    buffers = planned(QWEN_05B, quantization={"method": "int8_wo"}, **free).room.buffers
+    buffers = planned(QWEN_05B, quantization={"method": "int8_wo"}, **FREE).room.buffers
     assert buffers.activations == pytest.approx(773.51 * 2**20, rel=0.2)
     assert buffers.logits == pytest.approx((2.66 + 5.76) * GIB, rel=0.2)
 
@@ -323,14 +319,8 @@ def test_activations_as_logged_for_a_long_step_with_all_logits() -> None:
 def test_more_ranks_take_less_each_and_no_less_together(
     heads: int, kv_heads: int, layers: int, hidden: int, vocabulary: int, tensor: int, pipeline: int
 ) -> None:
-    model = {
-        **LLAMA_2_7B,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocabulary,
-    }
+    model = {**LLAMA_2_7B, "hidden_size": hidden, "num_hidden_layers": layers, "vocab_size": vocabulary}
+    model |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
     alone = planned(model).room
     split = planned(model, tensor_parallel=tensor, pipeline_parallel=pipeline).room
     assert split.weights <= alone.weights + 2 * hidden  # a row more where the vocabulary is padded
@@ -360,18 +350,10 @@ def test_the_ranks_of_a_node_without_gpus_share_its_memory() -> None:
 
 
 def test_an_encoder_takes_memory_too() -> None:
-    t5: dict[str, Any] = {
-        "model_type": "t5",
-        "d_model": 512,
-        "d_kv": 64,
-        "d_ff": 2048,
-        "num_heads": 8,
-        "num_layers": 6,
-        "vocab_size": 32128,
-    }
+    sizes = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_heads": 8, "num_layers": 6, "vocab_size": 32128}
     attention, mlp, table = 4 * 512 * 512, 2 * 512 * 2048, 32128 * 512
     encoder, decoder = 6 * (attention + mlp), 6 * (2 * attention + mlp)
-    plan = planned(t5, max_seq_len=512, encoder_decoder=True)
+    plan = planned({"model_type": "t5", **sizes}, max_seq_len=512, encoder_decoder=True)
     assert plan.parameters == near(encoder + decoder + table) and plan.parameters == near(60.5e6)
     # Two engines, each with the embedding.
     assert plan.room.weights == near(2 * (encoder + decoder + 2 * table))
@@ -395,6 +377,7 @@ def test_a_model_that_cannot_be_counted_is_told_in_a_sentence(config: dict[str, 
     assert sentence in str(refused.value) and "\n" not in str(refused.value)
 
 
+T5 = {"model_type": "t5", "d_model": 64, "d_kv": 8, "d_ff": 96, "num_heads": 4, "num_layers": 3}
 SMALL: list[dict[str, Any]] = [
     {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     {"model_type": "mistral", "head_dim": 48},
@@ -411,17 +394,8 @@ SMALL: list[dict[str, Any]] = [
     {"model_type": "falcon"},
     {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
     {"model_type": "falcon", "multi_query": False, "parallel_attn": False, "bias": True},
-    {"model_type": "t5", "d_model": 64, "d_kv": 8, "d_ff": 96, "num_heads": 4, "num_layers": 3},
-    {
-        "model_type": "t5",
-        "d_model": 64,
-        "d_kv": 8,
-        "d_ff": 96,
-        "num_heads": 4,
-        "num_layers": 3,
-        "feed_forward_proj": "gated-gelu",
-        "tie_word_embeddings": False,
-    },
+    T5,
+    {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
 ]
 
 
@@ -444,11 +418,8 @@ def test_parameters_are_as_many_as_transformers_makes(keys: dict[str, Any]) -> N
     sizes = {"vocab_size": 111, **({"hidden_size": 64} if keys["model_type"] == "bloom" else {})}
     values = {**(sizes if own else shared), **keys}
     config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-    maker = (
-        transformers.AutoModelForSeq2SeqLM
-        if keys["model_type"] == "t5"
-        else transformers.AutoModelForCausalLM
-    )
+    kind = "AutoModelForSeq2SeqLM" if keys["model_type"] == "t5" else "AutoModelForCausalLM"
+    maker = getattr(transformers, kind)
     with torch.device("meta"):
         model = maker.from_config(config)
     assert read_shape(config.to_dict()).parameters == sum(part.numel() for part in model.parameters())

@@ -11,6 +11,7 @@ import shlex
 
 import pytest
 
+from tests.jobs.seeds import GUIDES, LORA
 from trtllm_hpc.tensorrt_llm.releases import release_of_version
 from trtllm_hpc.tensorrt_llm.releases.check import Checked, UnknownProgram, check_words
 
@@ -31,15 +32,19 @@ def refused(version: str, line: str, family: str | None = None) -> dict[str, str
     }
 
 
-S0_CONVERT = (
-    "python tensorrt_llm/examples/llama/convert_checkpoint.py --model_dir ${HF_LLAMA_MODEL} "
-    "--output_dir ${UNIFIED_CKPT_PATH} --dtype float16 --tp_size 2"
-)
-S0_BUILD = (
-    "trtllm-build --checkpoint_dir ${UNIFIED_CKPT_PATH} --remove_input_padding enable "
-    "--gpt_attention_plugin float16 --context_fmha enable --gemm_plugin float16 "
-    "--output_dir ${ENGINE_PATH} --paged_kv_cache enable --max_batch_size 64"
-)
+def guide(job: str, program: str) -> str:
+    """The command of a guide that this job file follows."""
+    return next(f"{program} {each.words}" for each in GUIDES if (each.job, each.program) == (job, program))
+
+
+S0_CONVERT = guide("llama2-7b-multi-instance", "convert_checkpoint.py")
+S0_BUILD = guide("llama2-7b-multi-instance", "trtllm-build")
+S2_CONVERT = guide("readme-gpt2-tp4", "convert_checkpoint.py")
+S2_BUILD = guide("readme-gpt2-tp4", "trtllm-build")
+S3_BUILD = guide("llama3-8b-end-to-end", "trtllm-build")
+S4_LLAMA = guide("ifb-llama-7b", "build.py")
+S4_GPT = guide("ifb-gpt", "build.py")
+S4_LORA = f"build.py {LORA}"
 S0_LAUNCH = (
     "python3 scripts/launch_triton_server.py --world_size 2 --model_repo=llama_ifb/ "
     "--http_port 8000 --grpc_port 8001 --metrics_port 8004"
@@ -58,46 +63,11 @@ S1_LAUNCH = (
     "--tensorrt_llm_model_name context,generation --multi-model --disable-spawn-processes"
 )
 S1_CLIENT = 'python3 inflight_batcher_llm/client/end_to_end_grpc_client.py -S -p "Machine learning is"'
-S2_CONVERT = (
-    "python3 convert_checkpoint.py --model_dir gpt2 --dtype float16 --tp_size 4 "
-    "--output_dir ./c-model/gpt2/fp16/4-gpu"
-)
-S2_BUILD = (
-    "trtllm-build --checkpoint_dir ./c-model/gpt2/fp16/4-gpu --gpt_attention_plugin float16 "
-    "--remove_input_padding enable --kv_cache_type paged --gemm_plugin float16 "
-    "--output_dir /engines/gpt/fp16/4-gpu"
-)
 S2_BENCHMARK = (
     "python3 benchmark_core_model.py -i grpc --request_rate 10 token_norm_dist --input_mean 128 "
     "--input_stdev 5 --output_mean 20 --output_stdev 2 --num_requests 5000"
 )
 S2_BATCH = """python3 end_to_end_grpc_client.py -o 5 -p '["This is a test","I want you to"]' --batch-inputs"""
-S3_BUILD = (
-    "trtllm-build --checkpoint_dir=${trt_model_path} --gpt_attention_plugin=${model_dtype} "
-    "--gemm_plugin=${model_dtype} --remove_input_padding=enable --paged_kv_cache=enable "
-    "--tp_size=${model_tp_size} --max_batch_size=256 --max_input_len=2048 --max_output_len=1024 "
-    "--max_num_tokens=1024 --opt_num_tokens=1024 --output_dir=${trt_engine_path} "
-    "--context_fmha=enable --use_paged_context_fmha=enable --context_fmha_fp32_acc=enable "
-    "--multi_block_mode=enable"
-)
-S4_LLAMA = (
-    "python build.py --model_dir ${model_directory} --dtype bfloat16 "
-    "--use_gpt_attention_plugin bfloat16 --use_inflight_batching --paged_kv_cache "
-    "--remove_input_padding --use_gemm_plugin bfloat16 --output_dir engines/bf16/1-gpu/"
-)
-S4_GPT = (
-    "python3 build.py --model_dir=${model_directory} --dtype float16 --use_inflight_batching "
-    "--use_gpt_attention_plugin float16 --paged_kv_cache --use_gemm_plugin float16 "
-    "--remove_input_padding --use_layernorm_plugin float16 --hidden_act gelu "
-    "--output_dir=engines/fp16/1-gpu"
-)
-S4_LORA = (
-    "python3 tensorrt_llm/examples/llama/build.py --model_dir ${BASE_MODEL} --dtype float16 "
-    "--remove_input_padding --use_gpt_attention_plugin float16 --enable_context_fmha "
-    "--use_gemm_plugin float16 --output_dir /tmp/engines --max_batch_size 128 --max_input_len 512 "
-    '--max_output_len 50 --use_lora_plugin float16 --lora_target_modules "attn_q" "attn_k" "attn_v" '
-    "--use_inflight_batching --paged_kv_cache --max_lora_rank 8 --world_size 1 --tp_size 1"
-)
 
 
 @pytest.mark.parametrize(
@@ -161,19 +131,12 @@ def test_the_tp_size_of_the_build_is_ignored() -> None:
     """S3 on r24.04, which is 0.9.0."""
     checked = check("0.9", S3_BUILD)
     assert checked.accepted
-    assert [(remark.code, remark.value) for remark in checked.remarks] == [
-        ("ignored", "--tp_size=${model_tp_size}")
-    ]
+    assert [(remark.code, remark.value) for remark in checked.remarks] == [("ignored", "--tp_size=1")]
 
 
 def test_an_old_build_names_what_each_release_took_away() -> None:
     found = refused("0.16", S3_BUILD)
-    assert set(found) == {
-        "--tp_size",
-        "--max_output_len",
-        "--context_fmha_fp32_acc",
-        "--multi_block_mode",
-    }
+    assert set(found) == {"--tp_size", "--max_output_len", "--context_fmha_fp32_acc", "--multi_block_mode"}
     for said in found.values():
         assert "0.12.0 dropped it, the last with it is 0.11.0" in said
     assert "--max_seq_len" in found["--max_output_len"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
 from trtllm_hpc.tensorrt_llm.releases.placeholders import (
     Kind,
-    Placeholder,
     Value,
     known_placeholders,
     placeholders_of,
@@ -140,19 +141,8 @@ def test_a_parameter_with_a_fixed_value_can_be_set() -> None:
     ],
 )
 def test_values_fit_their_type(kind: Kind, good: Value, bad: Value) -> None:
-    placeholder = Placeholder(
-        name="name",
-        structural=False,
-        type=kind,
-        choices=(),
-        place=None,
-        required=False,
-        default=None,
-        fallback=None,
-        unset=None,
-        since="0.5.0",
-        until=None,
-    )
+    any_value = placeholders_of("0.16.0", GROUP, "tensorrt_llm")["max_beam_width"]
+    placeholder = replace(any_value, type=kind, choices=())
     assert placeholder.misfit(good) is None
     assert placeholder.misfit(bad) is not None
 
@@ -162,10 +152,8 @@ def test_every_entry_can_be_filled_and_says_where_it_was_read(template: tuple[st
     for name, entry in read_data("placeholders")[template[0]][template[1]].items():
         assert entry["source"], name
         known = known_placeholders(entry["since"], *template)[name]
-        if known.fallback is not None:
-            assert known.misfit(known.fallback) is None, name
-        if known.default is not None:
-            assert known.misfit(known.default) is None, name
+        for value in (known.fallback, known.default):
+            assert value is None or known.misfit(value) is None, name
         # What Triton does not load without has a place, or is a tensor's data type.
         assert known.place is not None or known.type == "data_type", name
         assert not (known.structural and known.unset is not None), name
