@@ -7,8 +7,7 @@ measured is kept, and the summary says that it is incomplete.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from trtllm_hpc.bench.records import RequestRecord, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
-from trtllm_hpc.bench.server_metrics.sampling import Samples, sampled, write_samples
+from trtllm_hpc.bench.server_metrics.sampling import sampled
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
@@ -89,7 +88,7 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     measuring = _Run(subject, settings, name, passes, [tokenization.note] if tokenization.note else [])
     with (
         terminal_bar() as show,
-        _server_samples(subject, clock, name) as samples,
+        sampled(subject.endpoint, clock, to=subject.paths.measurement(name).samples) as samples,
         reported(progress, progress_file, show),
     ):
         ended_early = measuring.run()
@@ -99,18 +98,6 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     if ended_early == _INTERRUPTED:
         raise Interrupted(measurement)
     return measurement
-
-
-@contextmanager
-def _server_samples(subject: Subject, clock: Clock, name: str) -> Iterator[Samples]:
-    """Sample the server's metrics, and write them even after an error, when the last ones matter most."""
-    samples: Samples | None = None
-    try:
-        with sampled(subject.endpoint, clock) as samples:
-            yield samples
-    finally:
-        if samples is not None:
-            write_samples(subject.paths.measurement(name).samples, samples.samples)
 
 
 def expected_requests(settings: Benchmark) -> int:
@@ -188,8 +175,8 @@ class _Run:
             place, level = len(self._results), OpenLoop(rate, settings.arrival, settings.burstiness)
             ended_early = self._run_level(level, replace(self._passes, settings=at_rate(settings, rate)))
             if ended_early is not None:
-                return Outcome(0, 0, [], place, unusable=ended_early)
-            return outcome_of(self._results[place].passes, slo, place, settings.max_error_share)
+                return Outcome(0, 0, [], unusable=ended_early)
+            return outcome_of(self._results[place].passes, slo, settings.max_error_share)
 
         self._search = find_max(measure, settings.rate_per_second, settings.slo)
         return ended_early

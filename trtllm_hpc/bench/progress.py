@@ -8,11 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.paths import read_json, write_json
+from trtllm_hpc.runtime.records import known_fields
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -203,14 +204,10 @@ def read_progress(path: Path) -> Snapshot | None:
     """Read what :func:`write_progress` wrote; ``None`` if it is missing or of another version."""
     try:
         plain: Any = read_json(path)
-        step = Step(**_known(Step, plain["step"]))
-        return Snapshot(**{**_known(Snapshot, plain), "step": step})
-    except (ValueError, TypeError, KeyError):
+        step = Step(**known_fields(Step, plain["step"]))
+        return Snapshot(**{**known_fields(Snapshot, plain), "step": step})
+    except (AttributeError, ValueError, TypeError, KeyError):
         return None
-
-
-def _known(kind: type[Step] | type[Snapshot], plain: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: plain[field.name] for field in fields(kind) if field.name in plain}
 
 
 Show = Callable[[Snapshot], None]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.results import Window
+from trtllm_hpc.runtime.records import known_fields
 
 OK = "ok"
 WARMUP = "warm-up"
@@ -141,13 +142,12 @@ def append_records(path: Path, records: Iterable[RequestRecord]) -> None:
 
 def read_records(path: Path) -> list[RequestRecord]:
     """Read what :func:`append_records` wrote, without a last line that was cut off by a kill."""
-    known = {field.name for field in fields(RequestRecord)}
     with path.open(encoding="utf-8") as lines:
-        return [_record(json.loads(line), known) for line in lines if line.endswith("\n")]
+        return [_record(json.loads(line)) for line in lines if line.endswith("\n")]
 
 
-def _record(plain: dict[str, object], known: set[str]) -> RequestRecord:
-    values = {key: value for key, value in plain.items() if key in known}
+def _record(plain: dict[str, Any]) -> RequestRecord:
+    values = known_fields(RequestRecord, plain)
     for key in ("chunks_s", "chunk_tokens"):
-        values[key] = tuple(values.get(key, ()))  # type: ignore[arg-type]
-    return RequestRecord(**values)  # type: ignore[arg-type]
+        values[key] = tuple(values.get(key, ()))
+    return RequestRecord(**values)

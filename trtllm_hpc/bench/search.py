@@ -25,8 +25,6 @@ class Outcome:
     passes: int
     broken: list[str]
     """Why passes did not hold, in sentences."""
-    level: int
-    """Index of the rate among the levels of the measurement."""
     unusable: str | None = None
     """Why the passes say nothing about the server, in a sentence: the search ends there."""
 
@@ -36,7 +34,7 @@ class Outcome:
         return 2 * self.passes_held > self.passes
 
 
-def outcome_of(passes: Sequence[Pass], slo: Slo, level: int, max_error_share: float) -> Outcome:
+def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> Outcome:
     """Judge the passes at one rate.
 
     A pass holds if its figures keep the limits, the server kept up with the load, and no
@@ -46,7 +44,7 @@ def outcome_of(passes: Sequence[Pass], slo: Slo, level: int, max_error_share: fl
     """
     if not any(one.measured > one.failed for one in passes):
         why = "No request was answered. Check the server; if it was only overloaded, start at a lower rate."
-        return Outcome(0, len(passes), [], level, unusable=why)
+        return Outcome(0, len(passes), [], unusable=why)
     held, judged, broken = 0, 0, list[str]()
     for one in passes:
         violations = _violations(one, slo, max_error_share)
@@ -56,8 +54,8 @@ def outcome_of(passes: Sequence[Pass], slo: Slo, level: int, max_error_share: fl
         held += not violations
         broken += [sentence for sentence in violations if sentence not in broken]
     if not judged:
-        return Outcome(0, len(passes), [], level, unusable=_unusable(passes[-1]))
-    return Outcome(held, judged, broken, level)
+        return Outcome(0, len(passes), [], unusable=_unusable(passes[-1]))
+    return Outcome(held, judged, broken)
 
 
 def _violations(one: Pass, slo: Slo, max_error_share: float) -> list[str]:
@@ -118,8 +116,9 @@ class _Search:
         if outcome.unusable is not None:
             self.stopped = f"The search ended at {rate:g}/s. {outcome.unusable}"
             return
+        level = len(self.tried)  # each rate is a level of the measurement
         self.tried.append(
-            Tried(rate, outcome.holds, outcome.passes_held, outcome.passes, outcome.broken, outcome.level)
+            Tried(rate, outcome.holds, outcome.passes_held, outcome.passes, outcome.broken, level)
         )
         if outcome.holds:
             self.low = rate

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -147,14 +148,13 @@ class _Call:
         if unprocessed:
             self.client.assign(self)
         else:
-            self.finish("UNAVAILABLE", reason, self.client.clock.now() + self.client.zero)
+            self.finish("UNAVAILABLE", reason, time.monotonic())
 
     def expire(self) -> None:
         """The timeout has passed."""
         if self.connection is not None:
             self.connection.cancel(self.stream_id)
-        now = self.client.clock.now() + self.client.zero
-        self.finish(_TIMED_OUT, self._timeout_message(), now)
+        self.finish(_TIMED_OUT, self._timeout_message(), time.monotonic())
 
     def _timeout_message(self) -> str:
         return f"no whole answer in {self.client.target.timeout_s:g} s"
@@ -181,7 +181,6 @@ class GrpcClient:
 
     def __init__(self, target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> None:
         self.target = target
-        self.clock = clock
         self.zero = clock.zero
         self.on_end = on_end
         self.streams = target.uses_stream_call

@@ -121,12 +121,20 @@ class Samples:
 
 @contextmanager
 def sampled(
-    endpoint: Endpoint, clock: Clock, interval_s: float = INTERVAL_S, *, max_pages: int = _MAX_PAGES
+    endpoint: Endpoint,
+    clock: Clock,
+    interval_s: float = INTERVAL_S,
+    *,
+    max_pages: int = _MAX_PAGES,
+    to: Path | None = None,
 ) -> Iterator[Samples]:
     """Fetch the endpoint's metrics page about every ``interval_s`` seconds, and once more at the end.
 
     A thread does it, and only keeps the bytes: they are parsed afterwards, so that the
     load's sender is not delayed. A page that cannot be read is a warning, not an error.
+
+    Args:
+        to: the samples are written there even after an error, when the last ones matter most.
     """
     samples, ended = Samples(endpoint.metrics, max_pages), threading.Event()
     thread = threading.Thread(
@@ -138,6 +146,8 @@ def sampled(
     finally:
         ended.set()
         thread.join()
+        if to is not None:
+            write_samples(to, samples.samples)
 
 
 def _sample(
