@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import (
@@ -14,6 +15,9 @@ from click.shell_completion import (
     add_completion_class,
     split_arg_string,
 )
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -143,8 +147,7 @@ def job_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     from trtllm_hpc.config.files import jobs
     from trtllm_hpc.config.job import JobFile
 
-    only_profiles = ClusterProfile.model_fields.keys() - JobFile.model_fields.keys()
-    return _names_and_files(jobs(), incomplete, only_profiles)
+    return _names_and_files(jobs(), incomplete, JobFile, ClusterProfile)
 
 
 def cluster_profiles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -153,18 +156,14 @@ def cluster_profiles(ctx: click.Context, param: click.Parameter, incomplete: str
     from trtllm_hpc.config.files import profiles
     from trtllm_hpc.config.job import JobFile
 
-    only_jobs = JobFile.model_fields.keys() - ClusterProfile.model_fields.keys()
-    return _names_and_files(profiles(), incomplete, only_jobs)
+    return _names_and_files(profiles(), incomplete, ClusterProfile, JobFile)
 
 
 def _names_and_files(
-    names: Iterable[str], incomplete: str, other_keys: Collection[str]
+    names: Iterable[str], incomplete: str, model: type[BaseModel], other: type[BaseModel]
 ) -> list[CompletionItem]:
-    """Return the names, folders and YAML files that begin with ``incomplete``.
-
-    Args:
-        other_keys: top-level keys that show a file to be of the other kind.
-    """
+    """Return the names, folders and YAML files that begin with ``incomplete``, but no files of ``other``."""
+    other_keys = other.model_fields.keys() - model.model_fields.keys()
     begun = incomplete.rpartition("/")[2]
     prefix = incomplete[: len(incomplete) - len(begun)]
     found = [name for name in names if name.startswith(incomplete)]
@@ -175,7 +174,7 @@ def _names_and_files(
     for entry in entries:
         if entry.name.startswith(begun) and (begun or not entry.name.startswith(".")):
             if entry.suffix in (".yaml", ".yml"):
-                if not _top_level_keys(entry) & set(other_keys):
+                if not _top_level_keys(entry) & other_keys:
                     found.append(prefix + entry.name)
             elif entry.is_dir():
                 found.append(f"{prefix}{entry.name}/")

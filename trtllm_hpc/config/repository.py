@@ -9,6 +9,10 @@ from pydantic import Field
 from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, TokenCount
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
+DecodingMode = Literal[
+    "top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle"
+]
+TensorType = Literal["TYPE_FP32", "TYPE_FP16", "TYPE_BF16"]
 GpuIds = list[Annotated[int, Field(ge=0, le=63)]]
 
 
@@ -84,27 +88,15 @@ class Repository(Section):
     gpu_device_ids: GpuIds | None = None
     """GPUs of ``tensorrt_llm``; ``None``: all that a rank sees."""
 
-    decoding_mode: (
-        Literal[
-            "top_k",
-            "top_p",
-            "top_k_top_p",
-            "beam_search",
-            "medusa",
-            "redrafter",
-            "lookahead",
-            "eagle",
-        ]
-        | None
-    ) = None
+    decoding_mode: DecodingMode | None = None
     medusa_choices: AnyText | None = None
     eagle_choices: AnyText | None = None
     exclude_input_in_output: bool | None = None
     normalize_log_probs: bool | None = None
     guided_decoding_backend: Literal["xgrammar"] | None = None
-    logits_datatype: Literal["TYPE_FP32", "TYPE_FP16", "TYPE_BF16"] = "TYPE_FP32"
-    encoder_input_features_data_type: Literal["TYPE_FP32", "TYPE_FP16", "TYPE_BF16"] = "TYPE_FP16"
-    prompt_embedding_table_data_type: Literal["TYPE_FP32", "TYPE_FP16", "TYPE_BF16"] = "TYPE_FP16"
+    logits_datatype: TensorType = "TYPE_FP32"
+    encoder_input_features_data_type: TensorType = "TYPE_FP16"
+    prompt_embedding_table_data_type: TensorType = "TYPE_FP16"
     parameters: dict[OneLine, dict[OneLine, bool | int | float | AnyText | None]] = Field(
         default_factory=dict
     )

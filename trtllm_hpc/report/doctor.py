@@ -48,8 +48,9 @@ def memory_table(plan: dict[str, Any]) -> Table:
     table = plain_table("memory of one rank", "GiB", "how", right=("GiB",), one_line=("memory of one rank",))
     layout = room["parallel"]
     split = f"tp {layout['tensor']}, pp {layout['pipeline']}"
+    steps = f"a step of {limits['step_tokens']} tokens; an estimate"
     table.add_row("weights", _gib(room["weights"]), f"{_number(plan['parameters'])} parameters, {split}")
-    table.add_row("activations", _about(buffers["activations"]), _steps(limits))
+    table.add_row("activations", _about(buffers["activations"]), steps)
     table.add_row("logits and decoder", _about(buffers["logits"]), _batch(limits))
     table.add_row("context", _about(buffers["context"]), "libraries and kernels")
     per_token = f"{room['kv_per_token'] / 1024:.0f} KiB a token"
@@ -71,10 +72,6 @@ def _number(parameters: int) -> str:
     if parameters < 1e9:
         return f"{parameters / 1e6:.1f} million"
     return f"{parameters / 1e9:.2f} billion"
-
-
-def _steps(limits: dict[str, Any]) -> str:
-    return f"a step of {limits['step_tokens']} tokens; an estimate"
 
 
 def _batch(limits: dict[str, Any]) -> str:

@@ -39,16 +39,6 @@ def count_levels(count: int) -> str:
     return f"{count} level{'s' if count != 1 else ''}"
 
 
-def low_of(interval: Interval) -> float:
-    """Return the lower end of an interval; of a single pass the figure itself."""
-    return interval.mean if interval.low is None else interval.low
-
-
-def high_of(interval: Interval) -> float:
-    """Return the upper end of an interval; of a single pass the figure itself."""
-    return interval.mean if interval.high is None else interval.high
-
-
 def with_interval(interval: Interval) -> str:
     """Return ``12.3 (11.9 to 12.7)``; of a single pass the figure alone."""
     if interval.low is None or interval.high is None:

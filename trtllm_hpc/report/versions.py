@@ -132,12 +132,7 @@ def print_checked(checked: Checked) -> None:
 def command_record(command: Command) -> dict[str, Any]:
     """A program's options as plain JSON types."""
     return {
-        "name": command.name,
-        "family": command.family,
-        "release": command.release,
-        "file": command.file,
-        "status": command.status,
-        "source": command.source,
+        **{key: getattr(command, key) for key in ("name", "family", "release", "file", "status", "source")},
         "options": [asdict(option) for option in command.options.values()],
         "not_in_this_release": [asdict(history) for history in _elsewhere(command)],
         "subcommands": [command_record(part) for part in command.subcommands.values()],

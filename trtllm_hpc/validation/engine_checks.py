@@ -70,18 +70,11 @@ def lengths(context: Context, engine: EngineConfig) -> Diagnostic:
 
 def limits(context: Context, engine: EngineConfig) -> Diagnostic:
     """The job file's limits are not above the engine's."""
-    wanted = context.job.engine
-    pairs = {
-        "engine.max_batch_size": (wanted.max_batch_size, engine.max_batch_size),
-        "engine.max_input_len": (wanted.max_input_len, engine.max_input_len),
-        "engine.max_seq_len": (wanted.max_seq_len, engine.max_seq_len),
-        "engine.max_beam_width": (wanted.max_beam_width, engine.max_beam_width),
-        "repository.triton_max_batch_size": (
-            context.job.repository.triton_max_batch_size,
-            engine.max_batch_size,
-        ),
-    }
-    for key, (asked, built) in pairs.items():
+    keys = ("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width")
+    pairs = [(f"engine.{key}", getattr(context.job.engine, key), getattr(engine, key)) for key in keys]
+    batch = context.job.repository.triton_max_batch_size
+    pairs.append(("repository.triton_max_batch_size", batch, engine.max_batch_size))
+    for key, asked, built in pairs:
         if asked is not None and built is not None and asked > built:
             return fail(f"{key} is {asked}, but the engine was built for {built}", f"lower it to {built}")
     return ok("the job file's limits are within the engine's")

@@ -9,8 +9,6 @@ from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.report.formatting import (
     count_levels,
-    high_of,
-    low_of,
     quantity,
     search_sentence,
     with_interval,
@@ -111,14 +109,21 @@ def _points(place: int, labelled: tuple[str, LevelResult], key: str, by: str) ->
             "statistic": statistic,
             "ms": figures[statistic].mean,
             "value": f"{with_interval(figures[statistic])} ms",
-            "low": max(low_of(figures[statistic]), figures[statistic].mean * _BELOW_ANY_AXIS),
-            "high": high_of(figures[statistic]),
+            "low": max(_ends(figures[statistic])[0], figures[statistic].mean * _BELOW_ANY_AXIS),
+            "high": _ends(figures[statistic])[1],
             "valid": "yes" if is_valid(result) else "no",
             "joined": True,
             "labelled": False,
         }
         for statistic in _STATISTICS
     ]
+
+
+def _ends(interval: Interval) -> tuple[float, float]:
+    """Return both ends of an interval; of a single pass the figure itself."""
+    if interval.low is None or interval.high is None:
+        return interval.mean, interval.mean
+    return interval.low, interval.high
 
 
 def _mark_joined(rows: list[Row], loads: dict[str, float]) -> None:
@@ -182,8 +187,8 @@ def load_chart(levels: list[tuple[float, str, LevelResult]]) -> Chart | NoChart:
             "x": load,
             "rate": finished.mean,
             "value": with_interval(finished),
-            "low": low_of(finished),
-            "high": high_of(finished),
+            "low": _ends(finished)[0],
+            "high": _ends(finished)[1],
         }
         for place, (load, label, result) in enumerate(levels)
         if isinstance(finished := result.metrics.get("finished_rate_per_s"), Interval)
