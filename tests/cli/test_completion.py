@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from tests.cli.working_folder import home as home
+from tests.cli.typed import home as home
 from tests.runs.test_find import make
 from trtllm_hpc.cli import command
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.cli.typed import Types
-from tests.cli.working_folder import home as home
+from tests.cli.typed import home as home
 from tests.runs.made import run_with, written
 from tests.runs.test_find import make
 from tests.scheduler.fake_slurm import FakeSlurm

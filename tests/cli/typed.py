@@ -1,8 +1,9 @@
-"""Commands as a person types them: the whole command line, in the test's process."""
+"""Commands as a person types them: the whole command line, in the test's process, in a folder of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -32,3 +33,14 @@ def types(capsys: pytest.CaptureFixture[str]) -> Types:
         return Typed(end.value.code, *capsys.readouterr())
 
     return type_it
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder with a space in its name."""
+    folder = tmp_path / "my work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return folder

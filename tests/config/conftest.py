@@ -1,1 +1,1 @@
-from tests.config.fixtures import files as files
+from tests.config.files import files as files

@@ -46,3 +46,10 @@ class Folder:
         file = names.get(diagnostic.file, diagnostic.file)
         where = file if diagnostic.line is None else f"{file}:{diagnostic.line}"
         return f"{where} {diagnostic.field}"
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    # A person's own profiles must not reach the tests.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return Folder(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.config.files import JOB, Folder
+from tests.config.files import CLUSTER, JOB, Folder
 
 
 @pytest.mark.parametrize(
@@ -23,33 +23,14 @@ from tests.config.files import JOB, Folder
         ("engine:\n  max_batch_size: 0\n", "out-of-range", "job:3 engine.max_batch_size"),
         ("engine:\n  max_batch_size: 0x7fffffffffff\n", "out-of-range", "job:3 engine.max_batch_size"),
         ("engine:\n  max_batch_size: " + "9" * 5000 + "\n", "out-of-range", "job:3 "),
-        (
-            "companion:\n  benchmark:\n    rate_per_second: .inf\n",
-            "out-of-range",
-            "job:4 companion.benchmark.rate_per_second",
-        ),
-        (
-            "companion: {benchmark: {rate_per_second: 0}}\n",
-            "out-of-range",
-            "job:2 companion.benchmark.rate_per_second",
-        ),
+        ("companion:\n  benchmark:\n    rate_per_second: .inf\n", "out-of-range",
+         "job:4 companion.benchmark.rate_per_second"),
+        ("companion: {benchmark: {rate_per_second: 0}}\n", "out-of-range",
+         "job:2 companion.benchmark.rate_per_second"),
         ('model:\n  path: "/a\\nb"\n', "bad-value", "job:3 model.path"),
         ('companion:\n  request:\n    prompt: "a\\0b"\n', "bad-value", "job:4 companion.request.prompt"),
-        (
-            f"companion:\n  request:\n    prompt: {'a' * 100_001}\n",
-            "too-large",
-            "job:4 companion.request.prompt",
-        ),
-    ],
-)
-def test_a_wrong_value_is_placed(files: Folder, text: str, code: str, place: str) -> None:
-    diagnostic = files.diagnostic(JOB + text)
-    assert (diagnostic.code, files.place(diagnostic)) == (code, place)
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "place"),
-    [
+        (f"companion:\n  request:\n    prompt: {'a' * 100_001}\n", "too-large",
+         "job:4 companion.request.prompt"),
         ("partion: gpu\n", "unknown-key", "cluster:2 partion"),
         ("scheduler: pbs\n", "not-a-choice", "cluster:2 scheduler"),
         ("gpus_per_node: -1\n", "out-of-range", "cluster:2 gpus_per_node"),
@@ -65,8 +46,9 @@ def test_a_wrong_value_is_placed(files: Folder, text: str, code: str, place: str
         ("sbatch_options: [mail-type=FAIL]\n", "bad-value", "cluster:2 sbatch_options[0]"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_in_the_profile_is_placed(files: Folder, text: str, code: str, place: str) -> None:
-    diagnostic = files.diagnostic(JOB, "name: here\n" + text)
+def test_a_wrong_value_is_placed(files: Folder, text: str, code: str, place: str) -> None:
+    in_job = place.startswith("job")
+    diagnostic = files.diagnostic(JOB + text * in_job, CLUSTER + text * (not in_job))
     assert (diagnostic.code, files.place(diagnostic)) == (code, place)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cli.typed import types as types
-from tests.config.fixtures import files as files
+from tests.config.files import files as files
 from tests.render.cases import plan_of
 from tests.scheduler.conftest import fake_slurm as fake_slurm
 from tests.scheduler.test_discovery import NEW_LIST, PARTITIONS

@@ -122,25 +122,6 @@ def job_names(ctx: click.Context) -> list[str]:
     return list(jobs())
 
 
-def engines(cache_of: Callable[[Path | None, str | None], Iterable[str]]) -> Complete:
-    """Return a completion of the names in the cache of ``--engines`` or ``--cluster``."""
-
-    def names(ctx: click.Context) -> Iterable[str]:
-        from trtllm_hpc.errors import TrtllmHpcError
-
-        folder, cluster = ctx.params.get("folder"), ctx.params.get("cluster")
-        # Not "is None": click 8.3 and later use a sentinel for an option that was not given.
-        try:
-            return cache_of(
-                Path(folder) if isinstance(folder, (str, Path)) else None,
-                cluster if isinstance(cluster, str) else None,
-            )
-        except (OSError, TrtllmHpcError):
-            return ()  # a cache that cannot be read offers no names
-
-    return complete_with(names)
-
-
 def job_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the names of the shipped job files, and YAML files that are no cluster profile."""
     from trtllm_hpc.config.cluster import ClusterProfile

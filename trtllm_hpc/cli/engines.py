@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trtllm_hpc.cli.completion import engines as complete_engines
+from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import json_option, print_json
-from trtllm_hpc.errors import BuildFailed, ExitCode
+from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
 
 if TYPE_CHECKING:
     from trtllm_hpc.engine_cache.listing import Item
@@ -83,8 +83,6 @@ def open_cache(folder: Path | None, cluster: str | None) -> Cache:
 
 
 def _readable(folder: Path, key: str) -> Path:
-    from trtllm_hpc.errors import ConfigError, Diagnostic
-
     try:
         list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -97,11 +95,17 @@ def _readable(folder: Path, key: str) -> Path:
     return folder
 
 
-def _names(folder: Path | None, cluster: str | None) -> list[str]:
-    return [entry.name for entry in open_cache(folder, cluster).entries()]
+def _names(ctx: click.Context) -> list[str]:
+    folder, cluster = ctx.params.get("folder"), ctx.params.get("cluster")
+    # Not "is None": click 8.3 and later use a sentinel for an option that was not given.
+    folder = Path(folder) if isinstance(folder, (str, Path)) else None
+    try:
+        return [it.name for it in open_cache(folder, cluster if isinstance(cluster, str) else None).entries()]
+    except (OSError, TrtllmHpcError):
+        return []  # a cache that cannot be read offers no names
 
 
-complete_name = complete_engines(_names)
+complete_name = complete_with(_names)
 
 
 def _no_engines(cache: Cache) -> str:

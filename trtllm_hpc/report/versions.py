@@ -43,9 +43,9 @@ def releases_table(releases: Sequence[Release]) -> Table:
     return table
 
 
-def builders(release: Release, family: str = "llama") -> tuple[str, ...]:
-    """The programs that make an engine of a checkpoint of ``family``, in their order."""
-    there = [name for name in _BUILDERS if release.command(name, family) is not None]
+def builders(release: Release) -> tuple[str, ...]:
+    """The programs that make an engine of a checkpoint of LLaMA, in their order."""
+    there = [name for name in _BUILDERS if release.command(name, "llama") is not None]
     # In 0.7 trtllm-build was there for a few other models, and nothing converted for it.
     return ("build.py",) if "build.py" in there else tuple(there)
 

@@ -45,12 +45,12 @@ def lines(samples: Sequence[ServerSample], key: str, label: str) -> list[dict[st
     return rows
 
 
-def thinned(rows: Sequence[dict[str, Any]], most: int = MOST_POINTS) -> list[dict[str, Any]]:
-    """At most ``most`` rows of each line: the largest of each interval, so that no peak is lost."""
+def thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most ``MOST_POINTS`` rows of each line: the largest of each interval, so that no peak is lost."""
     kept = []
     for line in dict.fromkeys(row["line"] for row in rows):
         mine = [row for row in rows if row["line"] == line]
-        step = -(-len(mine) // most)
+        step = -(-len(mine) // MOST_POINTS)
         kept += [max(mine[at : at + step], key=lambda row: row["value"]) for at in range(0, len(mine), step)]
     return kept
 
