@@ -95,10 +95,9 @@ class _Steps:
     def _build(self, program: Program) -> BuildStep:
         """``trtllm-build`` from the checkpoint of the step before; twice for an encoder and a decoder."""
         source = self.toolchain.programs[0].role
-        commands = [self._trtllm_build(program, source, part) for part in self.facts.command_lines]
+        commands = tuple(self._trtllm_build(program, source, part) for part in self.facts.command_lines)
         inputs = (source, *self._folders(*commands))
-        identity = self._layout_identity()
-        return BuildStep("build", tuple(commands), inputs=inputs, identity=identity, on_gpu=True)
+        return BuildStep("build", commands, inputs=inputs, identity=self._layout_identity(), on_gpu=True)
 
     def _trtllm_build(self, program: Program, source: str, part: Part | None) -> tuple[Argument, ...]:
         below = f"/{part}" if part is not None else ""
@@ -113,18 +112,16 @@ class _Steps:
 
     def _build_py(self, program: Program) -> BuildStep:
         """``build.py``, which reads the model itself."""
-        before = [each.role for each in self.toolchain.programs if each.role != "build_py"]
-        job = self.facts.job
-        model, inputs = MODEL, tuple(["model", *before])
-        if "prepare" in before:
-            # hf_gpt_convert.py writes into a subfolder named after the ranks (its saved_dir).
-            model = Placeholder("prepare", f"/{job.engine.tensor_parallel}-gpu")
-            inputs = ("prepare",)
-        source, output = program.folders
-        method = job.engine.quantization.method
+        engine = self.facts.job.engine
+        model, inputs = MODEL, ["model"]
         quantized: tuple[Argument, ...] = ()
-        if "quantize" in before and method is not None:
-            quantized = (BEFORE_BUILD_PY[method], Placeholder("quantize", QUANTIZED))
+        if self.toolchain.program("prepare") is not None:
+            # hf_gpt_convert.py writes into a subfolder named after the ranks (its saved_dir).
+            model, inputs = Placeholder("prepare", f"/{engine.tensor_parallel}-gpu"), ["prepare"]
+        elif self.toolchain.program("quantize") is not None:
+            option = BEFORE_BUILD_PY[str(engine.quantization.method)]
+            quantized, inputs = (option, Placeholder("quantize", QUANTIZED)), ["model", "quantize"]
+        source, output = program.folders
         command = (
             *self._program(program),
             *(source, model),
@@ -133,16 +130,15 @@ class _Steps:
             *self._gpus_per_node(program),
             *(output, OUTPUT),
         )
-        inputs += self._folders(command)
-        identity = self._layout_identity()
-        return BuildStep("build", (command,), inputs=inputs, identity=identity, on_gpu=True)
+        read = (*inputs, *self._folders(command))
+        return BuildStep("build", (command,), inputs=read, identity=self._layout_identity(), on_gpu=True)
 
     def lora(self) -> BuildStep:
         """``hf_lora_convert.py`` for each adapter, into a folder with the adapter's name."""
         engine = self.facts.job.engine
         command = self.toolchain.release.command(LORA_PROGRAM, self.toolchain.family.examples)
         # The rules have checked that the release has it, and that the names differ.
-        file = command.file if command is not None and command.file is not None else LORA_PROGRAM
+        file = (command and command.file) or LORA_PROGRAM
         commands = tuple(
             (
                 *self._script(file),
@@ -156,8 +152,9 @@ class _Steps:
         return BuildStep("lora", commands, inputs=self._folders(*commands), identity=self._identity())
 
     def _program(self, program: Program) -> tuple[Argument, ...]:
-        """How a program is started."""
-        return (program.command.name,) if program.script is None else self._script(program.script)
+        """How a program is started: the build lies on ``PATH``, the others below the examples."""
+        file = program.command.file
+        return (program.command.name,) if program.role == "build" or file is None else self._script(file)
 
     def _script(self, file: str) -> tuple[Argument, ...]:
         """How a program of upstream's examples is started.
@@ -191,7 +188,7 @@ class _Steps:
             *engine.lora.directories,
             *engine.lora.adapters,
         )
-        words = {word for command in commands for word in command if isinstance(word, str)}
+        words = {word for command in commands for word in command}
         return tuple(dict.fromkeys(name for name in named if name is not None and name in words))
 
     def _gpus_per_node(self, program: Program) -> tuple[str, ...]:
@@ -201,7 +198,7 @@ class _Steps:
         engine of 8 ranks on nodes of 4 GPUs (``worldConfig.h``, ``worldConfig.cpp``).
         """
         gpus = self.layout.gpus_per_node
-        if self._world_size == 1 or not gpus or GPUS_PER_NODE not in program.command.options:
+        if self.facts.job.engine.world_size == 1 or not gpus or GPUS_PER_NODE not in program.command.options:
             return ()
         return (GPUS_PER_NODE, str(gpus))
 
@@ -211,10 +208,10 @@ class _Steps:
         An engine that names none is for nodes of eight (``Mapping``'s default).
         """
         build, gpus = self.toolchain.program("build"), self.layout.gpus_per_node
-        if build is None or self._world_size == 1 or gpus in (0, DEFAULT_GPUS_PER_NODE):
+        one_rank = self.facts.job.engine.world_size == 1
+        if build is None or one_rank or gpus in (0, DEFAULT_GPUS_PER_NODE):
             return ()
-        history = build.command.histories.get(GPUS_PER_NODE)
-        gone = history.gone if history is not None else None
+        gone = build.command.histories[GPUS_PER_NODE].gone
         # Before 0.9 there was no option either, and the engine kept no such number.
         if gone is None or not self.toolchain.release.at_least(gone):
             return ()
@@ -223,21 +220,12 @@ class _Steps:
         runtime = Placeholder("run", "/runtime.pyz")
         return ((self.facts.cluster.container.python, runtime, "gpus-per-node", str(gpus), *folders),)
 
-    @property
-    def _world_size(self) -> int:
-        return self.facts.job.engine.world_size
-
     def _identity(self) -> dict[str, Any]:
         """What makes this release's outputs differ from those of others."""
         return {"tensorrt_llm": self.toolchain.release.version}
 
     def _layout_identity(self) -> dict[str, Any]:
         """The same for an engine, which is of one parallel layout besides."""
-        engine = self.facts.job.engine
-        layout = {
-            "world_size": engine.world_size,
-            "tensor_parallel": engine.tensor_parallel,
-            "pipeline_parallel": engine.pipeline_parallel,
-            "context_parallel": engine.context_parallel,
-        }
+        keys = ("world_size", "tensor_parallel", "pipeline_parallel", "context_parallel")
+        layout = {key: getattr(self.facts.job.engine, key) for key in keys}
         return {**self._identity(), "tensorrt": self.toolchain.release.tensorrt, "layout": layout}

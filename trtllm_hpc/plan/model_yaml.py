@@ -15,8 +15,6 @@ from typing import Any
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import RenderError
 
-_POLICIES = {"guaranteed_no_evict": "GUARANTEED_NO_EVICT", "max_utilization": "MAX_UTILIZATION"}
-
 _WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 """What YAML 1.1, which upstream reads with, takes for something else than text."""
 
@@ -29,7 +27,9 @@ def model_yaml(job: JobFile) -> str:
     """
     if job.model.path is None:
         raise RenderError("The LLM API loads the model itself, and none is named.", hint="set model.path")
-    arguments = {**_arguments(job), "triton_config": _triton(job)}
+    # Upstream's model takes one request at a time, and batches inside.
+    triton = {"max_batch_size": 0, "decoupled": job.repository.decoupled}
+    arguments = {**_arguments(job), "triton_config": triton}
     for model in job.repository.parameters.values():
         for key, value in model.items():
             _set(arguments, key.split("."), value)
@@ -39,43 +39,34 @@ def model_yaml(job: JobFile) -> str:
 def _arguments(job: JobFile) -> dict[str, Any]:
     engine, keys = job.engine, job.repository
     policy = keys.batch_scheduler_policy
-    return _given(
-        {
-            "model": job.model.path,
-            "tokenizer": keys.tokenizer,
-            "backend": "pytorch",
-            "dtype": None if engine.dtype == "auto" else engine.dtype,
-            "tensor_parallel_size": engine.tensor_parallel,
-            "pipeline_parallel_size": engine.pipeline_parallel,
-            "context_parallel_size": engine.context_parallel if engine.context_parallel > 1 else None,
-            "moe_tensor_parallel_size": engine.moe_tensor_parallel,
-            "moe_expert_parallel_size": engine.moe_expert_parallel,
-            "max_batch_size": engine.max_batch_size,
-            "max_input_len": engine.max_input_len,
-            "max_seq_len": engine.max_seq_len,
-            "max_num_tokens": engine.max_num_tokens,
-            "max_beam_width": engine.max_beam_width,
-            "enable_chunked_prefill": keys.chunked_context,
-            "scheduler_config": _given(
-                {"capacity_scheduler_policy": _POLICIES[policy] if policy is not None else None}
-            ),
-            "kv_cache_config": _given(
-                {
-                    "free_gpu_memory_fraction": keys.kv_cache_free_gpu_mem_fraction,
-                    "max_tokens": keys.max_tokens_in_paged_kv_cache,
-                    "enable_block_reuse": keys.kv_cache_reuse,
-                    "host_cache_size": keys.kv_cache_host_memory_bytes,
-                    "max_attention_window": keys.max_attention_window_size,
-                    "sink_token_length": keys.sink_token_length,
-                }
-            ),
-        }
-    )
-
-
-def _triton(job: JobFile) -> dict[str, Any]:
-    # Upstream's model takes one request at a time, and batches inside.
-    return {"max_batch_size": 0, "decoupled": job.repository.decoupled}
+    cache = {
+        "free_gpu_memory_fraction": keys.kv_cache_free_gpu_mem_fraction,
+        "max_tokens": keys.max_tokens_in_paged_kv_cache,
+        "enable_block_reuse": keys.kv_cache_reuse,
+        "host_cache_size": keys.kv_cache_host_memory_bytes,
+        "max_attention_window": keys.max_attention_window_size,
+        "sink_token_length": keys.sink_token_length,
+    }
+    arguments = {
+        "model": job.model.path,
+        "tokenizer": keys.tokenizer,
+        "backend": "pytorch",
+        "dtype": None if engine.dtype == "auto" else engine.dtype,
+        "tensor_parallel_size": engine.tensor_parallel,
+        "pipeline_parallel_size": engine.pipeline_parallel,
+        "context_parallel_size": engine.context_parallel if engine.context_parallel > 1 else None,
+        "moe_tensor_parallel_size": engine.moe_tensor_parallel,
+        "moe_expert_parallel_size": engine.moe_expert_parallel,
+        "max_batch_size": engine.max_batch_size,
+        "max_input_len": engine.max_input_len,
+        "max_seq_len": engine.max_seq_len,
+        "max_num_tokens": engine.max_num_tokens,
+        "max_beam_width": engine.max_beam_width,
+        "enable_chunked_prefill": keys.chunked_context,
+        "scheduler_config": {"capacity_scheduler_policy": policy.upper()} if policy is not None else None,
+        "kv_cache_config": _given(cache),
+    }
+    return _given(arguments)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

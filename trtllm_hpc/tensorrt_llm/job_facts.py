@@ -54,15 +54,15 @@ class JobFacts:
     """Reads the ``config.json`` in a model's folder."""
 
     @cached_property
-    def _found_release(self) -> Release | UnknownRelease | None:
+    def _found_release(self) -> tuple[Release | None, UnknownRelease | None]:
         if not self.job.engine.is_tensorrt_llm:
-            return None
+            return None, None
         from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
 
         try:
-            return self._find_release()
+            return self._find_release(), None
         except UnknownRelease as error:
-            return error
+            return None, error
 
     def _find_release(self) -> Release:
         from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release
@@ -83,14 +83,12 @@ class JobFacts:
     @property
     def release(self) -> Release | None:
         """The release of TensorRT-LLM; ``None`` for the reference backend, and where it is not known."""
-        found = self._found_release
-        return None if isinstance(found, Exception) else found
+        return self._found_release[0]
 
     @property
     def unknown_release(self) -> UnknownRelease | None:
         """Why the release is not known."""
-        found = self._found_release
-        return found if isinstance(found, Exception) else None
+        return self._found_release[1]
 
     @cached_property
     def model_config(self) -> Mapping[str, Any] | None:
@@ -122,32 +120,30 @@ class JobFacts:
     @property
     def is_encoder_decoder(self) -> bool:
         """Whether there are two engines, an encoder's and a decoder's."""
-        if self.job.engine.encoder_decoder or not self.builds_engine:
-            return self.job.engine.encoder_decoder
-        return self.family is not None and self.family.encoder_decoder
+        if self.job.engine.encoder_decoder:
+            return True
+        return self.builds_engine and self.family is not None and self.family.encoder_decoder
 
     @cached_property
-    def _found_toolchain(self) -> Toolchain | NoToolchain | None:
+    def _found_toolchain(self) -> tuple[Toolchain | None, NoToolchain | None]:
         if self.release is None or self.family is None or not self.builds_engine:
-            return None
+            return None, None
         from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoToolchain, find_toolchain
 
         try:
-            return find_toolchain(self.job, self.release, self.family)
+            return find_toolchain(self.job, self.release, self.family), None
         except NoToolchain as error:
-            return error
+            return None, error
 
     @property
     def toolchain(self) -> Toolchain | None:
         """The programs that build the engine; ``None`` where none is built, or none can be."""
-        found = self._found_toolchain
-        return None if isinstance(found, Exception) else found
+        return self._found_toolchain[0]
 
     @property
     def no_toolchain(self) -> NoToolchain | None:
         """Why the release cannot build the engine."""
-        found = self._found_toolchain
-        return found if isinstance(found, Exception) else None
+        return self._found_toolchain[1]
 
     @cached_property
     def command_lines(self) -> Mapping[Part | None, CommandLines]:

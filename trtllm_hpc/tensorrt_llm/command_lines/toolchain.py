@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trtllm_hpc.config.diagnostics import in_job
@@ -54,15 +54,12 @@ class Program:
     @property
     def folders(self) -> tuple[str, str]:
         """Options that name what the program reads and where it writes."""
-        return self._first(MODEL_OPTIONS), self._first(OUTPUT_OPTIONS)
-
-    def _first(self, spellings: Sequence[str]) -> str:
-        return next((option for option in spellings if option in self.command.options), spellings[0])
-
-    @property
-    def script(self) -> str | None:
-        """The file below ``examples``; ``None`` for a program on ``PATH``."""
-        return None if self.role == "build" else self.command.file
+        known = self.command.options
+        source, output = (
+            next((option for option in spellings if option in known), spellings[0])
+            for spellings in (MODEL_OPTIONS, OUTPUT_OPTIONS)
+        )
+        return source, output
 
 
 @dataclass(frozen=True)
@@ -94,9 +91,9 @@ def find_toolchain(job: JobFile, release: Release, family: Family) -> Toolchain:
         if job.engine.speculative is not None:
             message = f"TensorRT-LLM {release.version} drafts no tokens for an encoder and a decoder"
             raise NoToolchain("engine.speculative.mode", message, "leave engine.speculative out")
-    if release.command("build.py", family.examples) is not None:
-        return Toolchain(release, family, _through_build_py(job, release, family))
-    return Toolchain(release, family, _through_checkpoint(job, release, family))
+    by_build_py = release.command("build.py", family.examples) is not None
+    programs = (_through_build_py if by_build_py else _through_checkpoint)(job, release, family)
+    return Toolchain(release, family, programs)
 
 
 def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
@@ -109,10 +106,11 @@ def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[P
     if quantization.tool(job.engine.quantization, by_build_py=True) == "quantize":
         method = str(job.engine.quantization.method)
         if quantization.BEFORE_BUILD_PY[method] not in programs[0].command.options:
-            message = f"build.py of TensorRT-LLM {release.version} reads nothing of quantize.py's for "
-            raise NoToolchain(
-                "engine.quantization.method", message + family.name, "take a newer release, or another method"
+            message = (
+                f"build.py of TensorRT-LLM {release.version} reads nothing of quantize.py's for {family.name}"
             )
+            hint = "take a newer release, or another method"
+            raise NoToolchain("engine.quantization.method", message, hint)
         programs.insert(0, _program("quantize", release, family.examples))
     elif family.examples in PREPARED:
         programs.insert(0, _program("prepare", release, family.examples))
@@ -128,9 +126,9 @@ def _through_checkpoint(job: JobFile, release: Release, family: Family) -> tuple
             hint = "set engine.quantization.tool to convert, or leave engine.speculative out"
             raise NoToolchain("engine.speculative.mode", message, hint)
     else:
-        key = "engine.speculative.mode" if how is not None and how.examples else "model.family"
-        examples = how.examples if how is not None and how.examples else family.examples
-        first = _program("convert", release, examples, key)
+        heads = how.examples if how is not None else None
+        key = "engine.speculative.mode" if heads else "model.family"
+        first = _program("convert", release, heads or family.examples, key)
     return (first, _program("build", release, family.examples))
 
 
@@ -148,6 +146,7 @@ def _program(role: Role, release: Release, family: str, key: str = "engine.tenso
 
 
 def _require_encoder_decoder(release: Release, family: Family) -> None:
+    key, newer = "engine.encoder_decoder", "take a newer release"
     option, placeholder = "--max_encoder_input_len", "encoder_engine_dir"
     build = release.command("trtllm-build", family.examples)
     if build is None or option not in build.options:
@@ -156,14 +155,14 @@ def _require_encoder_decoder(release: Release, family: Family) -> None:
             f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton: "
             f"{known.clause if known else 'no release here does'}"
         )
-        raise NoToolchain("engine.encoder_decoder", message, "take a newer release")
+        raise NoToolchain(key, message, newer)
     if placeholder not in release.placeholders("inflight_batcher_llm", "tensorrt_llm"):
         since = known_placeholders(release.version, "inflight_batcher_llm", "tensorrt_llm")[placeholder].since
         message = (
             f"TensorRT-LLM {release.version} builds an encoder and a decoder, but Triton serves no such "
             f"pair: its model tensorrt_llm has {placeholder} since {since}"
         )
-        raise NoToolchain("engine.encoder_decoder", message, "take a newer release")
+        raise NoToolchain(key, message, newer)
 
 
 def _span(name: str, family: str) -> str:

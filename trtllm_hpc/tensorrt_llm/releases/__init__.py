@@ -15,11 +15,9 @@ from trtllm_hpc.tensorrt_llm.releases.commands import (
     releases_with,
 )
 from trtllm_hpc.tensorrt_llm.releases.release import (
-    ContainerPaths,
     Release,
     UnknownRelease,
     find_release,
-    release_of_tag,
     release_of_version,
     releases,
 )
@@ -27,14 +25,12 @@ from trtllm_hpc.tensorrt_llm.releases.release import (
 __all__ = [
     "COMMANDS",
     "Command",
-    "ContainerPaths",
     "Option",
     "OptionHistory",
     "Release",
     "UnknownRelease",
     "commands_of",
     "find_release",
-    "release_of_tag",
     "release_of_version",
     "releases",
     "releases_with",
