@@ -33,7 +33,7 @@ def test_a_killed_worker_is_first_and_the_leader_follows(run: RunPaths) -> None:
 def test_a_leader_that_noticed_a_lost_peer_is_not_first_even_if_it_ended_earlier(run: RunPaths) -> None:
     add_rank(run, 0, ended_at=20.0, exit_code=-9, reason="Rank 0 lost another rank: connection closed.")
     add_rank(run, 1, ended_at=20.2, exit_code=-9)
-    assert failure(run).rank == 1
+    assert failure(run).record.rank == 1
 
 
 def test_a_rank_that_gives_its_reason_is_first_if_the_others_ended_much_later(run: RunPaths) -> None:
@@ -57,9 +57,9 @@ def test_a_silent_rank_is_first_when_slurm_ended_the_others(run: RunPaths) -> No
 def test_a_silent_rank_is_first_when_the_stage_is_over(run: RunPaths) -> None:
     add_rank(run, 0)
     add_rank(run, 1, ended_at=20.0, exit_code=1, reason="Rank 1 lost another rank.")
-    assert failure(run, over=False).rank == 1
+    assert failure(run, over=False).record.rank == 1
     add_event(run, "serve", "stage_end", exit_code=9)
-    assert failure(run).rank == 0
+    assert failure(run).record.rank == 0
 
 
 def test_ranks_that_were_all_killed_share_one_sentence(run: RunPaths) -> None:
@@ -83,14 +83,14 @@ def test_an_error_in_a_log_is_no_failure(run: RunPaths) -> None:
 def test_a_server_that_ended_without_a_request_has_failed_whatever_its_code(run: RunPaths) -> None:
     add_rank(run, 0, ended_at=20.0, exit_code=0, reason="the server ended by itself")
     add_rank(run, 1, ended_at=21.0, exit_code=0, stopped_by="leader")
-    assert failure(run).rank == 0
+    assert failure(run).record.rank == 0
 
 
 def test_another_step_than_the_server(run: RunPaths) -> None:
     add_rank(run, 0, step="preflight", ended_at=3.0, exit_code=0)
     add_rank(run, 1, step="preflight", ended_at=3.0, exit_code=7, reason="no MPI")
     found = first_failure(run, step="preflight")
-    assert found is not None and found.rank == 1 and first_failure(run) is None
+    assert found is not None and found.record.rank == 1 and first_failure(run) is None
 
 
 def test_a_stage_without_records_is_explained_by_its_logs_ranks_first(run: RunPaths) -> None:

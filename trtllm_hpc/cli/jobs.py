@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -30,7 +31,7 @@ def list_(as_json: bool) -> None:
 
     jobs = shipped_jobs()
     if as_json:
-        print_json([job.as_json() for job in jobs])
+        print_json([asdict(job) for job in jobs])
         return
     from trtllm_hpc.report.tables import plain_table, print_table
 
@@ -65,4 +66,4 @@ def show(name: str, as_json: bool) -> None:
         click.echo(text, nl=False)
         return
     job = next(job for job in shipped_jobs() if job.name == name)
-    print_json({**job.as_json(), "text": text})
+    print_json({**asdict(job), "text": text})

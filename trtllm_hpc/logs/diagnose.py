@@ -18,15 +18,7 @@ _SAME_MOMENT_S = 3.0
 class RankFailure:
     """The rank that died first, and what is known about its end."""
 
-    step: str
-    rank: int
-    host: str
-    world_size: int
-    exit_code: int | None
-    """``None``: not recorded; negative: a signal."""
-    ended_at: float | None
-    reason: str | None
-    """The rank's own explanation."""
+    record: RankRecord
     error_line: str | None
     """The first error in its log."""
     others: str
@@ -35,22 +27,24 @@ class RankFailure:
     @property
     def sentence(self) -> str:
         """One sentence for the user."""
-        if self.ended_at is None and self.others == "silent":
-            return f"all {self.world_size} ranks were killed before they could record their end"
+        record = self.record
+        if record.ended_at is None and self.others == "silent":
+            return f"all {record.world_size} ranks were killed before they could record their end"
         first = "died" if self.others == "none" else "died first"
-        sentence = f"rank {self.rank} on {self.host} {first}: {self._how()}"
+        sentence = f"rank {record.rank} on {record.host} {first}: {self._how()}"
         return f"{sentence}; the others ended because of it" if self.others == "ended" else sentence
 
     def _how(self) -> str:
-        if self.ended_at is None:
+        record = self.record
+        if record.ended_at is None:
             how = "it was killed before it could record its end"
-        elif self.exit_code is None:
+        elif record.exit_code is None:
             how = "its exit code is not known"
         else:
-            end = signal_or_code(self.exit_code)
+            end = signal_or_code(record.exit_code)
             how = f"killed by {end}" if end.startswith("signal") else end
-        if self.reason:
-            return f"{how}: {self.reason.rstrip('.')}"
+        if record.reason:
+            return f"{how}: {record.reason.rstrip('.')}"
         return f"{how}; its log says {self.error_line!r}" if self.error_line else how
 
 
@@ -109,23 +103,11 @@ def _records(paths: RunPaths, step: str) -> list[RankRecord]:
 
 
 def _failure(paths: RunPaths, records: list[RankRecord], first: RankRecord) -> RankFailure:
-    return RankFailure(
-        step=first.step,
-        rank=first.rank,
-        host=first.host,
-        world_size=first.world_size,
-        exit_code=first.exit_code,
-        ended_at=first.ended_at,
-        reason=first.reason,
-        error_line=first_error_line(paths.rank_log(first.step, first.rank)),
-        others=_others([record for record in records if record.rank != first.rank], first),
-    )
-
-
-def _others(records: list[RankRecord], first: RankRecord) -> str:
-    if not records:
-        return "none"
-    ended = [record.ended_at is not None for record in records]
-    if all(ended):
-        return "ended"
-    return "silent" if first.ended_at is None and not any(ended) else "running"
+    ended = [record.ended_at is not None for record in records if record is not first]
+    if not ended:
+        others = "none"
+    elif all(ended):
+        others = "ended"
+    else:
+        others = "silent" if first.ended_at is None and not any(ended) else "running"
+    return RankFailure(first, first_error_line(paths.rank_log(first.step, first.rank)), others)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs, read_tree
@@ -34,10 +33,6 @@ class ShippedJob:
     """0: it needs none."""
     summary: str
     """First sentence, up to its colon, of the comment at its top."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain JSON types."""
-        return asdict(self)
 
 
 def shipped_jobs() -> list[ShippedJob]:

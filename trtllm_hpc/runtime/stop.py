@@ -42,7 +42,8 @@ def beat_while(paths: RunPaths, pid: int) -> None:
             print("error: the server has ended before the companion was done", file=sys.stderr, flush=True)
             for child in descendants(pid):
                 if child != os.getpid():
-                    _terminate(child)
+                    with suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGTERM)
             return
         time.sleep(1)
 
@@ -54,8 +55,3 @@ def server_has_ended(paths: RunPaths) -> bool:
         return True
     marks = [event.name for event in read_events(paths, "serve") if event.name.startswith("stage_")]
     return bool(marks) and marks[-1] == "stage_end"
-
-
-def _terminate(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)

@@ -39,7 +39,6 @@ class JobInfo:
     nodes: str = ""
     exit_code: int | None = None
     exit_signal: int | None = None
-    source: str = "squeue"
 
 
 @dataclass
@@ -164,7 +163,7 @@ class Slurm:
             job_id, state, code, nodes = [*line.split("|"), "", "", ""][:4]
             parsed = parse_state(state)
             if parsed.final:
-                found[job_id] = JobInfo(job_id, parsed, "", _nodes(nodes), *_exit(code), source="sacct")
+                found[job_id] = JobInfo(job_id, parsed, "", _nodes(nodes), *_exit(code))
         return found
 
     def _scontrol(self, job_id: str) -> JobInfo | None:
@@ -180,7 +179,6 @@ class Slurm:
             "",
             _nodes(fields.get("NodeList", "")),
             *_exit(fields.get("ExitCode", "")),
-            source="scontrol",
         )
 
     def _run(

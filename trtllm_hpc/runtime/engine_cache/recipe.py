@@ -88,12 +88,8 @@ class Recipe:
         return tuple(step.name for step in self.steps if step.name not in read or step is self.steps[-1])
 
     def write(self, path: Path) -> None:
-        """Write the recipe as JSON."""
-        write_json(path, self.as_json())
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain JSON types; a placeholder is an object, any other argument a string."""
-        return {"format": FORMAT, **asdict(self)}
+        """Write the recipe as JSON; a placeholder is an object, any other argument a string."""
+        write_json(path, {"format": FORMAT, **asdict(self)})
 
     @classmethod
     def read(cls, path: Path) -> Recipe:
@@ -108,22 +104,13 @@ class Recipe:
             raise InvalidRecipe(f"{path} cannot be read: {error}.") from None
         if record is None:
             raise InvalidRecipe(f"{path} is not there: the run folder is incomplete.")
-        return cls.from_json(record, str(path))
-
-    @classmethod
-    def from_json(cls, record: Any, name: str = "the recipe") -> Recipe:
-        """Return the recipe that :meth:`as_json` gave.
-
-        Raises:
-            InvalidRecipe: ``record`` is not one.
-        """
         try:
             values = dict(record)
             if values.pop("format") != FORMAT:
-                raise InvalidRecipe(f"{name} was written by another version of trtllm-hpc.")
+                raise InvalidRecipe(f"{path} was written by another version of trtllm-hpc.")
             return cls(**{**values, "steps": tuple(_step(step) for step in values["steps"])})
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidRecipe(f"{name} is damaged ({type(error).__name__}: {error}).") from None
+            raise InvalidRecipe(f"{path} is damaged ({type(error).__name__}: {error}).") from None
 
 
 def _step(record: dict[str, Any]) -> BuildStep:
