@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Manifest, files_in
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
-from trtllm_hpc.runtime.engine_cache.lock import DEAD_VARIABLE, Holder, find_holder, seconds
+from trtllm_hpc.runtime.engine_cache.lock import DEAD_VARIABLE, find_holder, seconds
 
 WHOLE, BROKEN, BUILDING, HALF_BUILT, UNREADABLE = "whole", "broken", "building", "half-built", "unreadable"
 
@@ -28,8 +28,6 @@ class Item:
     manifest: Manifest | None
     last_used: float | None
     """Seconds since the epoch."""
-    dead_builder: str | None
-    """Token of a builder that has left the entry unfinished."""
 
     @property
     def size(self) -> int:
@@ -46,9 +44,7 @@ def list_entries(cache: Cache) -> list[Item]:
 def inspect(entry: Entry) -> Item:
     """Return one entry's state, judged by names and sizes."""
     record = entry.key() or {}
-    holder = find_holder(entry.folder)
-    is_abandoned = holder is not None and holder.is_abandoned()
-    state, note = _state(entry, None if is_abandoned else holder)
+    state, note = _state(entry)
     manifest = Manifest.read(entry.output)
     return Item(
         entry=entry,
@@ -58,18 +54,18 @@ def inspect(entry: Entry) -> Item:
         step=str(record.get("document", {}).get("step", "")),
         manifest=manifest,
         last_used=_last_used(entry, manifest),
-        dead_builder=holder.token if holder is not None and is_abandoned else None,
     )
 
 
-def _state(entry: Entry, builder: Holder | None) -> tuple[str, str]:
+def _state(entry: Entry) -> tuple[str, str]:
     try:
         faults = entry.faults()
     except PermissionError:
         return UNREADABLE, "to all but its owner"
     if faults == []:
         return WHOLE, ""
-    if builder is not None:
+    builder = find_holder(entry.folder)
+    if builder is not None and not builder.is_abandoned():
         is_silent = builder.silent_s > seconds(DEAD_VARIABLE)
         silence = f", silent for {builder.silent_s:.0f} s" if is_silent else ""
         return BUILDING, f"by {builder}{silence}"

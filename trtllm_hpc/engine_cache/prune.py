@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from trtllm_hpc.engine_cache.listing import BUILDING, UNREADABLE, WHOLE, Item
 from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Use
 from trtllm_hpc.runtime.engine_cache.files import remove
-from trtllm_hpc.runtime.engine_cache.lock import LOCK_FOLDER, Lock, Owner, Watch, evict, try_lock
+from trtllm_hpc.runtime.engine_cache.lock import find_holder
 
 IsActive = Callable[[Use], str | None]
 """Returns why a use still counts; ``None`` if it does not."""
@@ -87,30 +86,24 @@ def _active_use(entry: Entry, is_active: IsActive) -> str | None:
 def prune(cache: Cache, decision: Decision, is_active: IsActive) -> Decision:
     """Remove one entry; returns the decision as it turned out.
 
-    The entry is locked, so that no build begins in it, and moved away with one rename. Only
-    then are its uses read for the last time: a run that registers later misses the output.
+    It is moved away with one rename. Only then are its uses read for the last time: a run that
+    registers later misses the output. A build that begins in the moment before the rename loses
+    its lock with the folder, and begins again.
     """
     entry = decision.item.entry
     if decision.kept is not None:
         return decision
-    owner = Owner.this_process(os.environ.get("SLURM_JOB_ID", ""))
+    builder = find_holder(entry.folder)
+    if builder is not None and not builder.is_abandoned():
+        return replace(decision, kept=f"is being built by {builder}")
     try:
-        if decision.item.dead_builder is not None:
-            evict(entry.folder, decision.item.dead_builder)
-        lock = try_lock(entry.folder, owner, Watch())
-        if not isinstance(lock, Lock):
-            return replace(decision, kept=f"is being built by {lock}")
-        try:
-            aside = cache.put_aside(entry)
-        finally:
-            lock.release()
+        aside = cache.put_aside(entry)
     except FileNotFoundError:
         return decision  # already removed
     except OSError as error:
         return replace(decision, kept=f"cannot be removed: {error.strerror}")
     kept = _active_use(Entry(aside), is_active)
     if kept is not None and not entry.folder.exists():
-        remove(aside / LOCK_FOLDER)  # our own lock, which has moved with the entry
         aside.rename(entry.folder)
         return replace(decision, kept=kept)
     return decision if remove(aside) else replace(decision, kept=f"could not be removed completely: {aside}")

@@ -205,21 +205,18 @@ class _Builder:
             return False  # the entry was pruned, or its temporary files were: try again
         if lock is None:
             return False
+        is_built = False
         try:
-            took_s = self._build(task, lock)
+            is_built = self._build(task, lock)
         except (BuildFailed, OSError):
             # A successor moves the folder away under the running commands: that they fail then means nothing.
             if lock.is_mine():
                 raise
-            took_s = None
         finally:
             lock.release()
-        if took_s is not None:
-            self._report(task, "built", f"built {task.entry.name} in {took_s:.0f} s")
-            return task.entry.register(self._paths.folder)
-        if lock.is_lost:
+        if lock.is_lost and not is_built:
             self._print(task, "another build has taken over while this one was suspended")
-        return False
+        return is_built and task.entry.register(self._paths.folder)
 
     def _wait_for_lock(self, task: _Task) -> Lock | None:
         """Return the entry's lock; ``None`` if another build has completed the output meanwhile."""
@@ -249,16 +246,11 @@ class _Builder:
                 raise Interrupted
             time.sleep(min(0.1, pause_s))
 
-    def _build(self, task: _Task, lock: Lock) -> float | None:
-        """Run a step's commands and publish its output.
-
-        Returns:
-            The seconds that the commands took; ``None`` if there was nothing to do, or another build
-            has taken over.
-        """
+    def _build(self, task: _Task, lock: Lock) -> bool:
+        """Run a step's commands and publish the output; ``False`` if another build has, or has taken over."""
         task.entry.clear()
         if not self._is_missing(task, lock):
-            return None
+            return False
         self._report(task, "building", f"builds {task.step.name}")
         started_at, started = time.time(), time.monotonic()
         output = lock.work / "output"
@@ -271,15 +263,16 @@ class _Builder:
             )
         # Once the lock is lost, a late process may have made the folder anew, with a part of the files.
         if not lock.is_mine():
-            return None
+            return False
         try:
             output.rename(task.entry.output)
         except OSError:
             if not task.entry.output.is_dir():
                 raise
-            return None  # a complete output is already there: rename(2) replaces no folder with content
+            return False  # a complete output is already there: rename(2) replaces no folder with content
         sync_folder(task.entry.folder)
-        return took_s
+        self._report(task, "built", f"built {task.entry.name} in {took_s:.0f} s")
+        return True
 
     def _is_missing(self, task: _Task, lock: Lock) -> bool:
         """Return whether the output is missing, after a broken one was removed.
