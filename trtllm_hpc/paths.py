@@ -55,11 +55,7 @@ class MeasurementPaths:
 
 
 class RunPaths:
-    """Names of everything in one run folder.
-
-    Args:
-        folder: the run folder; made absolute, need not exist.
-    """
+    """Names of everything in one run folder, which is made absolute and need not exist."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).absolute()

@@ -132,11 +132,7 @@ def keep_folder(cluster: ClusterProfile, source: Path) -> KeptTemplates:
 
 
 def keep_archive(cluster: ClusterProfile, archive: bytes, origin: str) -> KeptTemplates:
-    """Keep the templates of a ``tar.gz``.
-
-    Raises:
-        RenderError: it is not whole, holds no templates, or they cannot be kept.
-    """
+    """Keep the templates of a ``tar.gz``; raises as :func:`keep_folder`, also if it is not whole."""
 
     def unpack(target: Path) -> None:
         try:

@@ -104,17 +104,15 @@ def create_run(
         build = render_build(planned.plan)
         engine = _claim_engine(planned, build)
         plan = planned.with_engine(engine)
-        return CreatedRun(plan, write_run(plan, build, _side_outputs(engine)), engine)
+        others = engine.others if isinstance(engine, Hit) else {}
+        side_outputs = {step: entry.output for step, entry in others.items()}
+        return CreatedRun(plan, write_run(plan, build, side_outputs), engine)
 
 
 def check_context(
     job_file: Path | None, cluster: str, settings: Sequence[str] = (), runs: Path | None = None
 ) -> Context:
-    """Return what the checks of ``doctor`` look at; without a job file those of the machine and the cluster.
-
-    Raises:
-        ConfigError, RenderError: as :func:`plan_run`.
-    """
+    """Return what ``doctor`` checks; without a job file machine and cluster. Raises as :func:`plan_run`."""
     if job_file is not None:
         with plan_run(job_file, cluster, settings, runs, command="doctor") as planned:
             engine = find_engine(render_build(planned.plan))
@@ -142,9 +140,3 @@ def _claim_engine(planned: PlannedRun, build: Build | None) -> Hit | Miss | Unkn
     if not all([entry.register(planned.paths.folder) for entry in engine.entries]):
         return Unknown("another process is removing it right now")
     return engine
-
-
-def _side_outputs(engine: Hit | Miss | Unknown | None) -> dict[str, Path]:
-    """Return the other outputs that the cache has for the run, by the build step that made them."""
-    others = engine.others if isinstance(engine, Hit) else {}
-    return {step: entry.output for step, entry in others.items()}

@@ -150,11 +150,7 @@ def _was_interrupted(paths: RunPaths, record: SubmissionRecord | None, events: l
 
 
 def _queued_by_hand(paths: RunPaths, jobs: dict[str, str | None]) -> dict[str, str]:
-    """Return jobs submitted by hand that have not begun, by stage: Slurm knows which script a job runs.
-
-    Raises:
-        SubmissionError: Slurm does not answer, so nothing is known about such jobs.
-    """
+    """Return jobs submitted by hand that have not begun, by stage: Slurm knows which script a job runs."""
     scripts = {paths.sbatch(stage): stage for stage, job in jobs.items() if job is None}
     try:
         queued = Slurm(planned(paths, "slurm_conf")).find_scripts(scripts)

@@ -135,11 +135,7 @@ def _in_container(cluster: ClusterProfile, inside: Sequence[str]) -> list[str]:
 
 
 def _command_here(cluster: ClusterProfile, inside: Sequence[str]) -> list[str]:
-    """Return the command that runs the image on this machine.
-
-    Raises:
-        SubmissionError: no program here can run it.
-    """
+    """Return the command that runs the image on this machine; raises SubmissionError if no program can."""
     container = cluster.container
     if container.runtime != "pyxis":
         return _in_container(cluster, inside)

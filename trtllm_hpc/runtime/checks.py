@@ -141,11 +141,7 @@ def _compare_versions(one: str, other: str) -> str:
 
 
 def paged_context(engine: EngineConfig, wanted_by: str) -> Diagnostic:
-    """Check for attention over a paged cache for prompts, as KV cache reuse and chunked context need.
-
-    Args:
-        wanted_by: the key in the job file that needs it.
-    """
+    """Check for attention over a paged cache for prompts, as the job file needs for ``wanted_by``."""
     if engine.paged_context_fmha and engine.paged_kv_cache is not False:
         return ok(f"the engine has paged context attention, as {wanted_by} needs")
     return fail(

@@ -73,11 +73,7 @@ def read_engines(folder: Path) -> tuple[EngineConfig, ...]:
 
 
 def read_engine(folder: Path) -> EngineConfig:
-    """Read the engine in a folder.
-
-    Raises:
-        NotAnEngine: there is none, or its ``config.json`` does not describe one.
-    """
+    """Read the engine in a folder; raises as :func:`read_engines`."""
     file = folder / "config.json"
     try:
         record = json.loads(file.read_text(encoding="utf-8"))

@@ -39,10 +39,7 @@ def interface_address(interface: str) -> str | None:
 
 
 def own_address(interface: str | None = None) -> str:
-    """Return the IPv4 address at which other nodes reach this one.
-
-    Args:
-        interface: the interface to use, if the profile names one.
+    """Return the IPv4 address at which other nodes reach this one: ``interface``'s, if the profile names one.
 
     Raises:
         SystemExit: the named interface has no address here.

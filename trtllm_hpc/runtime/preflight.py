@@ -115,11 +115,8 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
 
 
 def _wait(child: int, read_end: int, limit_s: float) -> int | None:
-    """Return the child's exit code; ``None`` if it took too long and was killed.
-
-    Args:
-        read_end: of a pipe whose other end only the child holds, until it ends.
-    """
+    """Return the child's exit code; ``None`` if it took too long and was killed."""
+    # Only the child holds the pipe's other end, until it ends.
     ended, _, _ = select.select([read_end], [], [], limit_s)
     if not ended:
         os.kill(child, signal.SIGKILL)

@@ -63,11 +63,7 @@ class JobWatcher(core.InfoWatcher):  # type: ignore[misc]
             self.register_job(job_id)
 
     def update(self) -> None:
-        """Query all jobs that have not ended.
-
-        Raises:
-            SubmissionError: Slurm did not answer; what was known before stays known.
-        """
+        """Query all jobs that have not ended. If Slurm does not answer, what was known before stays known."""
         self._num_calls += 1
         self._last_status_check = time.time()
         queried = self._registered - self._finished

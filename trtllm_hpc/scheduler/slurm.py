@@ -43,13 +43,10 @@ class JobInfo:
 
 @dataclass
 class Slurm:
-    """One cluster's commands.
-
-    Args:
-        conf: value for ``SLURM_CONF``; ``None`` leaves it as it is.
-    """
+    """One cluster's commands."""
 
     conf: str | None = None
+    """Value for ``SLURM_CONF``; ``None`` leaves it as it is."""
     _no_accounting: bool = field(default=False, init=False)
 
     def submit(

@@ -52,11 +52,7 @@ def remove(path: Path, attempts: int = 5) -> bool:
 
 
 def sha256_of(path: Path, *, sync: bool = False) -> str:
-    """Return a file's SHA-256.
-
-    Args:
-        sync: also wait until the file is on the disk.
-    """
+    """Return a file's SHA-256; with ``sync`` once the file is on the disk."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):

@@ -108,12 +108,7 @@ def step_keys(
 def _document(
     step: BuildStep, recipe: Recipe, keys: Mapping[str, StepKey], revisions: dict[str, Revision]
 ) -> dict[str, Any]:
-    """Return a step's key document.
-
-    Args:
-        keys: those of the steps before.
-        revisions: by path; a folder that several steps read is read once.
-    """
+    """Return a step's key document; a folder that several steps read is read once, into ``revisions``."""
 
     def revision(path: str) -> Revision:
         if path not in revisions:

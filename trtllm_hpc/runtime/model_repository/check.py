@@ -25,11 +25,7 @@ Files = Mapping[str, frozenset[str]]
 
 
 def in_model(model: str, message: str, hint: str, line: int | None = None) -> Diagnostic:
-    """Return a diagnostic about something that Triton would refuse or misread.
-
-    Args:
-        line: of upstream's ``config.pbtxt``.
-    """
+    """Return a diagnostic about something that Triton would refuse; ``line`` is one of ``config.pbtxt``."""
     file = model if line is None else f"{model}/config.pbtxt"
     return Diagnostic("repository", message, file, line=line, hint=hint)
 
