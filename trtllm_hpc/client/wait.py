@@ -77,12 +77,9 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
 
 
 def _build_end(paths: RunPaths, code: int | None, hint: str) -> TrtllmHpcError:
-    if code is None:
-        return RunCancelled(
-            f"The build of run {paths.run_id} was cancelled, so there will be no server.", hint=hint
-        )
-    sentence = f"The build of run {paths.run_id} failed with exit code {code}, so there will be no server."
-    return BuildFailed(sentence, hint=hint)
+    how = "was cancelled" if code is None else f"failed with exit code {code}"
+    sentence = f"The build of run {paths.run_id} {how}, so there will be no server."
+    return (RunCancelled if code is None else BuildFailed)(sentence, hint=hint)
 
 
 def _ranks_end(paths: RunPaths) -> str | None:

@@ -30,14 +30,13 @@ MIN_UNCONNECTED = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What is sent, and from when on."""
+    """What is sent."""
 
     target: Target
     payloads: Sequence[bytes]
     indices: range
     """Index in the workload of each payload."""
     clock: Clock
-    start_s: float | None
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class _Loop:
     def __init__(self, plan: Plan, count: Count | None) -> None:
         self.plan = plan
         self.clock = plan.clock
-        self.start_s = plan.start_s
+        self.start_s = 0.0
         self.count = count
         self.replies: list[Reply] = []
         self.outstanding = 0
@@ -132,12 +131,10 @@ class _Loop:
         self.client = _client(self.plan.target, self.clock, self.on_end)
         try:
             await self.client.connect()
-            if control is not None:
-                self.start_s = control(lambda: loop.call_soon_threadsafe(self._interrupt))
+            given_s = control(lambda: loop.call_soon_threadsafe(self._interrupt)) if control else None
             with gc_paused(), on_sigint(self._interrupt), KernelTimer(self.on_timer) as timer:
                 self.usage = UsageMeter()
-                if self.start_s is None:
-                    self.start_s = self.clock.now() + _LEAD_S
+                self.start_s = self.clock.now() + _LEAD_S if given_s is None else given_s
                 self.timer = timer
                 timer.set(self.clock.zero + self.start_s)
                 await self.over.wait()
@@ -197,7 +194,6 @@ class _OpenLoop(_Loop):
     plan: OpenPlan
 
     def on_timer(self) -> None:
-        assert self.start_s is not None
         times = self.plan.due_s
         last = min(self.sent + _BURST, len(times))
         while self.sent < last:
@@ -222,7 +218,6 @@ class _ClosedLoop(_Loop):
     plan: ClosedPlan
 
     def on_timer(self) -> None:
-        assert self.start_s is not None
         self.left = 2**62 if self.plan.count is None else self.plan.count
         self.end_s = float("inf") if self.plan.until_s is None else self.start_s + self.plan.until_s
         for _ in range(min(self.plan.concurrency, self.left)):

@@ -31,7 +31,6 @@ def run_open(
     clock: Clock,
     *,
     first_index: int = 0,
-    start_s: float | None = None,
     progress: Count | None = None,
     processes: int = 1,
 ) -> LoadResult:
@@ -40,9 +39,8 @@ def run_open(
     A late request is sent at once, and its reply shows the delay; none is dropped.
 
     Args:
-        due_s: seconds after ``start_s``, in ascending order.
+        due_s: seconds after the start, in ascending order.
         first_index: index in the workload of the first payload.
-        start_s: on ``clock``; ``None`` starts as soon as there is a connection.
         processes: each sends every n-th request.
 
     Raises:
@@ -51,7 +49,7 @@ def run_open(
     if len(payloads) != len(due_s):
         raise ValueError(f"{len(payloads)} payloads for {len(due_s)} times")
     indices = range(first_index, first_index + len(payloads))
-    plan = OpenPlan(target, payloads, indices, clock, start_s, due_s)
+    plan = OpenPlan(target, payloads, indices, clock, due_s)
     return _run(plan, processes, progress)
 
 
@@ -64,7 +62,6 @@ def run_closed(
     count: int | None = None,
     until_s: float | None = None,
     first_index: int = 0,
-    start_s: float | None = None,
     progress: Count | None = None,
     processes: int = 1,
 ) -> LoadResult:
@@ -76,7 +73,6 @@ def run_closed(
         count: requests in all; ``None`` needs ``until_s``.
         until_s: nothing is sent from then on, in seconds after the start.
         first_index: index in the workload of the first payload.
-        start_s: on ``clock``; ``None`` starts as soon as there is a connection.
         processes: they share the outstanding requests; at most one process for each of these.
 
     Raises:
@@ -85,7 +81,7 @@ def run_closed(
     if count is None and until_s is None:
         raise ValueError("a closed loop needs an end: count or until_s")
     indices = range(first_index, first_index + len(payloads))
-    plan = ClosedPlan(target, payloads, indices, clock, start_s, concurrency, count, until_s)
+    plan = ClosedPlan(target, payloads, indices, clock, concurrency, count, until_s)
     return _run(plan, min(processes, concurrency), progress)
 
 
@@ -142,8 +138,7 @@ def _collect(plan: Plan, pipes: list[Connection], progress: Count | None) -> lis
                 if kind == _READY:
                     ready.add(pipe)
                     if len(ready) == len(pipes):
-                        start_s = plan.clock.now() + _LEAD_S if plan.start_s is None else plan.start_s
-                        _send_all(pipes, (_START, start_s))
+                        _send_all(pipes, (_START, plan.clock.now() + _LEAD_S))
                 elif kind == _COUNTED and progress is not None:
                     for ok, latency_s in value:
                         progress(ok, latency_s)
