@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.bench.workload.helpers import read_workload
-from tests.client.echo_server import echo_server
 from tests.runtime.conftest import eventually
 from trtllm_hpc.bench.analysis.compare import DifferentWorkloads, Worse
 from trtllm_hpc.bench.levels import Level
@@ -38,12 +36,6 @@ pytestmark = pytest.mark.triton
 
 LENIENT = ("--min-requests", "1", "--min-window-seconds", "0", "--max-late-share", "1")
 """For a handful of requests; whether any was sent late is not these tests' matter."""
-
-
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    with echo_server(tmp_path_factory.mktemp("server"), core_models=True) as ready:
-        yield ready
 
 
 def make_run(folder: Path, settings: Benchmark | None) -> RunPaths:

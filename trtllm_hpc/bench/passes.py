@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
@@ -106,9 +104,8 @@ class Passes:
         _check_enough(count, batch)
         self.feed.put_back(batch.first_index + count)
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
-        load = _with_priority(
-            partial(
-                run_open,
+        with real_time_priority() as real_time:
+            load = run_open(
                 self.target,
                 batch.payloads[:count],
                 schedule.due_s,
@@ -117,9 +114,8 @@ class Passes:
                 progress=self.progress.count,
                 processes=self.settings.processes,
             )
-        )
-        window = schedule.window
-        return load, batch, Window(window.start_s + load.start_s, window.end_s + load.start_s)
+        window = Window(schedule.window.start_s + load.start_s, schedule.window.end_s + load.start_s)
+        return _with_priority(load, real_time), batch, window
 
     def _closed(self, level: ClosedLoop, step: Step) -> tuple[LoadResult, PassRequests, Window]:
         count, until_s = closed_length(level, self.settings)
@@ -131,9 +127,8 @@ class Passes:
                 count = len(batch.requests)
             _check_enough(count, batch)
         self.progress.begin(replace(step, requests=count, length_s=until_s))
-        load = _with_priority(
-            partial(
-                run_closed,
+        with real_time_priority() as real_time:
+            load = run_closed(
                 self.target,
                 batch.payloads,
                 level.concurrency,
@@ -144,10 +139,9 @@ class Passes:
                 progress=self.progress.count,
                 processes=self.settings.processes,
             )
-        )
         # Not the number of replies: with several processes, one may be ahead of the others.
         self.feed.put_back(max([reply.index + 1 for reply in load.replies], default=batch.first_index))
-        return load, batch, closed_window(load, self.settings)
+        return _with_priority(load, real_time), batch, closed_window(load, self.settings)
 
 
 def _check_enough(count: int, batch: PassRequests) -> None:
@@ -159,10 +153,7 @@ def _check_enough(count: int, batch: PassRequests) -> None:
         )
 
 
-def _with_priority(run: Callable[[], LoadResult]) -> LoadResult:
-    """Run a load with real-time priority if the system allows it."""
-    with real_time_priority() as real_time:
-        load = run()
+def _with_priority(load: LoadResult, real_time: bool) -> LoadResult:
     return replace(load, client=replace(load.client, real_time=real_time))
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Literal
 
 import pytest
 
 from tests.bench.load.observe import interrupted
-from tests.client.echo_server import echo_server
 from trtllm_hpc.bench.load import (
     Clock,
     CoreModel,
@@ -30,12 +28,6 @@ pytestmark = pytest.mark.triton
 
 Protocol = Literal["grpc", "http"]
 BOTH = pytest.mark.parametrize("protocol", ["grpc", "http"])
-
-
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    with echo_server(tmp_path_factory.mktemp("server"), core_models=True) as ready:
-        yield ready
 
 
 def send(target: Target, *requests: Request) -> tuple[LoadResult, list[ParsedReply]]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.client.echo_server import echo_server
 from trtllm_hpc.bench.workload.tokenizers import ServedTokenizer, find_tokenizer
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import RequestFailed
@@ -18,12 +16,6 @@ from trtllm_hpc.runtime.records import Endpoint
 from .helpers import build, prompts_of
 
 pytestmark = pytest.mark.triton
-
-
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
-    with echo_server(tmp_path_factory.mktemp("server"), core_models=True) as ready:
-        yield ready
 
 
 def test_the_server_encodes_texts(endpoint: Endpoint) -> None:
