@@ -49,7 +49,7 @@ from benchmarks.load.perf_analyzer import PerfAnalyzer
 from benchmarks.load.server import BenchmarkFailed, Server, running_server
 from benchmarks.load.show import report
 from benchmarks.triton import ServerFailed
-from trtllm_hpc.bench.load import real_time_priority
+from trtllm_hpc.bench.load.process import real_time_priority
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtllm-hpc" / "perf_analyzer"
 _LEVELS = {CLOSED: 32, OPEN: 1000, STREAMS: 64}

@@ -5,7 +5,10 @@ from __future__ import annotations
 from benchmarks.load import messages
 from benchmarks.load.figures import Figures, percentile
 from benchmarks.load.server import INSTANT, TOKENS
-from trtllm_hpc.bench.load import Clock, LoadResult, Target, run_closed, run_open
+from trtllm_hpc.bench.load.loops import LoadResult
+from trtllm_hpc.bench.load.messages import Target
+from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.runtime.records import Endpoint
 
 _WARMUP_S = 0.5

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.bench.load import Chunk, ParsedReply, Reply
+from trtllm_hpc.bench.load.messages import Chunk, ParsedReply, Reply
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records

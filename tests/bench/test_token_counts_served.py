@@ -10,7 +10,9 @@ from typing import Literal
 import pytest
 
 from tests.reference import servers
-from trtllm_hpc.bench.load import Clock, CoreModel, Target, encode_request, parse_reply, run_open
+from trtllm_hpc.bench.load.messages import CoreModel, Target, encode_request, parse_reply
+from trtllm_hpc.bench.load.run import run_open
+from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records

@@ -6,16 +6,10 @@ from typing import Literal
 
 import pytest
 
-from trtllm_hpc.bench.load import (
-    Clock,
-    LoadResult,
-    ParsedReply,
-    Target,
-    encode_request,
-    parse_reply,
-    run_closed,
-    run_open,
-)
+from trtllm_hpc.bench.load.loops import LoadResult
+from trtllm_hpc.bench.load.messages import ParsedReply, Target, encode_request, parse_reply
+from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark

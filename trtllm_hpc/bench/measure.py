@@ -15,7 +15,7 @@ from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, over
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load import Clock
+from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length, step_of, timed_length
 from trtllm_hpc.bench.progress import Progress, reported, terminal_bar
 from trtllm_hpc.bench.provenance import provenance, workload_provenance

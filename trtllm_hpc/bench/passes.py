@@ -9,15 +9,11 @@ from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.arrivals import open_schedule, request_counts
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load import (
-    Clock,
-    LoadResult,
-    Target,
-    parse_reply,
-    real_time_priority,
-    run_closed,
-    run_open,
-)
+from trtllm_hpc.bench.load.loops import LoadResult
+from trtllm_hpc.bench.load.messages import Target, parse_reply
+from trtllm_hpc.bench.load.process import real_time_priority
+from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.progress import Progress, Step
 from trtllm_hpc.bench.records import RequestRecord, Sample

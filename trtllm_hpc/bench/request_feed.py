@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trtllm_hpc.bench.load import Target, encode_request
+from trtllm_hpc.bench.load.messages import Target, encode_request
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.request import Request, WorkloadSpec
 

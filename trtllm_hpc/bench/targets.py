@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
-from trtllm_hpc.bench.load import CoreModel, Target
+from trtllm_hpc.bench.load.messages import CoreModel, Target
 from trtllm_hpc.client.served_model import ServedModel, TextModel, describe
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement, RequestFailed

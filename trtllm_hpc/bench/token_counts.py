@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from trtllm_hpc.bench.load import Chunk, ParsedReply, Reply
+from trtllm_hpc.bench.load.messages import Chunk, ParsedReply, Reply
 from trtllm_hpc.bench.records import DRAIN, MEASURED, WARMUP, RequestRecord
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.workload.request import BY_MODEL, BY_REQUEST, BY_RESPONSES, Request, Tokenizer

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from trtllm_hpc.bench.load import Reply
+from trtllm_hpc.bench.load.messages import Reply
 
 
 def outstanding(replies: Sequence[Reply]) -> list[int]:

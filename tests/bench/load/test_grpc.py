@@ -12,8 +12,12 @@ import pytest
 
 from tests.bench.load.grpc_server import endpoint, grpc_server
 from tests.bench.load.observe import outstanding
-from trtllm_hpc.bench.load import Clock, LoadResult, Target, loops, run_closed, run_open
+from trtllm_hpc.bench.load import loops
 from trtllm_hpc.bench.load.grpc_client import call_headers
+from trtllm_hpc.bench.load.loops import LoadResult
+from trtllm_hpc.bench.load.messages import Target
+from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
 
 

@@ -11,7 +11,15 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from tests.bench.load.grpc_server import endpoint
-from trtllm_hpc.bench.load import Chunk, CoreModel, ParsedReply, Reply, Target, encode_request, parse_reply
+from trtllm_hpc.bench.load.messages import (
+    Chunk,
+    CoreModel,
+    ParsedReply,
+    Reply,
+    Target,
+    encode_request,
+    parse_reply,
+)
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.served_model import TextModel
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.bench.load import real_time_priority
+from trtllm_hpc.bench.load.process import real_time_priority
 
 
 def policies() -> set[int]:

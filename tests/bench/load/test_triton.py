@@ -8,17 +8,10 @@ from typing import Literal
 import pytest
 
 from tests.bench.load.observe import interrupted
-from trtllm_hpc.bench.load import (
-    Clock,
-    CoreModel,
-    LoadResult,
-    ParsedReply,
-    Target,
-    encode_request,
-    parse_reply,
-    run_closed,
-    run_open,
-)
+from trtllm_hpc.bench.load.loops import LoadResult
+from trtllm_hpc.bench.load.messages import CoreModel, ParsedReply, Target, encode_request, parse_reply
+from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.served_model import TextModel
 from trtllm_hpc.errors import NotReady
@@ -174,7 +167,9 @@ def test_a_stall_of_the_server_fully_shows_in_the_latency_from_schedule(
 
 _INTERRUPTED = """
 import sys
-from trtllm_hpc.bench.load import Clock, Target, encode_request, run_open
+from trtllm_hpc.bench.load.messages import Target, encode_request
+from trtllm_hpc.bench.load.run import run_open
+from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.runtime.records import Endpoint
 target = Target(Endpoint("1", "h", "127.0.0.1", int(sys.argv[1]), int(sys.argv[2]), 1, [], 0.0), "ensemble",

@@ -8,7 +8,9 @@ import pytest
 
 from tests.bench.load.grpc_server import endpoint, grpc_server
 from tests.bench.load.observe import interrupted, outstanding
-from trtllm_hpc.bench.load import Clock, Target, run_closed, run_open
+from trtllm_hpc.bench.load.messages import Target
+from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
 
 pytestmark = pytest.mark.long  # each process takes a second to start
@@ -55,7 +57,9 @@ def test_without_a_server_the_load_does_not_start() -> None:
 _INTERRUPTED = """
 import sys
 from tests.bench.load.grpc_server import endpoint
-from trtllm_hpc.bench.load import Clock, Target, run_open
+from trtllm_hpc.bench.load.messages import Target
+from trtllm_hpc.bench.load.run import run_open
+from trtllm_hpc.bench.load.timing import Clock
 def count(ok, latency_s):
     print("answer", flush=True)
 if __name__ == "__main__":

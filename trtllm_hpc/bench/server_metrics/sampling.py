@@ -19,7 +19,7 @@ from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.records import Endpoint
 
 if TYPE_CHECKING:
-    from trtllm_hpc.bench.load import Clock
+    from trtllm_hpc.bench.load.timing import Clock
 
 INTERVAL_S = 0.5
 """TensorRT-LLM's backend updates its gauges every 0.1 s (``stats_check_period_ms``)."""
