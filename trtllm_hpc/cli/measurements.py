@@ -77,7 +77,10 @@ class MeasurementType(_FoundParameter):
         text = str(value)
         path = Path(text)
         if path.suffix == ".json" and path.is_file():
-            return _of_file(path.absolute())
+            path = path.absolute()
+            paths = RunPaths(path.parent.parent)
+            copied_to = None if paths.results == path.parent else path.parent
+            return StoredMeasurement(paths, path.stem, copied_to)
         run, colon, name = text.rpartition(":")
         if not colon:
             return newest(find_run(text, runs_folder(ctx)))
@@ -93,11 +96,6 @@ class MeasurementType(_FoundParameter):
         runs |= {run.run_id: [run] for run in list_runs(runs_folder(ctx))}
         names = [f"{call}:{name}" for call, its in runs.items() for run in its for name in run.measurements()]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
-def _of_file(summary: Path) -> StoredMeasurement:
-    run = RunPaths(summary.parent.parent)
-    return StoredMeasurement(run, summary.stem, None if run.results == summary.parent else summary.parent)
 
 
 def newest(run: RunPaths) -> StoredMeasurement:

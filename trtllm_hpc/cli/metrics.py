@@ -45,12 +45,14 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
       trtllm-hpc metrics tiny-llama --watch
       trtllm-hpc metrics tiny-llama --json | jq .values.kv_used_share
     """
+    from trtllm_hpc.bench.server_metrics.sampling import fetch_page
+    from trtllm_hpc.bench.server_metrics.series import since_start
     from trtllm_hpc.runs.endpoint import endpoint_of
 
     endpoint = endpoint_of(run, 0.0)
     try:
         if not watch:
-            _show(endpoint, _since_start(endpoint), as_json)
+            _show(endpoint, _Sample(since_start(fetch_page(endpoint)), None), as_json)
         elif as_json:
             for sample in _samples(endpoint, interval_seconds):
                 click.echo(json.dumps(sample.as_json(endpoint), ensure_ascii=False))
@@ -72,13 +74,6 @@ class _Sample:
 
     def as_json(self, endpoint: Endpoint) -> dict[str, Any]:
         return {"url": endpoint.metrics, "host": endpoint.host, "over_s": self.over_s, "values": self.values}
-
-
-def _since_start(endpoint: Endpoint) -> _Sample:
-    from trtllm_hpc.bench.server_metrics.sampling import fetch_page
-    from trtllm_hpc.bench.server_metrics.series import since_start
-
-    return _Sample(since_start(fetch_page(endpoint)), None)
 
 
 def _samples(endpoint: Endpoint, interval_s: float) -> Iterator[_Sample]:

@@ -56,15 +56,11 @@ def engine_lines(found: Hit | Miss | Unknown | None) -> list[str]:
     if isinstance(found, Unknown):
         return [f"engine: the job will look in the cache ({found.reason})"]
     if isinstance(found, Hit):
-        return [f"engine: found in the cache ({_origin(found)}), nothing to build"]
+        made = found.manifest
+        job = f" by job {made.job_id}" if made.job_id else ""
+        built = f"built {format_time(made.built_at)}{job} on {made.host} in {format_duration(made.seconds)}"
+        return [f"engine: found in the cache ({found.entry.name}, {built}), nothing to build"]
     return _miss_lines(found)
-
-
-def _origin(hit: Hit) -> str:
-    made = hit.manifest
-    job = f" by job {made.job_id}" if made.job_id else ""
-    built = f"built {format_time(made.built_at)}{job} on {made.host} in {format_duration(made.seconds)}"
-    return f"{hit.entry.name}, {built}"
 
 
 def _miss_lines(miss: Miss) -> list[str]:

@@ -102,15 +102,11 @@ def gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic:
     return engine_gpus_per_node(engine, layout.world_size, layout.ranks_per_node, layout.gpus_per_node)
 
 
-def _is_led(context: Context) -> bool:
-    """Whether the mode is leader; in the others, each copy of the engine names its GPUs."""
-    return context.job.serve.mode == "leader"
-
-
 _WORLD = _each(lambda context, engine: engine_world(engine, context.job.engine.world_size))
 _FILES = _each(lambda context, engine: engine_files(engine))
 _VERSION = _each(lambda context, engine: engine_version(engine, context.plan.release))
-_GPUS = _each(gpus_per_node, _is_led)
+# In other modes than leader each copy of the engine names its GPUs.
+_GPUS = _each(gpus_per_node, lambda context: context.job.serve.mode == "leader")
 _LENGTHS = _each(lengths, lambda context: context.job.companion.enabled)
 _PAGED = _each(
     lambda context, engine: paged_context(engine, context.plan.needs_paged_context or ""),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
@@ -32,9 +32,14 @@ def gpu_computes_type(facts: JobFacts) -> Diagnostics:
     release = facts.release
     if release is None or cluster.compute_capability is None:
         return
-    there = _capability(cluster.compute_capability)
-    for key, kind in _types(job):
-        least = LEAST_CAPABILITY.get(kind, (0, 0))
+    there = tuple(map(int, cluster.compute_capability.split(".")))
+    kinds = {
+        "engine.quantization.method": job.engine.quantization.method,
+        "engine.quantization.kv_cache": job.engine.quantization.kv_cache,
+        "engine.dtype": job.engine.dtype,
+    }
+    for key, kind in kinds.items():
+        least = LEAST_CAPABILITY.get(kind or "", (0, 0))
         if there < least:
             message = f"{kind} needs GPUs of compute capability {least[0]}.{least[1]}, these have"
             message += f" {cluster.compute_capability}"
@@ -43,21 +48,6 @@ def gpu_computes_type(facts: JobFacts) -> Diagnostics:
         message = f"TensorRT-LLM {release.version} does not support GPUs of a compute capability below 8.0"
         hint = "take a release before 0.16, or another partition"
         yield in_job("release", "engine.tensorrt_llm_version", message, hint, release.version)
-
-
-def _capability(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")
-    return int(major), int(minor)
-
-
-def _types(job: JobFile) -> Iterator[tuple[str, str]]:
-    quantization = job.engine.quantization
-    if quantization.method is not None:
-        yield "engine.quantization.method", quantization.method
-    if quantization.kv_cache is not None:
-        yield "engine.quantization.kv_cache", quantization.kv_cache
-    if job.engine.dtype is not None:
-        yield "engine.dtype", job.engine.dtype
 
 
 def inflight_needs_paged_cache(facts: JobFacts) -> Diagnostics:

@@ -111,7 +111,8 @@ class _Trees:
             cluster_tree = merge(cluster_tree, cluster_settings)
         defaults = job_defaults(cluster_tree) if cluster_tree is not None else None
         if job_tree is not None:
-            job_tree = _layered(defaults, job_tree, job_settings)
+            tree = merge_jobs(defaults, job_tree) if defaults is not None else job_tree
+            job_tree = with_absolute_paths(merge_jobs(tree, job_settings))
         return cls(job_file, job_tree, cluster_tree, wrong)
 
     def facts(self) -> JobFacts | None:
@@ -167,8 +168,3 @@ def _to_be_typed(setting: str, wrong: Sequence[Diagnostic]) -> str:
         if it.field == key or it.field.startswith((f"{key}.", f"{key}[")):
             return "KEY=VALUE" if it.code == "unknown-key" else f"{key}=VALUE"
     return setting
-
-
-def _layered(defaults: Node | None, job: Node, settings: Node) -> Node:
-    tree = merge_jobs(defaults, job) if defaults is not None else job
-    return with_absolute_paths(merge_jobs(tree, settings))

@@ -110,8 +110,11 @@ def repository_has_tokenizer(facts: JobFacts) -> Diagnostics:
 def repository_parameters_exist(facts: JobFacts) -> Diagnostics:
     """Each entry of ``repository.parameters`` is a placeholder of the release, and no other key fills it."""
     job = facts.job
-    if job.engine.backend == "llmapi":
-        yield from _only_model(job.repository.parameters)
+    for name in job.repository.parameters if job.engine.backend == "llmapi" else ():
+        if name != "tensorrt_llm":
+            message = f"{name!r} is not a model of the LLM API's repository"
+            field = dotted(("repository", "parameters", name))
+            yield in_job("bad-value", field, message, "write tensorrt_llm")
     release = _release(facts)
     if release is None:
         return
@@ -127,14 +130,6 @@ def repository_parameters_exist(facts: JobFacts) -> Diagnostics:
             yield in_job("bad-value", field, message, f"choose one of {known}")
             continue
         yield from _parameters(release, name, model, values)
-
-
-def _only_model(parameters: Mapping[str, object]) -> Iterator[Diagnostic]:
-    for name in parameters:
-        if name != "tensorrt_llm":
-            message = f"{name!r} is not a model of the LLM API's repository"
-            field = dotted(("repository", "parameters", name))
-            yield in_job("bad-value", field, message, "write tensorrt_llm")
 
 
 def _parameters(

@@ -65,7 +65,9 @@ def curve_section(data: ReportData) -> Section:
 def _latency_chart(
     data: ReportData, levels: list[tuple[str, LevelResult]], key: str, title: str
 ) -> Chart | NoChart:
-    by = _throughput_key(levels)
+    by = "output_tokens_per_s"
+    if not all(by in result.metrics for _, result in levels):
+        by = "finished_rate_per_s"
     rows = [row for place in enumerate(levels) for row in _points(*place, key, by)]
     _mark_joined(rows, {label: load_of(result) for label, result in levels})
     _mark_labelled(rows)
@@ -88,11 +90,6 @@ def no_figure(data: ReportData, key: str) -> str:
     if not data.measurement.streaming and key in ("ttft_ms", "tpot_ms", "itl_ms"):
         return "Answers were not streamed, so the times of their tokens are unknown."
     return "No successful request has this figure."
-
-
-def _throughput_key(levels: list[tuple[str, LevelResult]]) -> str:
-    tokens = "output_tokens_per_s"
-    return tokens if all(tokens in result.metrics for _, result in levels) else "finished_rate_per_s"
 
 
 def _points(place: int, labelled: tuple[str, LevelResult], key: str, by: str) -> list[Row]:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
@@ -89,6 +89,7 @@ def report_page(data: ReportData) -> str:
     """Return the whole page as text."""
     sections = list(sections_of(data))
     environment = _environment()
+    charts = [for_page(chart) for section in sections for chart in section.charts if isinstance(chart, Chart)]
     draw = _source("charts.js.j2")
     library = drawing_library()
     return environment.get_template(f"{_FOLDER}/page.html.j2").render(
@@ -96,7 +97,7 @@ def report_page(data: ReportData) -> str:
         style=Markup(_source("style.css.j2")),
         library=Markup(library),
         draw=Markup(draw),
-        chart_data=Markup(_chart_data(sections)),
+        chart_data=Markup(json_in_html({"charts": charts, "themes": {"light": LIGHT, "dark": DARK}})),
         script_hashes=[_hash(library), _hash(draw)],
         title=f"{data.run}: {data.measurement.name}",
         run=data.run,
@@ -138,11 +139,6 @@ def drawing_library() -> str:
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     # An HTML parser ends the script element at this text, even inside a string.
     return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE).replace("<!--", r"<\!--")
-
-
-def _chart_data(sections: Sequence[Section]) -> str:
-    charts = [for_page(chart) for section in sections for chart in section.charts if isinstance(chart, Chart)]
-    return json_in_html({"charts": charts, "themes": {"light": LIGHT, "dark": DARK}})
 
 
 def json_in_html(plain: Any) -> str:
