@@ -17,7 +17,6 @@ from trtllm_hpc.reference.requests import Part, is_stop, parse, refuse_parameter
 INFO = EngineInfo(
     dtype="float32",
     vocab_size=512,
-    tensor_parallel=1,
     world_size=1,
     max_batch_size=8,
     max_input_len=16,

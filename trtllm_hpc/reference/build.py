@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,8 +18,8 @@ from trtllm_hpc import __version__
 from trtllm_hpc.config.synthetic_models import SHAPES
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, read_json, write_json
-from trtllm_hpc.reference import synthetic, weights
-from trtllm_hpc.reference.engine_config import EngineFolder
+from trtllm_hpc.reference import synthetic
+from trtllm_hpc.reference.engine_config import BUILD_LIMITS, EngineFolder
 from trtllm_hpc.runtime.records import add_event
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -99,7 +99,7 @@ def _fill(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> 
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
-    from trtllm_hpc.reference import servable  # it imports torch, too
+    from trtllm_hpc.reference import servable, weights  # they import torch, too
 
     transformers_logging.disable_progress_bar()
     kind, _, name = settings.source.partition(":")
@@ -178,13 +178,7 @@ def _build_config(settings: BuildSettings) -> dict[str, Any]:
     """TensorRT-LLM's limits; ``lora_plugin`` is set for engines that take adapters."""
     rank = settings.max_lora_rank
     return {
-        "max_batch_size": settings.max_batch_size,
-        "max_input_len": settings.max_input_len,
-        "max_seq_len": settings.max_seq_len,
-        "max_beam_width": settings.max_beam_width,
-        "max_num_tokens": settings.max_num_tokens,
-        "gather_context_logits": settings.gather_context_logits,
-        "gather_generation_logits": settings.gather_generation_logits,
+        **{name: getattr(settings, name) for name in BUILD_LIMITS},
         "lora_config": {"max_lora_rank": rank},
         "plugin_config": {
             "tokens_per_block": settings.tokens_per_block,
@@ -269,28 +263,16 @@ def _settings(arguments: argparse.Namespace) -> BuildSettings:
             f"within --max-seq-len {arguments.max_seq_len}."
         )
     model: Path | None = arguments.model
-    return BuildSettings(
-        source=f"synthetic:{arguments.synthetic}" if model is None else str(model.absolute()),
-        source_fingerprint="" if model is None else _fingerprint(model),
-        tensor_parallel=arguments.tensor_parallel,
-        gpus_per_node=arguments.gpus_per_node or arguments.tensor_parallel,
-        seed=arguments.seed,
-        dtype=arguments.dtype,
-        max_batch_size=arguments.max_batch_size,
-        max_input_len=arguments.max_input_len,
-        max_seq_len=arguments.max_seq_len,
-        max_num_tokens=arguments.max_num_tokens or _usual_num_tokens(arguments),
-        max_beam_width=arguments.max_beam_width,
-        tokens_per_block=arguments.tokens_per_block,
-        gather_context_logits=arguments.gather_context_logits,
-        gather_generation_logits=arguments.gather_generation_logits,
-        max_lora_rank=arguments.max_lora_rank,
-    )
-
-
-def _usual_num_tokens(arguments: argparse.Namespace) -> int:
-    """``trtllm-build``'s default of 8192, or the tokens of a full batch if these are fewer."""
-    return min(8192, int(arguments.max_batch_size * arguments.max_seq_len))
+    # trtllm-build's default of 8192 tokens, or those of a full batch if these are fewer.
+    usual_num_tokens = min(8192, arguments.max_batch_size * arguments.max_seq_len)
+    derived = {
+        "source": f"synthetic:{arguments.synthetic}" if model is None else str(model.absolute()),
+        "source_fingerprint": "" if model is None else _fingerprint(model),
+        "gpus_per_node": arguments.gpus_per_node or arguments.tensor_parallel,
+        "max_num_tokens": arguments.max_num_tokens or usual_num_tokens,
+    }
+    given = {**vars(arguments), **derived}
+    return BuildSettings(**{field.name: given[field.name] for field in fields(BuildSettings)})
 
 
 def _fingerprint(model: Path) -> str:

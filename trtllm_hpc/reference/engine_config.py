@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import read_json
@@ -20,33 +20,36 @@ REBUILD = "build the engine again"
 """The hint with every error that a broken or old engine causes."""
 
 
+BUILD_LIMITS = (
+    "max_batch_size",
+    "max_input_len",
+    "max_seq_len",
+    "max_beam_width",
+    "max_num_tokens",
+    "gather_context_logits",
+    "gather_generation_logits",
+)
+"""Limits that have the same name in an engine's ``build_config`` and here."""
+
+
 class EngineFolder:
     """The files of one engine."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).absolute()
-
-    @property
-    def config(self) -> Path:
+        self.config = self.folder / "config.json"
         """Layout and limits, in TensorRT-LLM's format."""
-        return self.folder / "config.json"
-
-    @property
-    def model(self) -> Path:
+        self.model = self.folder / "model"
         """Folder with the model's configuration as transformers stores it, without weights.
 
         It is separate because transformers and TensorRT-LLM both call theirs ``config.json``.
         """
-        return self.folder / "model"
+        self.tokenizer = self.folder / "tokenizer"
+        """The default of ``tokenizer_dir``."""
 
     def weights(self, rank: int) -> Path:
         """One rank's slices of the weights."""
         return self.folder / f"rank{rank}.safetensors"
-
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer: the default of ``tokenizer_dir``."""
-        return self.folder / "tokenizer"
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,6 @@ class EngineInfo:
 
     dtype: str
     vocab_size: int
-    tensor_parallel: int
     world_size: int
     max_batch_size: int
     max_input_len: int
@@ -87,35 +89,21 @@ class EngineInfo:
         if record is None:
             raise StartFailed(f"There is no engine in {engine.folder}: config.json is missing.", hint=REBUILD)
         try:
-            return cls._from_record(record)
+            pretrained, build = record["pretrained_config"], record["build_config"]
+            plugins = build["plugin_config"]
+            return cls(
+                dtype=pretrained["dtype"],
+                vocab_size=pretrained["vocab_size"],
+                world_size=pretrained["mapping"]["world_size"],
+                tokens_per_block=plugins["tokens_per_block"],
+                # TensorRT-LLM writes a rank even for engines without LoRA.
+                max_lora_rank=0 if plugins["lora_plugin"] is None else build["lora_config"]["max_lora_rank"],
+                **{name: build[name] for name in BUILD_LIMITS},
+            )
         except (KeyError, TypeError) as error:
             raise StartFailed(
                 f"{engine.config} is not the configuration of an engine: {error}.", hint=REBUILD
             ) from error
-
-    @classmethod
-    def _from_record(cls, record: Any) -> EngineInfo:
-        pretrained, build = record["pretrained_config"], record["build_config"]
-        return cls(
-            dtype=pretrained["dtype"],
-            vocab_size=pretrained["vocab_size"],
-            tensor_parallel=pretrained["mapping"]["tp_size"],
-            world_size=pretrained["mapping"]["world_size"],
-            max_batch_size=build["max_batch_size"],
-            max_input_len=build["max_input_len"],
-            max_seq_len=build["max_seq_len"],
-            max_num_tokens=build["max_num_tokens"],
-            max_beam_width=build["max_beam_width"],
-            tokens_per_block=build["plugin_config"]["tokens_per_block"],
-            gather_context_logits=bool(build["gather_context_logits"]),
-            gather_generation_logits=bool(build["gather_generation_logits"]),
-            max_lora_rank=build["lora_config"]["max_lora_rank"] if _has_lora(build) else 0,
-        )
-
-
-def _has_lora(build: Any) -> bool:
-    """Whether the plugin is there: TensorRT-LLM writes a rank even for engines without LoRA."""
-    return build["plugin_config"]["lora_plugin"] is not None
 
 
 Value = TypeVar("Value", int, float)

@@ -220,7 +220,7 @@ class Adapters:
 
     def _attach(self, name: str, module: torch.nn.Linear, key: Key, plan: dict[str, str]) -> None:
         outputs, inputs = module.weight.shape
-        cut = sharding.cut_dimension(f"{name}.weight", (outputs, inputs), plan) if self._ranks > 1 else None
+        cut = sharding.cut_dimension(f"{name}.weight", (outputs, inputs), plan, self._ranks)
         self.sizes[key] = Size(
             inputs * (self._ranks if cut == 1 else 1), outputs * (self._ranks if cut == 0 else 1)
         )

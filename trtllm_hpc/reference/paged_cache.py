@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 
 from trtllm_hpc.reference.stop_words import to_device
 
@@ -106,30 +106,15 @@ class PagedCache(Cache):  # type: ignore[misc]
         return 0
 
 
-class _Probe(Cache):  # type: ignore[misc]
-    """Records the shapes that a model passes to its cache."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.shapes: dict[int, LayerShape] = {}
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.shapes[layer_idx] = LayerShape(key_states.shape[1], key_states.shape[3], value_states.shape[3])
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-
 def layer_shapes(model: Any) -> list[LayerShape]:
     """Sizes of the keys and values of each layer, from one pass over one token. Collective."""
-    probe = _Probe()
+    cache = DynamicCache()
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     with torch.no_grad():
-        model(token, position_ids=token, past_key_values=probe, use_cache=True)
-    return [probe.shapes[layer] for layer in sorted(probe.shapes)]
+        model(token, position_ids=token, past_key_values=cache, use_cache=True)
+    return [
+        LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in cache.layers
+    ]
 
 
 def bytes_per_token(layers: list[LayerShape], dtype: torch.dtype) -> int:

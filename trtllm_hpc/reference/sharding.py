@@ -35,8 +35,10 @@ def is_cut(module: str, plan: dict[str, str]) -> bool:
     return style_of(module, plan) in _BY_OUTPUTS | _BY_INPUTS
 
 
-def cut_dimension(name: str, shape: Shape, plan: dict[str, str]) -> int | None:
+def cut_dimension(name: str, shape: Shape, plan: dict[str, str], ranks: int) -> int | None:
     """The dimension along which a parameter is split; ``None`` if every rank has all of it."""
+    if ranks == 1:
+        return None
     module, _, leaf = name.rpartition(".")
     style = style_of(module, plan)
     if style in _BY_OUTPUTS:
@@ -48,7 +50,7 @@ def cut_dimension(name: str, shape: Shape, plan: dict[str, str]) -> int | None:
 
 def slice_of(name: str, parameter: Any, plan: dict[str, str], rank: int, ranks: int) -> Any:
     """A rank's part of a parameter, contiguous; a copy unless it is the whole parameter."""
-    dimension = cut_dimension(name, tuple(parameter.shape), plan) if ranks > 1 else None
+    dimension = cut_dimension(name, tuple(parameter.shape), plan, ranks)
     if dimension is None:
         return parameter.contiguous()
     part = parameter.chunk(ranks, dimension)[rank]
@@ -57,7 +59,7 @@ def slice_of(name: str, parameter: Any, plan: dict[str, str], rank: int, ranks: 
 
 def slice_shape(name: str, shape: Shape, plan: dict[str, str], ranks: int) -> Shape:
     """The shape of each rank's part."""
-    dimension = cut_dimension(name, shape, plan) if ranks > 1 else None
+    dimension = cut_dimension(name, shape, plan, ranks)
     return tuple(size // ranks if index == dimension else size for index, size in enumerate(shape))
 
 
@@ -67,22 +69,11 @@ def stored_names(model: Any, ranks: int) -> Iterator[str]:
     A tied parameter is left out, unless it is split in another way than the
     one that it is tied to.
     """
-    tied: dict[str, str] = model.all_tied_weights_keys
-    shapes = {name: tuple(parameter.shape) for name, parameter in _parameters(model)}
-    for name, shape in shapes.items():
-        source = tied.get(name)
-        if source is None or _cut(model, name, shape, ranks) != _cut(model, source, shape, ranks):
+    plan = model.tp_plan
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        source, shape = model.all_tied_weights_keys.get(name), tuple(parameter.shape)
+        if not source or cut_dimension(name, shape, plan, ranks) != cut_dimension(source, shape, plan, ranks):
             yield name
-
-
-def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
-    """All parameters, tied ones under each of their names."""
-    parameters: Iterator[tuple[str, Any]] = model.named_parameters(remove_duplicate=False)
-    return parameters
-
-
-def _cut(model: Any, name: str, shape: Shape, ranks: int) -> int | None:
-    return cut_dimension(name, shape, model.tp_plan) if ranks > 1 else None
 
 
 def check(model: Any, ranks: int) -> None:
@@ -104,8 +95,8 @@ def check(model: Any, ranks: int) -> None:
                 f"{style}, which the reference backend does not know.",
                 hint="build with --tensor-parallel 1",
             )
-    for name, parameter in _parameters(model):
-        dimension = cut_dimension(name, tuple(parameter.shape), plan)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        dimension = cut_dimension(name, tuple(parameter.shape), plan, ranks)
         if dimension is not None and parameter.shape[dimension] % ranks:
             raise BuildFailed(
                 f"{name} has {parameter.shape[dimension]} rows or columns, "

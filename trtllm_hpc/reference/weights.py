@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+from transformers.utils import logging as transformers_logging
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import sharding
@@ -14,8 +24,6 @@ from trtllm_hpc.reference.world import World
 
 def write(model: Any, engine: EngineFolder, ranks: int) -> None:
     """Write the model's configuration, and each rank's slices of the weights."""
-    from safetensors.torch import save_file
-
     model.config.save_pretrained(engine.model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     buffers = _kept_buffers(model)
@@ -50,10 +58,6 @@ def load_model(
             file is missing or of another engine.
     """
     _check(engine, info, world)
-    import torch
-    from transformers import GenerationConfig
-    from transformers.utils import logging as transformers_logging
-
     transformers_logging.disable_progress_bar()
     model = _without_weights(engine, info)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
@@ -69,7 +73,6 @@ def load_model(
 
 
 def _check(engine: EngineFolder, info: EngineInfo, world: World) -> None:
-    """Refuse what is wrong before the libraries are imported."""
     if world.size != info.world_size:
         raise StartFailed(
             f"The engine in {engine.folder} was built for {info.world_size} ranks; "
@@ -83,9 +86,6 @@ def _check(engine: EngineFolder, info: EngineInfo, world: World) -> None:
 
 def _without_weights(engine: EngineFolder, info: EngineInfo) -> Any:
     """The model with parameters on the meta device, which have a shape but no memory."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     config = AutoConfig.from_pretrained(engine.model, local_files_only=True)
     with _parameters_without_memory():
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, info.dtype))
@@ -98,8 +98,6 @@ def _parameters_without_memory() -> Iterator[None]:
     Buffers stay: no file has those that a model computes from its
     configuration, and building the whole model on the meta device would lose them.
     """
-    import torch
-    from torch.nn.modules.module import register_module_parameter_registration_hook
 
     def forget(_module: Any, _name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta:
@@ -115,9 +113,6 @@ def _parameters_without_memory() -> Iterator[None]:
 
 def _fill(model: Any, engine: EngineFolder, world: World, device: Any) -> None:
     """Load this rank's tensors, straight from the file to the device."""
-    import torch
-    from safetensors import SafetensorError, safe_open
-
     path = engine.weights(world.rank)
     shapes = {
         name: sharding.slice_shape(name, tuple(tensor.shape), model.tp_plan, world.size)
@@ -138,7 +133,7 @@ def _fill(model: Any, engine: EngineFolder, world: World, device: Any) -> None:
             _put(model, name, model.get_parameter(source))
 
 
-def _compare(path: Any, wanted: dict[str, Any], found: dict[str, Any]) -> None:
+def _compare(path: Path, wanted: dict[str, Any], found: dict[str, Any]) -> None:
     if found != wanted:
         name = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
         raise StartFailed(
@@ -162,9 +157,6 @@ def _join_ranks(model: Any, device_type: str, ranks: int) -> None:
     The parameters are plain tensors, not distributed ones; the forward passes
     then do one sum over the ranks for each layer and nothing else.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
-
     mesh = init_device_mesh(device_type, (ranks,), mesh_dim_names=("tp",))
     for name, module in model.named_modules():
         if sharding.is_cut(name, model.tp_plan):
