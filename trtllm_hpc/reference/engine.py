@@ -79,7 +79,9 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
     _share_cores(world)
     _log.info("rank %d: Python and the libraries took %.1f s", world.rank, _age_s())
     started = time.perf_counter()
-    adapters = _adapters(info, world)
+    adapters = None
+    if info.max_lora_rank:
+        adapters = Adapters(info.max_lora_rank, slots=info.max_batch_size, rank=world.rank, ranks=world.size)
     model = load_model(folder, info, world, None if adapters is None else adapters.attach)
     executor.prepare(model)
     _log.info("rank %d: weights loaded in %.1f s", world.rank, time.perf_counter() - started)
@@ -121,12 +123,6 @@ def _age_s() -> float:
     began = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     up = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
     return up - began / os.sysconf("SC_CLK_TCK")
-
-
-def _adapters(info: EngineInfo, world: World) -> Adapters | None:
-    if info.max_lora_rank == 0:
-        return None
-    return Adapters(info.max_lora_rank, slots=info.max_batch_size, rank=world.rank, ranks=world.size)
 
 
 def _blocks(model: Any, layers: list[LayerShape], info: EngineInfo, settings: ServeSettings) -> int:

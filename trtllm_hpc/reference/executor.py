@@ -19,7 +19,7 @@ from trtllm_hpc.reference import attention, beams
 from trtllm_hpc.reference.beams import BeamSearch
 from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.fusion import can_compile, fuse
-from trtllm_hpc.reference.generation import Progress
+from trtllm_hpc.reference.generation import GenerationRequest, Progress
 from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import PADDING_BLOCK, PagedCache
@@ -85,7 +85,8 @@ class Executor:
         for slot in step.released:
             self._release(slot)
         for adapter in step.adapters:
-            self._loaded_adapters.load(adapter)
+            assert self.adapters is not None, "an engine without LoRA is sent no adapter"
+            self.adapters.load(adapter)
         for admission in step.admitted:
             self._admit(admission)
         parts: list[torch.Tensor] = []
@@ -96,9 +97,11 @@ class Executor:
         for chunks in self._passes(step.chunks):
             logits = self._compute_prompts(chunks)
             for chunk, rows in zip(chunks, logits, strict=True):
-                if self._admitted[chunk.slot].request.return_context_logits:
+                if self._request(chunk.slot).return_context_logits:
                     context[chunk.slot] = rows[-chunk.tokens :]
-            ended = [row for row, chunk in enumerate(chunks) if self._ends_prompt(chunk)]
+            ended = [
+                row for row, chunk in enumerate(chunks) if chunk.end == len(self._request(chunk.slot).prompt)
+            ]
             if ended:
                 parts.append(logits[:, -1].index_select(0, to_device(torch.tensor(ended), self.device)))
                 read += [chunks[row].slot for row in ended]
@@ -159,13 +162,8 @@ class Executor:
         rest = blocks[-1:] * (self._tables.shape[1] - len(blocks))
         self._tables[admission.slot] = to_device(torch.tensor(blocks + rest), self.device)
 
-    @property
-    def _loaded_adapters(self) -> Adapters:
-        assert self.adapters is not None, "an engine without LoRA is sent no adapter"
-        return self.adapters
-
     def _have_adapters(self, slots: Iterable[int]) -> bool:
-        return any(self._admitted[slot].request.lora is not None for slot in slots)
+        return any(self._request(slot).lora is not None for slot in slots)
 
     def _aim(self, slots: torch.Tensor, *, with_adapters: bool) -> None:
         """Set the slots of the rows of the next pass."""
@@ -173,12 +171,12 @@ class Executor:
             self.adapters.aim(slots if with_adapters else None)
 
     def _advance(self, slot: int) -> Progress | None:
-        rows = torch.full((self._admitted[slot].request.beam_width,), slot, device=self.device)
+        rows = torch.full((self._request(slot).beam_width,), slot, device=self.device)
         self._aim(rows, with_adapters=self._have_adapters([slot]))
         return self._searches[slot].advance()
 
-    def _ends_prompt(self, chunk: Chunk) -> bool:
-        return chunk.end == len(self._admitted[chunk.slot].request.prompt)
+    def _request(self, slot: int) -> GenerationRequest:
+        return self._admitted[slot].request
 
     def _decode(self, decodes: Sequence[Decode]) -> torch.Tensor:
         """Decode one token of each sequence; return logits [rows, vocabulary]."""
@@ -188,7 +186,7 @@ class Executor:
         with_adapters = self._have_adapters(decode.slot for decode in decodes)
         if self._graphs:
             return self._graphs[with_adapters].run(rows, blocks, padding=(self._padding_slot, 0, 0))
-        inputs = DecodeInputs.of(torch.tensor(rows, dtype=torch.long, device=self.device).T)
+        inputs = DecodeInputs(*torch.tensor(rows, dtype=torch.long, device=self.device).unbind(1))
         return self._decode_pass(inputs, blocks, with_adapters=with_adapters, longest=longest)
 
     def _decode_pass(
@@ -219,7 +217,7 @@ class Executor:
         """Group chunks into passes, by whether they need all logits and whether they begin a prompt."""
         groups: dict[tuple[bool, bool], list[Chunk]] = {}
         for chunk in chunks:
-            wants_all = self._admitted[chunk.slot].request.return_context_logits
+            wants_all = self._request(chunk.slot).return_context_logits
             groups.setdefault((wants_all, chunk.start == 0), []).append(chunk)
         return list(groups.values())
 
@@ -230,7 +228,7 @@ class Executor:
         positions = torch.zeros((len(chunks), width), dtype=torch.long)
         real = torch.zeros((len(chunks), width), dtype=torch.bool)
         for row, chunk in enumerate(chunks):
-            prompt = self._admitted[chunk.slot].request.prompt
+            prompt = self._request(chunk.slot).prompt
             tokens[row, -chunk.tokens :] = torch.tensor(prompt[chunk.start : chunk.end])
             positions[row, -chunk.tokens :] = torch.arange(chunk.start, chunk.end)
             real[row, -chunk.tokens :] = True
@@ -249,7 +247,7 @@ class Executor:
             mask = self._chunk_mask(positions, blocks)
         elif is_padded:  # otherwise torch's own causal mask is faster
             mask = self._beginning_mask(real)
-        wants_all = self._admitted[chunks[0].slot].request.return_context_logits
+        wants_all = self._request(chunks[0].slot).return_context_logits
         return self._forward(tokens, positions, mask, last_only=not wants_all)
 
     def _beginning_mask(self, real: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -21,18 +21,12 @@ Row = tuple[int, int, int]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class DecodeInputs:
+class DecodeInputs(NamedTuple):
     """Inputs of a decode pass on the device, one entry for each row."""
 
     slots: torch.Tensor
     tokens: torch.Tensor
     positions: torch.Tensor
-
-    @classmethod
-    def of(cls, packed: torch.Tensor) -> DecodeInputs:
-        """From [3, rows]: slots, tokens, positions."""
-        return cls(packed[0], packed[1], packed[2])
 
 
 DecodePass = Callable[[DecodeInputs, int], torch.Tensor]
@@ -78,7 +72,7 @@ class DecodeGraphs:
     def _capture(self, shape: tuple[int, int]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Record the pass of one shape. It writes to the same places as the replay that follows."""
         rows, blocks = shape
-        inputs = DecodeInputs.of(self._inputs[:, :rows])
+        inputs = DecodeInputs(*self._inputs[:, :rows].unbind())
         # In the first pass of a shape, libraries choose and load kernels, which cannot be recorded.
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())

@@ -59,17 +59,6 @@ Sizes = Mapping[Key, Size]
 """The layers that adapters can change."""
 
 
-@dataclass(frozen=True)
-class _Part:
-    """An adapter's part in one layer: the product of two matrices is added to the weight."""
-
-    key: Key
-    inwards: torch.Tensor
-    """[rank, inputs]"""
-    outwards: torch.Tensor
-    """[outputs, rank]"""
-
-
 def check(lora: LoraRequest, sizes: Sizes) -> None:
     """Refuse an adapter that does not fit the model.
 
@@ -116,8 +105,11 @@ def _changed(key: Key) -> list[Key]:
     return [(part, layer) for part in (1, 2, 3)] if module == _QKV else [key]
 
 
-def _parts(lora: LoraRequest, sizes: Sizes) -> Iterator[_Part]:
-    """Split the tensors of a checked request into the parts of each layer."""
+def _parts(lora: LoraRequest, sizes: Sizes) -> Iterator[tuple[Key, torch.Tensor, torch.Tensor]]:
+    """Split the tensors of a checked request: two matrices for each layer, inwards and outwards.
+
+    Their product is added to the layer's weight; they are [rank, inputs] and [outputs, rank].
+    """
     assert lora.weights is not None and lora.config is not None
     for row, (module, layer, rank) in zip(lora.weights, lora.config.tolist(), strict=True):
         size = sizes[module, layer]
@@ -126,7 +118,7 @@ def _parts(lora: LoraRequest, sizes: Sizes) -> Iterator[_Part]:
         outwards = values[rank * size.inputs :].view(size.outputs, rank)
         keys = _changed((module, layer))
         for key, part in zip(keys, torch.split(outwards, [sizes[key].outputs for key in keys]), strict=True):
-            yield _Part(key, inwards, part)
+            yield key, inwards, part
 
 
 class _Layer:
@@ -140,13 +132,11 @@ class _Layer:
         self._outwards = module.weight.new_zeros(PLACES, rank, outputs)
 
     def clear(self, place: int) -> None:
-        """Remove an adapter."""
         self._inwards[place] = 0
         self._outwards[place] = 0
 
-    def put(self, place: int, part: _Part, rank: int, ranks: int) -> None:
+    def put(self, place: int, inwards: torch.Tensor, outwards: torch.Tensor, rank: int, ranks: int) -> None:
         """Store this rank's slices of an adapter."""
-        inwards, outwards = part.inwards, part.outwards
         if self._cut == 0:
             outwards = outwards.chunk(ranks, 0)[rank]
         if self._cut == 1:
@@ -239,8 +229,8 @@ class Adapters:
         self._places[adapter.lora.task_id] = adapter.place
         for layer in self._layers.values():
             layer.clear(adapter.place)
-        for part in _parts(adapter.lora, self.sizes):
-            self._layers[part.key].put(adapter.place, part, self._rank, self._ranks)
+        for key, inwards, outwards in _parts(adapter.lora, self.sizes):
+            self._layers[key].put(adapter.place, inwards, outwards, self._rank, self._ranks)
 
     def admit(self, slot: int, request: GenerationRequest) -> None:
         """Set the adapter of a slot."""

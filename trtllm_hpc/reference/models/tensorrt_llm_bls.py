@@ -10,6 +10,7 @@ import json
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,14 @@ PASSED_ON = (
 )
 """Outputs of the generation that are passed on unchanged if they are wanted."""
 
+STOP = {
+    "input_ids": np.zeros((1, 1), dtype=np.int32),
+    "input_lengths": np.zeros((1, 1), dtype=np.int32),
+    "request_output_len": np.zeros((1, 1), dtype=np.int32),
+    "stop": np.ones((1, 1), dtype=np.bool_),
+}
+"""Inputs of the request that stops the one of the same id."""
+
 CANCELLATION_CHECK_S = 0.1
 """Seconds between two checks whether the client has disconnected."""
 
@@ -116,7 +125,8 @@ class TritonPythonModel:
         is_streaming = "stream" in arrays and bool(arrays["stream"].any())
         texts = _Texts(accumulates=self._accumulates and is_streaming)
         outputs = ["output_ids", "sequence_length", "batch_index", "sequence_index", *wanted]
-        with _Generation(self._generation, inputs, sorted(set(outputs)), sender, self._decoupled) as answers:
+        asked = (self._generation, inputs, sorted(set(outputs)), sender, self._decoupled)
+        with _generating(*asked) as answers:
             for answer in answers:
                 found = _arrays(answer)
                 tensors = {"text_output": texts.after(found), **_renamed(found, wanted)}
@@ -161,62 +171,38 @@ class _Texts:
         return _arrays(called)["OUTPUT"]
 
 
-class _Generation:
-    """A running request to the generating model; it is stopped if the client disconnects.
+@contextmanager
+def _generating(
+    model: str, inputs: dict[str, Any], outputs: list[str], sender: Any, decoupled: bool
+) -> Iterator[Iterator[Any]]:
+    """The answers of the generating model, which is stopped if the client disconnects.
 
     It is stopped by a stop request with the same id, since a call to another
     model cannot be cancelled.
     """
+    request_id = uuid.uuid4().hex
+    ended = threading.Event()
 
-    def __init__(
-        self, model: str, inputs: dict[str, Any], outputs: list[str], sender: Any, decoupled: bool
-    ) -> None:
-        self._model = model
-        self._id = uuid.uuid4().hex
-        self._inputs = inputs
-        self._outputs = outputs
-        self._sender = sender
-        self._decoupled = decoupled
-        self._ended = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Iterator[Any]:
-        self._watcher.start()
-        return self._answers()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._watcher.join()
-
-    def _answers(self) -> Iterator[Any]:
-        call = _request(self._model, self._inputs, self._outputs, self._id)
-        if not self._decoupled:
-            yield _checked(call.exec())
-            return
-        for answer in call.exec(decoupled=True):
-            checked = _checked(answer)
-            # The last response of a decoupled model may be empty and only mark the end.
-            if checked.output_tensors():
-                yield checked
-
-    def _watch(self) -> None:
-        while not self._ended.wait(CANCELLATION_CHECK_S):
-            if self._sender.is_cancelled():
-                self._stop()
+    def watch() -> None:
+        while not ended.wait(CANCELLATION_CHECK_S):
+            if sender.is_cancelled():
+                for _ in _responses(_request(model, STOP, ["output_ids"], request_id), decoupled):
+                    pass
                 return
 
-    def _stop(self) -> None:
-        inputs = {
-            "input_ids": np.zeros((1, 1), dtype=np.int32),
-            "input_lengths": np.zeros((1, 1), dtype=np.int32),
-            "request_output_len": np.zeros((1, 1), dtype=np.int32),
-            "stop": np.ones((1, 1), dtype=np.bool_),
-        }
-        call = _request(self._model, inputs, ["output_ids"], self._id)
-        if self._decoupled:
-            list(call.exec(decoupled=True))
-        else:
-            call.exec()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        responses = _responses(_request(model, inputs, outputs, request_id), decoupled)
+        # The last response of a decoupled model may be empty and only mark the end.
+        yield (response for response in responses if _checked(response).output_tensors())
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _responses(call: Any, decoupled: bool) -> Iterator[Any]:
+    return iter(call.exec(decoupled=True) if decoupled else [call.exec()])
 
 
 def _index(answer: dict[str, Any], name: str) -> int:
