@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from trtllm_hpc.reference.inputs import INPUTS
 
@@ -43,16 +43,27 @@ DTYPES = {
 }
 
 
-def tensor(name: str, values: Any) -> triton.InferInput:
-    """An input; a lone value becomes [[value]]."""
+STOP = {"input_ids": [[0]], "input_lengths": 0, "request_output_len": 0, "stop": True}
+"""What TensorRT-LLM's client sends to stop a request."""
+
+
+def tensors(values: Mapping[str, Any]) -> list[triton.InferInput]:
+    """Inputs by name; a lone value becomes [[value]], and an array is sent as it is."""
+    return [_tensor(name, value) for name, value in values.items()]
+
+
+def _tensor(name: str, values: Any) -> triton.InferInput:
+    array = values if isinstance(values, np.ndarray) else _array(name, values)
+    item = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    item.set_data_from_numpy(array)
+    return item
+
+
+def _array(name: str, values: Any) -> np.ndarray[Any, Any]:
     kind = INPUTS[name].type if name in INPUTS else TEXT_TYPES[name]
     array = np.array(values, dtype=DTYPES[kind])
     array = array.reshape(1, 1) if array.ndim == 0 else array
-    if kind == "BYTES":
-        array = np.vectorize(str.encode, otypes=[np.object_])(array)
-    item = triton.InferInput(name, list(array.shape), kind)
-    item.set_data_from_numpy(array)
-    return item
+    return np.vectorize(str.encode, otypes=[np.object_])(array) if kind == "BYTES" else array
 
 
 def token_inputs(prompt: list[int], count: int, **values: Any) -> dict[str, Any]:
@@ -69,8 +80,7 @@ class Stream:
         client.start_stream(lambda result, error: self._answers.put(error or result), stream_timeout=60)
 
     def send(self, model: str, values: Mapping[str, Any], request_id: str = "", **options: Any) -> None:
-        inputs = [tensor(name, value) for name, value in values.items()]
-        self._client.async_stream_infer(model, inputs, request_id=request_id, **options)
+        self._client.async_stream_infer(model, tensors(values), request_id=request_id, **options)
 
     def next(self, timeout_s: float = 30.0) -> Answer:
         """The next answer, or the error that came in its place."""
@@ -89,9 +99,13 @@ class Stream:
         self._client.stop_stream(cancel_requests=True)
 
 
+def connect(world: World) -> triton.InferenceServerClient:
+    return triton.InferenceServerClient(f"127.0.0.1:{world.grpc_port}")
+
+
 @contextmanager
 def stream(world: World) -> Iterator[Stream]:
-    with triton.InferenceServerClient(f"127.0.0.1:{world.grpc_port}") as client:
+    with connect(world) as client:
         yield Stream(client)
 
 

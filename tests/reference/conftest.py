@@ -26,10 +26,22 @@ FEATURES = (
 )
 
 
-def build_tiny(output: Path, *, tensor_parallel: int, seed: int = 0) -> Path:
-    arguments = ["--output", str(output), "--tensor-parallel", str(tensor_parallel), *LIMITS, *FEATURES]
-    assert build.main([*arguments, "--synthetic", "tiny-llama", "--seed", str(seed)]) == 0
+def build_engine(output: Path, *options: str, tensor_parallel: int = 1) -> Path:
+    arguments = ["--output", str(output), "--tensor-parallel", str(tensor_parallel), *options]
+    assert build.main(arguments) == 0
     return output
+
+
+def build_tiny(output: Path, *, tensor_parallel: int, seed: int = 0) -> Path:
+    model = ("--synthetic", "tiny-llama", "--seed", str(seed))
+    return build_engine(output, *LIMITS, *FEATURES, *model, tensor_parallel=tensor_parallel)
+
+
+def save_model(model: Any, folder: Path) -> Path:
+    """A model as it is published, with the tokenizer of the synthetic ones."""
+    model.save_pretrained(folder)
+    synthetic.make_tokenizer(folder / "tokenizer")
+    return shutil.copytree(folder / "tokenizer", folder, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="session")
@@ -45,20 +57,10 @@ def served(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("served")
     if not oracle.ON_GPU and oracle.DTYPE == "float32":
         return engines
-    oracle.make_model().save_pretrained(folder / "source")
-    shutil.copytree(engines[1] / "tokenizer", folder / "source", dirs_exist_ok=True)
-    limits = (*LIMITS[:-1], str(oracle.MAX_SEQ_LEN))
-    for size in engines:
-        arguments = [
-            "--output",
-            str(folder / f"tp{size}"),
-            "--tensor-parallel",
-            str(size),
-            *limits,
-            *FEATURES,
-        ]
-        assert build.main([*arguments, "--model", str(folder / "source"), "--dtype", oracle.DTYPE]) == 0
-    return {size: folder / f"tp{size}" for size in engines}
+    source = save_model(oracle.make_model(), folder / "source")
+    limits = (*LIMITS[:-1], str(oracle.MAX_SEQ_LEN), *FEATURES)
+    options = (*limits, "--model", str(source), "--dtype", oracle.DTYPE)
+    return {size: build_engine(folder / f"tp{size}", *options, tensor_parallel=size) for size in engines}
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +92,13 @@ def pair(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield world
 
 
+@pytest.fixture(params=["alone", "pair"])
+def world(request: pytest.FixtureRequest) -> servers.World:
+    """One rank (decoupled), then two (not decoupled): a client gets the same from both."""
+    served: servers.World = request.getfixturevalue(request.param)
+    return served
+
+
 @pytest.fixture(scope="session")
 def plain_model() -> Any:
     """The tiny model of the engines as transformers makes it, whole, in this process."""
@@ -99,18 +108,7 @@ def plain_model() -> Any:
 @pytest.fixture(scope="session")
 def greedy(plain_model: Any) -> Generate:
     """New tokens that transformers' own ``generate`` makes of a prompt, in this process."""
-    import torch
-
-    model = plain_model
-
-    def generate(prompt: list[int], count: int, end_id: int | None) -> list[int]:
-        output = model.generate(
-            torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=end_id, pad_token_id=2
-        )
-        tokens: list[int] = output[0, len(prompt) :].tolist()
-        return tokens
-
-    return generate
+    return lambda prompt, count, end_id: oracle.generate(plain_model, prompt, count, eos_token_id=end_id)[0]
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
+from .clients import ask, token_inputs
 from .servers import World
 
 LARGEST = 2**31 - 1
@@ -20,103 +20,82 @@ ABSENT: Any = None
 """Stands for a required input that is not sent."""
 
 
-def integers(*values: Any) -> Any:
-    return np.array([values], dtype=np.int32)
-
-
-def numbers(*values: float) -> Any:
-    return np.array([values], dtype=np.float32)
-
-
-def seeds(*values: int) -> Any:
-    return np.array([values], dtype=np.uint64)
-
-
-def switches(*values: bool) -> Any:
-    return np.array([values], dtype=np.bool_)
-
-
-def halves(*shape: int) -> Any:
-    return np.zeros((1, *shape), dtype=np.float16)
-
-
-def words(tokens: list[int], ends: list[int]) -> Any:
-    return integers(tokens, ends)
-
-
 PROMPT = [1, 50, 60, 70, 80]
-SOUND = {"input_ids": integers(*PROMPT), "input_lengths": integers(5), "request_output_len": integers(4)}
+SOUND = token_inputs(PROMPT, 4)
 
 TENSORS: list[tuple[str, dict[str, Any]]] = [
     # Shapes, types and missing inputs: Triton's own words.
-    ("batch size does not match", {"input_ids": np.array(PROMPT, dtype=np.int32)}),
-    ("unexpected shape for input 'input_ids'", {"input_ids": integers(PROMPT)}),
-    ("unexpected shape for input 'input_lengths'", {"input_lengths": integers(5, 5)}),
-    ("batch size does not match", {"input_lengths": np.array([[5], [5]], dtype=np.int32)}),
-    ("batch-size must be <= 8", {name: np.repeat(value, 9, axis=0) for name, value in SOUND.items()}),
-    ("byte size mismatch", {name: value[:0] for name, value in SOUND.items()}),
-    ("unexpected shape for input 'bad_words_list'", {"bad_words_list": integers([9], [9], [9])}),
-    ("unexpected shape for input 'stop_words_list'", {"stop_words_list": integers(9, 10)}),
+    ("batch size does not match", {"input_ids": PROMPT}),
+    ("unexpected shape for input 'input_ids'", {"input_ids": [[PROMPT]]}),
+    ("unexpected shape for input 'input_lengths'", {"input_lengths": [[5, 5]]}),
+    ("batch size does not match", {"input_lengths": [[5], [5]]}),
+    (
+        "batch-size must be <= 8",
+        {"input_ids": [PROMPT] * 9, "input_lengths": [[5]] * 9, "request_output_len": [[4]] * 9},
+    ),
+    ("byte size mismatch", dict.fromkeys(SOUND, np.empty((0, 1), dtype=np.int32))),
+    ("unexpected shape for input 'bad_words_list'", {"bad_words_list": [[[9], [9], [9]]]}),
+    ("unexpected shape for input 'stop_words_list'", {"stop_words_list": [[9, 10]]}),
     ("data-type is 'INT64'", {"input_ids": np.array([PROMPT])}),
-    ("data-type is 'FP32'", {"input_ids": numbers(*PROMPT)}),
+    ("data-type is 'FP32'", {"input_ids": np.array([PROMPT], dtype=np.float32)}),
     ("data-type is 'FP64'", {"temperature": np.array([[0.5]])}),
     ("data-type is 'BYTES'", {"temperature": np.array([[b"hot"]], dtype=np.object_)}),
-    ("data-type is 'INT32'", {"streaming": integers(1)}),
+    ("data-type is 'INT32'", {"streaming": np.array([[1]], dtype=np.int32)}),
     ("missing required input(s) ['input_ids']", {"input_ids": ABSENT}),
     ("missing required input(s) ['input_lengths']", {"input_lengths": ABSENT}),
     ("missing required input(s) ['request_output_len']", {"request_output_len": ABSENT}),
-    ("unexpected inference input 'temprature'", {"temprature": numbers(1)}),
+    ("unexpected inference input 'temprature'", {"temprature": np.array([[1]], dtype=np.float32)}),
     # Prompts and lengths.
-    ("The prompt is empty", {"input_ids": np.zeros((1, 0), dtype=np.int32), "input_lengths": integers(0)}),
-    ("The prompt is empty", {"input_lengths": integers(0)}),
-    ("input_ids holds 0 tokens", {"input_ids": np.zeros((1, 0), dtype=np.int32)}),
-    ("input_lengths is -1", {"input_lengths": integers(-1)}),
-    ("input_lengths is 6", {"input_lengths": integers(6)}),
-    ("input_ids holds 512", {"input_ids": integers(1, 512), "input_lengths": integers(2)}),
-    ("input_ids holds -7", {"input_ids": integers(1, -7), "input_lengths": integers(2)}),
-    ("max_input_len 96", {"input_ids": integers(*[5] * 97), "input_lengths": integers(97)}),
-    ("must be at least 1", {"request_output_len": integers(0)}),
-    ("request_output_len (max_tokens) is -3", {"request_output_len": integers(-3)}),
-    ("max_seq_len 128", {"request_output_len": integers(124)}),
-    ("max_seq_len 128", {"request_output_len": integers(LARGEST)}),
+    ("The prompt is empty", {"input_ids": [[]], "input_lengths": 0}),
+    ("The prompt is empty", {"input_lengths": 0}),
+    ("input_ids holds 0 tokens", {"input_ids": [[]]}),
+    ("input_lengths is -1", {"input_lengths": -1}),
+    ("input_lengths is 6", {"input_lengths": 6}),
+    ("input_ids holds 512", {"input_ids": [[1, 512]], "input_lengths": 2}),
+    ("input_ids holds -7", {"input_ids": [[1, -7]], "input_lengths": 2}),
+    ("max_input_len 96", {"input_ids": [[5] * 97], "input_lengths": 97}),
+    ("must be at least 1", {"request_output_len": 0}),
+    ("request_output_len (max_tokens) is -3", {"request_output_len": -3}),
+    ("max_seq_len 128", {"request_output_len": 124}),
+    ("max_seq_len 128", {"request_output_len": LARGEST}),
     # How tokens are chosen.
-    ("temperature is nan", {"temperature": numbers(NAN)}),
-    ("temperature is inf", {"temperature": numbers(INFINITY)}),
-    ("temperature is -0.5", {"temperature": numbers(-0.5)}),
-    ("runtime_top_p is 1.5", {"runtime_top_p": numbers(1.5)}),
-    ("runtime_top_p is nan", {"runtime_top_p": numbers(NAN)}),
-    ("runtime_top_k is -1", {"runtime_top_k": integers(-1)}),
-    ("repetition_penalty is 0", {"repetition_penalty": numbers(0)}),
-    ("presence_penalty is inf", {"presence_penalty": numbers(INFINITY)}),
-    ("frequency_penalty is nan", {"frequency_penalty": numbers(NAN)}),
-    ("min_length is -1", {"min_length": integers(-1)}),
-    ("beam_width is 0", {"beam_width": integers(0)}),
-    ("beam_width is -3", {"beam_width": integers(-3)}),
-    ("max_beam_width 4", {"beam_width": integers(5)}),
-    ("max_beam_width 4", {"beam_width": integers(LARGEST)}),
-    ("num_return_sequences is -1", {"num_return_sequences": integers(-1)}),
-    (f"num_return_sequences is {LARGEST}", {"num_return_sequences": integers(LARGEST)}),
-    ("num_return_sequences is 3", {"num_return_sequences": integers(3), "beam_width": integers(2)}),
-    ("streaming=true cannot", {"streaming": switches(True), "beam_width": integers(2)}),
-    ("end_id is 600", {"end_id": integers(600)}),
-    ("pad_id is 512", {"pad_id": integers(512)}),
+    ("temperature is nan", {"temperature": NAN}),
+    ("temperature is inf", {"temperature": INFINITY}),
+    ("temperature is -0.5", {"temperature": -0.5}),
+    ("runtime_top_p is 1.5", {"runtime_top_p": 1.5}),
+    ("runtime_top_p is nan", {"runtime_top_p": NAN}),
+    ("runtime_top_k is -1", {"runtime_top_k": -1}),
+    ("repetition_penalty is 0", {"repetition_penalty": 0}),
+    ("presence_penalty is inf", {"presence_penalty": INFINITY}),
+    ("frequency_penalty is nan", {"frequency_penalty": NAN}),
+    ("min_length is -1", {"min_length": -1}),
+    ("beam_width is 0", {"beam_width": 0}),
+    ("beam_width is -3", {"beam_width": -3}),
+    ("max_beam_width 4", {"beam_width": 5}),
+    ("max_beam_width 4", {"beam_width": LARGEST}),
+    ("num_return_sequences is -1", {"num_return_sequences": -1}),
+    (f"num_return_sequences is {LARGEST}", {"num_return_sequences": LARGEST}),
+    ("num_return_sequences is 3", {"num_return_sequences": 3, "beam_width": 2}),
+    ("streaming=true cannot", {"streaming": True, "beam_width": 2}),
+    ("end_id is 600", {"end_id": 600}),
+    ("pad_id is 512", {"pad_id": 512}),
     # Words, biases, adapters.
-    ("second row of bad_words_list", {"bad_words_list": words([9, 10], [3, -1])}),
-    ("second row of bad_words_list", {"bad_words_list": words([9, 10, 11], [2, 1, -1])}),
-    ("second row of stop_words_list", {"stop_words_list": words([9, 10, 11], [0, 1, -1])}),
-    ("second row of stop_words_list", {"stop_words_list": words([9, 10, 11], [-1, 1, -1])}),
-    ("bad_words_list holds 999", {"bad_words_list": words([9, 999], [1, 2])}),
-    ("stop_words_list holds -9", {"stop_words_list": words([-9, 10], [2, -1])}),
-    ("embedding_bias holds 600", {"embedding_bias": numbers(*[0] * 600)}),
-    ("embedding_bias holds a NaN", {"embedding_bias": numbers(*[NAN] * 512)}),
-    ("lora_weights and lora_config need", {"lora_weights": halves(1, 4)}),
-    ("belong together", {"lora_task_id": seeds(77), "lora_weights": halves(1, 4)}),
-    ("lora_task_id", {"lora_task_id": seeds(78)}),
+    ("second row of bad_words_list", {"bad_words_list": [[[9, 10], [3, -1]]]}),
+    ("second row of bad_words_list", {"bad_words_list": [[[9, 10, 11], [2, 1, -1]]]}),
+    ("second row of stop_words_list", {"stop_words_list": [[[9, 10, 11], [0, 1, -1]]]}),
+    ("second row of stop_words_list", {"stop_words_list": [[[9, 10, 11], [-1, 1, -1]]]}),
+    ("bad_words_list holds 999", {"bad_words_list": [[[9, 999], [1, 2]]]}),
+    ("stop_words_list holds -9", {"stop_words_list": [[[-9, 10], [2, -1]]]}),
+    ("embedding_bias holds 600", {"embedding_bias": [[0] * 600]}),
+    ("embedding_bias holds a NaN", {"embedding_bias": [[NAN] * 512]}),
+    ("lora_weights and lora_config need", {"lora_weights": [[[0] * 4]]}),
+    ("belong together", {"lora_task_id": 77, "lora_weights": [[[0] * 4]]}),
+    ("lora_task_id", {"lora_task_id": 78}),
     (
         "rank 99",
-        {"lora_task_id": seeds(79), "lora_weights": halves(1, 4), "lora_config": integers([0, 0, 99])},
+        {"lora_task_id": 79, "lora_weights": [[[0] * 4]], "lora_config": [[[0, 0, 99]]]},
     ),
-    ("stop=true needs a request id", {"stop": switches(True)}),
+    ("stop=true needs a request id", {"stop": True}),
 ]
 """What the refusal says, and the inputs of ``tensorrt_llm`` that differ from ``SOUND``."""
 
@@ -149,17 +128,8 @@ TEXTS: list[tuple[str, bytes]] = [
 
 
 def refused_tensors(world: World, expected: str, change: dict[str, Any]) -> None:
-    """Send tensors as they are, without the client's own checks."""
-    inputs = []
-    for name, array in {**SOUND, **change}.items():
-        if array is not ABSENT:
-            inputs.append(triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
-            inputs[-1].set_data_from_numpy(array)
-    answers: list[Any] = []
-    with triton.InferenceServerClient(f"127.0.0.1:{world.grpc_port}") as client:
-        client.start_stream(lambda result, error: answers.append(error or result), stream_timeout=60)
-        client.async_stream_infer("tensorrt_llm", inputs)
-        client.stop_stream()
+    inputs = {name: value for name, value in {**SOUND, **change}.items() if value is not ABSENT}
+    answers = ask(world, "tensorrt_llm", inputs)
     assert [type(answer) for answer in answers] == [InferenceServerException], f"{change}: {answers}"
     assert expected in str(answers[0]), f"{change}: {answers[0]}"
 

@@ -79,6 +79,19 @@ def make_model() -> Any:
     return model.to(getattr(torch, DTYPE))
 
 
+def generate(model: Any, prompt: Sequence[int], count: int, **options: Any) -> list[list[int]]:
+    """New tokens by transformers' own ``generate``, greedy and without an end token; a row a sequence."""
+    import torch
+
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 2, **options}
+    tokens = torch.tensor([list(prompt)], device=model.device)
+    # Otherwise tokens of the prompt that equal the padding token would be masked.
+    mask = torch.ones_like(tokens)
+    output = model.generate(tokens, attention_mask=mask, max_new_tokens=count, **options)
+    rows: list[list[int]] = output[:, len(prompt) :].tolist()
+    return rows
+
+
 @dataclass
 class Oracle:
     """Checks a server's answers; the numbers that it checks are those of ``model``, in float32."""
@@ -92,17 +105,6 @@ class Oracle:
     def is_exact(self) -> bool:
         """Whether tokens must be equal."""
         return self.bounds.tie == 0.0
-
-    def generate(
-        self, prompt: Sequence[int], count: int, end_id: int | None, **options: Any
-    ) -> list[list[int]]:
-        """New tokens by transformers' own ``generate``, a row a sequence."""
-        import torch
-
-        options = {"do_sample": False, "eos_token_id": end_id, "pad_token_id": 2, **options}
-        output = self.model.generate(torch.tensor([prompt]), max_new_tokens=count, **options)
-        rows: list[list[int]] = output[:, len(prompt) :].tolist()
-        return rows
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """[tokens, vocabulary]"""
@@ -119,7 +121,7 @@ class Oracle:
     def check_greedy(self, prompt: Sequence[int], new: Sequence[int], count: int, end_id: int | None) -> None:
         """These are the ``count`` new tokens of a greedy answer, or fewer up to the end token."""
         if self.is_exact:
-            assert list(new) == self.generate(prompt, count, end_id)[0]
+            assert [list(new)] == generate(self.model, prompt, count, eos_token_id=end_id)
             return
         assert len(new) == count or (0 < len(new) < count and new[-1] == end_id)
         assert end_id not in new[:-1]
@@ -206,14 +208,23 @@ class Oracle:
         )
 
     def check_beams(
-        self, prompt: Sequence[int], beams: Sequence[Sequence[int]], log_probs: Sequence[Array], **search: Any
+        self,
+        prompt: Sequence[int],
+        beams: Sequence[Sequence[int]],
+        log_probs: Sequence[Array],
+        count: int,
+        end_id: int,
     ) -> None:
-        """These are the beams that ``generate`` finds, the best first, and their tokens' log-probabilities.
+        """These are the beams that ``generate`` finds with a length penalty of 1, the best first.
+
+        ``log_probs`` are those of their tokens.
 
         Rounding may lead a search elsewhere. Then its beams are as likely as
         it says, and the best is no worse than transformers' best.
         """
-        expected = [_up_to(row, search["end_id"]) for row in self.generate(prompt, **search)]
+        search = {"num_beams": len(beams), "num_return_sequences": len(beams), "early_stopping": True}
+        rows = generate(self.model, prompt, count, eos_token_id=end_id, length_penalty=1.0, **search)
+        expected = [_up_to(row, end_id) for row in rows]
         if self.is_exact:
             assert [list(beam) for beam in beams] == expected
         for beam, found in zip(beams, log_probs, strict=True):

@@ -20,12 +20,6 @@ TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 PROMPT = "What is machine learning?"
 
 
-@pytest.fixture(params=["alone", "pair"])
-def world(request: pytest.FixtureRequest) -> World:
-    served: World = request.getfixturevalue(request.param)
-    return served
-
-
 @pytest.mark.parametrize("model", TEXT_MODELS)
 def test_json_of_the_generate_endpoint_works(
     world: World, model: str, tokenizer: TextTokenizer, greedy_alone: Greedy

@@ -10,11 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from . import servers
-from .clients import ask, ask_one, metric, stream, tensor, token_inputs, tokens, wait_idle, wait_until
+from .clients import (
+    STOP,
+    ask,
+    ask_one,
+    connect,
+    metric,
+    stream,
+    tensors,
+    token_inputs,
+    tokens,
+    wait_idle,
+    wait_until,
+)
 from .conftest import Greedy
 from .oracle import LONG, MAX_SEQ_LEN, Oracle
 from .servers import World
@@ -22,16 +33,7 @@ from .servers import World
 pytestmark = pytest.mark.triton
 
 PROMPT = [1, 50, 60, 70, 80]
-STOP = {"input_ids": [[0]], "input_lengths": 0, "request_output_len": 0, "stop": True}
-"""What TensorRT-LLM's client sends to stop a request."""
-
 SAMPLED: dict[str, Any] = {"runtime_top_k": 40, "temperature": 1.5, "random_seed": 11}
-
-
-@pytest.fixture(params=["alone", "pair"])
-def world(request: pytest.FixtureRequest) -> World:
-    served: World = request.getfixturevalue(request.param)
-    return served
 
 
 def infer(world: World, count: int, **values: Any) -> Any:
@@ -115,10 +117,6 @@ def test_beams_are_those_of_transformers(world: World, judge: Oracle) -> None:
         list(answer.as_numpy("output_log_probs")[0]),
         count=6,
         end_id=2,
-        num_beams=3,
-        num_return_sequences=3,
-        length_penalty=1.0,
-        early_stopping=True,
     )
     best = infer(world, 6, num_return_sequences=1, **search)
     assert best.as_numpy("output_ids").tolist() == [found[:1]]
@@ -152,10 +150,6 @@ def test_32_at_once_are_each_what_transformers_makes(world: World, judge: Oracle
                 list(log_probs),
                 count=count,
                 end_id=2,
-                num_beams=2,
-                num_return_sequences=2,
-                length_penalty=1.0,
-                early_stopping=True,
             )
         else:
             new = tokens(answer)
@@ -324,7 +318,6 @@ def test_requests_wait_for_kv_cache_and_then_the_queue_is_full(narrow: World) ->
 
 def status_of(world: World, values: dict[str, Any]) -> str:
     """The status of a refusal by a model that is not decoupled; on a stream it is not told."""
-    with triton.InferenceServerClient(f"127.0.0.1:{world.grpc_port}") as client:
-        with pytest.raises(InferenceServerException) as refusal:
-            client.infer("tensorrt_llm", [tensor(name, value) for name, value in values.items()])
-        return str(refusal.value.status())
+    with connect(world) as client, pytest.raises(InferenceServerException) as refusal:
+        client.infer("tensorrt_llm", tensors(values))
+    return str(refusal.value.status())

@@ -21,6 +21,8 @@ from .servers import World
 pytestmark = pytest.mark.triton
 
 Protocol = Literal["grpc", "http"]
+PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http"])
+MODELS = pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
 PROMPT = "the cat sat on the"
 COUNT = 12
 
@@ -47,8 +49,8 @@ def request(asked: Target, tokenizer: TextTokenizer) -> Request:
     return Request(COUNT, PROMPT)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
+@PROTOCOLS
+@MODELS
 def test_a_decoupled_model_streams_token_by_token(
     alone: World, tokenizer: TextTokenizer, model: str, protocol: Protocol
 ) -> None:
@@ -61,8 +63,8 @@ def test_a_decoupled_model_streams_token_by_token(
         assert parsed.token_ids is not None and len(parsed.token_ids) == COUNT
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
+@PROTOCOLS
+@MODELS
 def test_a_decoupled_model_answers_in_one_piece_where_no_stream_is_asked_for(
     alone: World, tokenizer: TextTokenizer, model: str, protocol: Protocol
 ) -> None:
@@ -75,9 +77,9 @@ def test_a_decoupled_model_answers_in_one_piece_where_no_stream_is_asked_for(
         assert len(parsed.token_ids) == len(prompt) + COUNT == parsed.chunks[-1].sequence_length
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@PROTOCOLS
 @pytest.mark.parametrize("streaming", [True, False])
-@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
+@MODELS
 def test_a_model_that_is_not_decoupled_answers_in_one_piece_either_way(
     pair: World, tokenizer: TextTokenizer, model: str, streaming: bool, protocol: Protocol
 ) -> None:
@@ -98,7 +100,7 @@ def test_every_protocol_and_both_ways_give_the_same_tokens(alone: World, tokeniz
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@PROTOCOLS
 def test_a_closed_loop_of_streams(alone: World, protocol: Protocol) -> None:
     asked = target(alone, "ensemble", protocol)
     payloads = [encode_request(Request(4, f"{PROMPT} {word}"), asked) for word in ("mat", "hat", "bat")]

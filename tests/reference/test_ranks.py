@@ -6,19 +6,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.triton import free_ports
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference.world import World
 
 from . import servers
 from .oracle import LONG
 from .two_peers import LOST
+from .two_processes import start_two
 
 BODY = {"text_input": "What is machine learning?", "max_tokens": LONG - 20, "end_id": -1}
 
@@ -93,18 +92,10 @@ def assert_gone(pids: list[int]) -> None:
 
 @pytest.mark.model
 def test_loss_is_noticed_by_a_rank_that_waits_for_something_else() -> None:
-    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.reference.two_peers"],
-            env={**os.environ, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-        )
-        for rank in (0, 1)
-    ]
+    ranks = start_two("two_peers")
     for rank in ranks:
         assert rank.stdout is not None
-        assert rank.stdout.readline() == b"watching\n"
+        assert rank.stdout.readline() == "watching\n"
     ranks[1].kill()
     assert [rank.wait(10) for rank in ranks] == [LOST, -signal.SIGKILL]
     for rank in ranks:

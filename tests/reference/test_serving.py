@@ -30,13 +30,6 @@ PROMPTS = (
 NEW_TOKENS = 16
 
 
-@pytest.fixture(params=["alone", "pair"])
-def world(request: pytest.FixtureRequest) -> World:
-    """One rank (decoupled), then two (not decoupled): a client gets the same from both."""
-    served: World = request.getfixturevalue(request.param)
-    return served
-
-
 def infer(world: World, prompt: list[int], count: int, **values: Any) -> Any:
     return ask_one(world, "tensorrt_llm", token_inputs(prompt, count, end_id=END, **values))
 
@@ -103,14 +96,6 @@ def test_generation_ends_at_the_end_token(
     expected = greedy_alone(world, tokens, 20, end)
     assert len(expected) <= 4
     assert world.generate(body)[1]["text_output"] == tokenizer.decode(tokens + expected)
-
-
-def test_log_probs_equal_those_of_the_model(world: World, judge: Oracle, tokenizer: TextTokenizer) -> None:
-    prompt = tokenizer.encode(PROMPTS[1])
-    outputs = infer(world, prompt, 6, return_log_probs=True)
-    new = outputs.as_numpy("output_ids")[0, 0].tolist()[len(prompt) :]
-    total = outputs.as_numpy("cum_log_probs").item()
-    judge.check_log_probs(prompt, new, outputs.as_numpy("output_log_probs")[0, 0], total)
 
 
 @pytest.mark.parametrize(

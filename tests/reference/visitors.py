@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from trtllm_hpc.reference.text import TextTokenizer
 
 from . import clients
-from .clients import Answer, Stream, stream, tensor, token_inputs
+from .clients import STOP, Answer, Stream, connect, stream, tensors, token_inputs
 from .servers import World
 
 MODEL = "tensorrt_llm"
@@ -30,7 +30,6 @@ ACCUMULATES = {"ensemble": False, "tensorrt_llm_bls": True}
 TEXT_NAMES = {"runtime_top_k": "top_k", "runtime_top_p": "top_p"}
 """Inputs that the models which take text name otherwise."""
 
-STOP = {"input_ids": [[0]], "input_lengths": 0, "request_output_len": 0, "stop": True}
 RESET = struct.pack("ii", 1, 0)
 """For SO_LINGER: closing sends a reset, and not a polite end, as when a machine fails."""
 
@@ -106,9 +105,9 @@ class Visitor:
         assert answer.as_numpy("cum_log_probs").item() == pytest.approx(total, abs=1e-3)
 
     def unary_tokens(self, question: Question) -> None:
-        inputs = [tensor(name, value) for name, value in question.inputs().items()]
-        with triton.InferenceServerClient(f"127.0.0.1:{self.world.grpc_port}") as client:
-            assert tokens(client.infer(MODEL, inputs, client_timeout=60)) == question.answer
+        with connect(self.world) as client:
+            answer = client.infer(MODEL, tensors(question.inputs()), client_timeout=60)
+        assert tokens(answer) == question.answer
 
     def text(self, question: Question, model: str) -> None:
         status, answer = self.world.generate(question.body(), model)
@@ -136,19 +135,15 @@ class Visitor:
             opened.cancel()
 
     def cancel_unary(self, question: Question, after_s: float) -> None:
-        inputs = [tensor(name, value) for name, value in question.inputs().items()]
-        with triton.InferenceServerClient(f"127.0.0.1:{self.world.grpc_port}") as client:
-            call = client.async_infer(MODEL, inputs, lambda result, error: None)
+        with connect(self.world) as client:
+            call = client.async_infer(MODEL, tensors(question.inputs()), lambda result, error: None)
             time.sleep(after_s)
             call.cancel()
 
     def run_out_of_time(self, question: Question, after_s: float) -> None:
-        inputs = [tensor(name, value) for name, value in question.inputs().items()]
-        with (
-            triton.InferenceServerClient(f"127.0.0.1:{self.world.grpc_port}") as client,
-            pytest.raises(InferenceServerException, match="Deadline Exceeded"),
-        ):
-            client.infer(MODEL, inputs, client_timeout=after_s)
+        exceeded = pytest.raises(InferenceServerException, match="Deadline Exceeded")
+        with connect(self.world) as client, exceeded:
+            client.infer(MODEL, tensors(question.inputs()), client_timeout=after_s)
 
     def hang_up(self, question: Question, model: str, *, is_streaming: bool, is_polite: bool) -> None:
         """Close an HTTP connection in the middle of a streamed answer, or while waiting for a whole one."""

@@ -15,7 +15,7 @@ from trtllm_hpc.reference.generation import GenerationRequest, Progress, Samplin
 from trtllm_hpc.reference.requests import MOST_LENGTH_PENALTY
 from trtllm_hpc.reference.scheduler import Chunk, Decode, Step
 
-from ..oracle import NEAR
+from ..oracle import NEAR, generate
 from .bench import DEVICE, Bench, new_bench, random_model
 
 pytestmark = pytest.mark.model
@@ -199,8 +199,7 @@ def test_searches_and_the_batch_take_turns_without_touching_each_other(bench: Be
     found |= bench.finish([slot for slot in requests if slot not in found])
     for slot, request in requests.items():
         assert_equal(found[slot], expected(plain, request))
-    alone = plain.generate(torch.tensor([greedy.prompt], device=DEVICE), max_new_tokens=12, do_sample=False)
-    assert answer == alone[0, 7:].tolist()
+    assert [answer] == generate(plain, greedy.prompt, 12)
 
 
 def _greedy_token(outcome: Outcome) -> int:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from trtllm_hpc.reference import build
 from trtllm_hpc.reference.engine_config import EngineFolder
 from trtllm_hpc.runtime.records import read_events
 
-from ..conftest import LIMITS, build_tiny
+from ..conftest import LIMITS, build_engine, build_tiny, save_model
 
 pytestmark = pytest.mark.model
 
@@ -110,11 +109,8 @@ def test_progress_is_printed_and_told_to_the_run(tmp_path: Path, capsys: pytest.
 
 
 def test_local_model_is_taken_as_it_is(engines: dict[int, Path], plain_model: Any, tmp_path: Path) -> None:
-    model, output = tmp_path / "a model", tmp_path / "engine"
-    plain_model.save_pretrained(model)
-    shutil.copytree(engines[1] / "tokenizer", model, dirs_exist_ok=True)
-    arguments = ["--output", str(output), "--tensor-parallel", "1", "--model", str(model), *LIMITS]
-    assert build.main(arguments) == 0
+    model = save_model(plain_model, tmp_path / "a model")
+    output = build_engine(tmp_path / "engine", "--model", str(model), *LIMITS)
     assert weights_hash(output) == weights_hash(engines[1])
     assert merges(output) == merges(engines[1])
 

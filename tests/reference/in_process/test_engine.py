@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference import build, synthetic
-from trtllm_hpc.reference.generation import Cancelled, GenerationRequest, QueueFull, Sampling
+from trtllm_hpc.reference import synthetic
+from trtllm_hpc.reference.generation import NO_END, Cancelled, GenerationRequest, QueueFull, Sampling
 from trtllm_hpc.reference.leader import Leader
 
-from ..oracle import NEAR
+from ..conftest import build_engine
+from ..oracle import NEAR, generate
 from .leader import Heard, ask, idle, running
 
 pytestmark = pytest.mark.model
@@ -24,17 +25,12 @@ END = 2
 MAX_SEQ_LEN = 160
 
 
-def built(output: Path, *limits: str) -> Path:
-    arguments = ["--output", str(output), "--tensor-parallel", "1", "--synthetic", "tiny-llama", *limits]
-    assert build.main([*arguments, "--max-seq-len", str(MAX_SEQ_LEN), "--max-input-len", "128"]) == 0
-    return output
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Steps of 64 tokens, so that long prompts are read in chunks; blocks of 16."""
-    return built(
+    return build_engine(
         tmp_path_factory.mktemp("engine") / "e",
+        *("--synthetic", "tiny-llama", "--max-seq-len", str(MAX_SEQ_LEN), "--max-input-len", "128"),
         *("--max-batch-size", "8", "--max-num-tokens", "64", "--tokens-per-block", "16"),
         *("--gather-context-logits", "--gather-generation-logits"),
     )
@@ -53,17 +49,8 @@ def model() -> Any:
 
 
 def generated(model: Any, request: GenerationRequest) -> list[int]:
-    prompt = torch.tensor([request.prompt])
-    output = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=request.max_new_tokens,
-        do_sample=False,
-        eos_token_id=request.end_id if request.end_id >= 0 else None,
-        pad_token_id=0,
-    )
-    tokens: list[int] = output[0, prompt.shape[1] :].tolist()
-    return tokens
+    end_id = None if request.end_id == NO_END else request.end_id
+    return generate(model, request.prompt, request.max_new_tokens, eos_token_id=end_id)[0]
 
 
 def drawn(draw: random.Random, **more: Any) -> GenerationRequest:

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import json
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -15,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.triton import free_ports
 from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.reference import lora, sharding
 from trtllm_hpc.reference.executor import prepare
@@ -23,6 +18,8 @@ from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
 from trtllm_hpc.reference.lora import AdapterPlaces, Adapters
 from trtllm_hpc.reference.scheduler import Adapter, Chunk, Decode, Step
 
+from ..oracle import generate
+from ..two_processes import answer_of_two
 from .bench import DEVICE, Bench, new_bench, random_model
 from .leader import ask, running
 
@@ -50,11 +47,7 @@ class Oracle:
         return LoraRequest(task_id, self.weights, self.config)
 
     def greedy(self, prompt: Sequence[int]) -> list[int]:
-        output = self.model.generate(
-            torch.tensor([prompt], device=DEVICE), max_new_tokens=NEW_TOKENS, do_sample=False
-        )
-        tokens: list[int] = output[0, len(prompt) :].tolist()
-        return tokens
+        return generate(self.model, prompt, NEW_TOKENS)[0]
 
 
 def make_oracle(seed: int, modules: Sequence[str], *, rank: int = RANK, alpha: int = 8) -> Oracle:
@@ -129,11 +122,7 @@ def load(bench: Bench, **adapters: LoraRequest) -> None:
 
 
 def plain_answer(prompt: Sequence[int]) -> list[int]:
-    output = random_model().generate(
-        torch.tensor([prompt], device=DEVICE), max_new_tokens=NEW_TOKENS, do_sample=False
-    )
-    tokens: list[int] = output[0, len(prompt) :].tolist()
-    return tokens
+    return generate(random_model(), prompt, NEW_TOKENS)[0]
 
 
 def test_rows_of_one_batch_have_each_their_own_adapter(
@@ -172,15 +161,9 @@ def test_beams_follow_their_adapter(bench: Bench, everywhere: Oracle) -> None:
     load(bench, p0=everywhere.request(4))
     request = replace(greedy(4), beam_width=3, length_penalty=0.0)
     result = bench.search(request)
-    expected = everywhere.model.generate(
-        torch.tensor([request.prompt], device=DEVICE),
-        max_new_tokens=NEW_TOKENS,
-        num_beams=3,
-        num_return_sequences=3,
-        early_stopping=True,
-        length_penalty=0.0,
-    )
-    assert [list(beam) for beam in result.tokens] == expected[:, len(request.prompt) :].tolist()
+    search = {"num_beams": 3, "num_return_sequences": 3, "early_stopping": True, "length_penalty": 0.0}
+    expected = generate(everywhere.model, request.prompt, NEW_TOKENS, **search)
+    assert [list(beam) for beam in result.tokens] == expected
 
 
 def test_a_place_can_be_taken_by_another_adapter(
@@ -310,24 +293,7 @@ def test_two_ranks_answer_as_one_does(engines: dict[int, Path], tmp_path: Path, 
 def run_two(engine: Path, folder: Path, rounds: list[list[GenerationRequest]]) -> list[dict[str, Any]]:
     requests = folder / "requests"
     requests.write_bytes(pickle.dumps(rounds))
-    where = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_ports(1)[0]),
-        "OMP_NUM_THREADS": "1",
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.reference.in_process.two_engines", str(engine), str(requests)],
-            env={**os.environ, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    answers: list[dict[str, Any]] = json.loads(outputs[0].splitlines()[-1])
+    answers: list[dict[str, Any]] = answer_of_two("in_process.two_engines", engine, requests)
     return answers
 
 

@@ -53,6 +53,14 @@ def answer(sampled: GenerationRequest, rows: torch.Tensor) -> list[int]:
     return [step(sampler, row[None]).tokens[0] for row in rows]
 
 
+def answer_by(process: Any, prompt: Sequence[int], rows: torch.Tensor) -> list[int]:
+    """The same by transformers' processor of the scores of the next token."""
+    sequence = list(prompt)
+    for row in rows:
+        sequence.append(int(process(torch.tensor([sequence]), row[None].clone()).argmax()))
+    return sequence[len(prompt) :]
+
+
 def draws(sampled: GenerationRequest, row: torch.Tensor, tokens: int) -> Counter[int]:
     """How often each token comes about under 100 seeds that draw ``tokens`` each."""
     sampler = sampler_of(
@@ -64,11 +72,6 @@ def draws(sampled: GenerationRequest, row: torch.Tensor, tokens: int) -> Counter
 def support(sampled: GenerationRequest, row: torch.Tensor) -> set[int]:
     """The tokens that can come about."""
     return set(draws(sampled, row, 30))
-
-
-def kept(warper: Any, row: torch.Tensor) -> set[int]:
-    scores = warper(torch.zeros(1, 0, dtype=torch.long), row[None])
-    return set(torch.isfinite(scores[0]).nonzero().flatten().tolist())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -100,29 +103,26 @@ def test_repetition_penalty_is_the_one_of_transformers(penalty: float) -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
 
     rows = torch.randn(40, 20)
-    process: Any = RepetitionPenaltyLogitsProcessor(penalty)
-    sequence = [1, 2, 3]
-    for row in rows:
-        sequence.append(int(process(torch.tensor([sequence]), row[None]).argmax()))
+    expected = answer_by(RepetitionPenaltyLogitsProcessor(penalty), (1, 2, 3), rows)
 
-    assert answer(request(repetition_penalty=penalty), rows) == sequence[3:]
+    assert answer(request(repetition_penalty=penalty), rows) == expected
 
 
 def test_presence_and_frequency_count_prompt_and_answer_after_the_temperature() -> None:
     rows = torch.randn(60, 20)
     presence, frequency, temperature = 0.4, 0.25, 0.7
-    sequence = [1, 2, 2, 3]
-    for row in rows:
-        scores = row / temperature
-        for token, count in Counter(sequence).items():
-            scores[token] -= presence + frequency * count
-        sequence.append(int(scores.argmax()))
+
+    def penalised(sequence: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(sequence[0], minlength=20)
+        return scores / temperature - presence * (counts > 0) - frequency * counts
+
+    expected = answer_by(penalised, (1, 2, 2, 3), rows)
     asks = request(
         prompt=(1, 2, 2, 3), presence_penalty=presence, frequency_penalty=frequency, temperature=temperature
     )
 
-    assert answer(asks, rows) == sequence[4:]
-    assert answer(replace(asks, sampling=Sampling()), rows) != sequence[4:]
+    assert answer(asks, rows) == expected
+    assert answer(replace(asks, sampling=Sampling()), rows) != expected
 
 
 def test_embedding_bias_is_added_to_the_logits_of_its_own_request_only() -> None:
@@ -146,15 +146,12 @@ def test_bad_words_are_those_of_transformers() -> None:
 
     vocab = 6
     words = ((0,), (3, 4), (2, 3), (4, 4, 5), (1, 4, 4, 1))
-    process: Any = NoBadWordsLogitsProcessor([list(word) for word in words])
     rows = torch.randn(200, vocab)
-    sequence = [1, 2, 3]
-    for row in rows:
-        sequence.append(int(process(torch.tensor([sequence]), row[None].clone()).argmax()))
+    expected = answer_by(NoBadWordsLogitsProcessor([list(word) for word in words]), (1, 2, 3), rows)
 
     # The first word's end is banned at once, as it begins in the prompt.
-    assert answer(request(bad_words=words), rows) == sequence[3:]
-    assert answer(request(), rows) != sequence[3:]
+    assert answer(request(bad_words=words), rows) == expected
+    assert answer(request(), rows) != expected
 
 
 def test_a_slot_forgets_the_bad_words_of_the_request_before() -> None:
@@ -198,48 +195,38 @@ def test_the_end_token_is_not_chosen_before_the_minimum_length(least: int) -> No
 
     rows = torch.randn(8, VOCAB)
     rows[:, END] = 10
-    process: Any = MinNewTokensLengthLogitsProcessor(3, least, END, device="cpu")
-    sequence = [1, 2, 3]
-    for row in rows:
-        sequence.append(int(process(torch.tensor([sequence]), row[None].clone()).argmax()))
+    process = MinNewTokensLengthLogitsProcessor(3, least, END, device="cpu")
+    expected = answer_by(process, (1, 2, 3), rows)
 
-    assert answer(request(min_new_tokens=least, end_id=END), rows) == sequence[3:]
-    assert sequence[3 + least] == END
+    assert answer(request(min_new_tokens=least, end_id=END), rows) == expected
+    assert expected[least] == END
     assert answer(request(min_new_tokens=least, end_id=NO_END), rows) == [END] * 8
 
 
-@pytest.mark.parametrize("top_k", [2, 7, 5000])
-def test_top_k_draws_from_the_tokens_that_transformers_keeps(top_k: int) -> None:
-    from transformers import TopKLogitsWarper
-
-    row = torch.randn(30)
-
-    assert support(request(top_k=top_k), row) == kept(TopKLogitsWarper(top_k), row)
-
-
-@pytest.mark.parametrize("top_p", [0.01, 0.3, 0.8])
-def test_top_p_draws_from_the_tokens_that_transformers_keeps(top_p: float) -> None:
-    from transformers import TopPLogitsWarper
-
-    row = torch.randn(30)
-
-    assert support(request(top_k=0, top_p=top_p), row) == kept(TopPLogitsWarper(top_p), row)
-
-
-@pytest.mark.parametrize("temperature", [0.3, 2.0])
-def test_temperature_then_top_k_then_top_p(temperature: float) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"top_k": top_k} for top_k in (2, 7, 5000)),
+        *({"top_k": 0, "top_p": top_p} for top_p in (0.01, 0.3, 0.8)),
+        *({"temperature": temperature, "top_k": 10, "top_p": 0.7} for temperature in (0.3, 2.0)),
+    ],
+)
+def test_tokens_are_drawn_from_those_that_transformers_keeps(settings: dict[str, Any]) -> None:
+    """Temperature first, then top k, then top p."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     row = torch.randn(30)
-    warpers: list[Any] = [TemperatureLogitsWarper(temperature), TopKLogitsWarper(10), TopPLogitsWarper(0.7)]
+    ids, scores = torch.zeros(1, 0, dtype=torch.long), row[None]
+    warpers: list[Any] = [
+        TemperatureLogitsWarper(settings.get("temperature", 1.0)),
+        TopKLogitsWarper(settings["top_k"] or len(row)),
+        TopPLogitsWarper(settings.get("top_p", 1.0)),
+    ]
+    for warper in warpers:
+        scores = warper(ids, scores)
 
-    def all_of_them(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        for warper in warpers:
-            scores = warper(ids, scores)
-        return scores
-
-    asks = request(temperature=temperature, top_k=10, top_p=0.7)
-    assert support(asks, row) == kept(all_of_them, row)
+    kept = scores[0].isfinite().nonzero().flatten().tolist()
+    assert support(request(**settings), row) == set(kept)
 
 
 def test_a_temperature_of_zero_is_greedy() -> None:

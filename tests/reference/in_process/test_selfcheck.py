@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.reference import attention, build, servable, synthetic
 
-from ..conftest import LIMITS
+from ..conftest import LIMITS, save_model
 
 pytestmark = pytest.mark.model
 
@@ -82,10 +81,7 @@ def test_attention_that_is_wrong_is_seen(dtype: str, monkeypatch: pytest.MonkeyP
 def test_what_is_no_attention_over_all_tokens_is_refused(
     kind: str, changes: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, output = tmp_path / "model", tmp_path / "engine"
-    make(kind, **changes).save_pretrained(model)
-    synthetic.make_tokenizer(tmp_path / "tokenizer")
-    shutil.copytree(tmp_path / "tokenizer", model, dirs_exist_ok=True)
+    model, output = save_model(make(kind, **changes), tmp_path / "model"), tmp_path / "engine"
     arguments = ["--output", str(output), "--model", str(model), "--tensor-parallel", "1", *LIMITS]
     assert build.main(arguments) == ExitCode.BUILD
     assert reason in capsys.readouterr().err

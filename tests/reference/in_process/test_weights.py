@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -10,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.triton import free_ports
 from trtllm_hpc.errors import BuildFailed, StartFailed
-from trtllm_hpc.reference import build, sharding, weights
+from trtllm_hpc.reference import sharding, weights
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo
 from trtllm_hpc.reference.world import World
 
-from ..conftest import LIMITS, Generate
+from ..conftest import LIMITS, Generate, build_engine, save_model
+from ..oracle import generate
+from ..two_processes import answer_of_two
 
 pytestmark = pytest.mark.model
 
@@ -35,34 +35,15 @@ def sizes(engine: Path) -> list[int]:
 
 def run_two(engine: Path) -> dict[str, Any]:
     """What rank 0 of two processes prints."""
-    port = str(free_ports(1)[0])
-    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.reference.in_process.two_ranks", str(engine), *map(str, PROMPT)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    answer: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
+    answer: dict[str, Any] = answer_of_two("in_process.two_ranks", engine, *PROMPT)
     return answer
 
 
-def build_from(model: Any, folder: Path, tensor_parallel: int, *more: str) -> Path:
+def build_from(model: Any, folder: Path, tensor_parallel: int) -> Path:
     """An engine of a model that transformers has made here."""
-    from trtllm_hpc.reference import synthetic
-
-    model.save_pretrained(folder / "source")
-    synthetic.make_tokenizer(folder / "tokenizer")
-    shutil.copytree(folder / "tokenizer", folder / "source", dirs_exist_ok=True)
-    arguments = ["--output", str(folder / "engine"), "--model", str(folder / "source"), *LIMITS, *more]
-    assert build.main([*arguments, "--tensor-parallel", str(tensor_parallel)]) == 0
-    return folder / "engine"
+    source = save_model(model, folder / "source")
+    options = ("--model", str(source), *LIMITS)
+    return build_engine(folder / "engine", *options, tensor_parallel=tensor_parallel)
 
 
 def qwen(**changes: Any) -> Any:
@@ -87,10 +68,8 @@ def qwen(**changes: Any) -> Any:
 def continued(model: Any) -> tuple[list[int], Any]:
     import torch
 
-    prompt = torch.tensor([PROMPT])
-    output = model.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=2)
     with torch.no_grad():
-        return output[0].tolist(), model(prompt).logits[0, -1]
+        return PROMPT + generate(model, PROMPT, 24)[0], model(torch.tensor([PROMPT])).logits[0, -1]
 
 
 def test_a_single_rank_computes_what_the_whole_model_does(engines: dict[int, Path], plain_model: Any) -> None:
@@ -142,9 +121,8 @@ def test_each_rank_has_its_slices_only(engines: dict[int, Path]) -> None:
 
 
 def test_loading_takes_little_more_memory_than_the_slices(tmp_path: Path) -> None:
-    engine = tmp_path / "engine"
-    arguments = ["--output", str(engine), "--synthetic", "llama-170m", *LIMITS]
-    assert build.main([*arguments, "--tensor-parallel", "2", "--dtype", "bfloat16"]) == 0
+    model = ("--synthetic", "llama-170m", "--dtype", "bfloat16")
+    engine = build_engine(tmp_path / "engine", *model, *LIMITS, tensor_parallel=2)
     measured = subprocess.run([sys.executable, "-c", _MEASURE, str(engine)], capture_output=True, text=True)
     assert measured.returncode == 0, measured.stderr
     slices = sizes(engine)[0]
