@@ -159,3 +159,19 @@ def wait_idle(world: World, limit_s: float = 10.0) -> None:
         ),
         limit_s,
     )
+
+
+def steps_until_cancelled(world: World, model: str, values: Mapping[str, Any]) -> float:
+    """Steps of the engine for a request whose client goes away after the first; its place is free then."""
+
+    def steps() -> float:
+        return metric(world, "nv_trt_llm_general_metrics", "iteration_counter")
+
+    wait_idle(world)
+    before = steps()
+    with stream(world) as opened:
+        opened.send(model, values)
+        wait_until(lambda: steps() > before)
+        opened.cancel()
+    wait_idle(world)
+    return steps() - before

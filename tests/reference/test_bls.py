@@ -9,14 +9,15 @@ from tritonclient.utils import InferenceServerException
 
 from trtllm_hpc.reference.text import TextTokenizer
 
-from .clients import ask, ask_one, metric, stream, texts, wait_idle, wait_until
+from .clients import ask, ask_one, steps_until_cancelled, texts
 from .conftest import Greedy
 from .oracle import LONG, Oracle
 from .servers import World
+from .visitors import ACCUMULATES, streamed_texts
 
 pytestmark = pytest.mark.triton
 
-TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
+TEXT_MODELS = tuple(ACCUMULATES)
 PROMPT = "What is machine learning?"
 
 
@@ -102,24 +103,14 @@ def test_several_prompts_come_back_as_one_response_each(
         judge.check_text(found[index], tokenizer, prompt, greedy_alone(alone, prompt, 5, 2))
 
 
-def test_ensemble_streams_the_text_of_each_token_alone(
-    alone: World, tokenizer: TextTokenizer, greedy_alone: Greedy
+@pytest.mark.parametrize(("model", "accumulates"), ACCUMULATES.items())
+def test_each_streamed_text_is_that_of_one_token_or_of_all_so_far(
+    alone: World, model: str, accumulates: bool, tokenizer: TextTokenizer, greedy_alone: Greedy
 ) -> None:
     body = {"text_input": PROMPT, "max_tokens": 8, "stream": True, "end_id": -1}
-    events = alone.generate_stream(body)
+    events = alone.generate_stream(body, model)
     new = greedy_alone(alone, tokenizer.encode(PROMPT), 8, None)
-    assert [event["text_output"] for event in events] == [tokenizer.decode([token]) for token in new]
-
-
-def test_bls_streams_the_text_of_all_tokens_so_far(
-    alone: World, tokenizer: TextTokenizer, greedy_alone: Greedy
-) -> None:
-    body = {"text_input": PROMPT, "max_tokens": 8, "stream": True, "end_id": -1}
-    events = alone.generate_stream(body, "tensorrt_llm_bls")
-    new = greedy_alone(alone, tokenizer.encode(PROMPT), 8, None)
-    assert [event["text_output"] for event in events] == [
-        tokenizer.decode(new[: count + 1]) for count in range(8)
-    ]
+    assert [event["text_output"] for event in events] == streamed_texts(tokenizer, new, accumulates)
 
 
 def test_accumulated_texts_of_several_prompts_are_kept_apart(
@@ -147,18 +138,8 @@ def test_accumulated_texts_of_several_prompts_are_kept_apart(
 
 @pytest.mark.parametrize("is_streaming", [True, False])
 def test_client_of_the_bls_model_that_goes_away_frees_the_place(alone: World, is_streaming: bool) -> None:
-    def steps() -> float:
-        return metric(alone, "nv_trt_llm_general_metrics", "iteration_counter")
-
-    wait_idle(alone)
-    before = steps()
-    with stream(alone) as opened:
-        values = {"text_input": PROMPT, "max_tokens": LONG - 20, "stream": is_streaming, "end_id": -1}
-        opened.send("tensorrt_llm_bls", values)
-        wait_until(lambda: steps() > before)
-        opened.cancel()
-    wait_idle(alone)
-    assert 0 < steps() - before < LONG - 20
+    values = {"text_input": PROMPT, "max_tokens": LONG - 20, "stream": is_streaming, "end_id": -1}
+    assert 0 < steps_until_cancelled(alone, "tensorrt_llm_bls", values) < LONG - 20
 
 
 @pytest.mark.parametrize("model", TEXT_MODELS)

@@ -19,6 +19,7 @@ from .clients import (
     ask_one,
     connect,
     metric,
+    steps_until_cancelled,
     stream,
     tensors,
     token_inputs,
@@ -233,18 +234,7 @@ def test_stop_request_without_an_id_is_refused(world: World) -> None:
 
 
 def test_client_that_goes_away_frees_its_place(world: World) -> None:
-    def steps() -> float:
-        return metric(world, "nv_trt_llm_general_metrics", "iteration_counter")
-
-    wait_idle(world)
-    before = steps()
-    with stream(world) as opened:
-        opened.send("tensorrt_llm", token_inputs(PROMPT, LONG))
-        wait_until(lambda: steps() > before)
-        opened.cancel()
-    wait_idle(world)
-    assert 0 < steps() - before < LONG
-    assert metric(world, "nv_trt_llm_request_metrics", "active") == 0
+    assert 0 < steps_until_cancelled(world, "tensorrt_llm", token_inputs(PROMPT, LONG)) < LONG
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,11 @@ def ask(world: World, inputs: Mapping[str, Any]) -> list[Answer]:
     return answers
 
 
+def streamed_texts(tokenizer: TextTokenizer, answer: list[int], accumulates: bool) -> list[str]:
+    """The text of each response, one a token."""
+    return [tokenizer.decode(answer[0 if accumulates else at : at + 1]) for at in range(len(answer))]
+
+
 @dataclass(frozen=True)
 class Question:
     """A request, and the answer to it."""
@@ -115,9 +120,7 @@ class Visitor:
 
     def streamed_text(self, question: Question, model: str) -> None:
         events = self.world.generate_stream(question.body(stream=True), model)
-        answer = question.answer
-        starts = [0 if ACCUMULATES[model] else at for at in range(len(answer))]
-        expected = [self.tokenizer.decode(answer[start : at + 1]) for at, start in enumerate(starts)]
+        expected = streamed_texts(self.tokenizer, question.answer, ACCUMULATES[model])
         assert [event["text_output"] for event in events] == expected
 
     # Those that go away.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.sandbox import layout, processes, sandbox
+from trtllm_hpc.sandbox import layout, processes, requirements, sandbox
 
 
 class Commands:
@@ -36,6 +36,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(processes, "ADMIN_FOLDERS", ())
+    monkeypatch.setattr(requirements, "LIBRARIES", {})
     return Commands(folder)
 
 

@@ -41,20 +41,16 @@ def test_apt_get_runs_while_services_are_held_back(
 
 
 @pytest.mark.usefixtures("as_root", "policy")
-def test_nothing_is_run_when_nothing_is_missing(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_run_when_nothing_is_missing(commands: Commands) -> None:
     commands.add(*requirements.COMMANDS, "apt-get")
-    monkeypatch.setattr(requirements, "LIBRARIES", {})
     assert requirements.install_missing(tell=lambda _: None) == []
     assert commands.called == []
 
 
 @pytest.mark.usefixtures("as_root")
-def test_a_policy_that_was_there_is_put_back_even_after_a_failure(
-    commands: Commands, policy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_that_was_there_is_put_back_even_after_a_failure(commands: Commands, policy: Path) -> None:
     policy.write_text("#!/bin/sh\nexit 104\n")
     policy.chmod(0o755)
-    monkeypatch.setattr(requirements, "LIBRARIES", {})
     commands.add("apt-get", script="exit 100")
     with pytest.raises(SandboxError, match="apt-get failed with exit code 100") as error:
         requirements.install_missing(tell=lambda _: None)
@@ -63,8 +59,7 @@ def test_a_policy_that_was_there_is_put_back_even_after_a_failure(
 
 
 @pytest.mark.usefixtures("as_root", "commands")
-def test_a_machine_without_apt_get_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements, "LIBRARIES", {})
+def test_a_machine_without_apt_get_is_told_so() -> None:
     with pytest.raises(SandboxError, match="no apt-get"):
         requirements.install_missing(tell=lambda _: None)
 

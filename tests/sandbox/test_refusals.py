@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,53 +13,46 @@ from trtllm_hpc.cli import main
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.sandbox import requirements
 
+Refused = Callable[..., str]
+"""What the command line says on standard error when it refuses these arguments, and leaves nothing."""
 
-def refused(
-    capsys: pytest.CaptureFixture[str], *arguments: str, code: ExitCode = ExitCode.SANDBOX_IMPOSSIBLE
-) -> str:
-    """What the command line says on standard error when it refuses."""
-    with pytest.raises(SystemExit) as left:
-        main(["sandbox", *arguments])
-    assert left.value.code == code
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    return said.err
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], root_folder: Path) -> Refused:
+    def said(*arguments: str, code: ExitCode = ExitCode.SANDBOX_IMPOSSIBLE) -> str:
+        with pytest.raises(SystemExit) as left:
+            main(["sandbox", *arguments])
+        assert left.value.code == code
+        assert not root_folder.exists()
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert "Traceback" not in said.err
+        return said.err
+
+    return said
 
 
 @pytest.mark.parametrize("verb", ["up", "down"])
 def test_an_ordinary_user_cannot_start_or_stop_one(
-    verb: str,
-    commands: Commands,
-    root_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    verb: str, commands: Commands, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    said = refused(capsys, verb)
+    said = refused(verb)
     assert "Only root" in said
     assert "--cluster local" in said
     assert commands.called == []
-    assert not root_folder.exists()
 
 
 @pytest.mark.usefixtures("as_root")
 def test_missing_packages_are_named_with_the_command_that_brings_them(
-    commands: Commands,
-    root_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    commands: Commands, refused: Refused
 ) -> None:
-    commands.add(
-        *(command for command in requirements.COMMANDS if command not in ("munge", "munged", "slurmdbd"))
-    )
-    monkeypatch.setattr(requirements, "LIBRARIES", {})
-    said = refused(capsys, "up")
+    commands.add(*requirements.COMMANDS.keys() - {"munge", "munged", "slurmdbd"})
+    said = refused("up")
     assert "munge, slurmdbd" in said
     assert "apt-get install --no-install-recommends -y munge slurmdbd" in said
     assert "sandbox up --install" in said
     assert commands.called == []
-    assert not root_folder.exists()
 
 
 @pytest.mark.usefixtures("as_root")
@@ -81,35 +75,28 @@ def test_a_missing_library_counts_as_a_missing_package(
     ],
 )
 def test_what_the_kernel_refuses_is_named(
-    refusing: str,
-    named: str,
-    commands: Commands,
-    root_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusing: str, named: str, commands: Commands, refused: Refused
 ) -> None:
     commands.add(*requirements.COMMANDS)
     commands.add("unshare", script=f"echo 'Operation not permitted' >&2\n{refusing}")
-    monkeypatch.setattr(requirements, "LIBRARIES", {})
-    said = refused(capsys, "up")
+    said = refused("up")
     assert named in said
     assert "Operation not permitted" in said
     assert "privileged container" in said
     assert {call.split()[0] for call in commands.called} == {"unshare"}
-    assert not root_folder.exists()
 
 
 def test_another_system_than_linux_is_refused(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    commands: Commands, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    assert "darwin" in refused(capsys, "up")
+    assert "darwin" in refused("up")
     assert commands.called == []
 
 
 @pytest.mark.parametrize("name", ["", "Default", "a/b", "../x", "a b", "-a", "a-", "x" * 33, "a\nb", "ä"])
-def test_names_that_cannot_be_host_names_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot name a sandbox" in refused(capsys, "status", "--name", name, code=ExitCode.SANDBOX)
+def test_names_that_cannot_be_host_names_are_refused(name: str, refused: Refused) -> None:
+    assert "cannot name a sandbox" in refused("status", "--name", name, code=ExitCode.SANDBOX)
 
 
 @pytest.mark.parametrize("option", [("--nodes", "0"), ("--nodes", "33"), ("--gpus-per-node", "17")])

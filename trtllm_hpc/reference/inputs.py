@@ -7,6 +7,7 @@ refused by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -87,8 +88,7 @@ class Row:
 
     def flag(self, name: str) -> bool:
         """A boolean input, false if it was not sent."""
-        array = self.array(name)
-        return array is not None and bool(array)
+        return bool(self.integer(name))
 
     def number(self, name: str, default: float, *, above: float | None = None) -> float:
         """A finite number.
@@ -96,8 +96,6 @@ class Row:
         Raises:
             RequestFailed: it is infinite, NaN, or not above ``above``.
         """
-        import math
-
         array = self.array(name)
         value = default if array is None else float(array)
         if not math.isfinite(value):
