@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trtllm_hpc.errors import RequestFailed
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 NO_END = -1

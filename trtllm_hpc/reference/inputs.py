@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-    Inputs = Mapping[str, Array]
+Array = np.ndarray[Any, Any]
+Inputs = Mapping[str, Array]
 
 ANY = -1
 """A dimension of any size."""

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, LoraRequest, Sampling, Words
-from trtllm_hpc.reference.inputs import Row, rows, shown
-
-if TYPE_CHECKING:
-    from trtllm_hpc.reference.inputs import Array, Inputs
+from trtllm_hpc.reference.inputs import Array, Inputs, Row, rows, shown
 
 HARMLESS_PARAMETERS = frozenset({"Streaming"})
 """Request parameters that TensorRT-LLM's own client sends besides the tensor of the same meaning."""
@@ -227,8 +225,6 @@ def _embedding_bias(row: Row, info: EngineInfo) -> Array | None:
     bias = row.array("embedding_bias")
     if bias is None:
         return None
-    import numpy as np
-
     if len(bias) > info.vocab_size:
         raise RequestFailed(
             f"embedding_bias holds {len(bias)} values; this engine's vocabulary has {info.vocab_size} tokens."

@@ -9,7 +9,7 @@ answer. So a running request never has to give anything back.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trtllm_hpc.errors import RequestFailed
@@ -121,18 +121,14 @@ class Scheduler:
         # Block 0 is for padding.
         self._free_blocks = list(reversed(range(1, limits.blocks + 1)))
         self._waiting: OrderedDict[int, Sequence] = OrderedDict()
-        self._running: dict[int, Sequence] = {}
+        self.running: dict[int, Sequence] = {}
+        """The requests in the batch, by slot."""
         self._released: list[int] = []
 
     @property
     def waiting(self) -> int:
         """Number of requests without a slot."""
         return len(self._waiting)
-
-    @property
-    def running(self) -> Mapping[int, Sequence]:
-        """The requests in the batch, by slot."""
-        return self._running
 
     @property
     def used_blocks(self) -> int:
@@ -148,7 +144,7 @@ class Scheduler:
         if sequence.slot is None:
             del self._waiting[sequence.ticket]
             return
-        del self._running[sequence.slot]
+        del self.running[sequence.slot]
         self._free_slots.append(sequence.slot)
         self._free_blocks.extend(reversed(sequence.blocks))
         self._released.append(sequence.slot)
@@ -158,11 +154,11 @@ class Scheduler:
         admitted = tuple(self._admissions())
         decodes = tuple(
             Decode(slot, sequence.new_tokens[-1], len(sequence.request.prompt) + len(sequence.new_tokens) - 1)
-            for slot, sequence in self._running.items()
+            for slot, sequence in self.running.items()
             if sequence.new_tokens and not sequence.is_beam_search
         )
         chunks = tuple(self._chunks(self.limits.step_tokens - len(decodes)))
-        beams = tuple(slot for slot, sequence in self._running.items() if sequence.is_beam_search)
+        beams = tuple(slot for slot, sequence in self.running.items() if sequence.is_beam_search)
         if not (decodes or chunks or beams):
             return None
         released, self._released = tuple(self._released), []
@@ -178,7 +174,7 @@ class Scheduler:
             del self._waiting[sequence.ticket]
             sequence.slot = self._free_slots.pop()
             sequence.blocks = [self._free_blocks.pop() for _ in range(needed)]
-            self._running[sequence.slot] = sequence
+            self.running[sequence.slot] = sequence
             each = needed // sequence.request.beam_width
             rows = tuple(tuple(sequence.blocks[at : at + each]) for at in range(0, needed, each))
             yield Admission(sequence.slot, rows, sequence.request)
@@ -186,7 +182,7 @@ class Scheduler:
     def _chunks(self, budget: int) -> Iterable[Chunk]:
         """Prompts or parts of them, oldest first, as long as their padded rows fit into the step."""
         rows, width = 0, 0
-        for slot, sequence in self._running.items():
+        for slot, sequence in self.running.items():
             left = len(sequence.request.prompt) - sequence.read
             if left == 0 or sequence.is_beam_search:
                 continue

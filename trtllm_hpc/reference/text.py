@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.paths import read_json
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 _ON = frozenset({"true", "1", "t", "y", "yes"})
 _OFF = frozenset({"false", "0", "f", "n", "no"})
@@ -92,8 +91,6 @@ def text_of(name: str, value: bytes) -> str:
 
 def padded_prompts(prompts: Sequence[Sequence[int]], pad_id: int) -> Array:
     """Prompts as [prompts, tokens], shorter ones padded on the right."""
-    import numpy as np
-
     longest = max(map(len, prompts))
     rows = [[*prompt, *[pad_id] * (longest - len(prompt))] for prompt in prompts]
     return np.array(rows, dtype=np.int32).reshape(len(prompts), longest)
@@ -106,8 +103,6 @@ def word_lists(tokenizer: TextTokenizer, name: str, rows: Array | None, count: i
     NVIDIA's tensorrtllm_backend v0.16.0; after a space a tokenizer may split it
     in another way. Empty words, which clients send for "none", are dropped.
     """
-    import numpy as np
-
     if rows is None:
         return np.zeros((count, 2, 0), dtype=np.int32)
     encoded = [
@@ -134,8 +129,6 @@ def embedding_bias(tokenizer: TextTokenizer, words: Array | None, weights: Array
     Raises:
         RequestFailed: there are not as many weights as words.
     """
-    import numpy as np
-
     if words is None and weights is None:
         return np.zeros((count, 0), dtype=np.float32)
     if words is None or weights is None or words.shape != weights.shape:

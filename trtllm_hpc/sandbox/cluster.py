@@ -89,9 +89,9 @@ class Cluster:
             "MYSQL_UNIX_PORT": str(self.folder.database_socket),
         }
 
-    def slurm(self, *arguments: str, timeout_s: float = 20) -> str:
+    def slurm(self, *arguments: str) -> str:
         """Run one of Slurm's commands on the machine, outside the sandbox, as any user would."""
-        return processes.run(arguments, timeout_s=timeout_s, environment=self.environment)
+        return processes.run(arguments, timeout_s=20, environment=self.environment)
 
     def munge_answers(self) -> bool:
         """Whether munged signs a credential."""

@@ -20,6 +20,9 @@ from trtllm_hpc.sandbox.processes import Process
 
 NAMESPACES = ("--mount", "--uts", "--net", "--pid")
 
+MOUNT_TIMEOUT_S = 20.0
+END_TIMEOUT_S = 20.0
+
 
 @dataclass(frozen=True)
 class Node(Host):
@@ -147,14 +150,14 @@ class StartingNode:
             if stream is not None:
                 stream.close()
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self) -> None:
         """Wait until process 1 has made the node's mounts.
 
         Raises:
             SandboxError: it failed or took too long.
         """
         assert self._process.stdout is not None
-        if _read_line(self._process.stdout, timeout_s) != b"ready\n":
+        if _read_line(self._process.stdout, MOUNT_TIMEOUT_S) != b"ready\n":
             raise SandboxError(f"{self.node.name} did not start.\n{tail(self._output)}")
 
     def keep(self) -> None:
@@ -183,21 +186,21 @@ def marked_processes(folder: Folder, name: str | None = None) -> list[Process]:
     ]
 
 
-def end_all(folder: Folder, timeout_s: float) -> None:
+def end_all(folder: Folder) -> None:
     """Kill every node of a sandbox and wait until none of its processes is left.
 
     Raises:
-        SandboxError: a process is still there after ``timeout_s``.
+        SandboxError: a process is still there after ``END_TIMEOUT_S``.
     """
     misses = 0
     # Twice, since the first search may miss a process that was just forked.
     while misses < 2:
         found = marked_processes(folder)
         misses = 0 if found else misses + 1
-        _end({each.pid for each in found}, timeout_s)
+        _end({each.pid for each in found})
 
 
-def _end(holders: set[int], timeout_s: float) -> None:
+def _end(holders: set[int]) -> None:
     """Kill these processes; the kernel kills a whole PID namespace with its process 1."""
     namespaces = {processes.pid_namespace(pid) for pid in holders if processes.is_first_process(pid)}
 
@@ -211,7 +214,7 @@ def _end(holders: set[int], timeout_s: float) -> None:
     for pid in holders:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    if not processes.wait_until(lambda: not left(), timeout_s):
+    if not processes.wait_until(lambda: not left(), END_TIMEOUT_S):
         names = ", ".join(f"{each.pid} ({each.arguments[0]})" for each in left())
         raise SandboxError(f"These processes cannot be killed: {names}.", hint="trtllm-hpc sandbox down")
 

@@ -22,9 +22,6 @@ from trtllm_hpc.sandbox.nodes import Node, StartingNode, end_all, marked_process
 LOCK_TIMEOUT_S = 180.0
 """How long `up` and `down` wait for another `up` or `down` of the same sandbox."""
 
-MOUNT_TIMEOUT_S = 20.0
-END_TIMEOUT_S = 20.0
-
 
 def _silent(_: str) -> None:
     """Show no progress."""
@@ -179,7 +176,7 @@ class Sandbox:
                 for node in (cluster.head, *cluster.nodes)
             ]
             for node in starting:
-                node.wait(MOUNT_TIMEOUT_S)
+                node.wait()
             network.connect(layout, cluster.head, cluster.nodes)
             daemons.start(cluster, tell)
             for node in starting:
@@ -205,7 +202,7 @@ class Sandbox:
         write_text(self.folder.state, json.dumps(record) + "\n", mode=0o644)
 
     def _remove(self) -> None:
-        end_all(self.folder, END_TIMEOUT_S)
+        end_all(self.folder)
         network.remove(self.name)
         with lock("state folders"), suppress(FileNotFoundError):
             shutil.rmtree(self.folder.path)
