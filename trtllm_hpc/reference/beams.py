@@ -88,11 +88,13 @@ def _after_pass(_model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outp
 
 def arguments(request: GenerationRequest, *stopping: StoppingCriteria) -> dict[str, Any]:
     """The arguments of ``generate``; ``stopping`` are criteria besides the request's own."""
-    bias = _ScoreChanges(request) if _ScoreChanges.are_wanted(request) else None
+    sampling = request.sampling
+    has_penalty = bool(sampling.presence_penalty or sampling.frequency_penalty)
+    changes_scores = has_penalty or request.embedding_bias is not None
     words = [_StopWords(request.stop_words)] if request.stop_words else []
     return {
         "generation_config": _config(request),
-        "logits_processor": [] if bias is None else [bias],
+        "logits_processor": [_ScoreChanges(request)] if changes_scores else [],
         "stopping_criteria": [*words, *stopping],
     }
 
@@ -220,6 +222,11 @@ class Record(StoppingCriteria):  # type: ignore[misc]
         columns = (candidates == sequences[:, :, None]).long().argmax(-1)
         log_probs = torch.stack(self._log_probs)[passes, parents.clamp(min=0), columns].tolist()
         lengths = (parents >= 0).sum(1).tolist()
+        logits = None
+        if self._wants_logits:
+            parents = parents.cpu()
+            logits = torch.stack(self._all_logits)[passes.cpu(), parents.clamp(min=0)]
+            logits.masked_fill_((parents < 0)[:, :, None], 0.0)
         kept = tuple(tuple(row[:n]) for row, n in zip(log_probs, lengths, strict=True))
         return Progress(
             tokens=tuple(tuple(row[:n]) for row, n in zip(sequences.tolist(), lengths, strict=True)),
@@ -227,13 +234,8 @@ class Record(StoppingCriteria):  # type: ignore[misc]
             cumulative=tuple(map(sum, kept)),
             is_final=True,
             context_logits=self._context,
-            generation_logits=self._logits_of(parents.cpu()) if self._wants_logits else None,
+            generation_logits=logits,
         )
-
-    def _logits_of(self, parents: torch.Tensor) -> torch.Tensor:
-        passes = torch.arange(parents.shape[1])
-        logits = torch.stack(self._all_logits)[passes, parents.clamp(min=0)]
-        return logits.masked_fill_((parents < 0)[:, :, None], 0.0)
 
 
 class _StopWords(StoppingCriteria):  # type: ignore[misc]
@@ -257,14 +259,6 @@ class _ScoreChanges(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, request: GenerationRequest) -> None:
         self._sampling = request.sampling
         self._bias = None if request.embedding_bias is None else torch.tensor(request.embedding_bias)
-
-    @staticmethod
-    def are_wanted(request: GenerationRequest) -> bool:
-        """Whether there is anything to change."""
-        sampling = request.sampling
-        return request.embedding_bias is not None or bool(
-            sampling.presence_penalty or sampling.frequency_penalty
-        )
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Scores [rows, vocabulary] of the tokens after these [rows, tokens]; the prompt's count too."""

@@ -119,7 +119,11 @@ def _fill(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> 
         synthetic.make_tokenizer(engine.tokenizer)
     else:
         _readable(AutoTokenizer, settings.source).save_pretrained(engine.tokenizer)
-        _check_tokenizer(settings, engine)
+        if not (engine.tokenizer / "tokenizer.json").is_file():
+            raise BuildFailed(
+                f"The tokenizer in {settings.source} cannot be written as tokenizer.json, "
+                "which the server reads."
+            )
     write_json(engine.config, _engine_config(settings, model))
 
 
@@ -132,19 +136,20 @@ def _readable(kind: Any, source: str, **arguments: Any) -> Any:
         raise BuildFailed(f"transformers cannot read the model in {source}: {first}") from error
 
 
-def _check_tokenizer(settings: BuildSettings, engine: EngineFolder) -> None:
-    if not (engine.tokenizer / "tokenizer.json").is_file():
-        raise BuildFailed(
-            f"The tokenizer in {settings.source} cannot be written as tokenizer.json, which the server reads."
-        )
-
-
 def _engine_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
     """``config.json`` in the format that ``trtllm-build`` writes."""
     return {
         "version": __version__,
         "pretrained_config": _pretrained_config(settings, model),
-        "build_config": _build_config(settings),
+        # lora_plugin is set for engines that take adapters.
+        "build_config": {
+            **{name: getattr(settings, name) for name in BUILD_LIMITS},
+            "lora_config": {"max_lora_rank": settings.max_lora_rank},
+            "plugin_config": {
+                "tokens_per_block": settings.tokens_per_block,
+                "lora_plugin": settings.dtype if settings.max_lora_rank else None,
+            },
+        },
         "trtllm_hpc": _stamp(settings),
     }
 
@@ -170,19 +175,6 @@ def _pretrained_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
             "pp_size": 1,
             "cp_size": 1,
             "gpus_per_node": settings.gpus_per_node,
-        },
-    }
-
-
-def _build_config(settings: BuildSettings) -> dict[str, Any]:
-    """TensorRT-LLM's limits; ``lora_plugin`` is set for engines that take adapters."""
-    rank = settings.max_lora_rank
-    return {
-        **{name: getattr(settings, name) for name in BUILD_LIMITS},
-        "lora_config": {"max_lora_rank": rank},
-        "plugin_config": {
-            "tokens_per_block": settings.tokens_per_block,
-            "lora_plugin": settings.dtype if rank else None,
         },
     }
 

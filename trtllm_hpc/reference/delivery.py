@@ -39,11 +39,6 @@ def output_tensors(part: Part, progress: Progress, wanted: Collection[str]) -> d
     ``inflight_batcher_llm/src/model_instance_state.cc`` of NVIDIA's
     tensorrtllm_backend v0.16.0.
     """
-    tensors = {**_tokens(part, progress), **_logits(part, progress)}
-    return {name: tensor for name, tensor in tensors.items() if name in wanted}
-
-
-def _tokens(part: Part, progress: Progress) -> dict[str, torch.Tensor]:
     import torch
 
     request = part.request
@@ -60,16 +55,11 @@ def _tokens(part: Part, progress: Progress) -> dict[str, torch.Tensor]:
     for name, index in (("batch_index", part.batch_index), ("sequence_index", part.sequence_index)):
         if index is not None:
             tensors[name] = torch.tensor([[index]], dtype=torch.int32)
-    return tensors
-
-
-def _logits(part: Part, progress: Progress) -> dict[str, torch.Tensor]:
-    tensors = {}
     if progress.context_logits is not None:
         tensors["context_logits"] = progress.context_logits.float().contiguous()[None]
     if progress.generation_logits is not None:
         tensors["generation_logits"] = progress.generation_logits[: part.beams].float().contiguous()[None]
-    return tensors
+    return {name: tensor for name, tensor in tensors.items() if name in wanted}
 
 
 def _padded(beams: Sequence[Sequence[float]]) -> list[list[float]]:

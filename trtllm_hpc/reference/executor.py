@@ -244,7 +244,9 @@ class Executor:
         self._cache.aim(write.flatten(), None if is_beginning else tables)
         mask: torch.Tensor | None = None
         if not is_beginning:
-            mask = self._chunk_mask(positions, blocks)
+            # Each token sees all earlier ones of its sequence.
+            keys = torch.arange(blocks * self._cache.tokens_per_block, device=self.device)
+            mask = (keys <= positions[:, :, None])[:, None]
         elif is_padded:  # otherwise torch's own causal mask is faster
             mask = self._beginning_mask(real)
         wants_all = self._request(chunks[0].slot).return_context_logits
@@ -257,11 +259,6 @@ class Executor:
         # Padding attends to itself: a row without any key would be a division by zero.
         itself = torch.eye(width, dtype=torch.bool, device=self.device)
         return ((causal & real[:, None, :]) | itself)[:, None]
-
-    def _chunk_mask(self, positions: torch.Tensor, blocks: int) -> torch.Tensor:
-        """Mask [rows, 1, tokens, keys] that shows each token all earlier ones of its sequence."""
-        keys = torch.arange(blocks * self._cache.tokens_per_block, device=self.device)
-        return (keys <= positions[:, :, None])[:, None]
 
     def _forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, *, last_only: bool

@@ -206,18 +206,14 @@ def _words(row: Row, name: str, info: EngineInfo) -> Words:
             "the first row, each above the one before, and then -1."
         )
     words = tuple(tuple(tokens[start:end]) for start, end in zip(starts, ends, strict=False))
-    _check_words(name, words)
-    for word in words:
-        _check_vocabulary(name, word, info)
-    return words
-
-
-def _check_words(name: str, words: Words) -> None:
     if len(words) > MOST_WORDS:
         raise RequestFailed(f"{name} holds {len(words)} words; it may hold {MOST_WORDS} at most.")
     longest = max(map(len, words), default=0)
     if longest > LONGEST_WORD:
         raise RequestFailed(f"{name} holds a word of {longest} tokens; it may have {LONGEST_WORD} at most.")
+    for word in words:
+        _check_vocabulary(name, word, info)
+    return words
 
 
 def _embedding_bias(row: Row, info: EngineInfo) -> Array | None:

@@ -59,7 +59,9 @@ def load_model(
     """
     _check(engine, info, world)
     transformers_logging.disable_progress_bar()
-    model = _without_weights(engine, info)
+    config = AutoConfig.from_pretrained(engine.model, local_files_only=True)
+    with _parameters_without_memory():
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, info.dtype))
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     _fill(model, engine, world, device)
     model.to(device).eval().requires_grad_(False)
@@ -82,13 +84,6 @@ def _check(engine: EngineFolder, info: EngineInfo, world: World) -> None:
     file = engine.weights(world.rank)
     if not file.is_file():
         raise StartFailed(f"The weights of rank {world.rank} are missing: there is no {file}.", hint=REBUILD)
-
-
-def _without_weights(engine: EngineFolder, info: EngineInfo) -> Any:
-    """The model with parameters on the meta device, which have a shape but no memory."""
-    config = AutoConfig.from_pretrained(engine.model, local_files_only=True)
-    with _parameters_without_memory():
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, info.dtype))
 
 
 @contextmanager

@@ -34,7 +34,9 @@ def write_files(folder: Folder, layout: Layout) -> None:
     for path in (folder.etc, folder.logs, folder.private, folder.munge, folder.devices):
         path.mkdir(mode=0o755)
     folder.controller.mkdir(mode=0o700)
-    _write_key(folder.munge_key)
+    key = os.open(folder.munge_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+    with os.fdopen(key, "wb") as file:
+        file.write(os.urandom(128))
     for index in range(layout.shape.gpus_per_node):
         # The device numbers of /dev/null, so that opening the file does no harm.
         os.mknod(folder.device(index), 0o666 | stat.S_IFCHR, os.makedev(1, 3))
@@ -108,9 +110,3 @@ def rendered(name: str, values: dict[str, object]) -> str:
 
     source = resources.files("trtllm_hpc.slurm").joinpath(f"sandbox/{name}.j2")
     return environment().from_string(source.read_text(encoding="utf-8")).render(values)
-
-
-def _write_key(path: Path) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
-    with os.fdopen(handle, "wb") as key:
-        key.write(os.urandom(128))

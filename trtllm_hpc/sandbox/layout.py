@@ -93,11 +93,6 @@ class Layout:
         ]
 
     @property
-    def machine_address(self) -> str:
-        """The machine's own address on the bridge."""
-        return f"{self.subnet}.254"
-
-    @property
     def first_job_id(self) -> int:
         """Slurm's FirstJobId, different in every sandbox that is up.
 

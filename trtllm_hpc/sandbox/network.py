@@ -57,7 +57,7 @@ def connect(layout: Layout, head: Node, nodes: list[Node]) -> None:
     interface = interface_name(layout.name)
     _ip(
         f"link add {interface} type veth peer name machine netns {head.pid}",
-        f"address add {layout.machine_address}/24 dev {interface}",
+        f"address add {layout.subnet}.254/24 dev {interface}",
         f"link set {interface} up",
     )
     lines = [
