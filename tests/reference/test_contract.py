@@ -45,6 +45,13 @@ def new_tokens(world: World, count: int, **values: Any) -> list[int]:
     return tokens(infer(world, count, exclude_input_in_output=True, **values))
 
 
+def beams(answer: Any) -> list[list[int]]:
+    """The tokens of each beam."""
+    lengths = answer.as_numpy("sequence_length")[0].tolist()
+    rows = answer.as_numpy("output_ids")[0].tolist()
+    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
 def test_logits_and_log_probs_are_those_of_the_model(world: World, judge: Oracle) -> None:
     wanted = dict.fromkeys(("return_context_logits", "return_generation_logits", "return_log_probs"), True)
     answer = infer(world, 6, **wanted)
@@ -89,10 +96,12 @@ def test_generation_ends_after_a_stop_word(world: World) -> None:
     assert new_tokens(world, 10, stop_words_list=[[greedy[3:5], [2, -1]]]) == greedy[:5]
 
 
+BIAS = np.zeros((1, 512), dtype=np.float32)
+BIAS[0, 99] = 1000
+
+
 def test_bias_decides_what_is_likely(world: World) -> None:
-    bias = np.zeros((1, 512), dtype=np.float32)
-    bias[0, 99] = 1000
-    assert new_tokens(world, 4, embedding_bias=bias) == [99] * 4
+    assert new_tokens(world, 4, embedding_bias=BIAS) == [99] * 4
 
 
 def test_penalties_and_minimum_length_change_the_answer(world: World, greedy_alone: Greedy) -> None:
@@ -101,26 +110,22 @@ def test_penalties_and_minimum_length_change_the_answer(world: World, greedy_alo
     assert new_tokens(world, 16, end_id=end) == plain[: plain.index(end) + 1]
     longer = new_tokens(world, 16, end_id=end, min_length=6)
     assert len(longer) > 6 or end not in longer
-    bias = np.zeros((1, 512), dtype=np.float32)
-    bias[0, 99] = 1000
-    repeated = new_tokens(world, 6, embedding_bias=bias, presence_penalty=2000.0)
+    repeated = new_tokens(world, 6, embedding_bias=BIAS, presence_penalty=2000.0)
     assert repeated.count(99) == 1
 
 
 def test_beams_are_those_of_transformers(world: World, judge: Oracle) -> None:
     search = {"beam_width": 3, "len_penalty": 1.0, "end_id": 2}
     answer = infer(world, 6, return_log_probs=True, **search)
-    lengths = answer.as_numpy("sequence_length")[0].tolist()
-    found = answer.as_numpy("output_ids")[0].tolist()
     judge.check_beams(
         PROMPT,
-        [row[len(PROMPT) : length] for row, length in zip(found, lengths, strict=True)],
+        [row[len(PROMPT) :] for row in beams(answer)],
         list(answer.as_numpy("output_log_probs")[0]),
         count=6,
         end_id=2,
     )
     best = infer(world, 6, num_return_sequences=1, **search)
-    assert best.as_numpy("output_ids").tolist() == [found[:1]]
+    assert best.as_numpy("output_ids").tolist() == answer.as_numpy("output_ids")[:, :1].tolist()
 
 
 def test_32_at_once_are_each_what_transformers_makes(world: World, judge: Oracle) -> None:
@@ -143,15 +148,7 @@ def test_32_at_once_are_each_what_transformers_makes(world: World, judge: Oracle
         prompt, count = prompts[number], 4 + number % 5
         log_probs = answer.as_numpy("output_log_probs")[0]
         if number % 4 == 3:
-            lengths = answer.as_numpy("sequence_length")[0].tolist()
-            rows = answer.as_numpy("output_ids")[0].tolist()
-            judge.check_beams(
-                prompt,
-                [row[:length] for row, length in zip(rows, lengths, strict=True)],
-                list(log_probs),
-                count=count,
-                end_id=2,
-            )
+            judge.check_beams(prompt, beams(answer), list(log_probs), count=count, end_id=2)
         else:
             new = tokens(answer)
             judge.check_greedy(prompt, new, count, None)
