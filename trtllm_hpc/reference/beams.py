@@ -149,11 +149,9 @@ class BeamCache(Cache):  # type: ignore[misc]
         """Write the pass's keys and values; return each beam's past with them (transformers' interface)."""
         start, self._pass_tokens = self.get_seq_length(), key_states.shape[2]
         places = self._own[:, start : start + self._pass_tokens]
-        self._pool.aim(places.flatten(), None)
-        written = self._pool.update(key_states, value_states, layer_idx)
-        if start == 0:
-            return written
-        return self._pool.read(layer_idx, torch.cat((self._past, places), dim=1))
+        reads = torch.cat((self._past, places), dim=1) if start else None
+        self._pool.aim(places.flatten(), reads, by_token=True)
+        return self._pool.update(key_states, value_states, layer_idx)
 
     def end_pass(self, logits: torch.Tensor) -> None:
         """Append what the pass has written to the past."""

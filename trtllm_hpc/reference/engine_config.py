@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import read_json
@@ -106,9 +106,6 @@ class EngineInfo:
             ) from error
 
 
-Value = TypeVar("Value", int, float)
-
-
 @dataclass(frozen=True)
 class ServeSettings:
     """Parameters of the model ``tensorrt_llm``, with TensorRT-LLM's names, meanings and defaults."""
@@ -131,35 +128,22 @@ class ServeSettings:
         Raises:
             StartFailed: a value is not a number or out of range.
         """
-        tokens = _number(parameters, "max_tokens_in_paged_kv_cache", int, 0)
-        settings = cls(
-            max_tokens_in_paged_kv_cache=tokens or None,
-            max_queue_size=_number(parameters, "max_queue_size", int, cls.max_queue_size),
-            **{
-                # With a period of 0 the checks would keep a core busy.
-                name: _number(parameters, name, int, getattr(cls, name), least=1)
-                for name in ("cancellation_check_period_ms", "stats_check_period_ms")
-            },
-            kv_cache_free_gpu_mem_fraction=_number(
-                parameters, "kv_cache_free_gpu_mem_fraction", float, cls.kv_cache_free_gpu_mem_fraction
-            ),
-        )
+        given = {field.name: parameters.get(field.name, "").strip() for field in fields(cls)}
+        numbers: dict[str, Any] = {name: _number(name, text) for name, text in given.items() if text}
+        settings = cls(**numbers)
         if not 0 < settings.kv_cache_free_gpu_mem_fraction <= 1:
             raise StartFailed(
                 f"kv_cache_free_gpu_mem_fraction is {settings.kv_cache_free_gpu_mem_fraction}; "
                 "it must be above 0 and at most 1."
             )
-        return settings
+        return replace(settings, max_tokens_in_paged_kv_cache=settings.max_tokens_in_paged_kv_cache or None)
 
 
-def _number(
-    parameters: Mapping[str, str], name: str, kind: Callable[[str], Value], default: Value, *, least: int = 0
-) -> Value:
-    text = parameters.get(name, "").strip()
-    if not text:
-        return default
+def _number(name: str, text: str) -> float:
+    # With a period of 0 the checks would keep a core busy.
+    least = 1 if name.endswith("_period_ms") else 0
     try:
-        value = kind(text)
+        value = float(text) if name == "kv_cache_free_gpu_mem_fraction" else int(text)
     except ValueError as error:
         raise StartFailed(f"The model's parameter {name} is {text!r}, which is not a number.") from error
     if value < least:

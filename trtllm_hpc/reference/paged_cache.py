@@ -86,14 +86,6 @@ class PagedCache(Cache):  # type: ignore[misc]
         for pool in (*self._keys, *self._values):
             pool.view(-1, self.tokens_per_block, *pool.shape[1:]).index_fill_(0, places, 0)
 
-    def read(self, layer_idx: int, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of the keys and values at ``places`` [rows, tokens]: [rows, heads, tokens, head size]."""
-        keys, values = (
-            pool[layer_idx].index_select(0, places.flatten()).view(*places.shape, *pool[layer_idx].shape[1:])
-            for pool in (self._keys, self._values)
-        )
-        return keys.transpose(1, 2), values.transpose(1, 2)
-
     def _read(self, pool: torch.Tensor) -> torch.Tensor:
         """A copy of what the rows read, [rows, heads, tokens, head size]."""
         assert self._reads is not None
