@@ -66,7 +66,7 @@ def contend(setup: Setup, mode: str) -> Iterator[Measure]:
     folder = EngineFolder(setup.engine(1))
     loaded = thread.submit(engine.load, folder, settings, World(0, 1, 0, None)).result()
     shutdown: Any = _Shutdown(answers)
-    leader = loaded.leader(settings, shutdown)
+    leader = Leader(loaded, settings, shutdown)
     leader.start(thread)
     try:
         yield lambda run: _measure(setup, loaded.info, leader, answers, run)

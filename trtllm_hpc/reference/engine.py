@@ -1,4 +1,4 @@
-"""Loads one rank's engine: weights, KV cache, executor, and on rank 0 the leader."""
+"""Loads one rank's engine: weights, KV cache and executor."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ from trtllm_hpc.reference import executor
 from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
 from trtllm_hpc.reference.executor import Executor
-from trtllm_hpc.reference.leader import Leader
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import LayerShape, PagedCache, bytes_per_token, layer_shapes
-from trtllm_hpc.reference.sampling import Sampler
-from trtllm_hpc.reference.scheduler import Limits, Scheduler
-from trtllm_hpc.reference.shutdown import Shutdown
+from trtllm_hpc.reference.scheduler import Limits
 from trtllm_hpc.reference.weights import load_model
 from trtllm_hpc.reference.world import World
 
@@ -48,23 +45,6 @@ class Engine:
     executor: Executor
     limits: Limits
     channel: Channel
-
-    def leader(self, settings: ServeSettings, shutdown: Shutdown) -> Leader:
-        """Rank 0: the leader, which serves requests once it is started."""
-        sampler = Sampler(
-            slots=self.limits.slots,
-            vocab_size=self.info.vocab_size,
-            max_seq_len=self.info.max_seq_len,
-            device=self.executor.device,
-        )
-        return Leader(
-            self.executor,
-            sampler,
-            Scheduler(self.limits),
-            self.channel,
-            shutdown,
-            max_queue_size=settings.max_queue_size,
-        )
 
 
 @torch.no_grad()
@@ -93,13 +73,7 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         blocks=channel.lowest(_blocks(model, layers, info, settings)),
         tokens_per_block=info.tokens_per_block,
     )
-    cache = PagedCache(
-        layers,
-        blocks=limits.blocks,
-        tokens_per_block=limits.tokens_per_block,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    cache = PagedCache(model, layers, blocks=limits.blocks, tokens_per_block=limits.tokens_per_block)
     runner = Executor(
         model,
         cache,

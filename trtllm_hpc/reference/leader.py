@@ -19,7 +19,8 @@ import torch
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.channel import Channel
-from trtllm_hpc.reference.executor import Executor
+from trtllm_hpc.reference.engine import Engine
+from trtllm_hpc.reference.engine_config import ServeSettings
 from trtllm_hpc.reference.generation import (
     Cancelled,
     GenerationRequest,
@@ -80,23 +81,20 @@ class Leader:
     ``submit``, ``cancel`` and ``load`` return at once and may be called from any thread.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        sampler: Sampler,
-        scheduler: Scheduler,
-        channel: Channel,
-        shutdown: Shutdown,
-        *,
-        max_queue_size: int,
-    ) -> None:
-        self._executor = executor
-        self._sampler = sampler
-        self._scheduler = scheduler
-        self._channel = channel
+    def __init__(self, engine: Engine, settings: ServeSettings, shutdown: Shutdown) -> None:
+        self._executor = engine.executor
+        self._sampler = Sampler(
+            slots=engine.limits.slots,
+            vocab_size=engine.info.vocab_size,
+            max_seq_len=engine.info.max_seq_len,
+            device=engine.executor.device,
+        )
+        self._scheduler = Scheduler(engine.limits)
+        self._channel = engine.channel
         self._shutdown = shutdown
-        self._max_queue_size = max_queue_size
-        self._adapters = AdapterPlaces(executor.adapters.sizes if executor.adapters else {})
+        self._max_queue_size = settings.max_queue_size
+        adapters = engine.executor.adapters
+        self._adapters = AdapterPlaces(adapters.sizes if adapters else {})
         self._tickets = itertools.count()
         self._jobs: dict[int, Job] = {}
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -105,7 +103,7 @@ class Leader:
         self._count = threading.Lock()
         self._unplaced = 0
         """Number of requests without a slot; guarded by ``_count``."""
-        self._room = scheduler.limits.slots
+        self._room = engine.limits.slots
         """Number of slots that the next requests can get at once."""
         self._load = self._loaded(Step())
         self._running: Future[None] | None = None
@@ -289,17 +287,17 @@ class Leader:
         )
 
 
-def follow(executor: Executor, channel: Channel, shutdown: Shutdown, rank: int) -> None:
+def follow(engine: Engine, shutdown: Shutdown, rank: int) -> None:
     """Ranks above 0: take part in every step until the leader stops them.
 
     Any error ends this rank and its server, since the leader cannot go on without it.
     """
-    _watch(channel, shutdown, rank)
+    _watch(engine.channel, shutdown, rank)
     try:
-        while (step := channel.receive()) is not None:
-            executor.run(step)
-        executor.close()
-        channel.close()
+        while (step := engine.channel.receive()) is not None:
+            engine.executor.run(step)
+        engine.executor.close()
+        engine.channel.close()
     except BaseException as error:  # noqa: BLE001 - after any error the ranks are out of step
         _log.exception("rank %d: the follower's loop failed", rank)
         shutdown.die(f"Rank {rank} lost another rank or failed: {first_sentence(error)}")

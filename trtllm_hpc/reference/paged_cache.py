@@ -37,18 +37,11 @@ class PagedCache(Cache):  # type: ignore[misc]
     graphs may hold their addresses.
     """
 
-    def __init__(
-        self,
-        layers: list[LayerShape],
-        *,
-        blocks: int,
-        tokens_per_block: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, model: Any, layers: list[LayerShape], *, blocks: int, tokens_per_block: int) -> None:
         super().__init__(layers=[])
         self.tokens_per_block = tokens_per_block
         slots = (blocks + 1) * tokens_per_block
+        dtype, device = model.dtype, model.device
         # Zeros, because masked values are still multiplied, and so must be finite.
         self._keys = [torch.zeros(slots, s.heads, s.key_size, dtype=dtype, device=device) for s in layers]
         self._values = [torch.zeros(slots, s.heads, s.value_size, dtype=dtype, device=device) for s in layers]

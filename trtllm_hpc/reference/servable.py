@@ -103,13 +103,7 @@ def _prompt(model: Any, length: int, first: int) -> list[int]:
 def _through_pages(model: Any, prompts: list[list[int]]) -> torch.Tensor:
     """[prompts, vocabulary]: logits after the last token, which is decoded after the ones before it."""
     blocks = -(-_LONG // _BLOCK)
-    cache = PagedCache(
-        layer_shapes(model),
-        blocks=blocks * len(prompts),
-        tokens_per_block=_BLOCK,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    cache = PagedCache(model, layer_shapes(model), blocks=blocks * len(prompts), tokens_per_block=_BLOCK)
     runner = Executor(model, cache, slots=len(prompts), blocks_per_sequence=blocks)
     read = [len(prompt) - 1 for prompt in prompts]
     admitted = tuple(

@@ -57,8 +57,7 @@ def new_bench(model: Any, adapters: Adapters | None = None) -> Bench:
     """With a model that is prepared; its cache is empty."""
     # Tests run beside each other, and threads that wait for a core make a small model many times slower.
     torch.set_num_threads(1)
-    shapes = layer_shapes(model)
-    cache = PagedCache(shapes, blocks=120, tokens_per_block=BLOCK, dtype=torch.float32, device=DEVICE)
+    cache = PagedCache(model, layer_shapes(model), blocks=120, tokens_per_block=BLOCK)
     runner = Executor(model, cache, slots=SLOTS, blocks_per_sequence=16, adapters=adapters)
     # Blocks in falling order, so that nothing depends on blocks that follow each other.
     return Bench(runner, count(120, -1))

@@ -79,7 +79,7 @@ def running(folder: Path, **settings: Any) -> Iterator[Leader]:
     chosen = ServeSettings(**settings)
     thread = engine.one_thread()
     loaded = thread.submit(engine.load, EngineFolder(folder), chosen, World(0, 1, 0, None)).result()
-    leader = loaded.leader(chosen, NoShutdown())  # type: ignore[arg-type]
+    leader = Leader(loaded, chosen, NoShutdown())  # type: ignore[arg-type]
     leader.start(thread)
     try:
         yield leader

@@ -15,7 +15,7 @@ from typing import Any
 
 from trtllm_hpc.reference import engine
 from trtllm_hpc.reference.engine_config import EngineFolder, ServeSettings
-from trtllm_hpc.reference.leader import follow
+from trtllm_hpc.reference.leader import Leader, follow
 from trtllm_hpc.reference.world import World
 
 from .leader import NoShutdown, ask
@@ -29,9 +29,9 @@ def main(folder: str, requests: str) -> None:
     loaded = thread.submit(engine.load, EngineFolder(folder), settings, world).result()
     shutdown: Any = NoShutdown()
     if not world.is_leader:
-        thread.submit(follow, loaded.executor, loaded.channel, shutdown, world.rank).result()
+        thread.submit(follow, loaded, shutdown, world.rank).result()
         return
-    leader = loaded.leader(settings, shutdown)
+    leader = Leader(loaded, settings, shutdown)
     leader.start(thread)
     answers = []
     for together in pickle.loads(Path(requests).read_bytes()):

@@ -45,12 +45,12 @@ class TritonPythonModel:
             engine = thread.submit(load, folder, settings, world).result()
             self._info = engine.info
             if world.is_leader:
-                self._leader = engine.leader(settings, self._shutdown)
+                self._leader = Leader(engine, settings, self._shutdown)
                 self._serve(self._leader, settings, args)
                 # Last: if something fails here, a running thread would keep the process alive.
                 self._leader.start(thread)
         if not world.is_leader:
-            thread.submit(follow, engine.executor, engine.channel, self._shutdown, world.rank).result()
+            thread.submit(follow, engine, self._shutdown, world.rank).result()
             stop_server_when_started()
 
     def execute(self, triton_requests: list[Any]) -> None:
