@@ -44,10 +44,8 @@ def served(
 ) -> Iterator[tuple[Endpoint, bool]]:
     """The endpoint, and whether its models are decoupled."""
     folder, decoupled = tmp_path_factory.mktemp("served"), request.param == "streams"
-    repository = servers.write_repository(
-        folder / "repository", engine, decoupled=decoupled, bls_instances=2, accumulate_tokens="true"
-    )
-    with servers.start(folder / "run", repository, 1) as world:
+    options = {"decoupled": decoupled, "bls_instances": 2, "accumulate_tokens": "true"}
+    with servers.serve(folder, engine, **options) as world:
         ports = (world.http_port, world.grpc_port, world.metrics_port)
         yield Endpoint("1", "here", "127.0.0.1", *ports, models=[], ready_at=time.time()), decoupled
 

@@ -77,11 +77,8 @@ def repository(served: dict[int, Path], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="session")
 def alone(served: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.World]:
     """One rank, decoupled; its BLS model accumulates tokens."""
-    folder = tmp_path_factory.mktemp("alone")
-    repository = servers.write_repository(
-        folder / "repository", served[1], decoupled=True, bls_instances=2, accumulate_tokens="true"
-    )
-    with servers.start(folder / "run", repository, 1) as world:
+    options: dict[str, Any] = {"decoupled": True, "bls_instances": 2, "accumulate_tokens": "true"}
+    with servers.serve(tmp_path_factory.mktemp("alone"), served[1], **options) as world:
         yield world
 
 

@@ -184,6 +184,14 @@ def start(folder: Path, repository: Path, size: int) -> Iterator[World]:
         world.end()
 
 
+@contextmanager
+def serve(folder: Path, engine: Path, *, ranks: int = 1, **options: Any) -> Iterator[World]:
+    """Start the ranks of an engine with a repository of these options."""
+    repository = write_repository(folder / "repository", engine, **options)
+    with start(folder / "run", repository, ranks) as world:
+        yield world
+
+
 def _environment(folder: Path, rank: int, size: int, master_port: int) -> dict[str, str]:
     libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
     return {

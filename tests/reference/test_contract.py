@@ -280,13 +280,8 @@ def test_model_that_is_not_decoupled_says_so(pair: World, values: dict[str, Any]
 @pytest.fixture
 def narrow(served: dict[int, Path], tmp_path: Path) -> Iterator[World]:
     """A server with room for one long request and a queue of one."""
-    repository = servers.write_repository(
-        tmp_path / "repository",
-        served[1],
-        max_queue_size="1",
-        max_tokens_in_paged_kv_cache=str(MAX_SEQ_LEN),
-    )
-    with servers.start(tmp_path / "run", repository, 1) as world:
+    limits: dict[str, Any] = {"max_queue_size": "1", "max_tokens_in_paged_kv_cache": str(MAX_SEQ_LEN)}
+    with servers.serve(tmp_path, served[1], **limits) as world:
         yield world
 
 

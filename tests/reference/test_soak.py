@@ -7,7 +7,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -232,15 +231,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@contextmanager
-def _servers(folder: Path, engine: Path, *, ranks: int, decoupled: bool) -> Iterator[World]:
-    repository = servers.write_repository(
-        folder / "repository", engine, decoupled=decoupled, bls_instances=2, accumulate_tokens="true"
-    )
-    with servers.start(folder / "run", repository, ranks) as world:
-        yield world
-
-
 @pytest.mark.parametrize(("ranks", "decoupled", "first", "rest"), [(1, True, 200, 800), (2, False, 100, 100)])
 @pytest.mark.alone  # a request that is stopped midway must still be running
 @pytest.mark.usefixtures("one_thread")
@@ -255,7 +245,8 @@ def test_all_answers_are_right_and_nothing_is_left(
     greedy: Generate,
 ) -> None:
     random = Random(2026)
-    with _servers(tmp_path, engines[ranks], ranks=ranks, decoupled=decoupled) as world:
+    options = {"decoupled": decoupled, "bls_instances": 2, "accumulate_tokens": "true"}
+    with servers.serve(tmp_path, engines[ranks], ranks=ranks, **options) as world:
         visitor, questions = Visitor(world, tokenizer), Questions(world, tokenizer, greedy, random)
         plan = Plan(visitor, questions, random, decoupled, _senseless(world, random), stopped=[])
         _pay(plan.visits(first))

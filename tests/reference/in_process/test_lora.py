@@ -87,6 +87,10 @@ def adapters() -> Adapters:
 
 @pytest.fixture
 def bench(adapters: Adapters) -> Bench:
+    return bench_with(adapters)
+
+
+def bench_with(adapters: Adapters) -> Bench:
     model = random_model()
     adapters.attach(model)
     prepare(model)
@@ -186,11 +190,8 @@ def test_a_slot_forgets_the_adapter_of_the_request_before(bench: Bench, everywhe
 @pytest.fixture
 def overflowing() -> Bench:
     """With an adapter, number 1, of finite values that makes infinite ones."""
-    model = random_model()
     adapters = Adapters(64, slots=4, rank=0, ranks=1)
-    adapters.attach(model)
-    prepare(model)
-    made = new_bench(model, adapters)
+    made = bench_with(adapters)
     config = np.array(
         [(NUMBERS[name], 0, 64) for name in ("gate_proj", "up_proj", "down_proj")], dtype=np.int32
     )

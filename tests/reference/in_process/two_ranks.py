@@ -14,6 +14,8 @@ from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo
 from trtllm_hpc.reference.weights import load_model
 from trtllm_hpc.reference.world import World
 
+from ..oracle import generate
+
 
 def main(folder: str, *prompt: str) -> None:
     import torch
@@ -23,12 +25,12 @@ def main(folder: str, *prompt: str) -> None:
     world.connect()
     engine = EngineFolder(folder)
     model = load_model(engine, EngineInfo.read(engine), world)
-    tokens = torch.tensor([[int(token) for token in prompt]])
-    output = model.generate(tokens, max_new_tokens=24, do_sample=False, pad_token_id=2)
+    tokens = [int(token) for token in prompt]
+    new = generate(model, tokens, 24)[0]
     with torch.no_grad():
-        logits = model(tokens).logits[0, -1]
+        logits = model(torch.tensor([tokens])).logits[0, -1]
     if world.is_leader:
-        print(json.dumps({"tokens": output[0].tolist(), "logits": logits.tolist()}))
+        print(json.dumps({"tokens": tokens + new, "logits": logits.tolist()}))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
