@@ -68,7 +68,7 @@ class Shutdown:
         """
         self._report(sentence)
         self.release()
-        _signal_server(signal.SIGKILL)
+        watchdog.signal_server(os.getppid(), signal.SIGKILL)
         os._exit(1)
 
     def _report(self, sentence: str) -> None:
@@ -90,7 +90,7 @@ def stop_server_when_started() -> None:
         deadline = time.monotonic() + SERVER_START_S
         while not _catches(os.getppid(), signal.SIGTERM) and time.monotonic() < deadline:
             time.sleep(0.05)
-        _signal_server(signal.SIGTERM)
+        watchdog.signal_server(os.getppid(), signal.SIGTERM)
 
     threading.Thread(target=stop, name="stop-server", daemon=True).start()
 
@@ -107,11 +107,6 @@ def _start_watchdog(world: World) -> subprocess.Popen[bytes]:
     sentence = f"The model's process of rank {world.rank} was killed or crashed."
     arguments = [str(os.getppid()), sentence, str(world.failure_file or "")]
     return subprocess.Popen([python, "-I", watchdog.__file__, *arguments], stdin=subprocess.PIPE)
-
-
-def _signal_server(number: signal.Signals) -> None:
-    """Send a signal to this process's parent if that is a Triton server."""
-    watchdog.signal_server(os.getppid(), number)
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

@@ -96,7 +96,7 @@ class Cluster:
     def munge_answers(self) -> bool:
         """Whether munged signs a credential."""
         path = self.folder.munge_socket
-        return _listens(path) and self._succeeds("munge", "--no-input", f"--socket={path}")
+        return _listens(path) and self._answer("munge", "--no-input", f"--socket={path}") is not None
 
     def database_answers(self) -> bool | None:
         """Whether MariaDB greets a client; ``None`` if this is not root, since only root can find out."""
@@ -116,15 +116,12 @@ class Cluster:
     def controller_answers(self) -> bool:
         """Whether slurmctld is up; scontrol alone would go on trying for most of a minute."""
         reachable = self._accepts(self.head, 6817) and self.munge_answers()
-        return reachable and self._succeeds("scontrol", "ping")
+        return reachable and self._answer("scontrol", "ping") is not None
 
     def node_states(self) -> dict[str, str]:
         """State of each node as sinfo prints it; empty if slurmctld does not answer."""
-        try:
-            lines = self.slurm("sinfo", "--Node", "--noheader", "--format=%N %T").split("\n")
-        except SandboxError:
-            return {}
-        return dict(line.split(" ", 1) for line in lines if " " in line)
+        states = self._answer("sinfo", "--Node", "--noheader", "--format=%N %T") or ""
+        return dict(line.split(" ", 1) for line in states.split("\n") if " " in line)
 
     def status(self) -> Status:
         """Which daemons and nodes answer, and what is wrong."""
@@ -173,12 +170,12 @@ class Cluster:
                 return False
         return True
 
-    def _succeeds(self, *arguments: str) -> bool:
+    def _answer(self, *arguments: str) -> str | None:
+        """The output of one of Slurm's commands; ``None`` if it fails."""
         try:
-            self.slurm(*arguments)
+            return self.slurm(*arguments)
         except SandboxError:
-            return False
-        return True
+            return None
 
 
 def _listens(path: Path, *, greets: bool = False) -> bool:

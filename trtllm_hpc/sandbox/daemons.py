@@ -44,23 +44,26 @@ def start(cluster: Cluster, tell: Progress) -> None:
     Raises:
         SandboxError: a daemon died or did not answer in time; the message has the end of its log.
     """
-    folder, head = cluster.folder, cluster.head
+    folder, head, environment = cluster.folder, cluster.head, cluster.environment
     tell("munge")
-    _launch(cluster, head, "munged", _munged(folder))
+    head.start_daemon(_munged(folder), folder.output("munged"), environment)
     tell("MariaDB (a new database)")
-    head.run(_new_database(folder), timeout_s=START_TIMEOUT_S, environment=cluster.environment)
-    _launch(cluster, head, "mariadbd", ["mariadbd", f"--defaults-file={folder.database_conf}"])
+    head.run(_new_database(folder), timeout_s=START_TIMEOUT_S, environment=environment)
+    mariadbd = ["mariadbd", f"--defaults-file={folder.database_conf}"]
+    head.start_daemon(mariadbd, folder.output("mariadbd"), environment)
     _await(head, "munged", cluster.munge_answers, folder.log("munged"))
     _await(head, "mariadbd", lambda: bool(cluster.database_answers()), folder.log("mariadbd"))
     tell("slurmdbd")
-    _launch(cluster, head, "slurmdbd", ["slurmdbd", "-D"])
+    head.start_daemon(["slurmdbd", "-D"], folder.output("slurmdbd"), environment)
     _await(head, "slurmdbd", cluster.accounting_answers, folder.log("slurmdbd"))
     tell("slurmctld")
-    _launch(cluster, head, "slurmctld", ["slurmctld", "-D", "-f", str(folder.slurm_conf)])
+    slurmctld = ["slurmctld", "-D", "-f", str(folder.slurm_conf)]
+    head.start_daemon(slurmctld, folder.output("slurmctld"), environment)
     _await(head, "slurmctld", cluster.controller_answers, folder.log("slurmctld"))
     tell(f"slurmd on {', '.join(node.name for node in cluster.nodes)}")
     for node in cluster.nodes:
-        _launch(cluster, node, f"slurmd-{node.name}", _slurmd(folder, node))
+        slurmd = ["slurmd", "-D", "-N", node.name, "-f", str(folder.slurm_conf), "-d", str(folder.stepd)]
+        node.start_daemon(slurmd, folder.output(f"slurmd-{node.name}"), environment)
     for node in cluster.nodes:
         idle = partial(_is_idle, cluster, node)
         _await(node, "slurmd", idle, folder.log(f"slurmd-{node.name}"))
@@ -90,16 +93,8 @@ def _new_database(folder: Folder) -> list[str]:
     ]
 
 
-def _slurmd(folder: Folder, node: Node) -> list[str]:
-    return ["slurmd", "-D", "-N", node.name, "-f", str(folder.slurm_conf), "-d", str(folder.stepd)]
-
-
 def _is_idle(cluster: Cluster, node: Node) -> bool:
     return cluster.node_states().get(node.name) == "idle"
-
-
-def _launch(cluster: Cluster, node: Node, log: str, arguments: list[str]) -> None:
-    node.start_daemon(arguments, cluster.folder.output(log), cluster.environment)
 
 
 def _await(node: Node, program: str, answers: Callable[[], bool], log: Path) -> None:

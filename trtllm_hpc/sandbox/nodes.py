@@ -6,12 +6,10 @@ import os
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
@@ -157,7 +155,9 @@ class StartingNode:
             SandboxError: it failed or took too long.
         """
         assert self._process.stdout is not None
-        if _read_line(self._process.stdout, MOUNT_TIMEOUT_S) != b"ready\n":
+        output = self._process.stdout.fileno()
+        # Bash writes the whole line at once.
+        if not select.select([output], [], [], MOUNT_TIMEOUT_S)[0] or os.read(output, 16) != b"ready\n":
             raise SandboxError(f"{self.node.name} did not start.\n{tail(self._output)}")
 
     def keep(self) -> None:
@@ -228,18 +228,3 @@ def tail(log: Path, lines: int = 15) -> str:
     if not text:
         return f"  {log} is empty."
     return "\n".join([f"  the end of {log}:", *(f"    {line}" for line in text)])
-
-
-def _read_line(stream: IO[bytes], timeout_s: float) -> bytes:
-    """One line, or the part of it that came before the end of the stream or the time limit."""
-    deadline = time.monotonic() + timeout_s
-    line = b""
-    while not line.endswith(b"\n"):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 or not select.select([stream], [], [], remaining)[0]:
-            break
-        piece = os.read(stream.fileno(), 1)
-        if not piece:
-            break
-        line += piece
-    return line
