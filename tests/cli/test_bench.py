@@ -5,30 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
+from tests.cli.test_completion import offered
+from tests.cli.typed import home as home
 from tests.runs.test_find import make
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode, RunNotFound
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a single run."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
-    make(tmp_path / "runs" / "llama-1", "llama", 0)
-    return tmp_path
+def run(home: Path) -> None:
+    """The only one in the working folder."""
+    make(home / "runs" / "llama-1", "llama", 0)
 
 
 def types(*words: str) -> Result:
     return CliRunner().invoke(command, words)
-
-
-def offered(*words: str, incomplete: str = "") -> list[str]:
-    complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
-    return [item.value for item in complete.get_completions(list(words), incomplete)]
 
 
 def test_the_shell_completes_commands_and_the_default_one() -> None:

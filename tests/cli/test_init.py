@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.cli.typed import home as home
 from tests.scheduler.test_discovery import NEW_LIST, PARTITIONS, fake_slurm
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -16,15 +17,6 @@ from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.errors import ConfigError, SubmissionError
 from trtllm_hpc.validation.load import load
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "my runs"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return folder
 
 
 @pytest.fixture
@@ -132,11 +124,11 @@ def test_without_slurm_the_profile_has_placeholders_and_a_note() -> None:
 
 
 @pytest.mark.usefixtures("no_slurm")
-def test_without_slurm_from_slurm_writes_nothing(in_an_empty_folder: Path) -> None:
+def test_without_slurm_from_slurm_writes_nothing(home: Path) -> None:
     with pytest.raises(SubmissionError) as caught:
         init("cluster", "--from-slurm")
     assert caught.value.hint == "trtllm-hpc init cluster --no-slurm"
-    assert list(in_an_empty_folder.iterdir()) == []
+    assert list(home.iterdir()) == []
 
 
 def test_commented_values_in_the_profile_are_valid() -> None:

@@ -17,7 +17,7 @@ from trtllm_hpc.cli import COMMANDS, command, main
 from trtllm_hpc.errors import ExitCode, SubmissionError
 
 
-def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+def run(*arguments: str) -> tuple[int, str, str]:
     """The whole program in a process of its own."""
     answer = subprocess.run(
         [sys.executable, "-m", "trtllm_hpc", *arguments], capture_output=True, text=True, timeout=60

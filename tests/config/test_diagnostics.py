@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
+from trtllm_hpc.errors import ConfigError
+from trtllm_hpc.validation.load import load
 
 
 @pytest.mark.parametrize(
@@ -103,18 +105,11 @@ def test_the_remedy_can_be_copied(files: Folder, job: str, cluster: str, remedy:
 
 
 def test_choices_are_listed(files: Folder) -> None:
-    assert files.diagnostic(JOB + "engine: {dtype: fp16}\n").choices == (
-        "auto",
-        "float32",
-        "float16",
-        "bfloat16",
-    )
+    choices = files.diagnostic(JOB + "engine: {dtype: fp16}\n").choices
+    assert choices == ("auto", "float32", "float16", "bfloat16")
 
 
 def test_the_error_ends_with_the_next_command(files: Folder) -> None:
-    from trtllm_hpc.errors import ConfigError
-    from trtllm_hpc.validation.load import load
-
     job_file = files.folder / "my job.yaml"
     job_file.write_text("nam: x\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:

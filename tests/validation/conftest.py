@@ -90,10 +90,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
         scripts = {
-            "sbatch": "exit 64",
-            "squeue": "exit 64",
-            "scontrol": "exit 64",
-            "scancel": "exit 64",
+            **dict.fromkeys(("sbatch", "squeue", "scontrol", "scancel"), "exit 64"),
             "sinfo": sinfo,
             "srun": f'case "$*" in\n--mpi=list) {plugins};;\n--help) {help_text};;\n*) exit 64;;\nesac',
         }

@@ -13,24 +13,19 @@ from typing import Any
 import pytest
 
 from tests.cli.typed import Types
+from tests.cli.typed import home as home
 from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.validation.checks import CHECKS
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with two job files and a profile of a machine without GPUs."""
-    folder = tmp_path / "my work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
+def two_jobs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the working folder, with a profile of a machine without GPUs."""
     monkeypatch.delenv("TRTLLM_HPC_ENGINES", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    (folder / "good.yaml").write_text("name: good\n")
-    (folder / "wordy.yaml").write_text("name: wordy\nengine: {max_input_len: 2}\n")
-    (folder / "here.yaml").write_text("name: here\nnode_local_folders: []\n")
-    return folder
+    (home / "good.yaml").write_text("name: good\n")
+    (home / "wordy.yaml").write_text("name: wordy\nengine: {max_input_len: 2}\n")
+    (home / "here.yaml").write_text("name: here\nnode_local_folders: []\n")
 
 
 def test_doctor_of_a_good_job(types: Types, home: Path) -> None:
