@@ -69,14 +69,13 @@ def runs_folder(ctx: click.Context | None) -> Path:
     return chosen if isinstance(chosen, Path) else default_runs_folder()
 
 
-def runs_option(command: Command) -> Command:
-    """``--runs FOLDER``, the folder of the runs; passed on as ``runs: Path | None``."""
-    return click.option(
-        "--runs",
-        type=click.Path(file_okay=False, path_type=Path),
-        is_eager=True,
-        help="Folder of the runs.  [default: $TRTLLM_HPC_RUNS, else ./runs]",
-    )(command)
+runs_option = click.option(
+    "--runs",
+    type=click.Path(file_okay=False, path_type=Path),
+    is_eager=True,
+    help="Folder of the runs.  [default: $TRTLLM_HPC_RUNS, else ./runs]",
+)
+"""The folder of the runs, passed on as ``runs: Path | None``."""
 
 
 def run_argument(command: Command) -> Command:
@@ -84,20 +83,33 @@ def run_argument(command: Command) -> Command:
     return runs_option(click.argument("run", type=RunType(), default="latest", metavar="[RUN]")(command))
 
 
-def json_option(command: Command) -> Command:
-    """``--json``, machine-readable output; passed on as ``as_json: bool``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
-
-
-def wait_option(command: Command) -> Command:
-    """``--wait-seconds``, for the endpoint; passed on as ``wait_seconds: float``."""
-    return click.option(
-        "--wait-seconds",
-        type=click.FloatRange(min=0),
-        default=0.0,
-        show_default=True,
-        help="How long to wait for the server; 0: do not wait.",
-    )(command)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+wait_option = click.option(
+    "--wait-seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="How long to wait for the server; 0: do not wait.",
+)
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="A.B=C",
+    shell_complete=complete_with(setting_keys),
+    help="Override one key, e.g. --set serve.nodes=2 or --set cluster.partition=gpu.  [repeatable]",
+)
+"""Passed on as ``settings: tuple[str, ...]``."""
+cluster_option = click.option(
+    "--cluster",
+    default="sandbox",
+    show_default=True,
+    metavar="PROFILE",
+    shell_complete=cluster_profiles,
+    envvar="TRTLLM_HPC_CLUSTER",
+    show_envvar=True,
+    help="Cluster profile: a file, or a name such as sandbox, local, pyxis.",
+)
 
 
 def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -149,29 +161,3 @@ def job_options(command: Command, *, required: bool = True) -> Command:
         required=required,
         shell_complete=job_files,
     )(cluster_option(set_option(runs_option(command))))
-
-
-def set_option(command: Command) -> Command:
-    """``--set A.B=C``; passed on as ``settings: tuple[str, ...]``."""
-    return click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="A.B=C",
-        shell_complete=complete_with(setting_keys),
-        help="Override one key, e.g. --set serve.nodes=2 or --set cluster.partition=gpu.  [repeatable]",
-    )(command)
-
-
-def cluster_option(command: Command) -> Command:
-    """``--cluster PROFILE``; passed on as ``cluster: str``."""
-    return click.option(
-        "--cluster",
-        default="sandbox",
-        show_default=True,
-        metavar="PROFILE",
-        shell_complete=cluster_profiles,
-        envvar="TRTLLM_HPC_CLUSTER",
-        show_envvar=True,
-        help="Cluster profile: a file, or a name such as sandbox, local, pyxis.",
-    )(command)
