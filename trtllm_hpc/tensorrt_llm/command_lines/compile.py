@@ -225,11 +225,7 @@ def _not_taken(command: Command, option: Option, value: Any) -> str:
 
 
 def _no_option(request: OptionRequest, toolchain: Toolchain, reasons: Sequence[str]) -> tuple[str, str]:
-    """A message and a hint for a request that no program of the toolchain has an option for.
-
-    Args:
-        reasons: why the options that are there do not take the value.
-    """
+    """A message and a hint; ``reasons`` say why the options that are there do not take the value."""
     version = toolchain.release.version
     if reasons:
         known = "; ".join(dict.fromkeys((*reasons, *_lifetimes(request, toolchain, exactly=True))))
@@ -253,11 +249,7 @@ def _plugins(toolchain: Toolchain) -> list[str]:
 
 
 def _lifetimes(request: OptionRequest, toolchain: Toolchain, *, exactly: bool) -> Iterator[str]:
-    """Which releases have each option of a request, a clause each.
-
-    Args:
-        exactly: whether to count only releases whose option takes the value.
-    """
+    """Which releases have each option of a request (``exactly``: and take the value), a clause each."""
     for mapping in request.mappings:
         if isinstance(mapping.translate, Mapping) and request.value not in mapping.translate:
             continue

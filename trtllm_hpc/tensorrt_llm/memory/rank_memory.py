@@ -1,10 +1,6 @@
 """Bytes on one rank: weights, keys and values of a token, and an estimate of all buffers beside them.
 
-The estimate is fitted to logs that users have published ("Allocated ... for execution
-context memory", "... GPU memory for runtime buffers", "... for decoder"):
-TensorRT-LLM's own example in docs/source/reference/memory.md (7B, TP 2),
-NVIDIA/TensorRT-LLM issue 1188 (Qwen 0.5B, batch 2048) and issue 3636 (8B,
-128,000 tokens a step). docs/memory.md sets them beside these formulas.
+The estimate is fitted to logs that users have published; docs/memory.md sets them beside these formulas.
 """
 
 from __future__ import annotations
@@ -22,10 +18,8 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _HIDDEN_STATES = 3
 """Rows of the hidden size that a token has at once, beside the MLP's."""
 
-_LOGIT_COPIES = 7
+_LOGIT_COPIES, _REFERENCE_LOGIT_COPIES = 7, 2
 """Times that runtime and decoder hold a row of logits in float32 for each request."""
-
-_REFERENCE_LOGIT_COPIES = 2
 
 _REFERENCE_ACTIVATIONS = 8
 """PyTorch's allocator, CUDA graphs and unfused layers against TensorRT's one arena; measured on an H200."""
@@ -55,13 +49,9 @@ class Format:
 
     def size(self, outputs: float, inputs: float) -> float:
         """Bytes of one matrix."""
-        groups = outputs * inputs / self.group
-        return (
-            outputs * inputs * self.bytes_each
-            + groups * self.bytes_group
-            + outputs * self.bytes_row
-            + inputs * self.bytes_column
-        )
+        weights = outputs * inputs
+        scales = outputs * self.bytes_row + inputs * self.bytes_column
+        return weights * self.bytes_each + weights / self.group * self.bytes_group + scales
 
 
 @dataclass(frozen=True)
@@ -82,9 +72,7 @@ class Parallel:
 def parallel_of(engine: Engine) -> Parallel:
     """The layout that the job file asks for."""
     tensor = engine.tensor_parallel
-    expert = engine.moe_expert_parallel or (
-        tensor // engine.moe_tensor_parallel if engine.moe_tensor_parallel else 1
-    )
+    expert = engine.moe_expert_parallel or tensor // (engine.moe_tensor_parallel or tensor)
     return Parallel(tensor, engine.pipeline_parallel, engine.context_parallel, max(expert, 1))
 
 
@@ -147,12 +135,12 @@ def weight_bytes(
             total += shape.decoder.last_vectors * sizes.plain
             total += 0 if is_shared and is_first else head
         stages.append(total)
-    # The encoder of T5 is an engine of its own on every rank, with an embedding of its own.
-    encoder = shape.encoder
-    extra = 0.0
-    if encoder is not None:
-        extra = sizes.layers(encoder) + sizes.tables(encoder.tables, is_cut=parallel_embedding)
-    return round(max(stages) + extra)
+    largest = max(stages)
+    if shape.encoder is not None:
+        # The encoder of T5 is an engine of its own on every rank, with an embedding of its own.
+        tables = sizes.tables(shape.encoder.tables, is_cut=parallel_embedding)
+        largest += sizes.layers(shape.encoder) + tables
+    return round(largest)
 
 
 @dataclass(frozen=True)
@@ -291,9 +279,9 @@ def buffers_of(
     # The head computes the last token of each request only, unless all logits are gathered.
     head_rows = steps if engine.gather_context_logits else rows
     head = head_rows * shape.vocabulary / parallel.tensor
-    copies, unfused = (
-        (_LOGIT_COPIES, 1) if engine.is_tensorrt_llm else (_REFERENCE_LOGIT_COPIES, _REFERENCE_ACTIVATIONS)
-    )
+    copies, unfused = _LOGIT_COPIES, 1
+    if not engine.is_tensorrt_llm:
+        copies, unfused = _REFERENCE_LOGIT_COPIES, _REFERENCE_ACTIVATIONS
     return Buffers(
         activations=round((steps * wide * unfused + head) * BYTES[dtype]) + (_WORKSPACE if on_gpu else 0),
         logits=rows * shape.vocabulary * 4 * copies,

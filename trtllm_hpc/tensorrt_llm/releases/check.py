@@ -32,11 +32,7 @@ _NUMERIC = re.compile(r"\s*[-+]?(\d[\d_]*\.?\d*|\.\d+)(e[-+]?\d+)?\s*$|[-+]?(inf
 def _remark(
     judgement: Judgement, word: str, place: int | None, message: str, hint: str | None = None
 ) -> Diagnostic:
-    """Return what a release makes of one word of a command line.
-
-    Args:
-        place: index among the words; ``None``: the word is missing.
-    """
+    """What a release makes of one word of a command line; ``place`` is ``None`` for a missing word."""
     field = "" if place is None else f"[{place}]"
     return Diagnostic(judgement, message, field=field, value=word, hint=hint, state=_STATES[judgement])
 
@@ -85,19 +81,12 @@ def check_words(release: Release, words: Sequence[str], family: str | None = Non
     name = PurePosixPath(words[at]).name
     family = family or _family_of(PurePosixPath(words[at])) or "llama"
     command = load_command(release.version, name, family)
+    own_family = family if name in BY_FAMILY else None
     if command is None:
-        missing = no_program(release, name, family)
-        remarks: tuple[Diagnostic, ...] = (_remark("refused", words[at], at, *missing),)
-    else:
-        remarks = tuple(_Reader(release, command, words, at + 1).read())
-    return Checked(
-        release=release.version,
-        program=name,
-        family=family if name in BY_FAMILY else None,
-        status=None if command is None else command.status,
-        words=tuple(words),
-        remarks=remarks,
-    )
+        missing = _remark("refused", words[at], at, *no_program(release, name, family))
+        return Checked(release.version, name, own_family, None, tuple(words), (missing,))
+    remarks = tuple(_Reader(release, command, words, at + 1).read())
+    return Checked(release.version, name, own_family, command.status, tuple(words), remarks)
 
 
 def _family_of(program: PurePosixPath) -> str | None:
@@ -126,13 +115,10 @@ class _Reader:
                 yield from self._positional(word)
                 self.place += 1
         for command in {self.top.name: self.top, self.command.name: self.command}.values():
-            yield from self._missing(command)
-
-    def _missing(self, command: Command) -> Iterator[Diagnostic]:
-        for option in command.options.values():
-            if option.required and (command.name, option.name) not in self.given:
-                message = f"{command.name} demands it"
-                yield _remark("refused", option.name, None, message, f"add {option.name}")
+            for option in command.options.values():
+                if option.required and (command.name, option.name) not in self.given:
+                    message = f"{command.name} demands it"
+                    yield _remark("refused", option.name, None, message, f"add {option.name}")
 
     def _positional(self, word: str) -> Iterator[Diagnostic]:
         known = self.top.subcommands
@@ -191,13 +177,12 @@ class _Reader:
         """Return the values that follow an option, as many as its form takes."""
         if option.form == "flag":
             return []
-        values = []
+        start = self.place
         while self.place < len(self.words) and not _is_option(self.words[self.place]):
-            values.append(self.words[self.place])
             self.place += 1
             if option.form != "list":
                 break
-        return values
+        return list(self.words[start : self.place])
 
     def _skip_values(self) -> None:
         """Skip the values after an unknown option: most have some, and one refusal is enough.
@@ -219,35 +204,30 @@ class _Reader:
         elif option.form != "flag" and not values and not option.bare:
             yield _remark("refused", word, place, f"needs {_wanted(option)}")
         for value in values:
-            if option.choices and value not in option.choices and not _VARIABLE.search(value):
-                sentence = f"takes {', '.join(option.choices)}, not {value!r}"
-                yield _remark("refused", word, place, sentence)
-            elif _wants_number(option) and not _NUMERIC.match(value) and not _VARIABLE.search(value):
+            if _VARIABLE.search(value):
+                continue
+            if option.choices and value not in option.choices:
+                yield _remark("refused", word, place, f"takes {', '.join(option.choices)}, not {value!r}")
+            elif _wants_number(option) and not _NUMERIC.match(value):
                 sentence = f"needs a number, not {value!r}"
                 yield _remark("refused", word, place, sentence, f"left out, it is {option.default} here")
 
 
 def _wants_number(option: Option) -> bool:
-    """Whether the option takes numbers only, by its default; a bool is a number to Python, too."""
-    return (
-        option.form == "value"
-        and not option.choices
-        and not option.bare
-        and isinstance(option.default, (int, float))
-        and not isinstance(option.default, bool)
-    )
+    """Whether the option takes numbers only, by its default."""
+    is_plain = option.form == "value" and not option.choices and not option.bare
+    return is_plain and type(option.default) in (int, float)
 
 
 def _beginning_with(name: str, command: Command) -> list[Option]:
     """Long options that begin with ``name``, which argparse accepts as their prefix."""
     if not name.startswith("--") or len(name) < 4:
         return []
-    found = {
-        option.name: option
+    return [
+        option
         for option in command.options.values()
         if any(spelling.startswith(name) for spelling in (option.name, *option.aliases))
-    }
-    return list(found.values())
+    ]
 
 
 def _is_option(word: str) -> bool:

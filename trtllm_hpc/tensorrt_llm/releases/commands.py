@@ -237,35 +237,25 @@ def _default(span: Mapping[str, Any], version: str) -> Any:
 
 
 def _changed_default(spans: list[Mapping[str, Any]], versions: tuple[str, ...], here: str) -> str | None:
-    """A sentence on the defaults of other releases; ``None`` where all have the same.
-
-    Args:
-        versions: the releases of the program, oldest first.
-        here: the release to speak of.
-    """
+    """See ``Option.changed``; ``versions`` are the releases of the program, oldest first."""
     if len(spans) == 1 and not isinstance(spans[0].get("default"), Mapping):
         return None
-    steps: list[tuple[str, Any]] = []
-    mine = None
+    defaults: dict[str, str] = {}
+    steps: list[tuple[str, str]] = []
     for version in versions:
         span = _span_at(spans, version)
         if span is None:
             continue
         # A flag's default is written as a switch has it.
         default = "disable" if span["form"] == "flag" else _default(span, version)
-        if not steps or steps[-1][1] != default:
-            steps.append((version, default))
-        if version == here:
-            mine = default
+        defaults[version] = "unset" if default is None else str(default)
+        if not steps or steps[-1][1] != defaults[version]:
+            steps.append((version, defaults[version]))
     if len(steps) < 2:
         return None
-    parts = [f"{_shown(steps[0][1])} before {steps[1][0]}"]
-    parts += [f"{_shown(value)} from {version}" for version, value in steps[1:]]
-    return f"Left out, it is {_shown(mine)} here: {', '.join(parts)}."
-
-
-def _shown(default: Any) -> str:
-    return "unset" if default is None else str(default)
+    parts = [f"{steps[0][1]} before {steps[1][0]}"]
+    parts += [f"{default} from {version}" for version, default in steps[1:]]
+    return f"Left out, it is {defaults[here]} here: {', '.join(parts)}."
 
 
 def _choices(span: Mapping[str, Any], version: str) -> tuple[str, ...]:

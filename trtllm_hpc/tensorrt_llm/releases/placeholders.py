@@ -16,27 +16,27 @@ Kind = Literal["int", "float", "bool", "enum", "data_type", "text", "int_list", 
 Value = int | float | bool | str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Placeholder:
     """One ``${name}`` of a template, as one release has it."""
 
     name: str
-    structural: bool
+    structural: bool = False
     """Whether Triton needs a value to load the model; if not, the parameter can be removed."""
     type: Kind
     """``int_list`` is text such as ``1,2``, ``id_lists`` such as ``0,1;2,3``."""
     choices: tuple[str, ...]
     """What the release takes; empty: anything of the type."""
-    place: str | None
+    place: str | None = None
     """What it fills: ``max_batch_size``, ``decoupled``, ``instances``, ``backend``, ``max_queue_size``,
     ``max_queue_delay_microseconds``, ``parameters.<key>``; ``None``: data types of tensors."""
-    required: bool
+    required: bool = False
     """The model does not start, or not work, without a value."""
     default: Value | None
     """What upstream's code takes where the parameter is left out."""
-    fallback: Value | None
+    fallback: Value | None = None
     """What this project fills in where no key sets it."""
-    unset: str | None
+    unset: str | None = None
     """How "no value" is written; ``None`` takes the whole parameter out."""
     since: str
     until: str | None
@@ -153,21 +153,17 @@ def _base(version: str) -> Version:
 def _placeholder(name: str, entry: Mapping[str, Any], version: str) -> Placeholder:
     since, until = entry.get("choices_since", {}), entry.get("choices_until", {})
     release = _base(version)
+    choices = tuple(
+        choice
+        for choice in entry.get("choices", ())
+        if (choice not in since or release >= parsed(since[choice]))
+        and (choice not in until or release <= parsed(until[choice]))
+    )
+    same = ("structural", "type", "place", "required", "fallback", "unset", "since")
     return Placeholder(
         name=name,
-        structural=entry.get("structural", False),
-        type=entry["type"],
-        choices=tuple(
-            choice
-            for choice in entry.get("choices", ())
-            if (choice not in since or release >= parsed(since[choice]))
-            and (choice not in until or release <= parsed(until[choice]))
-        ),
-        place=entry.get("place"),
-        required=entry.get("required", False),
+        choices=choices,
         default=value_at(entry.get("default"), str(release)),
-        fallback=entry.get("fallback"),
-        unset=entry.get("unset"),
-        since=entry["since"],
         until=None if "again" in entry else entry.get("until"),
+        **{key: entry[key] for key in same if key in entry},
     )
