@@ -15,8 +15,6 @@ from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.validation.rules import problems
 
-CLUSTER: Mapping[str, Any] = {"name": "site", "gpus_per_node": 8}
-
 
 def job(release: str, family: str = "llama", model: str = "/models/m", **keys: Any) -> JobFile:
     """A job for TensorRT-LLM; ``keys`` are sections, ``engine`` is filled up."""
@@ -32,14 +30,7 @@ def job(release: str, family: str = "llama", model: str = "/models/m", **keys: A
 
 def cluster(**keys: Any) -> ClusterProfile:
     """A profile of nodes with eight GPUs."""
-    return ClusterProfile.model_validate({**CLUSTER, **keys})
-
-
-def facts(
-    made: JobFile, where: ClusterProfile | None = None, config: Mapping[str, Any] | None = None
-) -> JobFacts:
-    """What the job and the profile mean together, with this ``config.json`` of the model."""
-    return JobFacts(made, where or cluster(), read_config=lambda folder: config)
+    return ClusterProfile.model_validate({"name": "site", "gpus_per_node": 8, **keys})
 
 
 def found(made: JobFile, where: ClusterProfile | None = None) -> list[Diagnostic]:
@@ -58,15 +49,15 @@ def steps(
 def planned(
     made: JobFile, where: ClusterProfile | None = None, config: Mapping[str, Any] | None = None
 ) -> tuple[BuildStep, ...]:
-    """The steps of a job that the rules have not judged."""
-    known = facts(made, where, config)
+    """The steps of a job that the rules have not judged, with this ``config.json`` of the model."""
+    known = JobFacts(made, where or cluster(), read_config=lambda folder: config)
     layout = make_layout(made.engine.world_size, made.serve.nodes, known.cluster.gpus_per_node)
     return make_steps(known, layout)
 
 
 def notes(made: JobFile, config: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """The notes on a job with which nothing is wrong."""
-    return make_notes(facts(made, config=config))
+    return make_notes(JobFacts(made, cluster(), read_config=lambda folder: config))
 
 
 def text(word: Argument) -> str:
@@ -77,11 +68,6 @@ def text(word: Argument) -> str:
 def line(words: tuple[Argument, ...]) -> str:
     """A command as a person reads it."""
     return " ".join(map(text, words))
-
-
-def lines(made: JobFile, **kwargs: Any) -> list[str]:
-    """Every command of a job, in order."""
-    return [line(command) for step in steps(made, **kwargs) for command in step.commands]
 
 
 def options(words: tuple[Argument, ...] | list[str]) -> dict[str, tuple[str, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.made_steps import found, job, notes, options, steps
+from tests.plan.made_steps import cluster, found, job, notes, options, steps
 from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
 
 
@@ -114,13 +114,11 @@ def test_gpt_s_are_computed_on_the_way() -> None:
     ],
 )
 def test_gptq_s_weights_by_the_name_of_the_day(release: str, option: str) -> None:
-    convert, _ = steps(
-        made(release, method="int4_gptq", checkpoint="/models/gptq.safetensors", group_size=64)
-    )
+    convert, _ = steps(made(release, method="int4_gptq", checkpoint="/models/gptq", group_size=64))
     words = options(convert.commands[0])
-    assert words[option] == ("/models/gptq.safetensors",) and words["--group_size"] == ("64",)
+    assert words[option] == ("/models/gptq",) and words["--group_size"] == ("64",)
     assert words["--weight_only_precision"] == ("int4_gptq",) and "--per_group" in words
-    assert convert.inputs == ("model", "/models/gptq.safetensors")
+    assert convert.inputs == ("model", "/models/gptq")
 
 
 @pytest.mark.parametrize(
@@ -173,16 +171,12 @@ def test_keys_that_go_with_a_method(quantization: Mapping[str, Any], key: str) -
 def test_fp8_needs_gpus_that_have_it(
     capability: str | None, quantization: Mapping[str, Any], refused: bool
 ) -> None:
-    from tests.plan.made_steps import cluster
-
     problems = found(made("0.16.0", **quantization), cluster(compute_capability=capability))
     assert bool(problems) is refused
     assert all("8.9" in problem.message and str(capability) in problem.message for problem in problems)
 
 
 def test_volta_is_gone_from_0_16_on() -> None:
-    from tests.plan.made_steps import cluster
-
     volta = cluster(compute_capability="7.0")
     assert found(made("0.15.0"), volta) == []
     [problem] = found(made("0.16.0"), volta)

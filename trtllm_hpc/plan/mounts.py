@@ -21,32 +21,28 @@ def all_mounts(job: JobFile, cluster: ClusterProfile, own: Sequence[str]) -> tup
     given = cluster.container.mounts
     covered = [*own, *(target_of(mount) for mount in given)]
     named = dict.fromkeys(path for _, path in named_folders(job) if not is_below(path, covered))
-    read = (f"{path}:{path}:ro" for path in named if can_be_mounted(path))
+    # Container runtimes split mounts at commas and colons.
+    read = (f"{path}:{path}:ro" for path in named if not set(path) & {",", ":"})
     return (*(f"{folder}:{folder}" for folder in own), *read, *given)
 
 
 def named_folders(job: JobFile) -> Iterator[tuple[str, str]]:
-    """Yield every path in a job file that jobs read, with its key."""
+    """Return every path in a job file that jobs read, with its key."""
     engine, repository = job.engine, job.repository
-    speculative = engine.speculative.model if engine.speculative is not None else None
-    one: dict[str, str | None] = {
-        "model.path": job.model.path,
-        "engine.directory": engine.directory,
-        "engine.quantization.calibration_dataset": engine.quantization.calibration_dataset,
-        "engine.quantization.checkpoint": engine.quantization.checkpoint,
-        "engine.speculative.model": speculative,
-        "repository.tokenizer": repository.tokenizer,
-    }
-    several: dict[str, Iterable[str | None]] = {
+    speculative, phases = engine.speculative, job.serve.disaggregated
+    named: dict[str, Iterable[str | None]] = {
+        "model.path": [job.model.path],
+        "engine.directory": [engine.directory],
+        "engine.quantization.calibration_dataset": [engine.quantization.calibration_dataset],
+        "engine.quantization.checkpoint": [engine.quantization.checkpoint],
+        "engine.speculative.model": [speculative.model] if speculative is not None else [],
+        "repository.tokenizer": [repository.tokenizer],
         "engine.lora.adapters": engine.lora.adapters,
         "engine.lora.directories": engine.lora.directories,
-        "repository.models": (copy.engine for copy in repository.models),
+        "repository.models": [copy.engine for copy in repository.models],
+        "serve.disaggregated": [phases.context.engine, phases.generation.engine] if phases else [],
     }
-    phases = job.serve.disaggregated
-    if phases is not None:
-        several["serve.disaggregated"] = (phases.context.engine, phases.generation.engine)
-    yield from ((key, path) for key, path in one.items() if path is not None)
-    yield from ((key, path) for key, paths in several.items() for path in paths if path is not None)
+    return ((key, path) for key, paths in named.items() for path in paths if path is not None)
 
 
 def target_of(mount: str) -> str:
@@ -58,8 +54,3 @@ def target_of(mount: str) -> str:
 def is_below(path: str, folders: Iterable[str]) -> bool:
     """Whether one of the folders is ``path`` or above it."""
     return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
-
-
-def can_be_mounted(path: str) -> bool:
-    """Whether a path can be mounted; container runtimes split mounts at commas and colons."""
-    return not set(path) & {",", ":"}

@@ -20,6 +20,13 @@ MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensor
 
 _ENGINE_WRITERS = ("build.py", "engine_config.py", "sharding.py", "synthetic.py", "weights.py")
 
+_ENGINE_KEYS = (
+    *("tensor_parallel", "dtype", "max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens"),
+    *("max_beam_width", "tokens_per_block", "max_lora_rank"),
+    *("gather_context_logits", "gather_generation_logits"),
+)
+"""What the build has an option for, of the same name."""
+
 MOST_BLS_INSTANCES = 8
 """Instances of the BLS model by default, at most: each is a process that starts with the server."""
 
@@ -51,23 +58,14 @@ def _builder() -> str:
 
 def _engine_options(engine: Engine) -> tuple[str, ...]:
     """Options for the engine's keys that are set; the build has defaults for the others."""
-    options = {
-        "--tensor-parallel": engine.tensor_parallel,
-        "--dtype": engine.dtype,
-        "--max-batch-size": engine.max_batch_size,
-        "--max-input-len": engine.max_input_len,
-        "--max-seq-len": engine.max_seq_len,
-        "--max-num-tokens": engine.max_num_tokens,
-        "--max-beam-width": engine.max_beam_width,
-        "--tokens-per-block": engine.tokens_per_block,
-        "--max-lora-rank": engine.max_lora_rank,
-    }
-    switches = {
-        "--gather-context-logits": engine.gather_context_logits,
-        "--gather-generation-logits": engine.gather_generation_logits,
-    }
-    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    return (*given, *(name for name, is_on in switches.items() if is_on))
+    words: list[str] = []
+    for key in _ENGINE_KEYS:
+        value, option = getattr(engine, key), f"--{key.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif value is not None and value is not False:
+            words += [option, str(value)]
+    return tuple(words)
 
 
 def model_source(name: str) -> str:
