@@ -113,11 +113,7 @@ def _no_engines(cache: Cache) -> str:
 
 
 def _find(cache: Cache, items: list[Item], name: str) -> list[Item]:
-    """Return the entry with that name, or all whose name or key begins with it.
-
-    Raises:
-        BuildFailed: there is none.
-    """
+    """Return the entry with that name, or all whose name or key begins with it; BuildFailed if none does."""
     from trtllm_hpc.engine_cache.prune import starts_with
 
     exact = [item for item in items if item.entry.name == name]

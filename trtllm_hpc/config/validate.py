@@ -235,12 +235,7 @@ class _Unknown:
 
 
 def _partial(model: type[Model], plain: dict[str, Any], wrong: Collection[Path]) -> Model:
-    """Build the model with every right field, and a stand-in for each wrong one.
-
-    Args:
-        plain: the values as they were written; not converted, since models are strict.
-        wrong: the places of pydantic's errors, as paths from the model's root.
-    """
+    """Build the model of the values as written, with a stand-in for each at one of the ``wrong`` places."""
     plain = model.with_defaults(plain)
     values = {
         name: _field(field.annotation, plain[name], [path[1:] for path in wrong if path[:1] == (name,)])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from rich.table import Table
+from rich.text import Text
 
 from trtllm_hpc.bench.analysis.compare import Comparison, Row
 from trtllm_hpc.report.formatting import NONE, quantity, share
 from trtllm_hpc.report.tables import plain_table, print_table
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 _INTERVAL = "95 % of B - A"
 
@@ -23,8 +20,6 @@ def print_comparison(comparison: Comparison) -> None:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Return a table with a row for each figure, and a verdict on the difference if it is judged."""
-    from rich.text import Text
-
     numbers = ("A", "B", "change", _INTERVAL)
     table = plain_table("level", "figure", *numbers, "verdict", right=numbers)
     level = None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.errors import first_error_line
@@ -15,10 +18,6 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
 from trtllm_hpc.runs.status import StageStatus, run_status
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 _SHORT_HOST, _LONG_HOST = 12, 24
 _LEAST_ERROR = 30
@@ -95,8 +94,6 @@ def log_table(
         host_width: host names are cut to this width.
         error_width: errors are cut to this width; 0 leaves them out.
     """
-    from rich.text import Text
-
     headers = ("step", "rank", "host", "state", "size", *(() if error_width == 0 else ("first error",)))
     table = plain_table(*headers, right=("rank", "size"), one_line=("size", "first error"))
     for row in rows:
@@ -120,8 +117,6 @@ def _error_lines(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
 
 
 def _cut(text: str, width: int | None) -> str:
-    from rich.text import Text
-
     line = Text(text)
     if width is not None:
         line.truncate(width, overflow="ellipsis")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
 
 from trtllm_hpc.bench.metrics import BY_KEY, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
@@ -14,9 +16,6 @@ from trtllm_hpc.report.headline import ascending_levels, headline_level, is_vali
 from trtllm_hpc.report.sentences import sentences, title
 from trtllm_hpc.report.sparkline import over_time, spread
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _WIDTH = 100
 _LATENCIES = {
@@ -65,9 +64,6 @@ def measurement_table(
     Args:
         narrow: for a terminal of 60 columns: fewer figures.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     whole = Table.grid()
     whole.add_row(Text(title(measurement)))
     whole.add_row("")

@@ -71,20 +71,15 @@ def row_of(found: Diagnostic) -> dict[str, Any]:
 
 
 def _refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
-    """Raise what fails, unless its check is to be ignored.
-
-    Raises:
-        ConfigError: with every check that fails, or every name in ``ignored`` that no check has.
-    """
-    unknown = [name for name in ignored if name not in _TITLES]
+    """Raise ConfigError with every check that fails, or every name in ``ignored`` that no check has."""
+    choices = tuple(sorted(_TITLES))
+    unknown = [
+        Diagnostic("unknown-check", f"no check is called {name!r}", "--ignore", choices=choices)
+        for name in ignored
+        if name not in _TITLES
+    ]
     if unknown:
-        choices = tuple(sorted(_TITLES))
-        raise ConfigError(
-            [
-                Diagnostic("unknown-check", f"no check is called {name!r}", "--ignore", choices=choices)
-                for name in unknown
-            ]
-        )
+        raise ConfigError(unknown)
     failed = [it for it in found if it.state == FAIL and it.code not in ignored]
     if failed:
         names = " ".join(f"--ignore {it.code}" for it in failed)
