@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,15 @@ import pytest
 from click.shell_completion import ShellComplete
 
 import trtllm_hpc
+from tests.cli.typed import Types
+from tests.cli.typed import types as types
 from tests.runtime.conftest import eventually
 from tests.runtime.engine_cache.builds import FAST, MakeRun, Run, tree
-from trtllm_hpc.cli import command, main
+from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_cache.cache import Cache
 from trtllm_hpc.runtime.engine_cache.lock import Lock, Owner, Watch, try_lock
-
-
-class Invocation:
-    """What a command printed, and its exit code."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> None:
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        self.code = end.value.code
-        self.output, self.errors = capsys.readouterr()
-
-
-Cli = Callable[..., Invocation]
 
 
 @pytest.fixture(autouse=True)
@@ -60,30 +48,25 @@ def built(runs: MakeRun) -> Run:
     return run
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return lambda *arguments: Invocation(capsys, *arguments)
-
-
-def test_an_empty_cache_is_no_error(cli: Cli, home: Path) -> None:
+def test_an_empty_cache_is_no_error(types: Types, home: Path) -> None:
     for arguments in (("list",), ("verify",), ("prune", "--unused-days", "1", "--yes")):
-        assert cli("engines", *arguments).code == 0
-    assert json.loads(cli("engines", "list", "--json").output) == []
+        assert types("engines", *arguments).code == 0
+    assert json.loads(types("engines", "list", "--json").output) == []
     assert not (home / "engines").exists()
     for name in ("list", "verify"):
-        output = cli("engines", name, "--engines", str(home / "nowhere")).output
+        output = types("engines", name, "--engines", str(home / "nowhere")).output
         assert output == f"no engines in {home / 'nowhere'}, which is not there\n"
-        assert cli("engines", name, "--engines", str(home)).output == f"no engines in {home}\n"
+        assert types("engines", name, "--engines", str(home)).output == f"no engines in {home}\n"
 
 
-def test_a_cache_that_cannot_be_opened_is_reported_with_its_option(cli: Cli) -> None:
-    refused = cli("engines", "list", "--engines", f"/{'x' * 300}")
+def test_a_cache_that_cannot_be_opened_is_reported_with_its_option(types: Types) -> None:
+    refused = types("engines", "list", "--engines", f"/{'x' * 300}")
     assert refused.code == ExitCode.CONFIG and "--engines: /xxx" in refused.errors
     assert "namei -l" in refused.errors
 
 
-def test_nothing_is_removed_if_a_key_matches_nothing(cli: Cli, built: Run) -> None:
-    refused = cli("engines", "prune", "--key", built.entry().name, "--key", "nope", "--yes")
+def test_nothing_is_removed_if_a_key_matches_nothing(types: Types, built: Run) -> None:
+    refused = types("engines", "prune", "--key", built.entry().name, "--key", "nope", "--yes")
     assert refused.code == ExitCode.BUILD and "No engine is called 'nope'" in refused.errors
     assert built.entry().is_complete()
 
@@ -98,8 +81,8 @@ def test_the_shell_completes_engines(built: Run, home: Path) -> None:
     assert complete.get_completions(elsewhere, "") == []
 
 
-def test_the_list_shows_everything(cli: Cli, built: Run) -> None:
-    listed = cli("engines", "list").output
+def test_the_list_shows_everything(types: Types, built: Run) -> None:
+    listed = types("engines", "list").output
     for word in (
         built.entry().name,
         built.entry("convert").name,
@@ -110,7 +93,7 @@ def test_the_list_shows_everything(cli: Cli, built: Run) -> None:
         "whole",
     ):
         assert word in listed
-    records = json.loads(cli("engines", "list", "--json").output)
+    records = json.loads(types("engines", "list", "--json").output)
     assert [record["step"] for record in records] == ["build", "convert"]
     assert (
         records[0]["bytes"]
@@ -119,24 +102,24 @@ def test_the_list_shows_everything(cli: Cli, built: Run) -> None:
     )
 
 
-def test_where_the_cache_is(cli: Cli, built: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_cache_is(types: Types, built: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "elsewhere").mkdir()
     monkeypatch.chdir(home / "elsewhere")
-    assert built.entry().name not in cli("engines", "list").output
+    assert built.entry().name not in types("engines", "list").output
     engines = str(home / "engines")
     (home / "site.yaml").write_text(json.dumps({"name": "site", "engines_folder": engines}))
-    assert built.entry().name in cli("engines", "list", "--cluster", "../site.yaml").output
-    assert built.entry().name in cli("engines", "list", "--engines", "../engines").output
+    assert built.entry().name in types("engines", "list", "--cluster", "../site.yaml").output
+    assert built.entry().name in types("engines", "list", "--engines", "../engines").output
     (home / "site.yaml").write_text(json.dumps({"name": "site", "runs_folder": f"{home}/runs"}))
-    assert built.entry().name in cli("engines", "list", "--cluster", "../site.yaml").output
+    assert built.entry().name in types("engines", "list", "--cluster", "../site.yaml").output
     monkeypatch.setenv("TRTLLM_HPC_ENGINES", engines)
-    assert built.entry().name in cli("engines", "list").output
+    assert built.entry().name in types("engines", "list").output
 
 
-def test_one_engine_is_shown_by_any_beginning_of_its_name(cli: Cli, built: Run) -> None:
+def test_one_engine_is_shown_by_any_beginning_of_its_name(types: Types, built: Run) -> None:
     digits = built.entry().name.rpartition("-")[2]
     for name in (built.entry().name, "build", digits[:8]):
-        shown = cli("engines", "show", name)
+        shown = types("engines", "show", name)
         assert shown.code == 0
         for word in (
             "--max_batch_size (build): 64",
@@ -145,9 +128,9 @@ def test_one_engine_is_shown_by_any_beginning_of_its_name(cli: Cli, built: Run) 
             str(built.paths.folder),
         ):
             assert word in shown.output, word
-    record = json.loads(cli("engines", "show", "build", "--json").output)
+    record = json.loads(types("engines", "show", "build", "--json").output)
     assert record["uses"] == [str(built.paths.folder)] and record["manifest"]["job_id"] == "17"
-    unknown = cli("engines", "show", "lora-1")
+    unknown = types("engines", "show", "lora-1")
     assert unknown.code == ExitCode.BUILD and "No engine is called 'lora-1'" in unknown.errors
     assert "trtllm-hpc engines list" in unknown.errors
 
@@ -177,33 +160,33 @@ def damage(folder: Path, kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["a bit", "a file", "an end", "a guest", "the manifest", "the key"])
-def test_verify_names_what_is_broken(cli: Cli, built: Run, kind: str) -> None:
-    whole = cli("engines", "verify")
+def test_verify_names_what_is_broken(types: Types, built: Run, kind: str) -> None:
+    whole = types("engines", "verify")
     assert whole.code == 0 and whole.output.count("whole") == 2
     sentence = damage(built.entry().output, kind)
-    broken = cli("engines", "verify")
+    broken = types("engines", "verify")
     assert broken.code == ExitCode.BUILD
     assert f"error: {built.entry().name}: {sentence}" in broken.errors
     assert f"engines prune --key {built.entry().name} --yes" in broken.errors
     assert f"{built.entry('convert').name}: whole" in broken.output
-    assert cli("engines", "verify", "convert").code == 0
-    record = json.loads(cli("engines", "verify", "--json").output)
+    assert types("engines", "verify", "convert").code == 0
+    record = json.loads(types("engines", "verify", "--json").output)
     assert [fault["entry"] for fault in record["faults"]] == [built.entry().name]
 
 
-def test_damage_that_only_reading_finds_is_remembered_until_it_is_repaired(cli: Cli, built: Run) -> None:
+def test_damage_that_only_reading_finds_is_remembered_until_it_is_repaired(types: Types, built: Run) -> None:
     """A changed bit leaves every size as it was: without a note the next run would serve it."""
     entry = built.entry()
     file = entry.output / "rank0.engine"
     good = file.read_bytes()
     damage(entry.output, "a bit")
-    assert cli("engines", "verify").code == ExitCode.BUILD
+    assert types("engines", "verify").code == ExitCode.BUILD
     assert not entry.is_complete()
     assert entry.faults() == ["rank0.engine is not what was built: its SHA-256 differs"]
-    assert "broken: " in " ".join(cli("engines", "list").output.split())
-    assert f"{built.entry().name}: broken: " in cli("engines", "show", built.entry().name).output
+    assert "broken: " in " ".join(types("engines", "list").output.split())
+    assert f"{built.entry().name}: broken: " in types("engines", "show", built.entry().name).output
     file.write_bytes(good)
-    assert cli("engines", "verify").code == 0 and entry.is_complete()
+    assert types("engines", "verify").code == 0 and entry.is_complete()
 
 
 # prune ----------------------------------------------------------------------------------
@@ -221,47 +204,47 @@ def age(run: Run, days: float, step: str = "build") -> None:
     os.utime(run.entry(step).used, (then, then))
 
 
-def test_nothing_is_removed_without_a_selection_and_yes(cli: Cli, built: Run) -> None:
+def test_nothing_is_removed_without_a_selection_and_yes(types: Types, built: Run) -> None:
     finish(built)
-    assert cli("engines", "prune").code == ExitCode.USAGE
-    listed = cli("engines", "prune", "--unused-days", "0")
+    assert types("engines", "prune").code == ExitCode.USAGE
+    listed = types("engines", "prune", "--unused-days", "0")
     assert "2 would be removed" in listed.output and "--yes" in listed.output
     assert built.entry().is_complete()
-    done = cli("engines", "prune", "--unused-days", "0", "--yes")
+    done = types("engines", "prune", "--unused-days", "0", "--yes")
     assert "2 removed" in done.output
     assert tree(built.entry().folder.parent) == []
 
 
-def test_recently_used_engines_stay(cli: Cli, built: Run) -> None:
+def test_recently_used_engines_stay(types: Types, built: Run) -> None:
     finish(built)
     age(built, 40, "convert")
     age(built, 3)
-    done = cli("engines", "prune", "--unused-days", "30", "--yes")
+    done = types("engines", "prune", "--unused-days", "30", "--yes")
     assert f"{built.entry('convert').name}: removed, it was not used for 40 days" in done.output
     assert built.entry().is_complete() and not built.entry("convert").folder.exists()
 
 
-def test_keep_bytes_removes_the_least_recently_used_first(cli: Cli, built: Run) -> None:
+def test_keep_bytes_removes_the_least_recently_used_first(types: Types, built: Run) -> None:
     finish(built)
     age(built, 1, "convert")
-    size = json.loads(cli("engines", "list", "--json").output)[0]["bytes"]
-    assert "0 would be removed" in cli("engines", "prune", "--keep-bytes", "1G").output
-    assert cli("engines", "prune", "--keep-bytes", "a lot").code == ExitCode.USAGE
-    cli("engines", "prune", "--keep-bytes", f"{size}", "--yes")
+    size = json.loads(types("engines", "list", "--json").output)[0]["bytes"]
+    assert "0 would be removed" in types("engines", "prune", "--keep-bytes", "1G").output
+    assert types("engines", "prune", "--keep-bytes", "a lot").code == ExitCode.USAGE
+    types("engines", "prune", "--keep-bytes", f"{size}", "--yes")
     assert built.entry().is_complete() and not built.entry("convert").folder.exists()
 
 
-def test_foreign_folders_are_neither_listed_nor_removed(cli: Cli, built: Run, home: Path) -> None:
+def test_foreign_folders_are_neither_listed_nor_removed(types: Types, built: Run, home: Path) -> None:
     """Somebody points engines_folder at a folder with other things in it."""
     finish(built)
     mine = [home / "engines" / name for name in ("my work", "build-0123456789abcdef", ".removed-notes")]
     for folder in mine:
         folder.mkdir()
         (folder / "thesis.txt").write_text("years of work")
-    assert len(json.loads(cli("engines", "list", "--json").output)) == 2
+    assert len(json.loads(types("engines", "list", "--json").output)) == 2
     everything = ("--unused-days", "0", "--half-built", "--keep-bytes", "0", "--key", "b")
-    assert cli("engines", "prune", "--key", "m", "--yes").code == ExitCode.BUILD
-    assert "2 removed" in cli("engines", "prune", *everything, "--yes").output
+    assert types("engines", "prune", "--key", "m", "--yes").code == ExitCode.BUILD
+    assert "2 removed" in types("engines", "prune", *everything, "--yes").output
     assert all((folder / "thesis.txt").is_file() for folder in mine)
     assert len(list((home / "engines").iterdir())) == 3
 
@@ -298,65 +281,65 @@ def test_an_unreadable_entry_is_reported_and_left_alone() -> None:
         shutil.rmtree(place)
 
 
-def test_one_engine_can_be_named(cli: Cli, built: Run) -> None:
+def test_one_engine_can_be_named(types: Types, built: Run) -> None:
     finish(built)
-    cli("engines", "prune", "--key", built.entry().name, "--yes")
+    types("engines", "prune", "--key", built.entry().name, "--yes")
     assert not built.entry().folder.exists() and built.entry("convert").is_complete()
 
 
-def test_a_run_that_is_being_rendered_keeps_its_engine(cli: Cli, built: Run) -> None:
+def test_a_run_that_is_being_rendered_keeps_its_engine(types: Types, built: Run) -> None:
     """The build's own use is fresh, and its run folder has no plan."""
-    kept = cli("engines", "prune", "--unused-days", "0", "--yes")
+    kept = types("engines", "prune", "--unused-days", "0", "--yes")
     assert "stays, it is registered by" in kept.output and "0 removed" in kept.output
     assert built.entry().is_complete()
 
 
-def test_uses_that_no_longer_count_are_removed(cli: Cli, built: Run) -> None:
+def test_uses_that_no_longer_count_are_removed(types: Types, built: Run) -> None:
     finish(built)
     assert len(built.entry().uses()) == 1
-    cli("engines", "prune", "--unused-days", "9")
+    types("engines", "prune", "--unused-days", "9")
     assert len(built.entry().uses()) == 1
-    cli("engines", "prune", "--unused-days", "9", "--yes")
+    types("engines", "prune", "--unused-days", "9", "--yes")
     assert built.entry().uses() == [] and built.entry().is_complete()
 
 
-def test_an_empty_name_matches_nothing(cli: Cli, built: Run) -> None:
+def test_an_empty_name_matches_nothing(types: Types, built: Run) -> None:
     finish(built)
-    assert "No engine is called ''" in cli("engines", "prune", "--key", "", "--yes").errors
+    assert "No engine is called ''" in types("engines", "prune", "--key", "", "--yes").errors
     assert built.entry().is_complete()
-    assert cli("engines", "show", "").code == ExitCode.BUILD
+    assert types("engines", "show", "").code == ExitCode.BUILD
 
 
-def test_a_rendered_run_keeps_its_engine_for_a_week(cli: Cli, built: Run, home: Path) -> None:
+def test_a_rendered_run_keeps_its_engine_for_a_week(types: Types, built: Run, home: Path) -> None:
     finish(built)
     paths = RunPaths(home / "runs" / "rendered")
     paths.make_folders()
     paths.plan.write_text('{"name": "a", "stages": [{"name": "serve"}], "scheduler": "local"}')
     assert built.entry().register(paths.folder)
-    kept = cli("engines", "prune", "--unused-days", "0", "--yes")
+    kept = types("engines", "prune", "--unused-days", "0", "--yes")
     assert "the run rendered, which is rendered and not submitted" in kept.output
     assert built.entry().is_complete() and not built.entry("convert").folder.exists()
     os.utime(paths.plan, (0, 0))
-    assert "1 removed" in cli("engines", "prune", "--unused-days", "0", "--yes").output
+    assert "1 removed" in types("engines", "prune", "--unused-days", "0", "--yes").output
 
 
-def test_a_running_build_stays_and_a_killed_one_is_removed(cli: Cli, runs: MakeRun) -> None:
+def test_a_running_build_stays_and_a_killed_one_is_removed(types: Types, runs: MakeRun) -> None:
     waiting = '#!/usr/bin/env bash\nset -eu\nmkdir "$output"; echo a > "$output/a"; sleep 60\n'
     run = runs(script=waiting)
     process = run.start(TRTLLM_HPC_JOB_ID="17")
     assert eventually(lambda: list(run.entry("convert").folder.glob("building/*/output/a")))
-    kept = cli("engines", "prune", "--half-built", "--yes")
+    kept = types("engines", "prune", "--half-built", "--yes")
     assert "stays, it is being built by job 17 on" in kept.output
-    assert "building by job 17 on" in cli("engines", "list").output
+    assert "building by job 17 on" in types("engines", "list").output
     run.clean()
     assert process.returncode is not None
-    assert "half-built" in cli("engines", "list").output
-    assert cli("engines", "verify").code == 0
-    assert "1 removed" in cli("engines", "prune", "--half-built", "--yes").output
+    assert "half-built" in types("engines", "list").output
+    assert types("engines", "verify").code == 0
+    assert "1 removed" in types("engines", "prune", "--half-built", "--yes").output
     assert tree(run.entry().folder.parent) == []
 
 
-def test_a_builder_that_cannot_be_seen_counts_as_dead_after_a_long_silence(cli: Cli, built: Run) -> None:
+def test_a_builder_that_cannot_be_seen_counts_as_dead_after_a_long_silence(types: Types, built: Run) -> None:
     finish(built)
     entry = built.entry()
     lock = try_lock(entry.folder, replace(Owner.this_process("17"), host="node-9"), Watch())
@@ -366,19 +349,19 @@ def test_a_builder_that_cannot_be_seen_counts_as_dead_after_a_long_silence(cli: 
     record = lock.work / "owner.json"
     for silent_s, note in ((0, ""), (300, ", silent for 300 s")):
         os.utime(record, (time.time() - silent_s,) * 2)
-        assert cli("engines", "prune", "--half-built", "--yes").output.startswith(
+        assert types("engines", "prune", "--half-built", "--yes").output.startswith(
             f"{entry.name}: stays, it is being built by job 17 on node-9{note}\n"
         )
     os.utime(record, (time.time() - 700,) * 2)
-    assert "1 removed" in cli("engines", "prune", "--half-built", "--yes").output
+    assert "1 removed" in types("engines", "prune", "--half-built", "--yes").output
     assert not entry.folder.exists()
 
 
-def test_leftovers_of_a_killed_removal_are_removed(cli: Cli, built: Run) -> None:
+def test_leftovers_of_a_killed_removal_are_removed(types: Types, built: Run) -> None:
     cache = Cache(built.entry().folder.parent)
     left = cache.put_aside(built.entry())
-    assert built.entry().name not in cli("engines", "list").output
-    cli("engines", "prune", "--half-built", "--yes")
+    assert built.entry().name not in types("engines", "list").output
+    types("engines", "prune", "--half-built", "--yes")
     assert not left.exists() and built.entry("convert").is_complete()
 
 
@@ -403,13 +386,13 @@ def build_by_hand(folder: Path) -> None:
     subprocess.run([sys.executable, "-I", "-S", paths.runtime, "engine"], check=True, capture_output=True)
 
 
-def test_a_run_whose_engine_is_there_has_no_build_stage(cli: Cli, job: list[str]) -> None:
-    first = cli(*job)
+def test_a_run_whose_engine_is_there_has_no_build_stage(types: Types, job: list[str]) -> None:
+    first = types(*job)
     assert "engine: not in the cache, it is built first (engine-" in first.output
     folder = Path(first.output.splitlines()[0].removeprefix("rendered "))
     assert (folder / "scripts" / "build.sh").is_file()
     build_by_hand(folder)
-    second = cli(*job, "--json")
+    second = types(*job, "--json")
     record = json.loads(second.output)
     assert record["engine"]["state"] == "found"
     assert [Path(script).name for script in record["scripts"]] == ["serve.sbatch", "companion.sbatch"]
@@ -417,22 +400,22 @@ def test_a_run_whose_engine_is_there_has_no_build_stage(cli: Cli, job: list[str]
     assert (found.engine / "config.json").read_text() == "{}\n"
     assert not found.script("build").exists() and not found.build_recipe.exists()
     assert "build" not in found.sbatch("companion").read_text()
-    output = cli(*job).output
+    output = types(*job).output
     assert "engine: found in the cache (engine-" in output and "nothing to build" in output
     assert "afterok:$build" not in output
-    missed = cli(*job, "--set", "engine.max_batch_size=3").output
+    missed = types(*job, "--set", "engine.max_batch_size=3").output
     assert "    model: the same\n    --max-batch-size (engine): 8 -> 3\n" in missed
 
 
-def test_a_cache_that_no_container_can_mount_is_refused(cli: Cli, job: list[str], home: Path) -> None:
+def test_a_cache_that_no_container_can_mount_is_refused(types: Types, job: list[str], home: Path) -> None:
     (home / "here.yaml").write_text(json.dumps({"name": "here", "engines_folder": "/engines,old"}))
-    assert cli(*job).code == 0
+    assert types(*job).code == 0
     container = '{"runtime": "pyxis", "image": "a.sqsh"}'
-    refused = cli(*job, "--set", f"cluster.container={container}")
+    refused = types(*job, "--set", f"cluster.container={container}")
     assert refused.code == ExitCode.RENDER
     assert "The cache of engines '/engines,old' has ',' in its name" in refused.errors
 
 
-def test_the_cache_is_not_searched_for_the_users_own_engine(cli: Cli, job: list[str], home: Path) -> None:
-    shown = cli(*job, "--set", "engine.directory=/engines/a")
+def test_the_cache_is_not_searched_for_the_users_own_engine(types: Types, job: list[str], home: Path) -> None:
+    shown = types(*job, "--set", "engine.directory=/engines/a")
     assert shown.code == 0 and "engine:" not in shown.output
