@@ -34,6 +34,9 @@ def test_three_jobs_are_chained(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     told: list[tuple[str, str]] = []
     submit_stages(plan, paths, progress=lambda stage, job: told.append((stage, job)))
     assert told == [("build", "101"), ("serve", "102"), ("companion", "103")]
+    record = read_submission(paths)
+    assert record is not None and record.complete
+    assert [(stage, job.job_id) for stage, job in record.stages.items()] == told
     assert [job["dependency"] for job in fake_slurm.jobs.values()] == [
         None,
         "afterok:101",
@@ -76,18 +79,6 @@ def test_the_jobs_get_the_token_of_the_submission_and_no_options_from_the_enviro
         assert environment["SLURM_CONF"] == str(conf)
         assert environment["MINE"] == "kept"
         assert [name for name in environment if name.startswith("SBATCH_")] == []
-
-
-def test_the_submission_record_names_the_job_of_each_stage(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    plan, paths = written(tmp_path / "run")
-    submit_stages(plan, paths)
-    record = read_submission(paths)
-    assert record is not None and record.complete
-    assert {stage: job.job_id for stage, job in record.stages.items()} == {
-        "build": "101",
-        "serve": "102",
-        "companion": "103",
-    }
 
 
 @pytest.mark.parametrize(

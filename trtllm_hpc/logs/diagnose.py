@@ -8,7 +8,7 @@ from trtllm_hpc.logs.errors import first_error_line
 from trtllm_hpc.logs.files import list_logs, stage_of
 from trtllm_hpc.logs.state import failed_by_itself, signal_or_code, stage_end
 from trtllm_hpc.paths import STEPS, RunPaths
-from trtllm_hpc.runtime.records import RankRecord, StopRequest
+from trtllm_hpc.runtime.records import RankRecord, StopRequest, rank_records
 
 _SAME_MOMENT_S = 3.0
 """Ends closer than this are not ordered by time: they come from different clocks and polls."""
@@ -60,7 +60,7 @@ def first_failure(paths: RunPaths, *, step: str = "serve", over: bool | None = N
         over: whether the job has ended, if the caller knows it from Slurm; by default
             the stage's events decide, or that another rank was ended by a signal.
     """
-    records = _records(paths, step)
+    records = rank_records(paths, step)
     if over is None:
         over = stage_end(paths, stage_of(step)) is not None
     failed = [record for record in records if failed_by_itself(record)]
@@ -95,11 +95,6 @@ def _torn_down(paths: RunPaths, records: list[RankRecord]) -> bool:
     if StopRequest.read(paths.stop_request) is not None or any(map(failed_by_itself, records)):
         return False
     return any((record.stopped_by or "").startswith("SIG") for record in records)
-
-
-def _records(paths: RunPaths, step: str) -> list[RankRecord]:
-    found = [RankRecord.read(path) for path in paths.ranks.glob(f"{step}_*.json")]
-    return sorted((record for record in found if record is not None), key=lambda record: record.rank)
 
 
 def _failure(paths: RunPaths, records: list[RankRecord], first: RankRecord) -> RankFailure:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trtllm_hpc.logs.state import rank_state, stage_over, stage_state
 from trtllm_hpc.paths import STAGES, STEPS, RunPaths, read_json
-from trtllm_hpc.runtime.records import RankRecord
+from trtllm_hpc.runtime.records import RankRecord, rank_records
 
 _RECORDED = ("preflight", "serve")
 """Steps whose ranks write a record; other steps have one rank, whose state is the stage's."""
@@ -57,8 +57,7 @@ def planned_ranks(paths: RunPaths, step: str) -> int | None:
         plan = read_json(paths.plan)
         return int(plan["layout"]["world_size"])  # type: ignore[index]
     except (ValueError, TypeError, KeyError):
-        records = (RankRecord.read(file) for file in paths.ranks.glob(f"{step}_*.json"))
-        return next((record.world_size for record in records if record is not None), None)
+        return next((record.world_size for record in rank_records(paths, step)), None)
 
 
 def reason_without_build(paths: RunPaths) -> str | None:
@@ -112,11 +111,8 @@ def _known_ranks(paths: RunPaths, step: str) -> set[int]:
     """Return the ranks with a log or a record, and those that a record's world size implies."""
     ranks = _numbers(paths.logs, rf"{step}_(\d+)\.out")
     recorded = _numbers(paths.ranks, rf"{step}_(\d+)\.json")
-    for rank in recorded:
-        record = RankRecord.read(paths.rank_record(step, rank))
-        if record is not None:
-            return ranks | recorded | set(range(record.world_size))
-    return ranks | recorded
+    implied = next((record.world_size for record in rank_records(paths, step)), 0)
+    return ranks | recorded | set(range(implied))
 
 
 def _numbers(folder: Path, pattern: str) -> set[int]:

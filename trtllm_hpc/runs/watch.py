@@ -10,7 +10,7 @@ from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runs.status import RunStatus, build_step, run_status, watcher_of
-from trtllm_hpc.runtime.records import RankRecord, StopRequest, read_events
+from trtllm_hpc.runtime.records import StopRequest, rank_records, read_events
 
 _FILE_PAUSE_S = 0.5
 _CONTROLLER_GONE_S = 900.0
@@ -90,8 +90,7 @@ def _only_serves(paths: RunPaths, status: RunStatus) -> bool:
 def _progress(paths: RunPaths, status: RunStatus) -> Progress:
     plan = read_json(paths.plan) or {}
     world_size = int(plan.get("layout", {}).get("world_size", 0))
-    records = (RankRecord.read(paths.rank_record("serve", rank)) for rank in range(world_size))
-    up = sum(1 for record in records if record is not None and record.ended_at is None)
+    up = sum(record.ended_at is None for record in rank_records(paths, "serve"))
     stopping = StopRequest.read(paths.stop_request) is not None
     benchmark = read_progress(paths.benchmark_progress)
     return Progress(status, build_step(paths), up, world_size, benchmark, stopping)

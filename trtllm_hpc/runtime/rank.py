@@ -20,7 +20,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.leader import Leader, RankOptions
 from trtllm_hpc.runtime.node import interface_towards, remove_leftovers
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, start_bound
-from trtllm_hpc.runtime.records import RankRecord, StopRequest
+from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
 from trtllm_hpc.runtime.server import LaunchedServer, Server, find_server
 
 Child = subprocess.Popen[bytes] | LaunchedServer
@@ -152,16 +152,12 @@ class Supervisor:
             request = StopRequest.read(self._paths.stop_request)
             if request is not None:
                 self._stop(child, request.by, request.reason, _STOP_GRACE_S)
-        if self._leader is None and not self._outlives_leader and self._leader_has_ended():
+        if self._leader is None and not self._outlives_leader and leader_has_ended(self._paths):
             self._outlives_leader = True
             if self._stopped_by is None:
                 self._stop(child, "leader", "rank 0 has ended", _AFTER_LEADER_S)
             elif self._kill_at is not None:
                 self._kill_at = min(self._kill_at, time.monotonic() + _AFTER_LEADER_S)
-
-    def _leader_has_ended(self) -> bool:
-        record = RankRecord.read(self._paths.rank_record("serve", 0))
-        return record is not None and record.ended_at is not None
 
     def _lead(self, child: Child) -> None:
         assert self._leader is not None
@@ -198,9 +194,8 @@ class Supervisor:
 
     def _signalled_code(self) -> int:
         """Return 0 if another rank ended before this one: the step's exit code must be the first one's."""
-        others = (rank for rank in range(self._options.world_size) if rank != self._options.rank)
-        records = (RankRecord.read(self._paths.rank_record("serve", rank)) for rank in others)
-        return ExitCode.OK if any(record and record.ended_at for record in records) else 143
+        others = [it for it in rank_records(self._paths, "serve") if it.rank != self._options.rank]
+        return ExitCode.OK if any(record.ended_at for record in others) else 143
 
     def _unrequested_end(self) -> int:
         """Return the code for a server that exits with 0 without a request to stop.
@@ -210,7 +205,7 @@ class Supervisor:
         """
         deadline = time.monotonic() + _AFTER_LEADER_S / 2
         while self._leader is None and time.monotonic() < deadline and self._signal is None:
-            if StopRequest.read(self._paths.stop_request) is not None or self._leader_has_ended():
+            if StopRequest.read(self._paths.stop_request) is not None or leader_has_ended(self._paths):
                 self._stopped_by, self._reason = "leader", "the leader is ending"
                 return ExitCode.OK
             time.sleep(_TICK_S)

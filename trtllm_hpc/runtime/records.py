@@ -110,6 +110,18 @@ class RankRecord(_JsonRecord):
     """What the preflight has found: GPU ids, /dev/shm, MPI library..."""
 
 
+def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:
+    """Return the records of a step's ranks, in their order."""
+    found = (RankRecord.read(path) for path in paths.ranks.glob(f"{step}_*.json"))
+    return sorted((record for record in found if record is not None), key=lambda record: record.rank)
+
+
+def leader_has_ended(paths: RunPaths) -> bool:
+    """Return whether rank 0 of the server has recorded its end."""
+    record = RankRecord.read(paths.rank_record("serve", 0))
+    return record is not None and record.ended_at is not None
+
+
 @dataclass(frozen=True)
 class StopRequest(_JsonRecord):
     """A request to stop the server."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.process import descendants
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE, RankRecord, StopRequest, read_events
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, leader_has_ended, read_events
 
 HEARTBEAT_INTERVAL_S = 5.0
 
@@ -50,8 +50,7 @@ def beat_while(paths: RunPaths, pid: int) -> None:
 
 def server_has_ended(paths: RunPaths) -> bool:
     """Return whether rank 0, or the whole serve stage, has recorded its end."""
-    leader = RankRecord.read(paths.rank_record("serve", 0))
-    if leader is not None and leader.ended_at is not None:
+    if leader_has_ended(paths):
         return True
     marks = [event.name for event in read_events(paths, "serve") if event.name.startswith("stage_")]
     return bool(marks) and marks[-1] == "stage_end"
