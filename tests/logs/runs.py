@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner, Result
 
@@ -25,17 +26,13 @@ def add_rank(
     step: str = "serve",
     world_size: int = 2,
     log: str | bytes | None = None,
-    ended_at: float | None = None,
-    exit_code: int | None = None,
-    stopped_by: str | None = None,
-    reason: str | None = None,
+    **facts: Any,
 ) -> None:
-    """A rank on host ``n<rank>`` that started at 1.0."""
+    """A rank on host ``n<rank>`` that started at 1.0; ``facts`` are further fields of its record."""
     if log is not None:
         paths.rank_log(step, rank).write_bytes(log.encode() if isinstance(log, str) else log)
-    RankRecord(
-        step, rank, world_size, "7", f"n{rank}", 100 + rank, 1.0, ended_at, exit_code, stopped_by, reason
-    ).write(paths.rank_record(step, rank))
+    record = RankRecord(step, rank, world_size, "7", f"n{rank}", 100 + rank, 1.0, **facts)
+    record.write(paths.rank_record(step, rank))
 
 
 def logs(paths: RunPaths, *arguments: str) -> Result:

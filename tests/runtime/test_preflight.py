@@ -75,9 +75,7 @@ def test_a_wrong_world_is_one_sentence(engine: Path, found: list[Found], sentenc
     ("content", "sentence"),
     [
         (None, "there is no engine in"),
-        ("{", "does not describe an engine"),
         ("{}", "does not describe an engine (KeyError: 'pretrained_config')"),
-        ("[]", "does not describe an engine"),
         (
             '{"pretrained_config": {"mapping": {"world_size": 2}}}',
             "is built for 2 rank(s), but the plan says 4",

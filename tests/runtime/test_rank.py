@@ -340,23 +340,16 @@ class Launched:
     over: Path
 
     def start(self, rank: int = 0, behaviour: str = "", **options: Any) -> subprocess.Popen[str]:
+        environment = dict.fromkeys(("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"), str(rank))
+        environment["FAKE_LAUNCH_OVER"] = str(self.over)
         launcher = Path(__file__).with_name("fake_launcher.sh")
-        os.environ["FAKE_LAUNCH_OVER"] = str(self.over)
-        os.environ["PMIX_RANK"] = os.environ["OMPI_COMM_WORLD_RANK"] = str(rank)
         return self.ranks.start(
-            rank,
-            world=2,
-            behaviour=behaviour,
-            launcher=launcher,
-            environment={"SLURM_PROCID": str(rank)},
-            **options,
+            rank, world=2, behaviour=behaviour, launcher=launcher, environment=environment, **options
         )
 
 
 @pytest.fixture
-def launched(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launched:
-    for name in ("FAKE_LAUNCH_OVER", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
-        monkeypatch.setenv(name, "")  # taken back at the end
+def launched(ranks: Ranks, tmp_path: Path) -> Launched:
     return Launched(ranks, tmp_path / "workers end")
 
 

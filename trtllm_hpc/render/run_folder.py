@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 import sys
@@ -64,9 +63,9 @@ def write_run(
         paths.make_folders()
         _fill(paths, plan, scripts, repository)
         _link_engine(paths, plan, build, side_outputs or {})
-        _fill_from_templates(paths, plan, filled)
-        # Last: a folder with a plan is a whole run.
-        write_text(paths.plan, json.dumps(plan.as_json(), indent=2, ensure_ascii=False) + "\n")
+        if filled is not None:
+            write_repository(filled, paths.repository)
+        write_json(paths.plan, plan.as_json())  # last: a folder with a plan is a whole run
     except FileExistsError as error:
         if not paths.folder.is_dir():  # it is a folder above that is a file
             raise _cannot_write(paths, error) from None
@@ -87,6 +86,8 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
         target = paths.repository / name
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, text)
+    if isinstance(plan.repository, RepositoryRecipe):
+        write_json(paths.repository_recipe, plan.repository.as_json())
     write_text(paths.spec, job_yaml(plan.job))
     write_text(paths.cluster, cluster_yaml(plan.cluster))
     with write_aside(paths.runtime) as aside:
@@ -103,13 +104,6 @@ def _link_engine(paths: RunPaths, plan: Plan, build: Build | None, side_outputs:
         link(paths.engine, Path(plan.engine_found))
     for step, output in side_outputs.items():
         link(paths.side_output(step), output)
-
-
-def _fill_from_templates(paths: RunPaths, plan: Plan, filled: Mapping[str, FinishedModel] | None) -> None:
-    if isinstance(plan.repository, RepositoryRecipe):
-        write_json(paths.repository_recipe, plan.repository.as_json())
-    if filled is not None:
-        write_repository(filled, paths.repository)
 
 
 def fill_repository(plan: Plan) -> dict[str, FinishedModel] | None:
@@ -175,14 +169,9 @@ def protobuf_files() -> dict[str, bytes]:
     files[f"{VENDORED}/google/__init__.py"] = b""
     schema = resources.files("tritonclient").joinpath("grpc").joinpath("model_config_pb2.py")
     files[f"{VENDORED}/model_config_pb2.py"] = schema.read_bytes()
-    files |= _license()
-    return files
-
-
-def _license() -> dict[str, bytes]:
-    """protobuf's licence, which must come with every copy."""
+    # The licence must come with every copy.
     text = metadata.distribution("protobuf").read_text("LICENSE")
-    return {f"{VENDORED}/google/protobuf/LICENSE": text.encode()} if text else {}
+    return files | ({f"{VENDORED}/google/protobuf/LICENSE": text.encode()} if text else {})
 
 
 def default_python() -> str:

@@ -104,21 +104,19 @@ def finished_configs(plan: Plan, profile_name: str) -> dict[str, str]:
 
 def _srun(cluster: ClusterProfile) -> list[str]:
     options = {
+        "--job-name": "trtllm-hpc-templates",
+        "--nodes": 1,
+        "--ntasks": 1,
+        "--mpi": "none",
+        "--time": TASK_MINUTES,
         "--partition": cluster.partition,
         "--account": cluster.account,
         "--qos": cluster.qos,
         "--reservation": cluster.reservation,
         "--constraint": cluster.constraint,
     }
-    named = [f"{name}={value}" for name, value in options.items() if value is not None]
-    fixed = [
-        "--job-name=trtllm-hpc-templates",
-        "--nodes=1",
-        "--ntasks=1",
-        "--mpi=none",
-        f"--time={TASK_MINUTES}",
-    ]
-    return ["srun", *fixed, *named, *cluster.srun_options]
+    given = [f"{name}={value}" for name, value in options.items() if value is not None]
+    return ["srun", *given, *cluster.srun_options]
 
 
 def _in_container(cluster: ClusterProfile, inside: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, fail
+from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, StartFailed, fail
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import (
     engine_files,
@@ -129,7 +129,7 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     gpu_models = _gpu_models()  # before MPI: a process that has initialised it starts no other
     try:
         ranks, library = _join_ranks() if with_mpi else (_OneProcess(task), "no MPI (local profile)")
-    except _NoMpi as error:
+    except StartFailed as error:
         return _refuse(paths, task, str(error))
     found = _look(ranks.Get_rank(), ranks.Get_size(), task, library, gpu_models)
     _record(paths, found, started_at)
@@ -169,16 +169,12 @@ class _OneProcess:
         return problem
 
 
-class _NoMpi(Exception):
-    """mpi4py is missing, or finds no MPI library."""
-
-
 def _join_ranks() -> tuple[Any, str]:
-    """Initialise MPI; returns the communicator of all ranks and the library's name."""
+    """Initialise MPI; returns the communicator of all ranks and the library's name, or raises StartFailed."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise _NoMpi(
+        raise StartFailed(
             f"{sys.executable} cannot use MPI ({error}): it needs mpi4py (pip install 'trtllm-hpc[mpi]') "
             "and an MPI library built with PMIx"
         ) from None
