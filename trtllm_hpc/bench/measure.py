@@ -26,7 +26,7 @@ from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics.sampling import sampled
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
-from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
+from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import NotReady
@@ -71,7 +71,10 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     """
     slo = parse_slo(settings.slo) if settings.slo else None
     targets = targets_of(settings, subject.endpoint, subject.job.text_model)
-    tokenization = _tokenization(subject, settings)
+    model = subject.job.model.path
+    folders = [subject.paths.engine, *([Path(model)] if model else [])]
+    timeout_s = float(settings.request_timeout_seconds)
+    tokenization = find_tokenizer(settings.workload, folders, subject.endpoint, timeout_s)
     clock, progress = Clock(), Progress()
     workload = WorkloadSpec(
         settings,
@@ -126,14 +129,6 @@ def _requests_of(level: Level, settings: Benchmark) -> int:
     if count is None and settings.workload.kind == "trace":  # it has a fixed length
         return timed_length(level, until_s or 0.0, WHOLE_TRACE)
     return count or _CLOSED_LOOP_REQUESTS
-
-
-def _tokenization(subject: Subject, settings: Benchmark) -> Tokenization:
-    model = subject.job.model.path
-    folders = [subject.paths.engine, *([Path(model)] if model else [])]
-    return find_tokenizer(
-        settings.workload, folders, subject.endpoint, float(settings.request_timeout_seconds)
-    )
 
 
 class _Run:

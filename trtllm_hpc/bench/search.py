@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.results import Figure, Pass, SearchResult, Tried
@@ -93,58 +93,32 @@ def find_max(
         measure: runs the passes at a rate and judges them, see :func:`outcome_of`.
         slo: the limits as text, for the result.
     """
-    search = _Search(measure)
-    rate: float | None = start_per_s
-    while rate is not None and search.stopped is None:
-        search.attempt(rate)
-        rate = search.next_rate(start_per_s, precision)
-    return SearchResult(slo, search.low, search.high, search.tried, search.stopped)
-
-
-@dataclass
-class _Search:
-    measure: Callable[[float], Outcome]
     low: float | None = None
-    """The highest rate that held."""
     high: float | None = None
-    """The lowest rate that failed."""
-    tried: list[Tried] = field(default_factory=list)
-    stopped: str | None = None
-
-    def attempt(self, rate: float) -> None:
-        outcome = self.measure(rate)
+    rate, tried, stopped = start_per_s, list[Tried](), None
+    while stopped is None:
+        outcome = measure(rate)
         if outcome.unusable is not None:
-            self.stopped = f"The search ended at {rate:g}/s. {outcome.unusable}"
-            return
-        level = len(self.tried)  # each rate is a level of the measurement
-        self.tried.append(
-            Tried(rate, outcome.holds, outcome.passes_held, outcome.passes, outcome.broken, level)
-        )
+            stopped = f"The search ended at {rate:g}/s. {outcome.unusable}"
+            break
+        level = len(tried)  # each rate is a level of the measurement
+        tried.append(Tried(rate, outcome.holds, outcome.passes_held, outcome.passes, outcome.broken, level))
+        if len(tried) >= MAX_TRIED:
+            stopped = f"The search ended after {MAX_TRIED} rates."
         if outcome.holds:
-            self.low = rate
+            low = rate
         else:
-            self.high = rate
-        if len(self.tried) >= MAX_TRIED:
-            self.stopped = f"The search ended after {MAX_TRIED} rates."
-
-    def next_rate(self, start: float, precision: float) -> float | None:
-        """Return the rate to try next; ``None`` if the search is over."""
-        if self.low is None:
-            return None if self.high is None else self._halved(self.high, start)
-        if self.high is None:
-            return self._doubled(self.low)
-        if (self.high - self.low) / self.low < precision:
-            return None
-        return (self.low + self.high) / 2
-
-    def _halved(self, rate: float, start: float) -> float | None:
-        if rate / 2 >= start * LOWEST_SHARE:
-            return rate / 2
-        self.stopped = f"The limits do not hold even at {rate:g}/s."
-        return None
-
-    def _doubled(self, rate: float) -> float | None:
-        if rate < HIGHEST_PER_S:
-            return min(2 * rate, HIGHEST_PER_S)
-        self.stopped = f"The limits hold even at {rate:g}/s, the highest rate that can be requested."
-        return None
+            high = rate
+        if low is None:
+            if rate / 2 < start_per_s * LOWEST_SHARE:
+                stopped = f"The limits do not hold even at {rate:g}/s."
+            rate /= 2
+        elif high is None:
+            if rate >= HIGHEST_PER_S:
+                stopped = f"The limits hold even at {rate:g}/s, the highest rate that can be requested."
+            rate = min(2 * rate, HIGHEST_PER_S)
+        elif (high - low) / low < precision:
+            break
+        else:
+            rate = (low + high) / 2
+    return SearchResult(slo, low, high, tried, stopped)
