@@ -21,8 +21,6 @@ from trtllm_hpc.errors import ConfigError, Diagnostic
 Model = TypeVar("Model", bound=Section)
 
 MAX_BYTES = 1024 * 1024
-SHIPPED_PROFILES = "trtllm_hpc.slurm"
-SHIPPED_JOBS = "trtllm_hpc.jobs"
 
 
 def user_profiles_folder() -> Path:
@@ -35,17 +33,16 @@ def user_profiles_folder() -> Path:
 
 def profiles() -> dict[str, Path]:
     """Every profile that can be called by name; the user's own comes before a shipped one."""
-    return {**_named(shipped(SHIPPED_PROFILES)), **_named(user_profiles_folder())}
+    return {**_shipped("trtllm_hpc.slurm"), **_named(user_profiles_folder())}
 
 
 def jobs() -> dict[str, Path]:
     """Every shipped job file by name."""
-    return _named(shipped(SHIPPED_JOBS))
+    return _shipped("trtllm_hpc.jobs")
 
 
-def shipped(package: str) -> Path:
-    """Return the folder of a package of data files."""
-    return Path(str(resources.files(package)))
+def _shipped(package: str) -> dict[str, Path]:
+    return _named(Path(str(resources.files(package))))
 
 
 def _named(folder: Path) -> dict[str, Path]:
@@ -194,22 +191,19 @@ def _read_whole(model: type[Model], path: Path, what: str) -> Model:
 
 def swapped(job: Node | None, cluster: Node | None) -> list[Diagnostic]:
     """Report a job file given as the profile, or the other way round, once instead of for each key."""
-    job_is_profile = job is not None and _is(ClusterProfile, JobFile, job)
-    cluster_is_job = cluster is not None and _is(JobFile, ClusterProfile, cluster)
-    if job is not None and job_is_profile:
-        message, job_word = "this is a cluster profile, not a job file", "JOB"
-        if cluster is not None and cluster_is_job:
-            message += f"; {cluster.source.file} is the job file"
-            job_word = _word(cluster)
-        return [_swapped(job, message, f"trtllm-hpc render {job_word} --cluster {_word(job)}")]
-    if cluster is not None and cluster_is_job:
-        hint = f"trtllm-hpc render {_word(cluster)} --cluster PROFILE"
-        return [_swapped(cluster, "this is a job file, not a cluster profile", hint)]
-    return []
-
-
-def _swapped(tree: Node, message: str, hint: str) -> Diagnostic:
-    return Diagnostic("swapped", message, tree.source.file, hint=hint)
+    profile = job if job is not None and _is(ClusterProfile, JobFile, job) else None
+    other = cluster if cluster is not None and _is(JobFile, ClusterProfile, cluster) else None
+    wrong = profile or other
+    if wrong is None:
+        return []
+    message = "this is a job file, not a cluster profile"
+    if profile is not None:
+        message = "this is a cluster profile, not a job file"
+        message += f"; {other.source.file} is the job file" if other is not None else ""
+    job_word = _word(other) if other is not None else "JOB"
+    cluster_word = _word(profile) if profile is not None else "PROFILE"
+    hint = f"trtllm-hpc render {job_word} --cluster {cluster_word}"
+    return [Diagnostic("swapped", message, wrong.source.file, hint=hint)]
 
 
 def _word(tree: Node) -> str:

@@ -17,16 +17,12 @@ from trtllm_hpc.runtime.records import read_events
 
 def print_summary(paths: RunPaths) -> None:
     """Print the endpoint with the time of each phase, the answer and the benchmark, as far as they exist."""
-    console = Console()
-
-    def print_line(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
+    console = Console(markup=False, highlight=False, soft_wrap=True)
     for event in read_events(paths, "serve"):
         if event.name == "ready":
-            print_line(_endpoint(event.data))
+            console.print(_endpoint(event.data))
     for line in _answers(paths):
-        print_line(line)
+        console.print(line)
     files = paths.measurement(COMPANION_MEASUREMENT)
     with suppress(RunNotFound):  # the companion ended before it measured
         measurement = read_measurement(files.summary)

@@ -14,7 +14,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engines
-from trtllm_hpc.scheduler.discovery import Partition, query_mpi_plugins, query_partitions, supports_pyxis
+from trtllm_hpc.scheduler.discovery import Partition, query_partitions
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 
 
@@ -110,16 +110,6 @@ class Context:
     def partitions(self) -> tuple[Partition, ...]:
         """The partitions that ``sinfo`` lists. Raises SubmissionError."""
         return query_partitions(self.cluster.slurm_conf)
-
-    @cached_property
-    def mpi_plugins(self) -> tuple[str, ...]:
-        """The plugins that ``srun --mpi=list`` lists. Raises SubmissionError."""
-        return query_mpi_plugins(self.cluster.slurm_conf)
-
-    @cached_property
-    def has_pyxis(self) -> bool:
-        """Whether ``srun --help`` has an option for container images. Raises SubmissionError."""
-        return supports_pyxis(self.cluster.slurm_conf)
 
 
 SRUN, CONTROLLER = "srun", "controller"

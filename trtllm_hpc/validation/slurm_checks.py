@@ -6,6 +6,7 @@ import os
 import shutil
 
 from trtllm_hpc.errors import Diagnostic, SubmissionError, fail, ok, unknown, warn
+from trtllm_hpc.scheduler.discovery import query_mpi_plugins, supports_pyxis
 from trtllm_hpc.validation.context import CONTROLLER, SRUN, Check, Context
 
 _COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
@@ -60,7 +61,7 @@ def mpi_plugin(context: Context) -> Diagnostic | None:
         return None
     wanted = context.cluster.mpi
     try:
-        plugins = context.mpi_plugins
+        plugins = query_mpi_plugins(context.cluster.slurm_conf)
     except SubmissionError as error:
         return unknown(f"the MPI plugins cannot be listed: {_reason(error)}", "srun --mpi=list")
     offered = ", ".join(plugins) or "none"
@@ -97,7 +98,7 @@ def pyxis(context: Context) -> Diagnostic | None:
     if context.cluster.container.runtime != "pyxis":
         return None
     try:
-        there = context.has_pyxis
+        there = supports_pyxis(context.cluster.slurm_conf)
     except SubmissionError as error:
         return unknown(f"srun's options cannot be listed: {_reason(error)}", "srun --help")
     if not there:
