@@ -41,7 +41,7 @@ def in_the_folder(files: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(files.folder)
 
 
-@settings(FUZZ, max_examples=900)
+@settings(FUZZ, max_examples=300)  # a thousand more go through the command line: tests/cli/test_fuzz.py
 @given(changes=settings_for(JobFile), more=settings_for(JobFile))
 def test_job_files_of_wrong_values(
     files: Folder, changes: list[tuple[str, object]], more: list[tuple[str, object]]
@@ -50,7 +50,7 @@ def test_job_files_of_wrong_values(
     _load(files, flow(nested(changes)).encode(), CLUSTER.encode(), overrides)
 
 
-@settings(FUZZ, max_examples=600)
+@settings(FUZZ, max_examples=300)
 @given(changes=settings_for(ClusterProfile))
 def test_profiles_of_wrong_values(files: Folder, changes: list[tuple[str, object]]) -> None:
     _load(files, JOB.encode(), flow(nested(changes)).encode(), [])

@@ -23,13 +23,16 @@ from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.records import Endpoint, RankRecord
+from trtllm_hpc.runtime.checks import MIN_MEMLOCK_KIB
+from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 from trtllm_hpc.sandbox import Node
 
 pytestmark = pytest.mark.slurm
 
 LENIENT = {"min_requests": 1, "max_late_share": 1.0}
 """Whether figures can be believed is no matter of these tests: on two cores the ranks hold the client up."""
+FEW_PROCESSES = "repository.bls_instances=1"
+"""Each instance is a process, and takes a second to stop."""
 SMALL = {"requests": 6, "rate_per_second": 3.0, "max_tokens": 4, "warmup_requests": 1, **LENIENT}
 
 
@@ -37,7 +40,7 @@ def two_ranks(engine: Path | None = None, **more: Any) -> dict[str, Any]:
     """Sections of a job file: two ranks on two nodes, and a short benchmark."""
     sections: dict[str, Any] = {
         "engine": {"tensor_parallel": 2, "directory": str(engine) if engine else None},
-        "repository": {"bls_instances": 1},  # each is a process, and takes a second to stop
+        "repository": {"bls_instances": 1},
         "serve": {"nodes": 2, "ready_timeout_seconds": 120},
         "companion": {"request": {"prompt": "Grüße, world", "max_tokens": 12}, "benchmark": SMALL},
     }
@@ -88,6 +91,17 @@ def assert_served_and_measured(run: RunPaths, hosts: int = 2) -> None:
     assert "</html>" in run.report.read_text() and len(written.workload.read_text().splitlines()) == 7
 
 
+def assert_little_locked_memory_is_warned_about(run: RunPaths) -> None:
+    records = [RankRecord.read(run.rank_record("preflight", rank)) for rank in (0, 1)]
+    limits = [record.details["memlock_kib"] for record in records if record is not None]
+    little = [limit for limit in limits if limit is not None and limit < MIN_MEMLOCK_KIB]
+    warned = [event.data["warning"] for event in read_events(run) if event.name == "preflight_warning"]
+    assert len(limits) == 2 and len(warned) == len(little)  # as many as this machine gives reason for
+    for reason, limit in zip(warned, little, strict=True):
+        assert f"only {limit} KiB of memory may be locked on" in reason
+        assert f"warning: preflight: {reason}" in run.rank_log("preflight", 0).read_text()
+
+
 def test_one_job_file_to_a_measured_model(person: Person) -> None:
     logits = {"context_logits": True, "generation_logits": True}
     gathers = {f"gather_{name}": True for name in logits}
@@ -104,6 +118,7 @@ def test_one_job_file_to_a_measured_model(person: Person) -> None:
     assert context.shape[0] == 1 and context.shape[2] == answered.shape[3]
     assert answered.shape[:3] == (1, 1, 12) and np.ptp(answered) > 0
     assert_served_and_measured(run)
+    assert_little_locked_memory_is_warned_about(run)
     assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
     status = person.status(run)
     assert (status["state"], status["exit_code"]) == ("completed", 0)
@@ -130,7 +145,7 @@ def test_one_job_file_to_a_measured_model(person: Person) -> None:
 def test_the_job_of_the_demo_streams_and_is_measured_at_two_rates(person: Person, engine: Path) -> None:
     job = person.folder / "demo.yaml"
     job.write_text(files("trtllm_hpc.jobs").joinpath("tiny-llama.yaml").read_text(), encoding="utf-8")
-    small = ("serve.nodes=2", f"engine.directory={engine}", "model.synthetic=null")
+    small = ("serve.nodes=2", f"engine.directory={engine}", "model.synthetic=null", FEW_PROCESSES)
     lenient = ("companion.benchmark.max_late_share=1.0", "companion.benchmark.requests=12")
     longer = ("companion.benchmark.workload.output_tokens=32",)
     settings = [word for setting in (*small, *lenient, *longer) for word in ("--set", setting)]
@@ -272,11 +287,15 @@ def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, eng
     assert again.returncode in (ExitCode.READINESS, ExitCode.START)
 
 
-def test_a_companion_inside_the_servers_allocation(person: Person, engine: Path) -> None:
+def test_a_companion_inside_the_servers_allocation_at_a_site_that_hands_out_no_gpus(
+    person: Person, engine: Path
+) -> None:
     job = person.job("overlap", **two_ranks(engine))
-    answer, run = person.submit(job, "--set", "cluster.companion=overlap")
+    site = ("cluster.companion=overlap", "cluster.gpu_request=none")
+    answer, run = person.submit(job, *(word for setting in site for word in ("--set", setting)))
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert not run.sbatch("companion").exists()
+    assert "#SBATCH --gpus" not in run.sbatch("serve").read_text()
     assert_served_and_measured(run)
 
 
@@ -371,7 +390,7 @@ def test_files_written_by_init_lead_to_a_run(person: Person) -> None:
     assert "partition: batch" in profile and "gpus_per_node: 4" in profile and "mpi: pmix" in profile
     small = ["--set", "companion.benchmark=null", "--set", "cluster.triton.server=pytriton"]
     words = ("submit", "mine.yaml", "--cluster", "./site.yaml", "--runs", "my runs", "--wait", *small)
-    answer = person.types(*words, "--set", "serve.nodes=2")
+    answer = person.types(*words, "--set", "serve.nodes=2", "--set", FEW_PROCESSES)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "answer (grpc)" in answer.stdout
 
@@ -427,14 +446,6 @@ def test_what_a_person_has_exported_changes_nothing(person: Person, engine: Path
     (person.folder / "click.py").unlink()
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert run.rank_log("serve", 0).read_text(errors="replace").startswith("rank 0 on")
-
-
-def test_a_site_that_hands_out_no_gpus(person: Person, engine: Path) -> None:
-    answer, _ = person.submit(
-        person.job("no-gpus", **two_ranks(engine, companion={"benchmark": None})),
-        *("--set", "cluster.gpu_request=none"),
-    )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
 @pytest.mark.parametrize("where", ["job", "overlap"])

@@ -11,8 +11,7 @@ import pytest
 from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import two_ranks
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.runtime.checks import MIN_MEMLOCK_KIB
-from trtllm_hpc.runtime.records import RankRecord, read_events
+from trtllm_hpc.runtime.records import read_events
 
 pytestmark = pytest.mark.slurm
 
@@ -58,16 +57,3 @@ def test_what_is_ignored_before_the_queue_is_refused_in_the_job(
     [event] = [event for event in read_events(run) if event.name == "preflight_failed"]
     assert "is incomplete: rank1.safetensors is missing; build it again" in event.data["reason"]
     assert "error: preflight: the engine in" in run.rank_log("preflight", 0).read_text()
-
-
-def test_little_locked_memory_is_warned_about_in_the_job(person: Person, engine: Path) -> None:
-    answer, run = person.submit(person.job("locked", **two_ranks(engine, companion={"benchmark": None})))
-    assert answer.returncode == 0, answer.stderr
-    records = [RankRecord.read(run.rank_record("preflight", rank)) for rank in (0, 1)]
-    limits = [record.details["memlock_kib"] for record in records if record is not None]
-    little = [limit for limit in limits if limit is not None and limit < MIN_MEMLOCK_KIB]
-    warned = [event.data["warning"] for event in read_events(run) if event.name == "preflight_warning"]
-    assert len(limits) == 2 and len(warned) == len(little)  # as many as this machine gives reason for
-    for reason, limit in zip(warned, little, strict=True):
-        assert f"only {limit} KiB of memory may be locked on" in reason
-        assert f"warning: preflight: {reason}" in run.rank_log("preflight", 0).read_text()

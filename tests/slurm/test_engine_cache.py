@@ -33,6 +33,7 @@ def one_rank(**more: Any) -> dict[str, Any]:
     """Sections of a job file whose engine goes into a cache of the test's own."""
     sections: dict[str, Any] = {
         "engine": {"tensor_parallel": 1},
+        "repository": {"bls_instances": 1},
         "build": {"cpus": 1},
         "serve": {"cpus_per_rank": 1, "ready_timeout_seconds": 120},
         "companion": {"request": {"max_tokens": 4}, "benchmark": None},

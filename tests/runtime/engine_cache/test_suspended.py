@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
 
 from tests.runtime.conftest import eventually
-from tests.runtime.engine_cache.builds import MakeRun
+from tests.runtime.engine_cache.builds import Run
 from tests.runtime.engine_cache.test_build import GATED, assert_clean, has_waited
 
 pytestmark = pytest.mark.long  # each starts two builds and suspends one
+
+MakeRun = Callable[..., Run]
 
 SCRIPT = Path(__file__).with_name("suspended_build.py")
 
@@ -24,7 +27,7 @@ SCRIPT = Path(__file__).with_name("suspended_build.py")
 class Encounter:
     """A builder that is suspended in the step ``convert``, whose old output is broken; and another."""
 
-    def __init__(self, runs: MakeRun, folder: Path, number: int) -> None:
+    def __init__(self, runs: MakeRun, folder: Path, pattern: str, number: int) -> None:
         engines, logs = str(folder / "engines"), folder / "others"
         folder.mkdir()
         self.sleeper = runs(engines_folder=engines, log=folder / "sleepers")
@@ -35,7 +38,7 @@ class Encounter:
             (self.sleeper.entry(step).output / name).write_bytes(b"cut")
         entry = str(self.sleeper.entry("convert").folder)
         command = [sys.executable, "-I", "-S", str(SCRIPT), str(self.sleeper.paths.runtime), entry]
-        self.first = self.sleeper.start([*command, str(number)])
+        self.first = self.sleeper.start([*command, pattern, str(number)])
 
     @property
     def has_stopped(self) -> bool:
@@ -83,13 +86,33 @@ def state_of(process: subprocess.Popen[str]) -> str:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.parametrize("wake", [Encounter.wake_during, Encounter.wake_after])
-def test_a_builder_may_be_suspended_before_anything_it_does(
-    runs: MakeRun, tmp_path: Path, wake: Callable[[Encounter], None]
+@pytest.mark.parametrize("pattern", ["os.mkdir", "os.listdir|os.scandir", "os.rename .*/output "])
+def test_a_builder_that_resumes_during_the_others_build_does_not_disturb_it(
+    runs: MakeRun, tmp_path: Path, pattern: str
 ) -> None:
+    encounter = Encounter(runs, tmp_path / "encounter", pattern, 1)
+    assert encounter.has_stopped
+    encounter.wake_during()
+
+
+@pytest.mark.parametrize(("pattern", "number"), [("os.rename .*/output ", 1), ("os.rename .*/output ", 2)])
+def test_a_builder_that_resumes_after_the_others_build_leaves_it_unchanged(
+    runs: MakeRun, tmp_path: Path, pattern: str, number: int
+) -> None:
+    """Before it puts the broken output aside, and before it publishes its own."""
+    encounter = Encounter(runs, tmp_path / "encounter", pattern, number)
+    assert encounter.has_stopped
+    encounter.wake_after()
+
+
+def test_a_builder_may_be_suspended_before_anything_it_does(runs: MakeRun, tmp_path: Path) -> None:
+    """It resumes during the other's build and after it by turns: which comes first is left to chance."""
+    turns = cycle([Encounter.wake_during, Encounter.wake_after])
+    if random.random() < 0.5:
+        next(turns)
     met = 0
     for encounter in encounters(runs, tmp_path):
-        wake(encounter)
+        next(turns)(encounter)
         met += 1
     assert met > 20
 
@@ -97,7 +120,7 @@ def test_a_builder_may_be_suspended_before_anything_it_does(
 def encounters(runs: MakeRun, folder: Path) -> Iterator[Encounter]:
     """One for each point at which a builder may be suspended."""
     for number in count(1):
-        encounter = Encounter(runs, folder / str(number), number)
+        encounter = Encounter(runs, folder / str(number), ".", number)
         if not encounter.has_stopped:
             return
         yield encounter
