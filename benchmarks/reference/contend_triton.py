@@ -36,7 +36,7 @@ def contend(setup: Setup, mode: str) -> Iterator[Measure]:
             yield lambda run: _measure(setup, client, answers, run)
         finally:
             # A client that does not end its stream never exits.
-            client.stop_stream(cancel_requests=True)
+            client.stop_stream()
 
 
 def _measure(setup: Setup, client: Any, answers: queue.SimpleQueue[tuple[Any, Any]], run: Run) -> Outcome:

@@ -124,6 +124,7 @@ def _stream(client: Any, endpoint: Endpoint, model: str, inputs: list[Any], time
     arrived: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
     deadline = time.monotonic() + timeout_s
     responses: list[Any] = []
+    ended = False
     try:
         client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout_s)
         # The last response may be empty; Triton only sends it if asked, and it alone marks the end.
@@ -133,7 +134,8 @@ def _stream(client: Any, endpoint: Endpoint, model: str, inputs: list[Any], time
             if error is not None:
                 raise error
             responses.append(result)
-            if result.get_response().parameters["triton_final_response"].bool_param:
+            ended = result.get_response().parameters["triton_final_response"].bool_param
+            if ended:
                 return responses
     except Empty:
         raise RequestFailed(
@@ -142,7 +144,8 @@ def _stream(client: Any, endpoint: Endpoint, model: str, inputs: list[Any], time
     except InferenceServerException as error:
         raise RequestFailed(grpc_error(error, endpoint, model)) from error
     finally:
-        client.stop_stream(cancel_requests=True)
+        # Triton 2.51 loses a call that is cancelled just as it ends, and cannot stop for 30 s then.
+        client.stop_stream(cancel_requests=not ended)
 
 
 def grpc_error(error: Any, endpoint: Endpoint, model: str) -> str:
