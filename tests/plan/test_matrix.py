@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any, get_args
 
 import pytest
@@ -12,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tests.plan.made_steps import cluster, job, line, options, planned
+from tests.plan.made_steps import cluster, job, options, planned
+from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
@@ -197,9 +197,9 @@ def _refused(made: JobFile) -> list[Diagnostic]:
     return [problem for rule in rules for problem in rule(facts)]
 
 
-def _exists(made: JobFile, release: Release, family: str) -> None:
+def _exists(made: JobFile, release: Release, family: str, where: ClusterProfile = SITE) -> None:
     """Every option is in the release's list, and takes the value."""
-    for step in planned(made, SITE):
+    for step in planned(made, where):
         for words in step.commands:
             if Placeholder("run", "/runtime.pyz") in words:
                 continue  # a program of ours
@@ -244,23 +244,4 @@ def test_what_is_not_refused_is_rendered(
     made = job(release.version, family, engine=engine)
     if _refused(made):
         return
-    for step in planned(made, cluster(gpus_per_node=gpus)):
-        for words in step.commands:
-            known = _programs(release)
-            told = options(words)
-            if Placeholder("run", "/runtime.pyz") not in words:
-                assert any(set(told) <= names for names in known), line(words)
-
-
-@cache
-def _programs(release: Release) -> list[set[str]]:
-    """The options of each program of the release, all families' and their heads'."""
-    names = ("build.py", "convert_checkpoint.py", "trtllm-build", "quantize.py", "hf_gpt_convert.py",
-             "hf_lora_convert.py")  # fmt: skip
-    examples = {family.examples for family in families().values()} | {"medusa", "eagle", "redrafter"}
-    commands = [release.command(name, family) for name in names for family in examples]
-    return [
-        {name for option in command.options.values() for name in (option.name, *option.aliases)}
-        for command in commands
-        if command is not None
-    ]
+    _exists(made, release, families()[family].examples, cluster(gpus_per_node=gpus))

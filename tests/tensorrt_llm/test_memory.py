@@ -66,16 +66,13 @@ def test_llama_2_7b() -> None:
     attention = 4 * 4096 * 4096  # q, k, v, o: 67.1 million
     mlp = 3 * 4096 * 11008  # gate, up, down: 135.3 million
     table = 32000 * 4096  # 131.1 million, as embedding and once more as head
-    parameters = 32 * (attention + mlp) + 2 * table  # 6,738 million
+    layers = 32 * (attention + mlp)
+    parameters = layers + 2 * table  # 6,738 million
     plan = planned(LLAMA_2_7B)
     assert plan.parameters == near(parameters) and plan.parameters == near(6.74e9)
     assert plan.room.weights == near(2 * parameters) and plan.room.weights == near(12.55 * GIB)
     assert plan.room.kv_per_token == 32 * 2 * 4096 * 2 == 512 * 1024
-
-
-def test_llama_2_7b_on_two_ranks() -> None:
-    layers = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
-    table = 32000 * 4096
+    # On two ranks.
     each = layers / 2 + table + table / 2  # the head is cut, the embedding is whole on both ranks
     room = planned(LLAMA_2_7B, tensor_parallel=2).room
     assert room.weights == near(2 * each)
@@ -95,7 +92,7 @@ def test_llama_3_8b_has_a_quarter_of_the_kv_heads() -> None:
     assert plan.room.kv_per_token == 32 * 2 * 8 * 128 * 2 == 128 * 1024
 
 
-def test_llama_3_70b_on_eight_ranks() -> None:
+def test_llama_3_70b() -> None:
     attention = 2 * 8192 * 8192 + 2 * 8192 * 1024
     layers = 80 * (attention + 3 * 8192 * 28672)  # 68,452 million
     table = 128256 * 8192  # 1,051 million
@@ -103,12 +100,6 @@ def test_llama_3_70b_on_eight_ranks() -> None:
     assert plan.parameters == near(layers + 2 * table) and plan.parameters == near(70.55e9)
     assert plan.room.weights == near(2 * (layers / 8 + table + table / 8))
     assert plan.room.kv_per_token == 80 * 2 * 1 * 128 * 2  # one of the 8 KV heads on each rank
-
-
-def test_llama_3_70b_over_two_nodes() -> None:
-    attention = 2 * 8192 * 8192 + 2 * 8192 * 1024
-    layers = 80 * (attention + 3 * 8192 * 28672)
-    table = 128256 * 8192
     room = planned(LLAMA_3_70B, tensor_parallel=4, pipeline_parallel=2).room
     # The first stage has the whole embedding, the second a quarter of the head: the first has more.
     assert room.weights == near(2 * (layers / 8 + table))

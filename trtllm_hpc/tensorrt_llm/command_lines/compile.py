@@ -42,7 +42,7 @@ class CommandLines:
     """The options of each program, without the folders that it reads and writes."""
 
     toolchain: Toolchain
-    options: dict[Role, dict[str, OptionArgv]] = field(default_factory=dict)
+    options: Mapping[Role, dict[str, OptionArgv]]
     """By program and option, in the order of the table; then defaults that differ between releases.
 
     Empty where the option expresses a value by being left out.
@@ -52,7 +52,7 @@ class CommandLines:
 
     def argv(self, role: Role) -> tuple[str, ...]:
         """All arguments of one program."""
-        return tuple(word for option in self.options.get(role, {}).values() for word in option)
+        return tuple(word for option in self.options[role].values() for word in option)
 
 
 def compile_options(
@@ -64,14 +64,14 @@ def compile_options(
         model_config: the model's ``config.json``, where it could be read.
         part: the engine of an encoder-decoder model; ``None`` for all other models.
     """
-    compiled = CommandLines(toolchain)
+    compiled = CommandLines(toolchain, {program.role: {} for program in toolchain.programs})
     context = Context(_resolved_dtype(job, model_config), job.engine.max_input_len)
     for request in _requests(job, toolchain, part):
         _compile(compiled, request, context)
     for program in toolchain.programs:
         raw = {word.partition("=")[0] for word in raw_argv(job, program.role)}
         _require(compiled, program, raw)
-        options = compiled.options.setdefault(program.role, {})
+        options = compiled.options[program.role]
         given = {*options, *raw}
         if "--autoq_format" in given:
             given.add("--qformat")  # quantize.py ignores it then
@@ -127,7 +127,8 @@ def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -
             reasons.append(_not_taken(program.command, option, request.value))
             continue
         done.add(mapping.role)
-        options = compiled.options.setdefault(program.role, {})
+        options = compiled.options[program.role]
+        # An option that one key sets stays, though another leaves it out.
         options[option.name] = arguments or options.get(option.name, ())
     if not done and request.needed:
         message, hint = _no_option(request, compiled.toolchain, reasons)
@@ -140,8 +141,7 @@ def _problem(request: OptionRequest, message: str, hint: str | None) -> Diagnost
 
 def _require(compiled: CommandLines, program: Program, raw: Collection[str]) -> None:
     """Add a problem for each required option that neither a key nor ``engine.options`` sets."""
-    given = {*compiled.options.get(program.role, ()), *program.folders, *raw}
-    given.update(compiled.toolchain.family.convert)
+    given = {*compiled.options[program.role], *program.folders, *raw, *compiled.toolchain.family.convert}
     for option in program.command.options.values():
         if option.required and not {option.name, *option.aliases} & given:
             message = f"{program.command.name} {program.command.release} needs {option.name}"
@@ -160,21 +160,15 @@ def _changed_defaults(program: Program, given: Collection[str], context: Context
     found: dict[str, OptionArgv] = {}
     for option in program.command.options.values():
         if option.changed is not None and option.name not in skipped:
-            arguments = argv(option, _default_for_model(option, context))
+            default = option.default
+            if option.name.endswith("_plugin") and default in _TYPES and context.dtype is not None:
+                # Before 0.11 the attention plugin's default is float16 whatever the model is,
+                # and a plugin of another type than the model does not compute it.
+                default = context.dtype
+            arguments = argv(option, default)
             if arguments:
                 found[option.name] = arguments
     return found
-
-
-def _default_for_model(option: Option, context: Context) -> object:
-    """The default of an option; for a plugin's type, the model's own type.
-
-    Before 0.11 the attention plugin's default is float16 whatever the model is,
-    and a plugin of another type than the model does not compute it.
-    """
-    if option.name.endswith("_plugin") and option.default in _TYPES and context.dtype is not None:
-        return context.dtype
-    return option.default
 
 
 def _notes(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str]:
@@ -257,9 +251,8 @@ def _lifetimes(request: OptionRequest, toolchain: Toolchain, *, exactly: bool) -
         family = program.command.family if program is not None else None
         is_same = isinstance(request.value, str) and (exactly or mapping.translate is None)
         value = request.value if is_same and not isinstance(mapping.translate, Mapping) else None
-        found = option_lifetime(
-            PROGRAMS[mapping.role], mapping.option, family or toolchain.family.examples, value
-        )
+        family = family or toolchain.family.examples
+        found = option_lifetime(PROGRAMS[mapping.role], mapping.option, family, value)
         # If this release has it too, the option belongs to a program outside the toolchain.
         if found is not None and toolchain.release.version not in found.releases:
             yield found.clause

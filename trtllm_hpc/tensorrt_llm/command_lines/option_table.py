@@ -73,13 +73,8 @@ def row(key: str, *mappings: OptionMapping, **kind: Any) -> Row:
     return Row(key, mappings, **kind)
 
 
-WORLD = (
-    OptionMapping("build_py", "--world_size"),
-    OptionMapping("convert", "--world_size"),
-    OptionMapping("convert", "--world-size"),
-)
+WORLD = (*same("--world_size", "build_py", "convert"), *same("--world-size", "convert"))
 """All ranks; programs that know tensor parallelism only have this instead of ``--tp_size``."""
-PAGED: Mapping[str, bool] = {"paged": True, "continuous": False}
 
 ROWS: Sequence[Row] = (
     # The layout of the ranks.
@@ -110,9 +105,8 @@ ROWS: Sequence[Row] = (
     row("max_input_len", *same("--max_input_len", "build_py", "build")),
     row(
         "max_seq_len",
-        OptionMapping("build", "--max_seq_len"),
-        OptionMapping("build", "--max_output_len", output_len),
-        OptionMapping("build_py", "--max_output_len", output_len),
+        *same("--max_seq_len", "build"),
+        *same("--max_output_len", "build", "build_py", translate=output_len),
     ),
     row("max_num_tokens", *same("--max_num_tokens", "build_py", "build")),
     row("opt_num_tokens", *same("--opt_num_tokens", "build_py", "build")),
@@ -136,15 +130,13 @@ ROWS: Sequence[Row] = (
     # How it is computed.
     row(
         "kv_cache",
-        OptionMapping("build", "--kv_cache_type"),
-        *same("--paged_kv_cache", "build", "build_py", translate=PAGED),
+        *same("--kv_cache_type", "build"),
+        *same("--paged_kv_cache", "build", "build_py", translate={"paged": True, "continuous": False}),
     ),
     row("inflight_batching", OptionMapping("build_py", "--use_inflight_batching")),
     row("remove_input_padding", *same("--remove_input_padding", "build_py", "build")),
     row(
-        "context_fmha",
-        OptionMapping("build", "--context_fmha"),
-        *same("--enable_context_fmha", "build", "build_py"),
+        "context_fmha", *same("--context_fmha", "build"), *same("--enable_context_fmha", "build", "build_py")
     ),
     row(
         "context_fmha_fp32_acc",

@@ -130,14 +130,12 @@ def _value(index: int, word: str, option: Option | None, count: int) -> Iterator
 
 
 _FOLDERS: Mapping[str, str] = {
-    "--model_dir": "set model.path",
-    "--in-file": "set model.path",
+    **dict.fromkeys(("--model_dir", "--model-dir", "--hf_model_dir", "--in-file"), "set model.path"),
+    **dict.fromkeys(
+        ("--output-model-dir", "--out-dir", "--export_path"),
+        "leave it out: the checkpoint goes into the cache of engines",
+    ),
     "--output_dir": "leave it out: the engine goes into the cache of engines",
-    "--model-dir": "set model.path",
-    "--hf_model_dir": "set model.path",
-    "--output-model-dir": "leave it out: the checkpoint goes into the cache of engines",
-    "--out-dir": "leave it out: the checkpoint goes into the cache of engines",
-    "--export_path": "leave it out: the checkpoint goes into the cache of engines",
     "--checkpoint_dir": "leave it out: it is what the step before has written",
     "--gpus_per_node": "leave it out: it comes from the cluster profile and serve.nodes",
     "--model_type": "set model.family",
