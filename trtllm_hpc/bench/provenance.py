@@ -6,7 +6,6 @@ import os
 import platform
 import socket
 from contextlib import suppress
-from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from trtllm_hpc.config.files import read_cluster
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.checks import installed_versions
 from trtllm_hpc.runtime.engine_cache.cache import Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
@@ -133,7 +133,7 @@ def _client(endpoint: Endpoint) -> dict[str, Any]:
         "cpus_of_host": os.cpu_count(),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": {"trtllm-hpc": __version__, **_versions()},
+        "packages": {"trtllm-hpc": __version__, **installed_versions(PACKAGES)},
     }
 
 
@@ -154,14 +154,6 @@ def _cpu_model() -> str | None:
             if name.strip() == "model name":
                 return value.strip()
     return platform.machine() or None
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
@@ -119,12 +121,13 @@ def planned_version(planned: str, found: str | None) -> Diagnostic:
     return warn(message, hint) if state == "near" else fail(message, hint)
 
 
-def installed_version() -> str | None:
-    """Return this Python's version of TensorRT-LLM, without importing it; ``None`` if there is none."""
-    try:
-        return importlib.metadata.version("tensorrt_llm")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def installed_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those packages that this Python has, without importing them."""
+    found = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _compare_versions(one: str, other: str) -> str:

@@ -25,7 +25,7 @@ from trtllm_hpc.runtime.checks import (
     engine_gpus_per_node,
     engine_version,
     engine_world,
-    installed_version,
+    installed_versions,
     locked_memory,
     paged_context,
     planned_version,
@@ -272,7 +272,7 @@ def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
         yield shared_memory(host, found.shm_free_gib, expected.ranks_per_node)
         if len(hosts) > 1 and expected.gpus_per_node:
             yield locked_memory(host, found.memlock_kib)
-    installed = installed_version()
+    installed = installed_versions(["tensorrt_llm"]).get("tensorrt_llm")
     if expected.release is not None:
         yield planned_version(expected.release, installed)
     if expected.engine is not None:

@@ -10,20 +10,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, placeholders_of, settable_placeholders
+from trtllm_hpc.tensorrt_llm.repository_keys import GROUPS
 
 RELEASES = ("0.9.0", "0.12.0", "0.16.0", "0.17.0", "0.21.0", "1.2.0")
 
 Tensors = Iterable[tuple[str, str, str]]
 """Name, data type (``TYPE_`` left out, or a placeholder), and ``needed`` or ``optional``."""
-
-_MODELS: Mapping[str, str] = {
-    "ensemble": "inflight_batcher_llm",
-    "preprocessing": "inflight_batcher_llm",
-    "tensorrt_llm": "inflight_batcher_llm",
-    "postprocessing": "inflight_batcher_llm",
-    "tensorrt_llm_bls": "inflight_batcher_llm",
-    "disaggregated_serving_bls": "disaggregated_serving",
-}
 
 _TEXT_INPUTS = (
     ("text_input", "STRING", "needed"),
@@ -107,7 +99,7 @@ _STEPS = """ensemble_scheduling {
 def write_all_models(folder: Path, version: str, sources: Mapping[str, str] | None = None) -> Path:
     """``all_models`` of a release; ``sources`` are texts of ``1/model.py``, by model."""
     all_models = folder / "all_models"
-    for model, group in _MODELS.items():
+    for model, group in GROUPS.items():
         here = placeholders_of(version, group, model)
         if here or model == "ensemble":  # that of 0.5 has numbers only
             template = all_models / group / model
@@ -169,7 +161,7 @@ def _config(version: str, model: str, here: Mapping[str, Placeholder]) -> str:
 
 def settable(version: str, model: str) -> Mapping[str, Placeholder]:
     """Placeholders of the release and parameters with a fixed value, by name."""
-    return settable_placeholders(version, _MODELS[model], model)
+    return settable_placeholders(version, GROUPS[model], model)
 
 
 def _backend(model: str, here: Mapping[str, Placeholder]) -> str:

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 
 from trtllm_hpc.errors import FAIL, WARN, BuildFailed, ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.checks import planned_version
+from trtllm_hpc.runtime.checks import installed_versions, planned_version
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Cache, Entry, Manifest, files_in, link
 from trtllm_hpc.runtime.engine_cache.files import remove, sha256_of, sync_folder, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
@@ -48,7 +47,7 @@ def build_engine(paths: RunPaths) -> int:
     adopt_orphans()
     try:
         recipe = Recipe.read(paths.build_recipe)
-        versions = installed_versions()
+        versions = installed_versions(PACKAGES)
         check_version(recipe, versions)
         capability = compute_capability(recipe)
         keys = step_keys(recipe, compute_capability=capability, edited_script=_edited(paths, recipe))
@@ -75,15 +74,6 @@ def _edited(paths: RunPaths, recipe: Recipe) -> str | None:
 
 
 # The machine -----------------------------------------------------------------------------
-
-
-def installed_versions() -> dict[str, str]:
-    """Return the versions of ``PACKAGES``, without importing them."""
-    found = {}
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def check_version(recipe: Recipe, versions: Mapping[str, str]) -> None:
