@@ -256,6 +256,15 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
+def read_plan(paths: RunPaths) -> dict[str, Any]:
+    """Return a run's plan; empty if it cannot be read."""
+    try:
+        plan = read_json(paths.plan)
+    except (ValueError, OSError):
+        return {}
+    return plan if isinstance(plan, dict) else {}
+
+
 RUNS_VARIABLE = "TRTLLM_HPC_RUNS"
 """Environment variable that names the folder of runs."""
 

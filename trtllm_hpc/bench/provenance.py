@@ -14,11 +14,12 @@ from trtllm_hpc import __version__
 from trtllm_hpc.config.files import read_cluster
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.runtime.checks import installed_versions
 from trtllm_hpc.runtime.engine_cache.cache import Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
+from trtllm_hpc.scheduler.submission_record import read_submission
 
 PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers")
 """Packages of the client whose versions are recorded, if installed."""
@@ -30,7 +31,7 @@ def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile) -> dict[str, A
     Its sections are ``run``, ``server``, ``engine`` and ``client``. What is unknown is left
     out or ``None``: the measurement is worth keeping without it.
     """
-    plan = _json(paths.plan)
+    plan = read_plan(paths)
     return {
         "run": _run(paths),
         "server": _server(paths, plan, endpoint),
@@ -50,13 +51,13 @@ def workload_provenance(file: Path) -> dict[str, Any]:
 
 
 def _run(paths: RunPaths) -> dict[str, Any]:
-    submission = _json(paths.jobs)
-    stages = submission.get("stages") or {}
+    submission = read_submission(paths)
+    stages = submission.stages if submission else {}
     return {
         "id": paths.run_id,
         "folder": str(paths.folder),
-        "scheduler": submission.get("scheduler"),
-        "jobs": {stage: job.get("job_id") for stage, job in stages.items()},
+        "scheduler": submission.scheduler if submission else None,
+        "jobs": {stage: job.job_id for stage, job in stages.items()},
         "spec_sha256": _sha256(paths.spec),
         "cluster_sha256": _sha256(paths.cluster),
     }
@@ -154,13 +155,6 @@ def _cpu_model() -> str | None:
             if name.strip() == "model name":
                 return value.strip()
     return platform.machine() or None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    with suppress(ValueError, OSError):
-        record = read_json(path)
-        return record if isinstance(record, dict) else {}
-    return {}
 
 
 def _sha256(path: Path) -> str | None:

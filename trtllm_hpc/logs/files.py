@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.logs.state import rank_state, stage_over, stage_state
-from trtllm_hpc.paths import STAGES, STEPS, RunPaths, read_json
+from trtllm_hpc.paths import STAGES, STEPS, RunPaths, read_plan
 from trtllm_hpc.runtime.records import RankRecord, rank_records
 
 _RECORDED = ("preflight", "serve")
@@ -53,22 +53,17 @@ def planned_ranks(paths: RunPaths, step: str) -> int | None:
     """Return the number of ranks of a step; ``None`` if neither the plan nor a rank record shows it."""
     if step not in _RECORDED:
         return 1
-    try:
-        plan = read_json(paths.plan)
-        return int(plan["layout"]["world_size"])  # type: ignore[index]
-    except (ValueError, TypeError, KeyError):
-        return next((record.world_size for record in rank_records(paths, step)), None)
+    recorded = (record.world_size for record in rank_records(paths, step))
+    planned: int | None = read_plan(paths).get("layout", {}).get("world_size")
+    return next(recorded, None) if planned is None else planned
 
 
 def reason_without_build(paths: RunPaths) -> str | None:
     """Return why a run has no build stage; ``None`` if it has one, or the plan cannot be read."""
-    try:
-        plan = read_json(paths.plan)
-        if any(stage["name"] == "build" for stage in plan["stages"]):  # type: ignore[index]
-            return None
-        engine = plan.get("engine_found")  # type: ignore[union-attr]
-    except (ValueError, TypeError, KeyError):
+    plan = read_plan(paths)
+    if "stages" not in plan or any(stage["name"] == "build" for stage in plan["stages"]):
         return None
+    engine = plan.get("engine_found")
     if engine is None:
         return "its job file names a finished engine, or its backend needs none"
     return f"its engine came from the cache ({engine})"

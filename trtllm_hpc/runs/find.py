@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import RunPaths, call_name, read_json
+from trtllm_hpc.paths import RunPaths, call_name, read_plan
 
 
 def is_run(folder: Path) -> bool:
@@ -52,14 +51,14 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
         raise RunNotFound(f"{name!r} cannot be the name of a run.")
     runs = list_runs(runs_folder)
     if name == "latest" and runs:
-        return next((run for run in runs if _plan(run)), None) or _readable(runs[0])
+        return next((run for run in runs if read_plan(run)), None) or _readable(runs[0])
     if name != "latest" and is_run(Path(name)):
         return _readable(RunPaths(Path(name)))
     for run in runs:
         if run.run_id == name:
             return _readable(run)
     for run in runs:
-        if _plan(run).get("name") == name:
+        if read_plan(run).get("name") == name:
             return run
     matching = [run for run in runs if name and run.run_id.startswith(name)]
     if len(matching) == 1:
@@ -69,17 +68,8 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     )
 
 
-def _plan(run: RunPaths) -> dict[str, Any]:
-    """Return the run's plan; empty if it cannot be read."""
-    try:
-        plan = read_json(run.plan)
-    except (ValueError, OSError):
-        return {}
-    return plan if isinstance(plan, dict) else {}
-
-
 def _readable(run: RunPaths) -> RunPaths:
-    if not _plan(run):
+    if not read_plan(run):
         raise RunNotFound(f"{run.plan} is damaged, so nothing is known about this run.")
     return run
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.logs.files import list_logs
-from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.runtime.records import Endpoint, Event, read_events
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.local import is_same_process
@@ -165,14 +165,13 @@ def _queued_by_hand(paths: RunPaths, jobs: dict[str, str | None]) -> dict[str, s
 
 def planned(paths: RunPaths, key: str) -> str | None:
     """Return a value of the plan, for a run whose scripts were submitted by hand."""
-    value: str | None = (read_json(paths.plan) or {}).get(key)
+    value: str | None = read_plan(paths).get(key)
     return value
 
 
 def _job_ids(paths: RunPaths, record: SubmissionRecord | None, events: list[Event]) -> dict[str, str | None]:
     """Return the job id of each stage, from the record or, for scripts run by hand, from their events."""
-    plan = read_json(paths.plan) or {}
-    jobs: dict[str, str | None] = {stage["name"]: None for stage in plan.get("stages", [])}
+    jobs: dict[str, str | None] = {stage["name"]: None for stage in read_plan(paths).get("stages", [])}
     for event in events:
         if event.name == "stage_begin" and event.stage in jobs:
             jobs[event.stage] = str(event.data.get("job_id") or "") or None

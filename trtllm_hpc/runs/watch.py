@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.runs.status import RunStatus, build_step, run_status, watcher_of
 from trtllm_hpc.runtime.records import StopRequest, rank_records, read_events
 
@@ -88,8 +88,7 @@ def _only_serves(paths: RunPaths, status: RunStatus) -> bool:
 
 
 def _progress(paths: RunPaths, status: RunStatus) -> Progress:
-    plan = read_json(paths.plan) or {}
-    world_size = int(plan.get("layout", {}).get("world_size", 0))
+    world_size = int(read_plan(paths).get("layout", {}).get("world_size", 0))
     up = sum(record.ended_at is None for record in rank_records(paths, "serve"))
     stopping = StopRequest.read(paths.stop_request) is not None
     benchmark = read_progress(paths.benchmark_progress)
