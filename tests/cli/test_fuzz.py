@@ -90,7 +90,7 @@ def type_it(place: Place, arguments: list[str]) -> int:
         main(arguments)
     code = end.value.code
     assert isinstance(code, int) and code in EXPECTED, (code, errors.getvalue())
-    assert "Traceback" not in errors.getvalue()
+    assert b"Traceback" not in errors.getvalue().encode()
     assert place.stray() == [], arguments
     runs = sorted((place.folder / "runs").iterdir()) if (place.folder / "runs").exists() else []
     if code == ExitCode.OK:

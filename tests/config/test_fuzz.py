@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -76,14 +74,3 @@ def test_impossible_parallelism(files: Folder, world: list[int], scheduler: str)
 def test_random_bytes(files: Folder, raw: bytes) -> None:
     _load(files, raw, b"name: b\nsetup: [" + raw + b"]\n", [])
     _load(files, JOB.encode() + b"model: " + raw, CLUSTER.encode(), [])
-
-
-@settings(FUZZ, max_examples=200)
-@given(name=hostile, overrides=st.lists(hostile, max_size=3))
-def test_names_of_profiles_and_settings(files: Folder, name: str, overrides: list[str]) -> None:
-    files.job_file.write_text(JOB)
-    try:
-        load(files.job_file, name, overrides)
-    except ConfigError as error:
-        assert str(error).encode()
-    assert [path.name for path in Path(files.folder).iterdir()] == ["job.yaml"]

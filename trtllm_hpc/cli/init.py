@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,11 +45,13 @@ def job(file: Path, backend: str, force: bool) -> None:
     small random model over two ranks. For TensorRT-LLM set model.path in it.
     A relative model.path or engine.directory is relative to the file's folder.
     """
+    from trtllm_hpc.config.files import as_argument
+
     _refuse_existing(file, force)
     kind, cluster = ("reference", "local") if backend == "reference" else ("tensorrt_llm", "pyxis")
     _write(file, "init/job.yaml.j2", title=_name_from(file, "my-job"), backend=kind)
     click.echo(f"Wrote {click.format_filename(file)}.")
-    click.echo(f"  next: trtllm-hpc render {_quoted(file)} --cluster {cluster}")
+    click.echo(f"  next: trtllm-hpc render {as_argument(click.format_filename(file))} --cluster {cluster}")
 
 
 @command.command()
@@ -67,6 +68,8 @@ def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
     FILE defaults to cluster.yaml. Partitions, GPUs per node and MPI plugins
     come from sinfo and srun.
     """
+    from trtllm_hpc.config.files import as_argument
+
     _refuse_existing(file, force)
     facts = _facts(from_slurm)
     chosen = facts.chosen if facts is not None else None
@@ -74,13 +77,7 @@ def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
     click.echo(f"Wrote {click.format_filename(file)}.")
     if chosen is not None:
         click.echo(f"  chosen: partition {chosen}")
-    click.echo(f"  next: trtllm-hpc render tiny-llama --cluster {_quoted(file)}")
-
-
-def _quoted(file: Path) -> str:
-    """Quote the file for the next command; with a '/' it cannot be mistaken for a profile's name."""
-    path = str(file) if file.suffix in (".yaml", ".yml") or "/" in str(file) else f"./{file}"
-    return shlex.quote(click.format_filename(path))
+    click.echo(f"  next: trtllm-hpc render tiny-llama --cluster {as_argument(click.format_filename(file))}")
 
 
 def _facts(from_slurm: bool | None) -> SlurmFacts | None:

@@ -162,15 +162,14 @@ def show(
         texts = finished_configs(found.plan, cluster)
     if model is not None and model not in texts:
         raise click.BadParameter(f"{model!r} is none of {', '.join(texts)}.", param_hint="MODEL")
+    chosen = texts if model is None else {model: texts[model]}
     if as_json:
-        chosen = {name: text for name, text in texts.items() if model in (None, name)}
         print_json(chosen)
         return
-    for name, text in texts.items():
+    for name, text in chosen.items():
         if model is None:
             click.echo(f"# ---- {name}/config.pbtxt")
-        if model in (None, name):
-            click.echo(text, nl=not text.endswith("\n"))
+        click.echo(text, nl=not text.endswith("\n"))
 
 
 def _row(kept: KeptTemplates) -> dict[str, Any]:

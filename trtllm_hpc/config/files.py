@@ -200,15 +200,14 @@ def swapped(job: Node | None, cluster: Node | None) -> list[Diagnostic]:
     if profile is not None:
         message = "this is a cluster profile, not a job file"
         message += f"; {other.source.file} is the job file" if other is not None else ""
-    job_word = _word(other) if other is not None else "JOB"
-    cluster_word = _word(profile) if profile is not None else "PROFILE"
+    job_word = as_argument(other.source.file) if other is not None else "JOB"
+    cluster_word = as_argument(profile.source.file) if profile is not None else "PROFILE"
     hint = f"trtllm-hpc render {job_word} --cluster {cluster_word}"
     return [Diagnostic("swapped", message, wrong.source.file, hint=hint)]
 
 
-def _word(tree: Node) -> str:
-    """Quote the file for a command; with a '/' it cannot be taken for the name of a shipped one."""
-    file = tree.source.file
+def as_argument(file: str) -> str:
+    """Quote a file for a command; with a '/' it cannot be taken for the name of a shipped one."""
     return shlex.quote(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
 
 
