@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.client.wait import wait_for_endpoint, was_submitted
 from trtllm_hpc.errors import (
@@ -15,8 +16,10 @@ from trtllm_hpc.errors import (
     TrtllmHpcError,
 )
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.runs.status import StageStatus, run_status
 from trtllm_hpc.runtime.records import Endpoint, read_events
+
+if TYPE_CHECKING:
+    from trtllm_hpc.runs.status import StageStatus
 
 _FIRST_PAUSE_S = 5.0
 """Slurm is queried at once, after this pause, and then after ever longer ones."""
@@ -51,6 +54,8 @@ def _refuse_ended(run: RunPaths) -> None:
     """Raise the error for a run whose server has ended or can never start, according to Slurm."""
     if not was_submitted(run):
         return
+    from trtllm_hpc.runs.status import run_status  # not needed where the server is ready
+
     try:
         status = run_status(run)
     except SubmissionError:
