@@ -49,11 +49,6 @@ class Step:
     then_s: float | None = None
     """Planned length of all later passes; ``None`` if unknown."""
 
-    @property
-    def is_last(self) -> bool:
-        """Whether no pass follows."""
-        return (self.level + 1, self.repeat + 1) == (self.levels, self.repeats)
-
     def __str__(self) -> str:
         """Return e.g. ``level 2 of 4 (8/s), pass 1 of 3``; a count of one is left out."""
         label = f" ({self.label})" if self.label else ""
@@ -118,7 +113,9 @@ class Snapshot:
     def _time_left(self) -> str:
         if self.left_s is None:
             return ""
-        then_s = 0.0 if self.step.is_last else self.step.then_s
+        step = self.step
+        is_last = (step.level + 1, step.repeat + 1) == (step.levels, step.repeats)
+        then_s = 0.0 if is_last else step.then_s
         if then_s is None:
             return f"{_clock(self.left_s)} left of this pass"
         return f"{_clock(self.left_s + then_s)} left"

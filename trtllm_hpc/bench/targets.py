@@ -73,7 +73,7 @@ def _target(settings: Benchmark, endpoint: Endpoint, name: str) -> Target:
 
 
 def _kind(name: str, served: ServedModel) -> TextModel | CoreModel:
-    if served.takes_text:
+    if "text_input" in served.inputs:
         return served.text
     if _CORE_INPUT in served.inputs:
         return CoreModel(served.batched)

@@ -27,16 +27,12 @@ LLM_API_LENGTH = "sampling_param_max_tokens"
 
 @dataclass(frozen=True)
 class TextModel:
-    """The form of a text model's inputs."""
+    """The form of a text model's inputs; by default that of upstream's ``ensemble``, of any release."""
 
     takes_sampling_params: bool = False
     """Whether it is the LLM API's model."""
     batched: bool = True
     """Whether its inputs have a batch dimension."""
-
-
-ENSEMBLE = TextModel()
-"""Upstream's ``ensemble`` and ``tensorrt_llm_bls``, of any release."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +50,6 @@ class ServedModel:
         """The form of its inputs, if it is a text model."""
         return TextModel(LLM_API_LENGTH in self.inputs, self.batched)
 
-    @property
-    def takes_text(self) -> bool:
-        """Whether it takes a text instead of token ids."""
-        return "text_input" in self.inputs
-
 
 def describe(endpoint: Endpoint, model: str, timeout_s: float) -> ServedModel:
     """Fetch a model's configuration from the server.
@@ -72,7 +63,7 @@ def describe(endpoint: Endpoint, model: str, timeout_s: float) -> ServedModel:
     return ServedModel(names, bool(config.get("max_batch_size", 0)), bool(policy.get("decoupled", False)))
 
 
-def text_inputs(prompt: str, max_tokens: int, model: TextModel = ENSEMBLE) -> dict[str, NDArray[Any]]:
+def text_inputs(prompt: str, max_tokens: int, model: TextModel) -> dict[str, NDArray[Any]]:
     """Return the inputs of one request, batch of one.
 
     ``bad_words`` and ``stop_words`` are always sent to upstream's ensemble,

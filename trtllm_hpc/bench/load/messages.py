@@ -15,7 +15,7 @@ import numpy as np
 
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.client.served_model import ENSEMBLE, LENGTH_OUTPUT, TEXT_OUTPUT, TextModel, text_inputs
+from trtllm_hpc.client.served_model import LENGTH_OUTPUT, TEXT_OUTPUT, TextModel, text_inputs
 from trtllm_hpc.runtime.records import Endpoint
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Target:
 
     endpoint: Endpoint
     model: str
-    kind: TextModel | CoreModel = ENSEMBLE
+    kind: TextModel | CoreModel = field(default_factory=TextModel)
     protocol: Literal["grpc", "http"] = "grpc"
     streaming: bool = False
     """Whether answers are requested as a stream."""

@@ -150,9 +150,8 @@ def write_workload(path: Path, requests: Iterable[Request]) -> None:
     The file can be run again with ``workload: {kind: dataset, path: ...}``, in
     an order by that benchmark's seed; one with times also with ``kind: trace``, in its own order.
     """
-    write_text(path, "".join(f"{line}\n" for line in map(_line, requests)))
-
-
-def _line(request: Request) -> str:
-    known = {key: value for key, value in asdict(request).items() if value is not None}
-    return json.dumps(known, separators=(", ", ": "))
+    lines = []
+    for request in requests:
+        known = {key: value for key, value in asdict(request).items() if value is not None}
+        lines.append(f"{json.dumps(known)}\n")
+    write_text(path, "".join(lines))
