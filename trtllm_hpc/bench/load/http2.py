@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Protocol
 
+from hpack import Decoder, Encoder, HPACKError
+
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 """Frame types."""
 END_STREAM = ACK = 0x1
@@ -208,8 +210,6 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(self, headers: Sequence[tuple[str, str]], on_change: Callable[[], None]) -> None:
-        from hpack import Decoder, Encoder
-
         self.ready = asyncio.get_running_loop().create_future()
         """Done when the server's settings have arrived."""
         self.usable = True
@@ -345,8 +345,6 @@ class Connection(asyncio.Protocol):
             self._streams[stream_id].headers(headers, now)
 
     def _decode(self, block: bytes) -> Headers:
-        from hpack import HPACKError
-
         try:
             return {str(name): str(value) for name, value in self._decoder.decode(block)}
         except (HPACKError, UnicodeDecodeError) as error:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+import aiohttp
 
 from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.client.http import error_message
 from trtllm_hpc.errors import NotReady
-
-if TYPE_CHECKING:
-    import aiohttp
 
 _CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S = 0.05
@@ -45,8 +43,6 @@ class HttpClient:
         Raises:
             NotReady: it does not.
         """
-        import aiohttp
-
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self._target.timeout_s),
@@ -89,8 +85,6 @@ class HttpClient:
             asyncio.get_running_loop().call_exception_handler(context)
 
     async def _request(self, reply: Reply, payload: bytes) -> None:
-        import aiohttp
-
         reply.sent_s = self._clock.now()
         try:
             async with self._session.post(self._url, data=payload) as response:
