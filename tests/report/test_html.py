@@ -21,7 +21,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart, round_marks
 from trtllm_hpc.report.html.data import ReportData, StartTimeline, read_report_data, read_start_timeline
-from trtllm_hpc.report.html.page import report_page, sections_of, write_charts, write_report
+from trtllm_hpc.report.html.page import drawing_library, report_page, sections_of, write_charts, write_report
 from trtllm_hpc.report.html.tables import level_table
 from trtllm_hpc.report.html.verdict import cards, headline_words, verdict
 
@@ -30,6 +30,22 @@ from trtllm_hpc.report.html.verdict import cards, headline_words, verdict
 def _small_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packing the drawing library takes seconds; what it does is tested in a browser."""
     monkeypatch.setattr(page, "drawing_library", lambda: "/* the library */")
+
+
+def test_the_drawing_library_is_packed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    packed: list[str] = []
+
+    def pack(snippet: str) -> str:
+        packed.append(snippet)
+        return "é </script> <!--"
+
+    monkeypatch.setattr("vl_convert.javascript_bundle", pack)
+    (tmp_path / "no folder").write_text("")
+    for cache, times in (("cache", 1), ("cache", 1), ("no folder", 2), ("no folder", 3)):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+        drawing_library.cache_clear()
+        assert drawing_library() == r"é <\/script> <\!--" and len(packed) == times
+    drawing_library.cache_clear()
 
 
 def report_data(made: Made) -> ReportData:

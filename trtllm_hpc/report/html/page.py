@@ -7,8 +7,10 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from trtllm_hpc import __version__
-from trtllm_hpc.paths import RunPaths, write_aside, write_text
+from trtllm_hpc.paths import RunPaths, user_cache, write_aside, write_text
 from trtllm_hpc.render.environment import packaged_templates
 from trtllm_hpc.report.html.chart import DARK, LIGHT, Chart, Section, altair, as_png, for_page
 from trtllm_hpc.report.html.curves import curve_section, search_section
@@ -134,11 +136,24 @@ def _facts(data: ReportData) -> list[str]:
 def drawing_library() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script that is safe inside HTML."""
     altair()
+    # An HTML parser ends the script element at this text, even inside a string.
+    return re.sub(r"</(?=script)", r"<\\/", _bundle(), flags=re.IGNORECASE).replace("<!--", r"<\!--")
+
+
+def _bundle() -> str:
+    """The script as vl-convert packs it, which takes over a second: it is kept in the user's cache folder."""
     import vl_convert
 
+    kept: Path | None = None
+    with suppress(OSError, RuntimeError, UnicodeDecodeError):
+        kept = user_cache() / "vega" / f"{metadata.version('vl-convert-python')}.js"
+        return kept.read_text(encoding="utf-8")
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    # An HTML parser ends the script element at this text, even inside a string.
-    return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE).replace("<!--", r"<\!--")
+    if kept is not None:
+        with suppress(OSError):  # a folder that cannot be written costs time, and nothing else
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_text(kept, bundle)
+    return bundle
 
 
 def json_in_html(plain: Any) -> str:
