@@ -16,7 +16,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.runtime.checks import installed_versions
-from trtllm_hpc.runtime.engine_cache.cache import Entry, Manifest
+from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 from trtllm_hpc.scheduler.submission_record import read_submission
@@ -106,7 +106,7 @@ def _built(paths: RunPaths, plan: dict[str, Any]) -> dict[str, Any]:
     with suppress(OSError):
         # The run folder's link, or the finished engine that the plan names, leads to an entry's output.
         output = Path(plan.get("engine_folder") or paths.engine).resolve(strict=True)
-        entry, made = Entry(output.parent), Manifest.read(output)
+        entry, made = Entry(output.parent), Manifest.read(output / MANIFEST)
         record = entry.key() or {}
         if made is None:
             return {"folder": str(output)}

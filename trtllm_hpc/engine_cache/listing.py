@@ -45,7 +45,7 @@ def inspect(entry: Entry) -> Item:
     """Return one entry's state, judged by names and sizes."""
     record = entry.key() or {}
     state, note = _state(entry)
-    manifest = Manifest.read(entry.output)
+    manifest = entry.manifest()
     return Item(
         entry=entry,
         state=state,
@@ -93,7 +93,7 @@ def verify(entry: Entry, progress: Callable[[str], None] = lambda name: None) ->
     except PermissionError:
         return ["it cannot be read by this user"]
     faults = [sentence] if (sentence := entry.key_fault()) else []
-    manifest = Manifest.read(entry.output)
+    manifest = entry.manifest()
     if manifest is None:
         return faults + (found or [])
     wrong = _wrong_files(entry, manifest, progress)

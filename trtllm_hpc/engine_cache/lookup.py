@@ -77,7 +77,7 @@ def _look(recipe: Recipe, keys: tuple[StepKey, ...]) -> Hit | Miss:
     entries = {key.step: cache.entry(key) for key in keys}
     found = tuple(step for step, entry in entries.items() if entry.is_complete())
     entry = entries[keys[-1].step]
-    manifest = Manifest.read(entry.output)
+    manifest = entry.manifest()
     if manifest is not None and set(recipe.results) <= set(found):
         others = {step: entries[step] for step in recipe.results if step != keys[-1].step}
         return Hit(entry, manifest, others)

@@ -18,10 +18,10 @@ from trtllm_hpc.paths import RunPaths, read_json, write_json
 TOKEN_VARIABLE = "TRTLLM_HPC_SUBMISSION"
 """Environment variable that names the submission a job belongs to; unset in scripts submitted by hand."""
 
-Record = TypeVar("Record", bound="_JsonRecord")
+Record = TypeVar("Record", bound="JsonRecord")
 
 
-class _JsonRecord:
+class JsonRecord:
     """Reads and writes a dataclass as JSON."""
 
     def write(self, path: Path) -> None:
@@ -51,7 +51,7 @@ def known_fields(kind: type, raw: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Endpoint(_JsonRecord):
+class Endpoint(JsonRecord):
     """Where a ready server answers."""
 
     job_id: str
@@ -86,7 +86,7 @@ class Endpoint(_JsonRecord):
 
 
 @dataclass(frozen=True)
-class RankRecord(_JsonRecord):
+class RankRecord(JsonRecord):
     """One rank of a step: where it ran and how it ended.
 
     A rank without ``ended_at`` after the job's end was killed before it could write.
@@ -123,7 +123,7 @@ def leader_has_ended(paths: RunPaths) -> bool:
 
 
 @dataclass(frozen=True)
-class StopRequest(_JsonRecord):
+class StopRequest(JsonRecord):
     """A request to stop the server."""
 
     by: str

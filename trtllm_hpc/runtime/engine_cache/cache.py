@@ -28,6 +28,7 @@ from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import NAME_DIGITS, StepKey, digest_of
 from trtllm_hpc.runtime.engine_cache.lock import LOCK_FOLDER, evict, find_holder
+from trtllm_hpc.runtime.records import JsonRecord
 
 MANIFEST = "trtllm-hpc-manifest.json"
 """File in a complete output that lists all others."""
@@ -41,7 +42,7 @@ _CONTENT = re.compile(rf"key\.json|damaged\.txt|output|uses|used|{LOCK_FOLDER}|{
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(JsonRecord):
     """The content of a complete output, and how it was built."""
 
     files: Mapping[str, list[Any]]
@@ -59,15 +60,6 @@ class Manifest:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(int(size) for size, _ in self.files.values())
-
-    @classmethod
-    def read(cls, output: Path) -> Manifest | None:
-        """Return the manifest of an output; ``None`` if there is none, or it is damaged."""
-        try:
-            record = read_json(output / MANIFEST)
-            return None if record is None else cls(**record)
-        except (ValueError, TypeError, OSError):
-            return None
 
 
 @dataclass(frozen=True)
@@ -121,6 +113,10 @@ class Entry:
             return None
         return record if isinstance(record, dict) and isinstance(record.get("document"), dict) else None
 
+    def manifest(self) -> Manifest | None:
+        """Return the manifest of the output; ``None`` if there is none, or it is damaged."""
+        return Manifest.read(self.output / MANIFEST)
+
     def key_fault(self) -> str | None:
         """Return what is wrong with ``key.json``, if anything."""
         record = self.key()
@@ -140,7 +136,7 @@ class Entry:
         """
         if not self.output.is_dir():
             return None
-        manifest = Manifest.read(self.output)
+        manifest = self.manifest()
         if manifest is None:
             return [f"{MANIFEST} is missing or damaged"]
         wrong = [_size_fault(self.output / name, int(size)) for name, (size, _) in manifest.files.items()]
