@@ -414,11 +414,3 @@ def test_a_damaged_recipe_is_an_error(runs: MakeRun) -> None:
     run.paths.build_recipe.write_text("{}")
     code, output = run.build()
     assert code == ExitCode.BUILD and "build.json is damaged" in output
-
-
-def test_several_entries_are_listed_in_the_order_of_use(runs: MakeRun) -> None:
-    run = runs()
-    assert run.build()[0] == 0
-    os.utime(run.entry("convert").used, (0, 0))
-    items = list_entries(Cache(run.entry().folder.parent))
-    assert [item.step for item in items] == ["build", "convert"]

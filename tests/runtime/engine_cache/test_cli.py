@@ -82,6 +82,7 @@ def test_the_shell_completes_engines(built: Run, home: Path) -> None:
 
 
 def test_the_list_shows_everything(types: Types, built: Run) -> None:
+    age(built, 1)
     listed = types("engines", "list").output
     for word in (
         built.entry().name,
@@ -94,9 +95,9 @@ def test_the_list_shows_everything(types: Types, built: Run) -> None:
     ):
         assert word in listed
     records = json.loads(types("engines", "list", "--json").output)
-    assert [record["step"] for record in records] == ["build", "convert"]
+    assert [record["step"] for record in records] == ["convert", "build"], "the last used first"
     assert (
-        records[0]["bytes"]
+        records[1]["bytes"]
         == sum(it.stat().st_size for it in built.entry().output.glob("*"))
         - (built.entry().output / "trtllm-hpc-manifest.json").stat().st_size
     )

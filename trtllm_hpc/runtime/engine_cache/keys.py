@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -92,9 +93,9 @@ def step_keys(
         CapabilityUnknown: a step depends on the GPU, and ``compute_capability`` is ``None``.
     """
     keys: dict[str, StepKey] = {}
-    revisions: dict[str, Revision] = {}
+    revision = cache(revision_of)  # a folder that several steps read is read once
     for step in recipe.steps:
-        document = _document(step, recipe, keys, revisions)
+        document = _document(step, recipe, keys, revision)
         if step.on_gpu:
             if compute_capability is None:
                 raise CapabilityUnknown("The GPU's compute capability is not known here.")
@@ -106,15 +107,8 @@ def step_keys(
 
 
 def _document(
-    step: BuildStep, recipe: Recipe, keys: Mapping[str, StepKey], revisions: dict[str, Revision]
+    step: BuildStep, recipe: Recipe, keys: Mapping[str, StepKey], revision: Callable[[Path], Revision]
 ) -> dict[str, Any]:
-    """Return a step's key document; a folder that several steps read is read once, into ``revisions``."""
-
-    def revision(path: str) -> Revision:
-        if path not in revisions:
-            revisions[path] = revision_of(Path(path))
-        return revisions[path]
-
     folders = [name for name in step.reads if name.startswith("/")]
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -128,9 +122,9 @@ def _document(
         "inputs": {name: keys[name].digest for name in step.reads if name in keys},
     }
     if MODEL in step.reads and recipe.model_path is not None:
-        document["model"] = revision(recipe.model_path)
+        document["model"] = revision(Path(recipe.model_path))
     if folders:
-        document["folders"] = [revision(name) for name in folders]
+        document["folders"] = [revision(Path(name)) for name in folders]
     return document
 
 
