@@ -15,6 +15,9 @@ from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.validation.rules import problems
 
+Site = ClusterProfile | None
+Config = Mapping[str, Any] | None
+
 
 def job(release: str, family: str = "llama", model: str = "/models/m", **keys: Any) -> JobFile:
     """A job for TensorRT-LLM; ``keys`` are sections, ``engine`` is filled up."""
@@ -33,29 +36,25 @@ def cluster(**keys: Any) -> ClusterProfile:
     return ClusterProfile.model_validate({"name": "site", "gpus_per_node": 8, **keys})
 
 
-def found(made: JobFile, where: ClusterProfile | None = None) -> list[Diagnostic]:
+def found(made: JobFile, where: Site = None) -> list[Diagnostic]:
     """What is wrong with it."""
     return problems(JobFacts(made, where or cluster()))
 
 
-def steps(
-    made: JobFile, where: ClusterProfile | None = None, config: Mapping[str, Any] | None = None
-) -> tuple[BuildStep, ...]:
+def steps(made: JobFile, where: Site = None, config: Config = None) -> tuple[BuildStep, ...]:
     """The steps of a job with which nothing is wrong."""
     assert found(made, where) == []
     return planned(made, where, config)
 
 
-def planned(
-    made: JobFile, where: ClusterProfile | None = None, config: Mapping[str, Any] | None = None
-) -> tuple[BuildStep, ...]:
+def planned(made: JobFile, where: Site = None, config: Config = None) -> tuple[BuildStep, ...]:
     """The steps of a job that the rules have not judged, with this ``config.json`` of the model."""
     known = JobFacts(made, where or cluster(), read_config=lambda folder: config)
     layout = make_layout(made.engine.world_size, made.serve.nodes, known.cluster.gpus_per_node)
     return make_steps(known, layout)
 
 
-def notes(made: JobFile, config: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+def notes(made: JobFile, config: Config = None) -> tuple[str, ...]:
     """The notes on a job with which nothing is wrong."""
     return make_notes(JobFacts(made, cluster(), read_config=lambda folder: config))
 

@@ -25,24 +25,20 @@ def make_layout(world_size: int, nodes: int | None, gpus_per_node: int) -> Layou
 
     Args:
         world_size: tp * pp * cp of the engine.
-        nodes: nodes asked for; ``None`` takes as few as the GPUs allow.
+        nodes: nodes asked for; ``None`` takes as few as the GPUs allow, one without GPUs.
         gpus_per_node: GPUs that the cluster has on each node; 0 for none.
 
     The rules ``ranks_spread`` and ``gpus_suffice`` have refused what cannot be spread.
     """
-    count = nodes if nodes is not None else _fewest_nodes(world_size, gpus_per_node)
-    ranks_per_node, rest = divmod(world_size, count)
-    assert not rest, f"{world_size} ranks on {count} nodes"
+    if nodes is None:
+        divisors = (ranks for ranks in range(gpus_per_node, 0, -1) if world_size % ranks == 0)
+        nodes = world_size // next(divisors, world_size)
+    ranks_per_node, rest = divmod(world_size, nodes)
+    assert not rest, f"{world_size} ranks on {nodes} nodes"
     assert not gpus_per_node or ranks_per_node <= gpus_per_node, f"{ranks_per_node} ranks a node"
-    return Layout(world_size, count, ranks_per_node, ranks_per_node if gpus_per_node else 0)
+    return Layout(world_size, nodes, ranks_per_node, ranks_per_node if gpus_per_node else 0)
 
 
 def one_node(world_size: int, gpus: int) -> Layout:
     """All ranks on one node, with ``gpus`` GPUs between them; for modes where ranks are not GPUs."""
     return Layout(world_size, 1, world_size, gpus)
-
-
-def _fewest_nodes(world_size: int, gpus_per_node: int) -> int:
-    if not gpus_per_node:
-        return 1
-    return world_size // next(ranks for ranks in range(gpus_per_node, 0, -1) if world_size % ranks == 0)

@@ -71,12 +71,9 @@ class _Recipes:
         models += [self._tensorrt_llm(copy) for copy in copies]
         if settable(self.release, "tensorrt_llm_bls"):
             for copy in copies:
-                serves: Chosen = {
-                    "bls_instance_count": self.bls_instances,
-                    "tensorrt_llm_model_name": copy.name,
-                }
                 name = _copy_name("tensorrt_llm_bls", copy.name)
-                models.append(self._bls("tensorrt_llm_bls", serves, name))
+                serves = {"tensorrt_llm_model_name": copy.name}
+                models.append(self._bls("tensorrt_llm_bls", "bls_instance_count", serves, name))
         return tuple(models)
 
     def disaggregated(self, phases: Disaggregated, engine: str) -> tuple[ModelRecipe, ...]:
@@ -88,12 +85,8 @@ class _Recipes:
             _phase("context", phases.context.engine or engine, context, 1),
             _phase("generation", phases.generation.engine or engine, generation, first),
         )
-        chosen: Chosen = {
-            "disaggregated_serving_bls_count": self.bls_instances,
-            "context_model_name": "context",
-            "generation_model_name": "generation",
-        }
-        bls = self._bls("disaggregated_serving_bls", chosen)
+        serves = {"context_model_name": "context", "generation_model_name": "generation"}
+        bls = self._bls("disaggregated_serving_bls", "disaggregated_serving_bls_count", serves)
         ensemble = self._ensemble("ensemble", "disaggregated_serving_bls")
         return (ensemble, *self._text_models(), *(self._tensorrt_llm(copy) for copy in copies), bls)
 
@@ -103,19 +96,16 @@ class _Recipes:
     def _text_models(self) -> list[ModelRecipe]:
         keys = self.job.repository
         tokenizer = keys.tokenizer or self.job.model.path
-        wanted = {
-            "preprocessing": keys.preprocessing_instances,
-            "postprocessing": keys.postprocessing_instances,
-        }
         models = []
-        for model, instances in wanted.items():
+        for model in ("preprocessing", "postprocessing"):
+            instances = getattr(keys, f"{model}_instances")
             planned = {"tokenizer_dir": tokenizer, f"{model}_instance_count": instances}
             models.append(self._model(model, planned, ModelEdits(instances=instances)))
         return models
 
-    def _bls(self, model: str, chosen: Chosen, name: str | None = None) -> ModelRecipe:
+    def _bls(self, model: str, count: str, serves: Mapping[str, str], name: str | None = None) -> ModelRecipe:
         edits = ModelEdits(decoupled=self.job.repository.decoupled, instances=self.bls_instances)
-        return self._model(model, chosen, edits, name)
+        return self._model(model, {count: self.bls_instances, **serves}, edits, name)
 
     def _tensorrt_llm(self, copy: _Copy) -> ModelRecipe:
         job = self.job

@@ -7,7 +7,7 @@ from dataclasses import replace
 from packaging.version import Version
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.job import Disaggregated, JobFile
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan import reference
 from trtllm_hpc.plan.layout import Layout, make_layout, one_node
@@ -80,13 +80,12 @@ def with_engine(plan: Plan, engine: str) -> Plan:
 
 
 def layout_of(job: JobFile, cluster: ClusterProfile) -> Layout:
-    """Return how the ranks of the serve step are spread over nodes and GPUs.
-
-    Raises:
-        RenderError: they cannot be spread as the job file asks.
-    """
-    if job.serve.mode == "disaggregated" and job.serve.disaggregated is not None:
-        return one_node(_disaggregated_ranks(job.serve.disaggregated), _gpus_named(job, cluster))
+    """Return how the ranks of the serve step are spread over nodes and GPUs."""
+    phases = job.serve.disaggregated
+    if job.serve.mode == "disaggregated" and phases is not None:
+        # The orchestrator, and a rank for each GPU of each copy.
+        ranks = 1 + sum(map(len, phases.context.instances + phases.generation.instances))
+        return one_node(ranks, _gpus_named(job, cluster))
     if job.serve.mode == "orchestrator":
         return one_node(1, _gpus_named(job, cluster))
     return make_layout(job.engine.world_size, job.serve.nodes, cluster.gpus_per_node)
@@ -97,7 +96,7 @@ def _gpus_named(job: JobFile, cluster: ClusterProfile) -> int:
     phases = job.serve.disaggregated
     copies = [copy.gpu_device_ids for copy in job.repository.models]
     if phases is not None:
-        copies += [gpus for phase in (phases.context, phases.generation) for gpus in phase.instances]
+        copies += phases.context.instances + phases.generation.instances
     return min(cluster.gpus_per_node, 1 + max((gpu for gpus in copies for gpu in gpus), default=-1))
 
 
@@ -140,8 +139,3 @@ def _pools(release: Release | None, layout: Layout) -> tuple[str, ...]:
         return ()
     pools = (f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(layout.gpus_per_node))
     return ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools)
-
-
-def _disaggregated_ranks(phases: Disaggregated) -> int:
-    """World size of disaggregated serving: the orchestrator, and a rank for each GPU of each copy."""
-    return 1 + sum(len(gpus) for phase in (phases.context, phases.generation) for gpus in phase.instances)

@@ -122,9 +122,9 @@ def load_command(version: str, name: str, family: str) -> Command | None:
     return _command(name, own_family, version, table, read[version]) if version in read else None
 
 
-def commands_of(version: str, family: str = "llama") -> tuple[Command, ...]:
-    """The tools that the release ``version`` has for ``family``, in the order of use."""
-    found = (load_command(version, name, family) for name in COMMANDS)
+def commands_of(version: str) -> tuple[Command, ...]:
+    """The tools that the release ``version`` has, in the order of use, llama's where each has its own."""
+    found = (load_command(version, name, "llama") for name in COMMANDS)
     return tuple(command for command in found if command is not None)
 
 
@@ -135,9 +135,8 @@ def releases_with(name: str, family: str = "llama") -> tuple[str, ...]:
 
 def families_with(version: str, name: str) -> tuple[str, ...]:
     """Families for which the release has the tool ``name``; empty where the tool is one for all."""
-    if name not in BY_FAMILY:
-        return ()
-    return tuple(family for family in example_families() if load_command(version, name, family) is not None)
+    families = example_families() if name in BY_FAMILY else ()
+    return tuple(family for family in families if load_command(version, name, family) is not None)
 
 
 def _table(name: str, family: str) -> tuple[Mapping[str, Any], str | None]:

@@ -52,33 +52,28 @@ class Placeholder:
         """What is wrong with a value, to follow its name in a sentence; ``None`` if it fits."""
         if self.choices:
             return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
-        wanted, fits = _KINDS[self.type]
-        return None if fits(value) else f"must be {wanted}"
+        wanted, known = _KINDS[self.type]
+        if isinstance(known, str):
+            fits = re.fullmatch(known, str(value)) is not None
+        else:
+            fits = isinstance(value, known) and isinstance(value, bool) == (bool in known)
+        return None if fits else f"must be {wanted}"
 
 
-def _is_int(value: Value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-_KINDS: Mapping[str, tuple[str, Any]] = {
-    "int": ("a whole number", _is_int),
-    "float": ("a number", lambda value: _is_int(value) or isinstance(value, float)),
-    "bool": ("true or false", lambda value: isinstance(value, bool)),
-    "enum": ("one word", lambda value: isinstance(value, str)),
-    "data_type": (
-        "a data type such as TYPE_FP16",
-        lambda value: bool(re.fullmatch("TYPE_[A-Z0-9]+", str(value))),
-    ),
-    "text": ("text", lambda value: isinstance(value, str)),
-    "int_list": (
-        "whole numbers with commas, such as 1024,2048",
-        lambda value: bool(re.fullmatch(r"\d+(,\d+)*", str(value))),
-    ),
+_KINDS: Mapping[Kind, tuple[str, str | tuple[type, ...]]] = {
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "bool": ("true or false", (bool,)),
+    "enum": ("one word", (str,)),
+    "data_type": ("a data type such as TYPE_FP16", "TYPE_[A-Z0-9]+"),
+    "text": ("text", (str,)),
+    "int_list": ("whole numbers with commas, such as 1024,2048", r"\d+(,\d+)*"),
     "id_lists": (
         "whole numbers with commas, and semicolons between instances, such as 0,1;2,3",
-        lambda value: bool(re.fullmatch(r"\d+(,\d+)*(;\d+(,\d+)*)*", str(value))),
+        r"\d+(,\d+)*(;\d+(,\d+)*)*",
     ),
 }
+"""What each kind is called, and its types in Python or the pattern of its text."""
 
 
 @cache
