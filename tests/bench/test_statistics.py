@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from scipy import stats
 
 from trtllm_hpc.bench.analysis.statistics import (
     Difference,
@@ -45,6 +44,8 @@ def test_passes_are_compared_by_welchs_test() -> None:
     source = random.Random(3)
     a, b = [source.gauss(10, 1) for _ in range(4)], [source.gauss(12, 3) for _ in range(6)]
     found = welch_test(mean_of_passes(a), mean_of_passes(b))
+    from scipy import stats  # slow to import
+
     theirs = stats.ttest_ind(b, a, equal_var=False)
     interval = theirs.confidence_interval(0.95)
     assert found is not None

@@ -155,7 +155,7 @@ def test_a_failed_build_ends_the_chain_at_once(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_watching_leaves_the_run_alone(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
-    job.write_text(json.dumps({**SECTIONS, "companion": {"benchmark": None}}))
+    job.write_text(json.dumps({**SECTIONS, "engine": built(), "companion": {"benchmark": None}}))
     command = [Path(sys.executable).parent / "trtllm-hpc", "submit", job, "--cluster", "local", "--wait"]
     # A process group of its own, as a terminal gives each command; Ctrl-C goes to the whole group.
     watcher = subprocess.Popen(
@@ -165,7 +165,7 @@ def test_ctrl_c_while_watching_leaves_the_run_alone(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    assert eventually(lambda: list(tmp_path.glob("runs/*/events/build.jsonl")), 30)
+    assert eventually(lambda: list(tmp_path.glob("runs/*/events/serve.jsonl")), 30)
     os.killpg(watcher.pid, signal.SIGINT)
     output, errors = watcher.communicate(timeout=20)
     assert watcher.returncode == ExitCode.INTERRUPTED, output + errors

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from playwright.sync_api import Browser, Page, sync_playwright
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 # A single letter less than a mark a group: paths of axes and legends are in groups of other classes.
@@ -57,6 +58,8 @@ class Opened:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """The browser while it is open."""
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         try:

@@ -3,14 +3,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser
 
 from tests.report.browser import chromium, find_chromium, opened
 from tests.report.cases import CASES, HOSTILE
 from tests.report.make import write_run
 from trtllm_hpc.report.html.page import write_report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytestmark = [
     pytest.mark.browser,

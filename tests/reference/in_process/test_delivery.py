@@ -15,7 +15,7 @@ from trtllm_hpc.reference.delivery import Delivery
 from trtllm_hpc.reference.generation import Cancelled, GenerationRequest, Listener, Progress, QueueFull
 from trtllm_hpc.reference.requests import Part
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.model
 
 FINAL = 1
 WANTED = frozenset({"output_ids", "batch_index"})

@@ -3,12 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from trtllm_hpc.reference.delivery import output_tensors
 from trtllm_hpc.reference.generation import GenerationRequest, Progress
 from trtllm_hpc.reference.requests import Part
 
-torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.model
 
 ALL = (
     "output_ids",
