@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.tensorrt_llm.memory_models import LLAMA_3_8B, LLAMA_3_70B
 from tests.validation.conftest import Checked
 from tests.validation.engines import new_engine
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -353,8 +354,6 @@ def test_ranks_and_nodes_are_told(checked: Checked) -> None:
 def test_what_cannot_be_split(
     checked: Checked, model: Path, config: dict[str, Any], engine: dict[str, Any], found: str, words: str
 ) -> None:
-    from tests.tensorrt_llm.memory_models import LLAMA_3_8B
-
     write_json(model / "config.json", {**LLAMA_3_8B, **config})
     outcome = checked(engine=engine)["model-divides"]
     assert outcome.state == found and words in outcome.message
@@ -492,8 +491,6 @@ def test_prompts_longer_than_a_step(checked: Checked) -> None:
 
 
 def test_a_model_that_does_not_fit(checked: Checked, model: Path) -> None:
-    from tests.tensorrt_llm.memory_models import LLAMA_3_70B
-
     write_json(model / "config.json", LLAMA_3_70B)
     rows = checked()
     says(rows, "memory", "do not fit into 79.65 GiB a rank")

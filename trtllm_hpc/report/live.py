@@ -31,8 +31,7 @@ class LivePrinter:
         self._console = Console(stderr=True)
         self._enabled = enabled
         self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
-        self._printed: dict[str, tuple[str, str]] = {}
-        self._printed_at: dict[str, float] = {}
+        self._printed: dict[str, tuple[str, str, float]] = {}
 
     def __enter__(self) -> LivePrinter:
         if self._enabled and self._live is not None:
@@ -54,15 +53,15 @@ class LivePrinter:
             return
         for stage, (state, detail) in _sentences(progress).items():
             if self._is_new(stage, state, detail):
-                self._printed[stage], self._printed_at[stage] = (state, detail), time.monotonic()
+                self._printed[stage] = (state, detail, time.monotonic())
                 line = f"  {stage}: {_joined(state, detail)}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _is_new(self, stage: str, state: str, detail: str) -> bool:
-        printed, printed_at = self._printed.get(stage), self._printed_at.get(stage, float("-inf"))
-        if printed == (state, detail):
+        last_state, last_detail, printed_at = self._printed.get(stage, (None, "", 0.0))
+        if (last_state, last_detail) == (state, detail):
             return False
-        return printed is None or printed[0] != state or time.monotonic() - printed_at > _DETAIL_PAUSE_S
+        return last_state != state or time.monotonic() - printed_at > _DETAIL_PAUSE_S
 
 
 def _sentences(progress: Progress) -> dict[str, tuple[str, str]]:

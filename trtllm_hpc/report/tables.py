@@ -167,7 +167,6 @@ def wrap(text: str, width: int | None) -> str:
             subsequent_indent=f"{indent}  ",
             break_long_words=False,
             break_on_hyphens=False,
-            drop_whitespace=True,
         )
         lines += wrapped or [""]
     return "\n".join(lines)

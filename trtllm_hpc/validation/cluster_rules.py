@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.cluster import ClusterProfile, gpus
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
 from trtllm_hpc.validation.job_rules import LONGEST_WORD
 
@@ -140,8 +140,6 @@ def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
     """The kind of GPU is in the table of GPUs."""
     if cluster.gpu is None:
         return
-    from trtllm_hpc.config.cluster import gpus
-
     if cluster.gpu not in gpus():
         message = f"{cluster.gpu!r} is not in the table of GPUs"
         hint = f"choose one of {', '.join(gpus())}, or set gpu_memory_gib and compute_capability instead"

@@ -18,19 +18,16 @@ from trtllm_hpc.scheduler.discovery import Partition, query_partitions
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 
 
+@dataclass(eq=False)
 class Context:
-    """A profile, with a job file and its plan if there is one.
+    """A profile, with the plan of a job file if there is one."""
 
-    Args:
-        runs: folder of the runs.
-        engines: folder of the engine cache.
-    """
-
-    def __init__(self, cluster: ClusterProfile, runs: Path, engines: Path, plan: Plan | None = None) -> None:
-        self.cluster = cluster
-        self.runs = runs
-        self.engines = engines
-        self._plan = plan
+    cluster: ClusterProfile
+    runs: Path
+    """Folder of the runs."""
+    engines: Path
+    """Folder of the engine cache."""
+    planned: Plan | None = None
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Context:
@@ -40,7 +37,7 @@ class Context:
     @property
     def has_job(self) -> bool:
         """Whether there is a job file to check."""
-        return self._plan is not None
+        return self.planned is not None
 
     @property
     def on_slurm(self) -> bool:
@@ -50,8 +47,8 @@ class Context:
     @property
     def plan(self) -> Plan:
         """The plan; only for checks of a job."""
-        assert self._plan is not None
-        return self._plan
+        assert self.planned is not None
+        return self.planned
 
     @property
     def job(self) -> JobFile:

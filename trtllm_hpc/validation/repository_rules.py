@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 
-from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job
+from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job, nearest
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -147,9 +146,9 @@ def _parameters(
         elif key in ever:
             message = f"TensorRT-LLM {release.version} has no {key}{_history(release, model, key)}"
             yield in_job("conflict", field, message, "remove it, or use another release", value)
-        elif near := get_close_matches(key, here, n=1, cutoff=0.8):
+        elif near := nearest(key, here, cutoff=0.8):
             message = f"{key!r} is not a placeholder of {model} in TensorRT-LLM {release.version}"
-            yield in_job("unknown-key", field, message, f"did you mean {near[0]}?", value)
+            yield in_job("unknown-key", field, message, f"did you mean {near}?", value)
         # Any other name may be a placeholder in an unknown template; filling it shows that.
 
 

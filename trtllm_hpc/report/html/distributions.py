@@ -39,17 +39,9 @@ def distribution_section(data: ReportData) -> Section:
     return section
 
 
-def _shown_levels(data: ReportData) -> list[int]:
-    """Return the levels to draw, by ascending load: all, or both ends and some evenly between."""
-    levels = ascending_levels(data.measurement)
-    last = len(levels) - 1
-    if last < MOST_LEVELS:
-        return levels
-    return [levels[round(place * last / (MOST_LEVELS - 1))] for place in range(MOST_LEVELS)]
-
-
 def _distribution(data: ReportData, metric: PerRequest, title: str) -> Chart | NoChart:
-    levels = _shown_levels(data)
+    ascending = ascending_levels(data.measurement)
+    levels = [ascending[place] for place in _evenly(len(ascending), MOST_LEVELS)]
     values = {level: _values(data, level, metric) for level in levels}
     rows = [row for level in levels for row in _points(data.labels[level], values[level])]
     if not rows:
@@ -93,14 +85,14 @@ def _values(data: ReportData, level: int, metric: PerRequest) -> list[float]:
 
 
 def _points(label: str, ordered: Sequence[float]) -> Iterator[dict[str, Any]]:
-    count = len(ordered)
-    if not count:
-        return
-    kept = range(count)
-    if count > MOST_POINTS:
-        kept = sorted({round(n * (count - 1) / (MOST_POINTS - 1)) for n in range(MOST_POINTS)})  # type: ignore[assignment]
-    for place in kept:
-        yield {"level": label, "ms": ordered[place], "share": (place + 1) / count}
+    for place in _evenly(len(ordered), MOST_POINTS):
+        yield {"level": label, "ms": ordered[place], "share": (place + 1) / len(ordered)}
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    """Return the indices of ``count`` items: all, or both ends and some evenly between."""
+    kept = min(count, most)
+    return [round(place * (count - 1) / max(kept - 1, 1)) for place in range(kept)]
 
 
 def _middle(ordered: Sequence[float]) -> str:
