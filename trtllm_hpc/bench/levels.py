@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from trtllm_hpc.config.benchmark import Benchmark
+if TYPE_CHECKING:
+    from trtllm_hpc.config.benchmark import Benchmark
 
 
 @dataclass(frozen=True)
