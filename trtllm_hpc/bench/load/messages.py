@@ -7,7 +7,6 @@ that neither delays a send.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -190,22 +189,15 @@ class ParsedReply:
 
 def parse_reply(reply: Reply, target: Target) -> ParsedReply:
     """Parse the responses to one request. Those without output, or in no known format, are left out."""
-    outputs_of = (
-        _generate_outputs
-        if target.protocol == "http"
-        else _stream_outputs
-        if target.uses_stream_call
-        else _infer_outputs
-    )
-    chunks = (_chunk(time_s, raw, outputs_of) for time_s, raw in reply.chunks)
+    chunks = (_chunk(time_s, raw, target) for time_s, raw in reply.chunks)
     return ParsedReply(tuple(chunk for chunk in chunks if chunk is not None), target.streaming)
 
 
-def _chunk(time_s: float, raw: bytes, outputs_of: Callable[[bytes], dict[str, Any]]) -> Chunk | None:
+def _chunk(time_s: float, raw: bytes, target: Target) -> Chunk | None:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
-        outputs = outputs_of(raw)
+        outputs = _generate_outputs(raw) if target.protocol == "http" else _infer_outputs(raw, target)
     except (DecodeError, ValueError):
         return None
     text, ids, lengths = (outputs.get(name) for name in (TEXT_OUTPUT, _IDS_OUTPUT, LENGTH_OUTPUT))
@@ -232,19 +224,13 @@ def _generate_outputs(raw: bytes) -> dict[str, Any]:
     return {**outputs, TEXT_OUTPUT: text[0] if isinstance(text, list) and text else text}
 
 
-def _stream_outputs(raw: bytes) -> dict[str, Any]:
+def _infer_outputs(raw: bytes, target: Target) -> dict[str, Any]:
     from tritonclient.grpc import service_pb2
 
-    return _tensors(service_pb2.ModelStreamInferResponse.FromString(raw).infer_response)
-
-
-def _infer_outputs(raw: bytes) -> dict[str, Any]:
-    from tritonclient.grpc import service_pb2
-
-    return _tensors(service_pb2.ModelInferResponse.FromString(raw))
-
-
-def _tensors(response: Any) -> dict[str, Any]:
+    if target.uses_stream_call:
+        response = service_pb2.ModelStreamInferResponse.FromString(raw).infer_response
+    else:
+        response = service_pb2.ModelInferResponse.FromString(raw)
     outputs: dict[str, Any] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
         if output.name == TEXT_OUTPUT and output.datatype == "BYTES" and len(raw) >= 4:
