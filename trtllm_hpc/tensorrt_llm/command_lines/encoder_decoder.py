@@ -47,10 +47,10 @@ def adapted(
 
 
 def _encoder(job: JobFile) -> Iterator[OptionRequest]:
-    longest = job.engine.max_encoder_input_len or job.engine.max_input_len
+    key = "max_encoder_input_len" if job.engine.max_encoder_input_len else "max_input_len"
+    longest = getattr(job.engine, key)
     if longest is not None:
-        key = "engine.max_encoder_input_len" if job.engine.max_encoder_input_len else "engine.max_input_len"
-        yield OptionRequest(key, longest, same("--max_input_len", "build"))
+        yield OptionRequest(f"engine.{key}", longest, same("--max_input_len", "build"))
     no_cache = same("--kv_cache_type", "build", translate={"disabled": "disabled"})
     no_cache += same("--paged_kv_cache", "build", translate={"disabled": False})
     yield OptionRequest("engine.encoder_decoder", "disabled", no_cache)

@@ -55,7 +55,7 @@ class OptionMapping:
 def same(
     option: str, *roles: Role, translate: Mapping[Any, Any] | Translate | None = None
 ) -> tuple[OptionMapping, ...]:
-    """One option of that name in several programs."""
+    """The option of that name in each of these programs."""
     return tuple(OptionMapping(role, option, translate) for role in roles)
 
 

@@ -68,99 +68,91 @@ class Row:
     """Whether it is an error that no program has an option for a value that is not neutral."""
 
 
-def row(key: str, *mappings: OptionMapping, **kind: Any) -> Row:
-    """A row; ``kind`` holds the other fields of ``Row``."""
-    return Row(key, mappings, **kind)
-
-
-WORLD = (*same("--world_size", "build_py", "convert"), *same("--world-size", "convert"))
+WORLD = same("--world_size", "build_py", "convert") + same("--world-size", "convert")
 """All ranks; programs that know tensor parallelism only have this instead of ``--tp_size``."""
 
 ROWS: Sequence[Row] = (
     # The layout of the ranks.
-    row("world_size", *WORLD, neutral=1, always=True, needed=False),
-    row(
+    Row("world_size", WORLD, neutral=1, always=True, needed=False),
+    Row(
         "tensor_parallel",
-        *same("--tp_size", "build_py", "convert", "quantize"),
-        OptionMapping("prepare", "--tensor-parallelism"),
-        *WORLD,
+        same("--tp_size", "build_py", "convert", "quantize")
+        + same("--tensor-parallelism", "prepare")
+        + WORLD,
         in_every_program=True,
         neutral=1,
         always=True,
     ),
-    row("pipeline_parallel", *same("--pp_size", "build_py", "convert", "quantize"), neutral=1),
-    row("context_parallel", *same("--cp_size", "convert", "quantize"), neutral=1),
-    row("moe_tensor_parallel", *same("--moe_tp_size", "convert", "quantize")),
-    row("moe_expert_parallel", *same("--moe_ep_size", "convert", "quantize")),
+    Row("pipeline_parallel", same("--pp_size", "build_py", "convert", "quantize"), neutral=1),
+    Row("context_parallel", same("--cp_size", "convert", "quantize"), neutral=1),
+    Row("moe_tensor_parallel", same("--moe_tp_size", "convert", "quantize")),
+    Row("moe_expert_parallel", same("--moe_ep_size", "convert", "quantize")),
     # Numbers.
-    row(
+    Row(
         "dtype",
-        *same("--dtype", "build_py", "convert", "quantize", translate=model_dtype),
-        OptionMapping("prepare", "--storage-type", model_dtype),
+        same("--dtype", "build_py", "convert", "quantize", translate=model_dtype)
+        + same("--storage-type", "prepare", translate=model_dtype),
         in_every_program=True,
         neutral="auto",
         always=True,
     ),
-    row("max_batch_size", *same("--max_batch_size", "build_py", "build")),
-    row("max_input_len", *same("--max_input_len", "build_py", "build")),
-    row(
+    Row("max_batch_size", same("--max_batch_size", "build_py", "build")),
+    Row("max_input_len", same("--max_input_len", "build_py", "build")),
+    Row(
         "max_seq_len",
-        *same("--max_seq_len", "build"),
-        *same("--max_output_len", "build", "build_py", translate=output_len),
+        same("--max_seq_len", "build") + same("--max_output_len", "build", "build_py", translate=output_len),
     ),
-    row("max_num_tokens", *same("--max_num_tokens", "build_py", "build")),
-    row("opt_num_tokens", *same("--opt_num_tokens", "build_py", "build")),
-    row("max_beam_width", *same("--max_beam_width", "build_py", "build")),
-    row("max_encoder_input_len", *same("--max_encoder_input_len", "build_py", "build")),
-    row("max_prompt_embedding_table_size", *same("--max_prompt_embedding_table_size", "build_py", "build")),
-    row("tokens_per_block", *same("--tokens_per_block", "build_py", "build")),
+    Row("max_num_tokens", same("--max_num_tokens", "build_py", "build")),
+    Row("opt_num_tokens", same("--opt_num_tokens", "build_py", "build")),
+    Row("max_beam_width", same("--max_beam_width", "build_py", "build")),
+    Row("max_encoder_input_len", same("--max_encoder_input_len", "build_py", "build")),
+    Row("max_prompt_embedding_table_size", same("--max_prompt_embedding_table_size", "build_py", "build")),
+    Row("tokens_per_block", same("--tokens_per_block", "build_py", "build")),
     # What an answer may carry besides its tokens.
-    row(
+    Row(
         "gather_context_logits",
-        *same("--gather_context_logits", "build", "build_py"),
-        *same("--gather_all_token_logits", "build", "build_py"),
+        same("--gather_context_logits", "build", "build_py")
+        + same("--gather_all_token_logits", "build", "build_py"),
         neutral=False,
     ),
-    row(
+    Row(
         "gather_generation_logits",
-        *same("--gather_generation_logits", "build", "build_py"),
-        *same("--gather_all_token_logits", "build", "build_py"),
+        same("--gather_generation_logits", "build", "build_py")
+        + same("--gather_all_token_logits", "build", "build_py"),
         neutral=False,
     ),
     # How it is computed.
-    row(
+    Row(
         "kv_cache",
-        *same("--kv_cache_type", "build"),
-        *same("--paged_kv_cache", "build", "build_py", translate={"paged": True, "continuous": False}),
+        same("--kv_cache_type", "build")
+        + same("--paged_kv_cache", "build", "build_py", translate={"paged": True, "continuous": False}),
     ),
-    row("inflight_batching", OptionMapping("build_py", "--use_inflight_batching")),
-    row("remove_input_padding", *same("--remove_input_padding", "build_py", "build")),
-    row(
-        "context_fmha", *same("--context_fmha", "build"), *same("--enable_context_fmha", "build", "build_py")
-    ),
-    row(
+    Row("inflight_batching", same("--use_inflight_batching", "build_py")),
+    Row("remove_input_padding", same("--remove_input_padding", "build_py", "build")),
+    Row("context_fmha", same("--context_fmha", "build") + same("--enable_context_fmha", "build", "build_py")),
+    Row(
         "context_fmha_fp32_acc",
-        OptionMapping("build", "--context_fmha_fp32_acc"),
-        *same("--enable_context_fmha_fp32_acc", "build", "build_py"),
+        same("--context_fmha_fp32_acc", "build")
+        + same("--enable_context_fmha_fp32_acc", "build", "build_py"),
     ),
-    row("paged_context_fmha", *same("--use_paged_context_fmha", "build", "build_py")),
-    row("fp8_context_fmha", *same("--use_fp8_context_fmha", "build", "build_py")),
-    row("multi_block_mode", *same("--multi_block_mode", "build", "build_py")),
-    row("custom_all_reduce", *same("--use_custom_all_reduce", "build", "build_py")),
-    row("fused_mlp", *same("--use_fused_mlp", "build", "build_py", "convert")),
-    row("reduce_fusion", OptionMapping("build", "--reduce_fusion")),
-    row("multiple_profiles", OptionMapping("build", "--multiple_profiles")),
-    row("weight_streaming", OptionMapping("build", "--weight_streaming")),
-    row("weight_sparsity", OptionMapping("build", "--weight_sparsity")),
-    row("strongly_typed", *same("--strongly_typed", "build", "build_py")),
-    row("embedding_sharing", *same("--use_embedding_sharing", "convert", "build_py")),
-    row("parallel_embedding", *same("--use_parallel_embedding", "convert", "build_py")),
-    row("hidden_act", OptionMapping("build_py", "--hidden_act")),
-    row(
+    Row("paged_context_fmha", same("--use_paged_context_fmha", "build", "build_py")),
+    Row("fp8_context_fmha", same("--use_fp8_context_fmha", "build", "build_py")),
+    Row("multi_block_mode", same("--multi_block_mode", "build", "build_py")),
+    Row("custom_all_reduce", same("--use_custom_all_reduce", "build", "build_py")),
+    Row("fused_mlp", same("--use_fused_mlp", "build", "build_py", "convert")),
+    Row("reduce_fusion", same("--reduce_fusion", "build")),
+    Row("multiple_profiles", same("--multiple_profiles", "build")),
+    Row("weight_streaming", same("--weight_streaming", "build")),
+    Row("weight_sparsity", same("--weight_sparsity", "build")),
+    Row("strongly_typed", same("--strongly_typed", "build", "build_py")),
+    Row("embedding_sharing", same("--use_embedding_sharing", "convert", "build_py")),
+    Row("parallel_embedding", same("--use_parallel_embedding", "convert", "build_py")),
+    Row("hidden_act", same("--hidden_act", "build_py")),
+    Row(
         "workers",
-        *same("--workers", "convert", "build"),
-        OptionMapping("build_py", "--parallel_build", lambda value, *_: value > 1),
-        OptionMapping("prepare", "--processes"),
+        same("--workers", "convert", "build")
+        + same("--parallel_build", "build_py", translate=lambda value, *_: value > 1)
+        + same("--processes", "prepare"),
         in_every_program=True,
     ),
 )

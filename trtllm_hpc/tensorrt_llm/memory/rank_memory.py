@@ -17,19 +17,14 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Of one element of each type."""
 _HIDDEN_STATES = 3
 """Rows of the hidden size that a token has at once, beside the MLP's."""
-
 _LOGIT_COPIES, _REFERENCE_LOGIT_COPIES = 7, 2
 """Times that runtime and decoder hold a row of logits in float32 for each request."""
-
 _REFERENCE_ACTIVATIONS = 8
 """PyTorch's allocator, CUDA graphs and unfused layers against TensorRT's one arena; measured on an H200."""
-
 _WORKSPACE = 32 * 2**20
 """cuBLAS's."""
-
 _GPU_CONTEXT = round(0.75 * 2**30)
 """CUDA's context, kernels, NCCL and Triton's own pool."""
-
 _PROCESS = round(0.5 * 2**30)
 """Python and PyTorch, where the memory is the node's."""
 
