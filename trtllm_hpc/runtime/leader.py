@@ -13,7 +13,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
@@ -163,38 +162,32 @@ class Leader:
 # The server's HTTP endpoint ----------------------------------------------------------------
 
 
-def _request(address: str, port: int, method: str, path: str) -> tuple[int, bytes]:
+def _request(address: str, port: int, method: str, path: str) -> bytes | None:
+    """Return the body of an answer with status 200; ``None`` if there is no such answer."""
     connection = http.client.HTTPConnection(address, port, timeout=_TIMEOUT_S)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
-        return answer.status, answer.read()
+        body = answer.read()
+        return body if answer.status == 200 else None
+    except (OSError, http.client.HTTPException):
+        return None
     finally:
         connection.close()
-
-
-def is_ready(address: str, port: int) -> bool:
-    """Return whether ``GET /v2/health/ready`` answers 200."""
-    try:
-        status, _ = _request(address, port, "GET", "/v2/health/ready")
-    except (OSError, http.client.HTTPException):
-        return False
-    return status == 200
 
 
 def model_states(address: str, port: int) -> dict[str, str]:
     """Return each model's state from the repository index; nothing if the server does not answer."""
     try:
-        status, body = _request(address, port, "POST", "/v2/repository/index")
-        index: list[dict[str, Any]] = json.loads(body) if status == 200 else []
-    except (OSError, ValueError, http.client.HTTPException):
+        index = json.loads(_request(address, port, "POST", "/v2/repository/index") or b"[]")
+    except ValueError:
         return {}
     return {entry["name"]: entry.get("state", "") for entry in index}
 
 
 def ready_models(address: str, port: int) -> list[str] | None:
     """Return the models' names once the server and all of them are ready; ``None`` before."""
-    if not is_ready(address, port):
+    if _request(address, port, "GET", "/v2/health/ready") is None:
         return None
     states = model_states(address, port)
     if not states or any(state != "READY" for state in states.values()):
