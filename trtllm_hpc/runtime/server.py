@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import sysconfig
 import time
@@ -177,12 +176,6 @@ def run_launched(scratch: Path) -> int:
         return 127
     on_signals(lambda _name: server.terminate())
     write_json(scratch / _PID, server.pid)
-    code = _wait(server)
+    code = server.wait()
     write_json(scratch / _EXIT, code)
     return code if code >= 0 else 128 - code
-
-
-def _wait(server: subprocess.Popen[bytes]) -> int:
-    while True:
-        with suppress(InterruptedError):
-            return server.wait()
