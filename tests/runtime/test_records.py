@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,11 +72,8 @@ def test_concurrent_writers_lose_no_line(paths: RunPaths) -> None:
         for number in range(50):
             add_event(paths, "serve", f"{writer}-{number}", filler="x" * 300)
 
-    writers = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
     assert len({event.name for event in read_events(paths)}) == 200
 
 

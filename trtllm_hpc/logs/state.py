@@ -19,12 +19,14 @@ _OTHER_ENDS = {"stage_cancelled": CANCELLED, "submission_interrupted": "refused 
 
 def stage_end(paths: RunPaths, stage: str) -> Event | None:
     """Return the event that ended a stage, unless a later job has begun the stage again."""
-    ends = [
-        event
-        for event in read_events(paths, stage)
-        if event.name in ("stage_begin", "stage_end") or event.name in _OTHER_ENDS
-    ]
-    return ends[-1] if ends and ends[-1].name != "stage_begin" else None
+    mark = last_mark(read_events(paths, stage), stage)
+    return mark if mark is not None and mark.name != "stage_begin" else None
+
+
+def last_mark(events: list[Event], stage: str) -> Event | None:
+    """Return the last event that says whether a stage has begun, has ended or never begins."""
+    marks = [it for it in events if it.stage == stage and it.name.startswith(("stage_", "submission_"))]
+    return marks[-1] if marks else None
 
 
 def stage_over(paths: RunPaths, stage: str) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.logs.files import list_logs
+from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.runtime.records import Endpoint, Event, read_events
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
@@ -181,18 +182,12 @@ def _job_ids(paths: RunPaths, record: SubmissionRecord | None, events: list[Even
     return jobs
 
 
-def _last_event(events: list[Event], stage: str) -> Event:
-    """Return the last word on a stage as a whole, be it its begin or its end."""
-    words = [it for it in events if it.stage == stage and it.name.startswith(("stage_", "submission_"))]
-    return words[-1] if words else _NO_EVENT
-
-
 def _slurm_stage(
     name: str, job_id: str | None, infos: dict[str, JobInfo], events: list[Event], interrupted: bool
 ) -> StageStatus:
     if job_id is None:
         return _in_state(name, INTERRUPTED if interrupted else NOT_SUBMITTED)
-    last = _last_event(events, name)
+    last = last_mark(events, name) or _NO_EVENT
     info = infos.get(job_id)
     if info is None:
         # Slurm does not know it: its own last event decides.
@@ -224,7 +219,7 @@ def _ended(name: str, job_id: str | None, end: Event) -> StageStatus:
 
 def _stage_run_by_hand(name: str, events: list[Event]) -> StageStatus:
     """Return the status of a stage of the local profile that the user runs with bash."""
-    last = _last_event(events, name)
+    last = last_mark(events, name) or _NO_EVENT
     if last is _NO_EVENT:
         return _in_state(name, NOT_SUBMITTED)
     job_id = str(last.data.get("job_id", ""))
@@ -237,7 +232,7 @@ def _local_stage(name: str, record: SubmissionRecord, events: list[Event]) -> St
     job = record.stages.get(name)
     if job is None:
         return _in_state(name, STATES["PENDING"] if record.complete else INTERRUPTED)
-    last = _last_event(events, name)
+    last = last_mark(events, name) or _NO_EVENT
     begun = last.name == "stage_begin"
     note = ""
     if any(event.stage == name and event.name == "stage_cancelled" for event in events):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,20 +57,14 @@ def test_the_second_learns_who_holds_it(tmp_path: Path) -> None:
 
 
 def test_of_many_exactly_one_gets_it(tmp_path: Path) -> None:
-    won: list[Lock] = []
     start = threading.Barrier(16)
 
-    def attempt() -> None:
+    def attempt(_: int) -> Lock | Holder:
         start.wait()
-        lock = try_lock(tmp_path, owner(), Watch())
-        if isinstance(lock, Lock):
-            won.append(lock)
+        return try_lock(tmp_path, owner(), Watch())
 
-    threads = [threading.Thread(target=attempt) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(16) as pool:
+        won = [lock for lock in pool.map(attempt, range(16)) if isinstance(lock, Lock)]
     assert len(won) == 1 and won[0].is_mine()
     won[0].release()
 
