@@ -100,8 +100,7 @@ def _dots(data: ReportData) -> Chart | NoChart:
             x=seconds_axis(alt, "due", end_of(data)),
             y=alt.Y("ms:Q", title="latency (ms)", scale=scale(alt, times), axis=axis(alt, times)),
             color=alt.Color("state:N", scale=colors),
-            tooltip=[alt.Tooltip(f"{name}:N") for name in ("request", "level", "status", "error")]
-            + [alt.Tooltip("ms:Q", format=".4~r")],
+            tooltip=["request:N", "level:N", "status:N", "error:N", alt.Tooltip("ms:Q", format=".4~r")],
         )
     )
     slowest = max(data.records, key=_latency_s)
@@ -172,8 +171,7 @@ def _bars(data: ReportData) -> Chart | NoChart:
             x2="end:Q",
             y=alt.Y("row:O", axis=None),
             color=alt.Color("part:N", scale=alt.Scale(domain=used, range=colors)),
-            tooltip=[alt.Tooltip(f"{name}:N") for name in ("request", "status", "part")]
-            + [alt.Tooltip("ms:Q", format=".4~r")],
+            tooltip=["request:N", "status:N", "part:N", alt.Tooltip("ms:Q", format=".4~r")],
         )
     )
     place = f"at {data.labels[level]}, pass 1"
