@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -53,13 +53,13 @@ def read_start_timeline(paths: RunPaths) -> StartTimeline:
         return StartTimeline([], None)
     zero = min(times)
     ready = next((event.time for event in attempts["serve"] if event.name == "ready"), None)
-    phases = [phase for stage in STAGES for phase in _phases(stage, attempts[stage], record)]
-    shown = (
-        Phase(phase.stage, phase.name, phase.begin_s - zero, phase.end_s - zero)
-        for phase in phases
+    phases = [
+        replace(phase, begin_s=phase.begin_s - zero, end_s=phase.end_s - zero)
+        for stage in STAGES
+        for phase in _phases(stage, attempts[stage], record)
         if ready is None or phase.begin_s < ready
-    )
-    return StartTimeline(list(shown), None if ready is None else ready - zero)
+    ]
+    return StartTimeline(phases, None if ready is None else ready - zero)
 
 
 def _last_attempt(events: Sequence[Event]) -> list[Event]:

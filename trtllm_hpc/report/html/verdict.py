@@ -23,17 +23,15 @@ class Card:
 
 @dataclass(frozen=True)
 class VerdictPanel:
-    """The verdict on the measurement, in words."""
+    """The verdict on the measurement, in words; its findings and warnings stand below."""
 
     kind: str
     """``valid``, ``noted`` (valid, with warnings) or ``invalid``."""
     words: str
-    findings: list[str]
-    warnings: list[str]
 
 
 def verdict(data: ReportData) -> VerdictPanel:
-    """Return the verdict with its findings and warnings."""
+    """Return whether the figures may be used."""
     verdict = data.measurement.verdict
     if not verdict.valid:
         kind, words = "invalid", "Not valid: these figures must not be used."
@@ -41,7 +39,7 @@ def verdict(data: ReportData) -> VerdictPanel:
         kind, words = "noted", "Valid, with notes."
     else:
         kind, words = "valid", "Valid: these figures may be used."
-    return VerdictPanel(kind, words, verdict.findings, verdict.warnings)
+    return VerdictPanel(kind, words)
 
 
 def headline_words(data: ReportData) -> str:
