@@ -41,11 +41,10 @@ def read_model_config(folder: str | None) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """A job file and a profile, with all that follows from them; each fact is worked out at most once.
+    """A job file and a profile, with all that follows from them, for rules, plan and checks.
 
-    Made when both files are loaded, and handed on to rules, plan and checks. A fact is worked out when it
-    is first read, since a job file with faults may lack the fields that it needs: reading it then raises
-    ``UnknownValueError``.
+    A fact is worked out once, when it is first read, since a job file with faults may lack the fields that
+    it needs: reading it then raises ``UnknownValueError``.
     """
 
     job: JobFile

@@ -20,7 +20,6 @@ LORA_PROGRAM = "hf_lora_convert.py"
 """Converts a Hugging Face adapter into the arrays that requests carry; no part of a toolchain."""
 RAW_ROLES: Sequence[Role] = tuple(role for role in get_args(Role) if role != "prepare")
 
-
 _Fault = tuple[int, str, str]
 """The index of an argument, what is wrong with it, and a hint."""
 
@@ -95,17 +94,14 @@ def _is_option(word: str) -> bool:
 def _option(index: int, name: str, role: str, command: Command, family: str) -> Iterator[_Fault]:
     option = command.find(name)
     if option is None:
-        yield index, _unknown(name, command, family), _instead(name, command)
+        known = option_lifetime(command.name, name, command.family or family)
+        history = f": {known.clause}" if known is not None else ""
+        message = f"{command.name} {command.release} has no option {shown(name)}{history}"
+        yield index, message, _instead(name, command)
         return
     key = managing_key(role, option.name)
     if key is not None:
         yield index, f"{name} is set by the toolkit itself", key
-
-
-def _unknown(name: str, command: Command, family: str) -> str:
-    known = option_lifetime(command.name, name, command.family or family)
-    history = f": {known.clause}" if known is not None else ""
-    return f"{command.name} {command.release} has no option {shown(name)}{history}"
 
 
 def _instead(name: str, command: Command) -> str:

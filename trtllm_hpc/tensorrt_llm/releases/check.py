@@ -160,18 +160,13 @@ class _Reader:
         if begun:
             names = ", ".join(option.name for option in begun)
             return _remark("refused", name, self.place, f"may be the beginning of {names}")
-        meant = self._meant(name)
-        if meant is not None:
-            # The option is not reported as missing, too.
-            self.given.add(meant)
-        return _remark("refused", name, self.place, *no_option(self.release, self.command, name, self.top))
-
-    def _meant(self, name: str) -> tuple[str, str] | None:
         for command in (self.command, self.top):
             spelling = other_form(name, command)
             if spelling is not None:
-                return command.name, spelling
-        return None
+                # The option is not reported as missing, too.
+                self.given.add((command.name, spelling))
+                break
+        return _remark("refused", name, self.place, *no_option(self.release, self.command, name, self.top))
 
     def _values(self, option: Option) -> list[str]:
         """Return the values that follow an option, as many as its form takes."""
