@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import sharing
@@ -35,6 +36,10 @@ def interrupt(number: int, frame: object) -> None:
 # wants no Slurm and no server left behind either.
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, interrupt)
+
+# How long an example takes depends on what else the processors do.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 # Threads of PyTorch that share a processor with other tests wait for each other most of the time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trtllm_hpc.bench.arrivals import Schedule, open_schedule, ramped, request_counts
@@ -120,7 +120,6 @@ def test_a_ramp_down_to_almost_zero_ends_with_the_window() -> None:
         assert last_s == pytest.approx(length_s, rel=1e-6)
 
 
-@settings(deadline=None)
 @given(
     arrival=st.sampled_from(ARRIVALS),
     rate=st.floats(0.01, 10_000),

@@ -25,7 +25,7 @@ from trtllm_hpc.errors import ExitCode
 
 pytestmark = pytest.mark.long
 
-FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, print_blob=True)
+FUZZ = settings(suppress_health_check=list(HealthCheck), database=None, print_blob=True)
 EXPECTED = {ExitCode.OK, ExitCode.USAGE, ExitCode.CONFIG, ExitCode.RENDER, ExitCode.SUBMISSION}
 
 

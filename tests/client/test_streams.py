@@ -86,13 +86,13 @@ def test_a_call_that_was_answered_is_closed_and_not_cancelled() -> None:
     streams = Streams()
     with serving(streams) as endpoint:
         assert generate_grpc(endpoint, "hello", 4, 10).text == "HELLO"
-        assert eventually(lambda: streams.ends, 5) == ["closed"]
+        assert eventually(lambda: streams.ends) == ["closed"]
 
 
 def test_a_call_that_is_given_up_is_cancelled() -> None:
     streams = Streams()
     streams.answers = False
     with serving(streams) as endpoint:
-        with pytest.raises(RequestFailed, match="did not answer within"):
-            generate_grpc(endpoint, "hello", 4, 0.5)
-        assert eventually(lambda: streams.ends, 5) == ["cancelled"]
+        with pytest.raises(RequestFailed):
+            generate_grpc(endpoint, "hello", 4, 2)
+        assert eventually(lambda: streams.ends) == ["cancelled"]

@@ -30,7 +30,7 @@ def _loaded(text: str) -> object:
 
 
 @pytest.mark.long
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(job_files)
 def test_a_job_file_comes_back(job: JobFile) -> None:
     tree, diagnostics = parse(job_yaml(job), Source("dump"))
@@ -38,7 +38,7 @@ def test_a_job_file_comes_back(job: JobFile) -> None:
     assert validate(JobFile, tree) == (job, [])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(clusters)
 @pytest.mark.long
 def test_a_profile_comes_back(cluster: ClusterProfile) -> None:
@@ -47,7 +47,7 @@ def test_a_profile_comes_back(cluster: ClusterProfile) -> None:
     assert validate(ClusterProfile, tree) == (cluster, [])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(hostile)
 def test_text_is_the_same_text_to_other_readers(text: str) -> None:
     line = flow([text, {text: text}]) + "\n"

@@ -16,7 +16,7 @@ from trtllm_hpc.validation.load import load
 
 pytestmark = pytest.mark.long
 
-FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
+FUZZ = settings(suppress_health_check=list(HealthCheck), database=None)
 
 
 def _load(files: Folder, job: bytes, cluster: bytes, overrides: list[str]) -> None:

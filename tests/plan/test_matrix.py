@@ -228,7 +228,7 @@ def _command(
 EVERY_SAMPLE = [sample for samples in SAMPLES.values() for sample in samples]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     release=st.sampled_from(releases()),
     family=st.sampled_from(sorted(families())),

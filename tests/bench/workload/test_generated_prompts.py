@@ -60,7 +60,7 @@ def test_prompts_do_not_begin_alike() -> None:
     assert len({(request.token_ids or ())[:4] for request in built.requests}) == 200
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     kind=st.sampled_from(KINDS),
     token_ids=st.booleans(),
