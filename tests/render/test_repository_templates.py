@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import shutil
-import stat
 import subprocess
 import tarfile
 from io import BytesIO
@@ -143,7 +142,7 @@ def site(tmp_path: Path) -> Path:
         'shift; while [ "$1" != bash ]; do shift; done\n'
         f'exec bash -c "${{3//\\/app\\//{tmp_path}/image/app/}}"\n'
     )
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    program.chmod(0o755)
     file = tmp_path / "site.yaml"
     file.write_text(
         "name: site\nscheduler: local\n"

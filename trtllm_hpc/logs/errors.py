@@ -83,7 +83,7 @@ def first_error(lines: Iterable[bytes]) -> str | None:
         if _TRACEBACK in line:
             in_traceback = True
         elif in_traceback:
-            if _ends_traceback(line):
+            if line.strip() and not line.startswith((b" ", b"\t")):
                 in_traceback, raised = False, line
         elif raised is not None:
             if line.strip() and not line.startswith(_CHAINED):
@@ -93,10 +93,6 @@ def first_error(lines: Iterable[bytes]) -> str | None:
     if raised is not None:
         return _shown(raised)
     return f"{_TRACEBACK.decode()} (cut short)" if in_traceback else None
-
-
-def _ends_traceback(line: bytes) -> bool:
-    return bool(line.strip()) and not line.startswith((b" ", b"\t"))
 
 
 def _shown(line: bytes) -> str:

@@ -115,7 +115,7 @@ def escaped(text: str) -> str:
     An escape sequence could recolour the terminal, rename its window or type
     into it; a direction mark could disguise a line.
     """
-    return "".join(character if _harmless(character) else _escape(character) for character in text)
+    return "".join(it if _harmless(it) else it.encode("unicode_escape").decode("ascii") for it in text)
 
 
 def for_output(text: str) -> str:
@@ -126,7 +126,3 @@ def for_output(text: str) -> str:
 def _harmless(character: str) -> bool:
     # Cc: control characters; Cf: invisible format characters, direction marks among them.
     return character in "\t\n" or unicodedata.category(character) not in ("Cc", "Cf")
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

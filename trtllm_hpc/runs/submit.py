@@ -17,6 +17,7 @@ from trtllm_hpc.runs.create import CreatedRun, Warn, create_run
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
 from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached, local_executor
+from trtllm_hpc.scheduler.slurm import is_installed
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 from trtllm_hpc.validation.checks import check_submission
 
@@ -170,8 +171,6 @@ def require_scheduler(plan: Plan) -> None:
     Raises:
         SubmissionError: the profile needs Slurm, and there is no sbatch or no readable slurm.conf.
     """
-    from trtllm_hpc.scheduler.slurm import is_installed
-
     if plan.cluster.scheduler == "slurm" and not is_installed():
         raise SubmissionError(
             f"The profile {plan.cluster.name!r} is for a Slurm cluster, but this machine has no sbatch.",

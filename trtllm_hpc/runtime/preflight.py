@@ -150,20 +150,20 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
 # The ranks together -----------------------------------------------------------------------
 
 
+@dataclass
 class _OneProcess:
     """MPI's communicator without MPI: each rank knows itself only."""
 
-    def __init__(self, task: int) -> None:
-        self._rank = task
+    rank: int
 
     def Get_rank(self) -> int:
-        return self._rank
+        return self.rank
 
     def Get_size(self) -> int:
         return int(os.environ.get("TRTLLM_HPC_NTASKS", "1"))
 
     def gather(self, found: Found, root: int) -> list[Found] | None:
-        return [found] if self._rank == root else None
+        return [found] if self.rank == root else None
 
     def bcast(self, problem: str | None, root: int) -> str | None:
         return problem
