@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -80,7 +81,8 @@ def test_a_point_tells_its_figures(browser: Browser, reports: dict[str, Path]) -
     with opened(browser, reports["sweep"]) as report:
         report.page.locator("#chart-curve-load .mark-symbol path").first.hover(force=True)
         report.page.wait_for_selector("#vg-tooltip-element.visible")
-        assert "2/s" in report.page.inner_text("#vg-tooltip-element")
+        told = report.page.inner_text("#vg-tooltip-element")
+        assert "2/s" in told and re.search(r"finished/s:?\s+\d", told)
 
 
 def test_hostile_text_stays_text(browser: Browser, reports: dict[str, Path]) -> None:

@@ -210,7 +210,7 @@ def _load_spec(closed: bool) -> dict[str, Any]:
     x = alt.X("x:Q", title=asked, scale=alt.Scale(zero=True))
     y = alt.Y("rate:Q", title=_FINISHED, scale=alt.Scale(zero=True))
     base = alt.Chart(alt.NamedData("points"))
-    tooltip = [alt.Tooltip("level:N"), alt.Tooltip("shown:N", title="finished/s")]
+    tooltip = [alt.Tooltip("level:N"), alt.Tooltip("value:N", title="finished/s")]
     layers = [
         base.mark_rule(clip=True).encode(x=x, y=alt.Y("low:Q", title=_FINISHED), y2="high:Q"),
         base.mark_line().encode(x=x, y=y, order="place:Q"),
