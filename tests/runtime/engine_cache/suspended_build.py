@@ -1,15 +1,16 @@
 """A build that is suspended before one of the things it does to files; a script for a bare Python.
 
-    suspended_build.py RUNTIME FOLDER NUMBER
+    suspended_build.py RUNTIME FOLDER PATTERN NUMBER
 
 Runs ``RUNTIME engine``. From the making of its lock in FOLDER on, whatever it does there is looked at, as
-``event path...``. Before the NUMBERth it stops as a whole, as on a node that hangs, until somebody
-sends SIGCONT. The lock's own thread is left out: its beats come when they like.
+``event path...``. Before the NUMBERth that PATTERN matches it stops as a whole, as on a node that
+hangs, until somebody sends SIGCONT. The lock's own thread is left out: its beats come when they like.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import signal
 import sys
@@ -22,7 +23,7 @@ EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir"
 
 def main() -> None:
     """See above."""
-    runtime, folder, number = sys.argv[1:]
+    runtime, folder, pattern, number = sys.argv[1:]
     locked = False
     found = 0
 
@@ -33,7 +34,7 @@ def main() -> None:
         action = " ".join([event, *(os.fsdecode(it) for it in arguments if isinstance(it, (str, bytes)))])
         if f"{event} {folder}/" not in f"{action}/":
             return
-        found += locked
+        found += locked and re.search(pattern, action) is not None
         locked = locked or f"{folder}/.building." in action
         if found == int(number):
             found += 1

@@ -7,19 +7,17 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count, cycle
 from pathlib import Path
 
 import pytest
 
 from tests.runtime.conftest import eventually
-from tests.runtime.engine_cache.builds import Run
+from tests.runtime.engine_cache.builds import MakeRun
 from tests.runtime.engine_cache.test_build import GATED, assert_clean, has_waited
 
 pytestmark = pytest.mark.long  # each starts two builds and suspends one
-
-MakeRun = Callable[..., Run]
 
 SCRIPT = Path(__file__).with_name("suspended_build.py")
 
