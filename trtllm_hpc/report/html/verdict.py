@@ -76,7 +76,7 @@ def cards(data: ReportData) -> list[Card]:
 
 def _rates(result: LevelResult) -> Iterator[Card]:
     rate = result.metrics.get("asked_rate_per_s")
-    requested = f"requested {rate.mean:.6g}" if isinstance(rate, Interval) else ""
+    requested = f"requested {quantity(rate.mean)}" if isinstance(rate, Interval) else ""
     for key, label, unit, note in (
         ("finished_rate_per_s", "Throughput", "requests/s", requested),
         ("output_tokens_per_s", "Output", "tokens/s", ""),
