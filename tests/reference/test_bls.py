@@ -22,24 +22,6 @@ PROMPT = "What is machine learning?"
 
 
 @pytest.mark.parametrize("model", TEXT_MODELS)
-def test_json_of_the_generate_endpoint_works(
-    world: World, model: str, tokenizer: TextTokenizer, greedy_alone: Greedy
-) -> None:
-    body = {
-        "text_input": PROMPT,
-        "max_tokens": 20,
-        "bad_words": "",
-        "stop_words": "",
-        "pad_id": 2,
-        "end_id": 2,
-    }
-    status, answer = world.generate(body, model)
-    prompt = tokenizer.encode(PROMPT)
-    expected = greedy_alone(world, prompt, 20, 2)
-    assert (status, answer["text_output"]) == (200, tokenizer.decode(prompt + expected))
-
-
-@pytest.mark.parametrize("model", TEXT_MODELS)
 def test_both_models_pass_every_setting_on(world: World, model: str) -> None:
     settings = {
         "top_k": 20,

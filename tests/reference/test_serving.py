@@ -46,12 +46,15 @@ def test_tokens_over_grpc_equal_transformers(
     assert answer.as_numpy("sequence_length").tolist() == [[len(whole)]]
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize(
+    ("model", "prompt"),
+    [*(("ensemble", prompt) for prompt in PROMPTS), ("tensorrt_llm_bls", PROMPTS[0])],
+)
 def test_text_over_http_equals_transformers(
-    world: World, prompt: str, tokenizer: TextTokenizer, greedy_alone: Greedy
+    world: World, model: str, prompt: str, tokenizer: TextTokenizer, greedy_alone: Greedy
 ) -> None:
     words = {"bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
-    status, answer = world.generate({"text_input": prompt, "max_tokens": 20, **words})
+    status, answer = world.generate({"text_input": prompt, "max_tokens": 20, **words}, model)
     tokens = tokenizer.encode(prompt)
     expected = tokenizer.decode(tokens + greedy_alone(world, tokens, 20, END))
     assert (status, answer["text_output"]) == (200, expected)

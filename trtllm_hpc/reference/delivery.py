@@ -100,11 +100,14 @@ class _PartListener:
 
     open_request: _OpenRequest
     part: Part
-    results: queue.SimpleQueue[tuple[_PartListener, Outcome] | None]
+    results: _Results
     new_tokens: int = 0
 
     def __call__(self, outcome: Outcome) -> None:
         self.results.put((self, outcome))
+
+
+_Results = queue.SimpleQueue[tuple[_PartListener, Outcome] | None]
 
 
 class Delivery:
@@ -125,9 +128,7 @@ class Delivery:
         self._open: set[_OpenRequest] = set()
         self._open_lock = threading.Lock()
         self._closing = threading.Event()
-        self._queues: list[queue.SimpleQueue[tuple[_PartListener, Outcome] | None]] = [
-            queue.SimpleQueue() for _ in range(SENDERS)
-        ]
+        self._queues: list[_Results] = [queue.SimpleQueue() for _ in range(SENDERS)]
         self._next_queue = itertools.cycle(self._queues)
         self._threads = [
             threading.Thread(target=self._send, args=(results,), name=f"sender-{index}", daemon=True)
@@ -193,7 +194,7 @@ class Delivery:
         for ticket in open_request.tickets:
             self._engine.cancel(ticket, keep=keep)
 
-    def _send(self, results: queue.SimpleQueue[tuple[_PartListener, Outcome] | None]) -> None:
+    def _send(self, results: _Results) -> None:
         while (item := results.get()) is not None:
             try:
                 self._deliver(*item)

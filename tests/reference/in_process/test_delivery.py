@@ -70,6 +70,11 @@ class Sender:
     def next(self) -> tuple[Response, int]:
         return self.sent.get(timeout=5)
 
+    def next_error(self) -> tuple[Error, int]:
+        response, flags = self.next()
+        assert response.error is not None
+        return response.error, flags
+
 
 class Engine:
     """Keeps what is submitted, and answers when the test says so."""
@@ -139,9 +144,8 @@ def test_last_answer_of_a_batch_is_that_of_the_last_prompt_to_end(setup: Setup) 
     response, flags = sender.next()
     assert (response.tensors["batch_index"], flags) == ([[1]], 0)
     setup.engine.listeners[0](RequestFailed("The model failed."))
-    response, flags = sender.next()
-    assert response.error is not None
-    assert (response.error.message, flags) == ("The model failed.", FINAL)
+    error, flags = sender.next_error()
+    assert (error.message, flags) == ("The model failed.", FINAL)
 
 
 @pytest.mark.parametrize(
@@ -155,16 +159,13 @@ def test_last_answer_of_a_batch_is_that_of_the_last_prompt_to_end(setup: Setup) 
 def test_errors_have_tritons_codes(setup: Setup, error: RequestFailed, code: str) -> None:
     sender = setup.accept(part())
     setup.engine.listeners[0](error)
-    response, _ = sender.next()
-    assert response.error is not None
-    assert response.error.code == code
+    assert sender.next_error()[0].code == code
 
 
 def test_full_queue_is_answered_at_once(setup: Setup) -> None:
     setup.engine.is_full = True
-    response, flags = setup.accept(part()).next()
-    assert response.error is not None
-    assert (response.error.code, flags) == ("UNAVAILABLE", FINAL)
+    error, flags = setup.accept(part()).next_error()
+    assert (error.code, flags) == ("UNAVAILABLE", FINAL)
 
 
 def test_client_that_goes_away_cancels_every_part_without_keeping_anything(setup: Setup) -> None:
@@ -203,8 +204,7 @@ def test_stop_needs_an_id_but_it_may_be_unknown(setup: Setup) -> None:
     setup.accept(part())
     setup.delivery.stop(known, "")
     setup.delivery.stop(unknown, "gone already")
-    refusal, _ = known.next()
-    assert refusal.error is not None and "needs a request id" in refusal.error.message
+    assert "needs a request id" in known.next_error()[0].message
     assert unknown.next()[0].error is None
     assert setup.engine.cancelled.empty()
 
@@ -212,6 +212,6 @@ def test_stop_needs_an_id_but_it_may_be_unknown(setup: Setup) -> None:
 def test_client_gets_an_error_where_no_tensor_can_be_made(setup: Setup) -> None:
     sender = setup.accept(part())
     setup.engine.listeners[0](Progress((), (), (), is_final=True))
-    response, flags = sender.next()
-    assert response.error is not None and "could not be made" in response.error.message
+    error, flags = sender.next_error()
+    assert "could not be made" in error.message
     assert flags == FINAL
