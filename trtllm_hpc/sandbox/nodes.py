@@ -109,62 +109,44 @@ class Node(Host):
         )
 
 
-class StartingNode:
-    """A node that ends with this context, unless ``keep`` is called.
+def start(node: Node, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a node. It reads the end of its input and ends when this is closed, unless it is kept."""
+    command = [
+        # A session of its own, so that Ctrl-C reaches only `up`, which then ends this
+        # in order. And nobody's child, since it outlives `up`.
+        *("setsid", "--fork"),
+        *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
+        # Later mounts of the machine are visible inside, never the other way round.
+        *("--propagation", "slave"),
+        *("bash", str(node.folder.init), node.name),
+    ]
+    pipe = subprocess.PIPE
+    with node.folder.output(node.name).open("wb") as errors:
+        starting = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=errors, env=dict(environment), cwd="/"
+        )
+    starting.wait()
+    return starting
 
-    Args:
-        environment: of process 1.
+
+def await_mounts(node: Node, starting: subprocess.Popen[bytes]) -> None:
+    """Wait until process 1 has made the node's mounts.
+
+    Raises:
+        SandboxError: it failed or took too long.
     """
+    assert starting.stdout is not None
+    output = starting.stdout.fileno()
+    # Bash writes the whole line at once.
+    if not select.select([output], [], [], MOUNT_TIMEOUT_S)[0] or os.read(output, 16) != b"ready\n":
+        raise SandboxError(f"{node.name} did not start.\n{tail(node.folder.output(node.name))}")
 
-    def __init__(self, node: Node, environment: Mapping[str, str]) -> None:
-        self.node = node
-        self._output = node.folder.output(node.name)
-        with self._output.open("wb") as errors:
-            self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                [
-                    # A session of its own, so that Ctrl-C reaches only `up`, which then ends this
-                    # in order. And nobody's child, since it outlives `up`.
-                    *("setsid", "--fork"),
-                    *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
-                    # Later mounts of the machine are visible inside, never the other way round.
-                    *("--propagation", "slave"),
-                    *("bash", str(node.folder.init), node.name),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=dict(environment),
-                cwd="/",
-            )
-        self._process.wait()
 
-    def __enter__(self) -> StartingNode:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the pipes: a node that is not kept reads the end of its input, and ends."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
-
-    def wait(self) -> None:
-        """Wait until process 1 has made the node's mounts.
-
-        Raises:
-            SandboxError: it failed or took too long.
-        """
-        assert self._process.stdout is not None
-        output = self._process.stdout.fileno()
-        # Bash writes the whole line at once.
-        if not select.select([output], [], [], MOUNT_TIMEOUT_S)[0] or os.read(output, 16) != b"ready\n":
-            raise SandboxError(f"{self.node.name} did not start.\n{tail(self._output)}")
-
-    def keep(self) -> None:
-        """Let the node outlive this process."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"keep\n")
-        self._process.stdin.flush()
+def keep(starting: subprocess.Popen[bytes]) -> None:
+    """Let a node outlive this process."""
+    assert starting.stdin is not None
+    starting.stdin.write(b"keep\n")
+    starting.stdin.flush()
 
 
 def marked_processes(folder: Folder, name: str | None = None) -> list[Process]:

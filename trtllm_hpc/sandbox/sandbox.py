@@ -13,11 +13,11 @@ from typing import Any
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import read_json, write_text
-from trtllm_hpc.sandbox import daemons, files, network, processes, requirements
+from trtllm_hpc.sandbox import daemons, files, network, nodes, processes, requirements
 from trtllm_hpc.sandbox.cluster import Cluster, Status
 from trtllm_hpc.sandbox.daemons import Progress
 from trtllm_hpc.sandbox.layout import ROOT, Folder, Layout, Shape, check_name
-from trtllm_hpc.sandbox.nodes import Node, StartingNode, end_all, marked_processes
+from trtllm_hpc.sandbox.nodes import Node, end_all, marked_processes
 
 LOCK_TIMEOUT_S = 180.0
 """How long `up` and `down` wait for another `up` or `down` of the same sandbox."""
@@ -171,16 +171,14 @@ class Sandbox:
         daemons.check_pmix(cluster)
         tell(f"namespaces and network {layout.subnet}.0/24")
         with ExitStack() as stack:
-            starting = [
-                stack.enter_context(StartingNode(node, cluster.environment))
-                for node in (cluster.head, *cluster.nodes)
-            ]
-            for node in starting:
-                node.wait()
+            hosts = (cluster.head, *cluster.nodes)
+            starting = [stack.enter_context(nodes.start(node, cluster.environment)) for node in hosts]
+            for node, process in zip(hosts, starting, strict=True):
+                nodes.await_mounts(node, process)
             network.connect(layout, cluster.head, cluster.nodes)
             daemons.start(cluster, tell)
-            for node in starting:
-                node.keep()
+            for process in starting:
+                nodes.keep(process)
         self._write_state(layout, complete=True)
 
     def _choose_subnet(self, shape: Shape) -> Layout:
