@@ -37,11 +37,10 @@ from trtllm_hpc.reference.shutdown import Shutdown, first_sentence
 _log = logging.getLogger(__name__)
 
 
-@dataclass
-class Job:
+@dataclass(kw_only=True)
+class Job(Sequence):
     """A request, its listener, and its answer so far."""
 
-    sequence: Sequence
     listener: Listener
     log_probs: list[float] = field(default_factory=list)
     cumulative: float = 0.0
@@ -51,21 +50,16 @@ class Job:
     context_logits: list[torch.Tensor] = field(default_factory=list)
     generation_logits: list[torch.Tensor] = field(default_factory=list)
 
-    @property
-    def request(self) -> GenerationRequest:
-        """The request."""
-        return self.sequence.request
-
     def send_progress(self, *, is_final: bool) -> None:
         """Send the listener what it has not got yet."""
-        since, self.sent = self.sent, len(self.sequence.new_tokens)
+        since, self.sent = self.sent, len(self.new_tokens)
         context, self.context_logits = self.context_logits, []
         generation, self.generation_logits = self.generation_logits, []
         beams = self.request.beam_width
         self.listener(
             Progress(
                 # A cancelled beam search has no tokens yet: its rows are empty.
-                tokens=(tuple(self.sequence.new_tokens[since:]),) * beams,
+                tokens=(tuple(self.new_tokens[since:]),) * beams,
                 log_probs=(tuple(self.log_probs[since:]),) * beams,
                 cumulative=(self.cumulative,) * beams,
                 is_final=is_final,
@@ -129,12 +123,12 @@ class Leader:
             self._adapters.drop(requests)
             raise
         jobs = [
-            Job(Sequence(next(self._tickets), request), listener)
+            Job(next(self._tickets), request, listener=listener)
             for request, listener in zip(requests, listeners, strict=True)
         ]
         for job in jobs:
             self._commands.put(partial(self._add, job))
-        return [job.sequence.ticket for job in jobs]
+        return [job.ticket for job in jobs]
 
     def _count_in(self, requests: int) -> None:
         with self._count:
@@ -201,14 +195,14 @@ class Leader:
         self._is_stopping = True
 
     def _add(self, job: Job) -> None:
-        self._jobs[job.sequence.ticket] = job
-        self._scheduler.add(job.sequence)
+        self._jobs[job.ticket] = job
+        self._scheduler.add(job)
 
     def _cancel(self, ticket: int, keep: bool) -> None:
         job = self._jobs.get(ticket)
         if job is None:
             return
-        if job.sequence.slot is None:
+        if job.slot is None:
             with self._count:
                 self._unplaced -= 1
         self._end(job)
@@ -218,11 +212,11 @@ class Leader:
             job.listener(Cancelled("The request was cancelled."))
 
     def _end(self, job: Job) -> None:
-        slot = job.sequence.slot
-        if slot is not None and not job.sequence.is_beam_search:
+        slot = job.slot
+        if slot is not None and not job.is_beam_search:
             self._sampler.release(slot)
-        self._scheduler.end(job.sequence)
-        del self._jobs[job.sequence.ticket]
+        self._scheduler.end(job)
+        del self._jobs[job.ticket]
         self._adapters.drop([job.request])
 
     def _update_room(self, step: Step | None) -> None:
@@ -260,7 +254,7 @@ class Leader:
         sampled = self._sampler.sample(logits, device_slots, slots)
         for row, (slot, token, finished, log_prob) in enumerate(zip(slots, *sampled.to_host(), strict=True)):
             job = self._job(slot)
-            job.sequence.new_tokens.append(token)
+            job.new_tokens.append(token)
             job.log_probs.append(log_prob)
             job.cumulative += log_prob
             if job.request.return_generation_logits:
