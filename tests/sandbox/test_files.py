@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,11 +21,7 @@ LAYOUT = Layout("try-1", Shape(nodes=2, gpus_per_node=4), "10.97.3")
 def values(**others: object) -> dict[str, object]:
     return {
         "folder": Folder("try-1"),
-        "cluster": LAYOUT.cluster,
-        "first_job_id": LAYOUT.first_job_id,
-        "head": LAYOUT.head,
-        "nodes": LAYOUT.nodes,
-        "gpus_per_node": 4,
+        "layout": LAYOUT,
         "cpus": 16,
         "memory_mb": 2000,
         "shm_size": "4g",
@@ -68,8 +65,9 @@ def test_nodes_have_names_addresses_and_gpus() -> None:
 
 
 def test_nodes_without_gpus_name_none() -> None:
-    assert "Gres=gpu" not in rendered("slurm.conf", values(gpus_per_node=0))
-    assert "Name=gpu" not in rendered("gres.conf", values(gpus_per_node=0))
+    without = values(layout=replace(LAYOUT, shape=Shape(nodes=2, gpus_per_node=0)))
+    assert "Gres=gpu" not in rendered("slurm.conf", without)
+    assert "Name=gpu" not in rendered("gres.conf", without)
 
 
 @pytest.mark.parametrize(

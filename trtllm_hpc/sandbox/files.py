@@ -81,11 +81,7 @@ def slurm_version() -> tuple[int, int]:
 def _values(folder: Folder, layout: Layout) -> dict[str, object]:
     return {
         "folder": folder,
-        "cluster": layout.cluster,
-        "first_job_id": layout.first_job_id,
-        "head": layout.head,
-        "nodes": layout.nodes,
-        "gpus_per_node": layout.shape.gpus_per_node,
+        "layout": layout,
         "cpus": CPUS_PER_NODE,
         "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "shm_size": SHM_SIZE,
