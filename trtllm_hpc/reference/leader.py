@@ -80,7 +80,6 @@ class Leader:
         self._sampler = Sampler(
             slots=engine.limits.slots,
             vocab_size=engine.info.vocab_size,
-            max_seq_len=engine.info.max_seq_len,
             device=engine.executor.device,
         )
         self._scheduler = Scheduler(engine.limits)

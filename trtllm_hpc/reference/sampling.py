@@ -132,11 +132,10 @@ class Sampler:
     Args:
         slots: number of requests that can run at once.
         vocab_size: columns of the logits.
-        max_seq_len: most tokens of prompt and answer together.
         device: where the logits are.
     """
 
-    def __init__(self, *, slots: int, vocab_size: int, max_seq_len: int, device: torch.device) -> None:
+    def __init__(self, *, slots: int, vocab_size: int, device: torch.device) -> None:
         self._slots = slots
         self._vocab_size = vocab_size
         self._device = device
@@ -144,7 +143,7 @@ class Sampler:
         self._top_k = np.ones(slots, dtype=np.int64)
         self._counts = torch.zeros(slots, len(Counts._fields), dtype=torch.int64, device=device)
         self._factors = torch.ones(slots, len(Factors._fields), device=device)
-        self._words = WordMatcher(slots, vocab_size, max_seq_len, device)
+        self._words = WordMatcher(slots, device)
         # [slots, vocabulary] each, made when they are first needed; most servers never need them.
         self._bias: torch.Tensor | None = None
         self._occurrences: torch.Tensor | None = None
@@ -155,7 +154,7 @@ class Sampler:
         needs = Needs.of(request)
         self._needs[slot] = needs
         self._top_k[slot] = min(request.sampling.top_k, drawing.TOP_K_MAX)
-        self._counts[slot] = to_device(self._counts_of(request), self._device)
+        self._counts[slot] = to_device(_counts_of(request), self._device)
         self._factors[slot] = to_device(_factors_of(request.sampling, needs), self._device)
         if request.embedding_bias is not None:
             bias = torch.tensor(request.embedding_bias, dtype=torch.float32)
@@ -255,19 +254,6 @@ class Sampler:
             finished |= self._words.append(slots, tokens)
         return finished
 
-    def _counts_of(self, request: GenerationRequest) -> torch.Tensor:
-        sampling = request.sampling
-        has_end = 0 <= request.end_id < self._vocab_size
-        counts = {
-            "stream": drawing.stream(sampling.seed),
-            "top_k": min(sampling.top_k, drawing.TOP_K_MAX),
-            "end_id": request.end_id if has_end else NO_END,
-            "min_new_tokens": sampling.min_new_tokens if has_end else 0,
-            "max_new_tokens": request.max_new_tokens,
-            "new_tokens": 0,
-        }
-        return torch.tensor([counts[name] for name in Counts._fields])
-
     def _biases(self) -> torch.Tensor:
         if self._bias is None:
             self._bias = torch.zeros(self._slots, self._vocab_size, device=self._device)
@@ -279,6 +265,19 @@ class Sampler:
             shape = (self._slots, self._vocab_size)
             self._occurrences = torch.zeros(shape, dtype=torch.int32, device=self._device)
         return self._occurrences
+
+
+def _counts_of(request: GenerationRequest) -> torch.Tensor:
+    sampling = request.sampling
+    counts = {
+        "stream": drawing.stream(sampling.seed),
+        "top_k": min(sampling.top_k, drawing.TOP_K_MAX),
+        "end_id": request.end_id,
+        "min_new_tokens": 0 if request.end_id == NO_END else sampling.min_new_tokens,
+        "max_new_tokens": request.max_new_tokens,
+        "new_tokens": 0,
+    }
+    return torch.tensor([counts[name] for name in Counts._fields])
 
 
 def _factors_of(sampling: Sampling, needs: Needs) -> torch.Tensor:

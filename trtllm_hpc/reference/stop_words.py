@@ -83,24 +83,17 @@ class WordTable:
 
 
 class WordMatcher:
-    """Bad and stop words of all slots, with the last tokens of each slot's sequence.
+    """Bad and stop words of all slots, with the last tokens of each slot's sequence."""
 
-    Args:
-        vocab_size: words with other tokens can never occur and are dropped.
-        max_seq_len: longer words are dropped, too.
-    """
-
-    def __init__(self, slots: int, vocab_size: int, max_seq_len: int, device: torch.device) -> None:
+    def __init__(self, slots: int, device: torch.device) -> None:
         self._bad = WordTable(slots, device)
         self._stop = WordTable(slots, device)
         self._tails = torch.full((slots, 1), _NONE, dtype=torch.int64, device=device)
-        self._vocab_size = vocab_size
-        self._max_seq_len = max_seq_len
 
     def admit(self, slot: int, prompt: tuple[int, ...], bad: Words, stop: Words) -> None:
-        """Watch a sequence that begins with this prompt."""
-        self._bad.put(slot, self._possible(bad))
-        self._stop.put(slot, self._possible(stop))
+        """Watch a sequence that begins with this prompt; no word may be empty."""
+        self._bad.put(slot, bad)
+        self._stop.put(slot, stop)
         self._widen(max(self._bad.length, self._stop.length))
         width = self._tails.shape[1]
         tail = ((_NONE,) * width + prompt)[-width:]
@@ -123,13 +116,6 @@ class WordMatcher:
         tails = torch.cat((self._tails[slots][:, 1:], tokens[:, None]), dim=1)
         self._tails.index_copy_(0, slots, tails)
         return self._stop.complete(slots, tails)
-
-    def _possible(self, words: Words) -> Words:
-        return tuple(
-            word
-            for word in words
-            if 0 < len(word) <= self._max_seq_len and all(0 <= token < self._vocab_size for token in word)
-        )
 
     def _widen(self, width: int) -> None:
         old = self._tails.shape[1]
