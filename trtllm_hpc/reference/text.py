@@ -41,14 +41,11 @@ class TextTokenizer:
             config = read_json(file.with_name("tokenizer_config.json")) or {}
         except Exception as error:  # the Rust library raises plain Exception
             raise StartFailed(f"{file} cannot be read: {error}.", hint="check tokenizer_dir") from error
+        self.vocab_size = int(self._tokenizer.get_vocab_size())
+        """Number of tokens, including special ones."""
         self.end_id = self._special_id(config.get("eos_token"))
         """Id of the end token; ``None`` if the tokenizer has none."""
         self.pad_id = self._special_id(config.get("pad_token"))
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens, including special ones."""
-        return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the tokenizer's special tokens before and after it by default."""
