@@ -212,6 +212,7 @@ def test_short_request_does_not_wait_for_a_long_one(alone: World) -> None:
 
 def test_stop_request_ends_the_request_of_its_id_and_keeps_the_tokens(world: World) -> None:
     whole = PROMPT + new_tokens(world, LONG)
+    wait_idle(world)
     with stream(world) as opened, stream(world) as other:
         opened.send("tensorrt_llm", token_inputs(PROMPT, LONG), request_id="seven")
         wait_until(lambda: metric(world, "nv_trt_llm_request_metrics", "active") > 0)
