@@ -125,6 +125,17 @@ def test_a_refused_start_shows_the_jobs_own_reason(fake_slurm: FakeSlurm, tmp_pa
     assert not status.settled, "the companion has not ended yet"
 
 
+def test_a_companion_that_ends_with_the_servers_code_is_not_blamed(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """It has a job of its own, notices that there will be no server, and passes the exit code on."""
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=7:0", "FAILED=7:0")
+    add_event(paths, "serve", "stage_begin", job_id="102")
+    add_event(paths, "companion", "stage_end", exit_code=7, job_id="103")
+    add_event(paths, "serve", "preflight_failed", reason="the world has 1 rank, but the plan says 2")
+    assert run_status(paths).sentence.endswith("the world has 1 rank, but the plan says 2")
+
+
 def test_the_rank_that_died_first_is_named(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=137:0", "CANCELLED")
     add_rank(paths, 0, ended_at=9.0, exit_code=-15, stopped_by="SIGTERM")
@@ -137,7 +148,8 @@ def test_the_rank_that_died_first_is_named(fake_slurm: FakeSlurm, tmp_path: Path
 
 def test_a_companion_in_the_servers_job_shows_what_failed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=3:0", "CANCELLED")
-    add_event(paths, "companion", "stage_end", exit_code=3)
+    add_event(paths, "serve", "stage_begin", job_id="102")
+    add_event(paths, "companion", "stage_end", exit_code=3, job_id="102")
     assert run_status(paths).exit_code == ExitCode.CONFIG
 
 

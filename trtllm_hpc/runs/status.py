@@ -324,8 +324,10 @@ def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], faile
 
 def _companion_failed_in(paths: RunPaths, failed: StageStatus) -> bool:
     """Return whether the companion ran in this job's allocation, and the job ended with its exit code."""
-    companion = read_events(paths, "companion")
-    return bool(companion) and companion[-1].data.get("exit_code") == failed.exit_code
+    companion, serve = (last_mark(read_events(paths, stage), stage) for stage in ("companion", "serve"))
+    if companion is None or serve is None or companion.data.get("job_id") != serve.data.get("job_id"):
+        return False
+    return companion.data.get("exit_code") == failed.exit_code
 
 
 def _progress_sentence(state: RunState, stages: list[StageStatus]) -> str:
