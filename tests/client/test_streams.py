@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -38,15 +38,15 @@ class Configuration(BaseHTTPRequestHandler):
 class Streams(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Answers each request of a stream, or none, and notes how the client ends the stream."""
 
-    def __init__(self) -> None:
-        self.answers = True
+    def __init__(self, reply: Any) -> None:
+        self.reply = reply
         self.ends: list[str] = []
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         try:
             for _ in requests:
-                if self.answers:
-                    yield answer("HELLO")
+                if self.reply is not None:
+                    yield self.reply
         except Exception:  # grpc raises a bare one when the client cancels
             if context.is_active():
                 raise
@@ -65,6 +65,10 @@ def answer(text: str) -> Any:
     return service_pb2.ModelStreamInferResponse(infer_response=response)
 
 
+def refusal(message: str) -> Any:
+    return service_pb2.ModelStreamInferResponse(error_message=message)
+
+
 @contextmanager
 def serving(streams: Streams) -> Iterator[Endpoint]:
     http = ThreadingHTTPServer(("127.0.0.1", 0), Configuration)
@@ -81,17 +85,18 @@ def serving(streams: Streams) -> Iterator[Endpoint]:
         http.server_close()
 
 
-def test_a_call_that_was_answered_is_closed_and_not_cancelled() -> None:
+@pytest.mark.parametrize("reply", [answer("HELLO"), refusal("no place left")], ids=["answered", "refused"])
+def test_a_call_that_has_ended_is_closed_and_not_cancelled(reply: Any) -> None:
     """Triton 2.51 loses a call that is cancelled just as it ends, and waits 30 s for it when it stops."""
-    streams = Streams()
+    streams = Streams(reply)
     with serving(streams) as endpoint:
-        assert generate_grpc(endpoint, "hello", 4, 10).text == "HELLO"
+        with suppress(RequestFailed):
+            generate_grpc(endpoint, "hello", 4, 10)
         assert eventually(lambda: streams.ends) == ["closed"]
 
 
 def test_a_call_that_is_given_up_is_cancelled() -> None:
-    streams = Streams()
-    streams.answers = False
+    streams = Streams(None)
     with serving(streams) as endpoint:
         with pytest.raises(RequestFailed):
             generate_grpc(endpoint, "hello", 4, 2)

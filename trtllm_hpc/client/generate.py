@@ -124,19 +124,19 @@ def _stream(client: Any, endpoint: Endpoint, model: str, inputs: list[Any], time
     arrived: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
     deadline = time.monotonic() + timeout_s
     responses: list[Any] = []
-    ended = False
+    is_answered = False
     try:
         client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout_s)
         # The last response may be empty; Triton only sends it if asked, and it alone marks the end.
         client.async_stream_infer(model, inputs, enable_empty_final_response=True)
-        while True:
+        while not is_answered:
             result, error = arrived.get(timeout=max(0.0, deadline - time.monotonic()))
             if error is not None:
+                is_answered = True
                 raise error
             responses.append(result)
-            ended = result.get_response().parameters["triton_final_response"].bool_param
-            if ended:
-                return responses
+            is_answered = result.get_response().parameters["triton_final_response"].bool_param
+        return responses
     except Empty:
         raise RequestFailed(
             f"Model {model!r} at {endpoint.grpc} did not answer within {timeout_s:g} s."
@@ -145,7 +145,7 @@ def _stream(client: Any, endpoint: Endpoint, model: str, inputs: list[Any], time
         raise RequestFailed(grpc_error(error, endpoint, model)) from error
     finally:
         # Triton 2.51 loses a call that is cancelled just as it ends, and cannot stop for 30 s then.
-        client.stop_stream(cancel_requests=not ended)
+        client.stop_stream(cancel_requests=not is_answered)
 
 
 def grpc_error(error: Any, endpoint: Endpoint, model: str) -> str:
