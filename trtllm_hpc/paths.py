@@ -10,8 +10,8 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -287,6 +287,24 @@ def user_cache() -> Path:
     # Relative values are to be ignored (XDG Base Directory Specification).
     base = Path(chosen) if chosen.startswith("/") else Path.home() / ".cache"
     return base / "trtllm-hpc"
+
+
+def kept_in_cache(name: str, make: Callable[[], str]) -> str:
+    """Return a text from the user's cache folder; made now, and kept there, if it is missing.
+
+    Args:
+        name: file below :func:`user_cache`; must name all that the text depends on.
+    """
+    kept: Path | None = None
+    with suppress(OSError, RuntimeError, UnicodeDecodeError):
+        kept = user_cache() / name
+        return kept.read_text(encoding="utf-8")
+    text = make()
+    if kept is not None:
+        with suppress(OSError):  # a folder that cannot be written costs time, and nothing else
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_text(kept, text)
+    return text
 
 
 def engines_folder(named: str | None, runs_folder: Path) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -135,3 +137,17 @@ def test_no_container_carries_two_releases() -> None:
     tags = [tag for release in releases() for tag in release.tags]
     assert len(tags) == len(set(tags))
     assert tags == sorted(tags)
+
+
+def test_facts_are_the_same_from_the_cache_without_one_and_after_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    read = read_data.__wrapped__
+    first = read("releases")
+    [kept] = (tmp_path / "trtllm-hpc" / "releases").iterdir()
+    assert json.loads(kept.read_text(encoding="utf-8")) == first == read("releases")
+    kept.write_text("{", encoding="utf-8")
+    assert read("releases") == first
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert read("releases") == first

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime, timezone
 from functools import lru_cache
 from importlib import metadata
@@ -18,7 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from trtllm_hpc import __version__
-from trtllm_hpc.paths import RunPaths, user_cache, write_aside, write_text
+from trtllm_hpc.paths import RunPaths, kept_in_cache, write_aside, write_text
 from trtllm_hpc.render.environment import packaged_templates
 from trtllm_hpc.report.html.chart import DARK, LIGHT, Chart, Section, altair, as_png, for_page
 from trtllm_hpc.report.html.curves import curve_section, search_section
@@ -144,16 +143,11 @@ def _bundle() -> str:
     """The script as vl-convert packs it, which takes over a second: it is kept in the user's cache folder."""
     import vl_convert
 
-    kept: Path | None = None
-    with suppress(OSError, RuntimeError, UnicodeDecodeError):
-        kept = user_cache() / "vega" / f"{metadata.version('vl-convert-python')}.js"
-        return kept.read_text(encoding="utf-8")
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    if kept is not None:
-        with suppress(OSError):  # a folder that cannot be written costs time, and nothing else
-            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_text(kept, bundle)
-    return bundle
+    def pack() -> str:
+        bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+        return bundle
+
+    return kept_in_cache(f"vega/{metadata.version('vl-convert-python')}.js", pack)
 
 
 def json_in_html(plain: Any) -> str:

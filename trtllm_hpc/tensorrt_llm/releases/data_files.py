@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Mapping
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
 from packaging.version import Version
+
+from trtllm_hpc.paths import kept_in_cache
 
 DATA = files("trtllm_hpc.tensorrt_llm.releases") / "data"
 UNSET = "unset"
@@ -18,9 +22,22 @@ UNSET = "unset"
 
 @cache
 def read_data(name: str) -> Mapping[str, Any]:
-    """The data file ``name`` (without its ending, with ``/`` for a folder), read when it is first needed."""
+    """The data file ``name`` (without its ending, with ``/`` for a folder), read when it is first needed.
+
+    JSON, which is read twenty times as fast, is kept of each version of the file.
+    """
+    data = DATA.joinpath(f"{name}.toml").read_bytes()
+    kept = kept_in_cache(f"releases/{sha256(data).hexdigest()[:32]}.json", lambda: json.dumps(_parse(data)))
+    try:
+        table: dict[str, Any] = json.loads(kept)
+    except ValueError:  # damaged
+        table = _parse(data)
+    return table
+
+
+def _parse(data: bytes) -> dict[str, Any]:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    table: dict[str, Any] = toml.loads(DATA.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+    table: dict[str, Any] = toml.loads(data.decode())
     return table
 
 
