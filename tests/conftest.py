@@ -56,9 +56,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """After an interrupt of this process alone, have the workers take down what they have started."""
     if exitstatus == pytest.ExitCode.INTERRUPTED and session.config.pluginmanager.has_plugin("dsession"):
         for started in Path("/proc/self/task").glob("*/children"):
-            for pid in started.read_text(encoding="utf-8").split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGINT)
+            with suppress(FileNotFoundError):  # a thread that has ended
+                for pid in started.read_text(encoding="utf-8").split():
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGINT)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
