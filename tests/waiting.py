@@ -10,8 +10,9 @@ from typing import Any
 def eventually(true: Callable[[], Any], timeout_s: float = 20) -> Any:
     """Wait until something holds. Returns it, or its last false value.
 
-    Between two looks it sleeps three times as long as a look takes: a command
-    that is run again and again would keep a processor from what is waited for.
+    Between two looks it sleeps three times as long as a look takes, 20 ms at
+    least: a command that is run again and again would keep a processor from
+    what is waited for.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -20,4 +21,4 @@ def eventually(true: Callable[[], Any], timeout_s: float = 20) -> Any:
         ended = time.monotonic()
         if found or ended >= deadline:
             return found
-        time.sleep(min(max(0.1, 3 * (ended - began)), 2.0))
+        time.sleep(min(max(0.02, 3 * (ended - began)), 2.0))

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.bench.workload.helpers import read_workload
-from tests.runtime.conftest import eventually
+from tests.waiting import eventually
 from trtllm_hpc.bench.analysis.compare import DifferentWorkloads, Worse
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.passes import Passes, PassOutcome

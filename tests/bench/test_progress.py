@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.runtime.conftest import eventually
+from tests.waiting import eventually
 from trtllm_hpc.bench.progress import (
     Progress,
     Snapshot,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.bench.metrics_port import MODEL, endpoint_at, page, serving
 from tests.client.echo_server import echo_server
-from tests.runtime.conftest import eventually
+from tests.waiting import eventually
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.server_metrics.sampling import (
     ServerSample,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -286,16 +287,24 @@ def narrow(served: dict[int, Path], tmp_path: Path) -> Iterator[World]:
         yield world
 
 
-def test_requests_wait_for_kv_cache_and_then_the_queue_is_full(narrow: World) -> None:
+@contextmanager
+def full_queue(narrow: World) -> Iterator[None]:
+    """While one long request runs and one waits for its KV cache."""
     with stream(narrow) as first, stream(narrow) as second:
         first.send("tensorrt_llm", token_inputs(PROMPT, LONG))
         wait_until(lambda: metric(narrow, "nv_trt_llm_kv_cache_block_metrics", "used") > 0)
         second.send("tensorrt_llm", token_inputs(PROMPT, LONG))
         wait_until(lambda: metric(narrow, "nv_trt_llm_request_metrics", "waiting") == 1)
-        assert status_of(narrow, token_inputs(PROMPT, 2)) == "StatusCode.UNAVAILABLE"
-        assert "queue is full" in narrow.generate({"text_input": "x", "max_tokens": 2})[1]["error"]
+        yield
         assert tokens(first.next()) == tokens(second.next())
     wait_idle(narrow)
+
+
+def test_requests_wait_for_kv_cache_and_then_the_queue_is_full(narrow: World) -> None:
+    with full_queue(narrow):
+        assert status_of(narrow, token_inputs(PROMPT, 2)) == "StatusCode.UNAVAILABLE"
+    with full_queue(narrow):
+        assert "queue is full" in narrow.generate({"text_input": "x", "max_tokens": 2})[1]["error"]
     assert status_of(narrow, token_inputs(PROMPT, 0)) == "StatusCode.INVALID_ARGUMENT"
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.runs.made import written
-from tests.runtime.conftest import eventually
 from tests.scheduler.fake_slurm import FakeSlurm
+from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.status import RunState, run_status

@@ -3,11 +3,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,14 +13,6 @@ from tests.runtime.compiled import with_compiled
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.run_folder import runtime_zipapp
 from trtllm_hpc.runtime.process import descendants
-
-
-def eventually(true: Callable[[], Any], timeout_s: float = 15) -> Any:
-    """Wait until something holds; returns it, or its last false value."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := true()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
 
 
 @dataclass

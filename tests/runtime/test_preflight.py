@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.conftest import Runtime, eventually
+from tests.runtime.conftest import Runtime
 from tests.validation.engines import new_engine, old_engine
+from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import write_json
 from trtllm_hpc.runtime.preflight import Expected, Found, find_problem, find_warnings

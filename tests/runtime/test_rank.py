@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from tests.runtime import fake_server
-from tests.runtime.conftest import Runtime, eventually
+from tests.runtime.conftest import Runtime
 from tests.runtime.test_spawn import is_alive
+from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.diagnose import first_failure
 from trtllm_hpc.runtime.node import SCRATCH, SHM, free_ports

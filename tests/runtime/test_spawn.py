@@ -7,7 +7,8 @@ import signal
 import time
 from pathlib import Path
 
-from tests.runtime.conftest import Runtime, eventually
+from tests.runtime.conftest import Runtime
+from tests.waiting import eventually
 
 
 def spawn(runtime: Runtime, ntasks: int, script: str) -> tuple[object, ...]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.conftest import Runtime, eventually
+from tests.runtime.conftest import Runtime
+from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, Endpoint, RankRecord, read_events

@@ -6,7 +6,8 @@ import shlex
 import subprocess
 import time
 
-from tests.runtime.conftest import Runtime, eventually
+from tests.runtime.conftest import Runtime
+from tests.waiting import eventually
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, add_event
 from trtllm_hpc.runtime.stop import server_has_ended
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from tests.bench.load.observe import interrupted
+from tests.client.echo_server import echo_server
 from trtllm_hpc.bench.load.loops import LoadResult
 from trtllm_hpc.bench.load.messages import CoreModel, ParsedReply, Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_closed, run_open
@@ -93,7 +95,7 @@ def test_the_core_model_streams_ids(endpoint: Endpoint, protocol: Protocol, stre
     ("model", "protocol", "streaming", "status"),
     [
         ("ensemble", "grpc", False, "INTERNAL"),
-        ("decoupled", "grpc", True, "INTERNAL"),
+        ("decoupled", "grpc", True, "UNKNOWN"),
         ("ensemble", "http", False, "HTTP 400"),
         ("decoupled", "http", True, "HTTP 400"),
     ],
@@ -106,6 +108,15 @@ def test_errors_have_the_servers_message(
     failed, fine = load.replies
     assert (failed.status, failed.error, failed.chunks) == (status, "no luck", [])
     assert fine.ok and parsed[0].chunks == () and parsed[1].text == "FINE"
+
+
+def test_failed_streams_do_the_server_no_harm(tmp_path: Path) -> None:
+    """With the header ``triton_grpc_error`` Triton 2.51 logs such a line for each, and may crash."""
+    with echo_server(tmp_path) as endpoint:
+        target = Target(endpoint, "decoupled", protocol="grpc", streaming=True, decoupled=True)
+        load, _ = send(target, *[Request(3, "fail: no luck")] * 20)
+        assert [reply.error for reply in load.replies] == ["no luck"] * 20
+    assert "HandleCancellation" not in (tmp_path / "server.log").read_text(encoding="utf-8")
 
 
 @BOTH

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.conftest import eventually
 from tests.runtime.engine_cache.builds import IMPATIENT, SCRIPT, MakeRun, Run, tree, with_adapters
+from tests.waiting import eventually
 from trtllm_hpc.engine_cache.listing import list_entries, verify
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.engine_cache.cache import Cache

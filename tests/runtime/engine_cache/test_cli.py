@@ -20,8 +20,8 @@ from click.shell_completion import ShellComplete
 import trtllm_hpc
 from tests.cli.typed import Types
 from tests.cli.typed import types as types
-from tests.runtime.conftest import eventually
 from tests.runtime.engine_cache.builds import FAST, MakeRun, Run, tree
+from tests.waiting import eventually
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.conftest import eventually
 from tests.runtime.engine_cache.builds import tree
+from tests.waiting import eventually
 from trtllm_hpc.runtime.engine_cache.lock import Holder, Lock, Owner, Watch, find_holder, try_lock
 
 pytestmark = pytest.mark.usefixtures("fast")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.conftest import eventually
 from tests.runtime.engine_cache.builds import MakeRun
 from tests.runtime.engine_cache.test_build import GATED, assert_clean, has_waited
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.long  # each starts two builds and suspends one
 

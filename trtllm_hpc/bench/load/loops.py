@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -107,7 +108,7 @@ def run_in_process(plan: Plan, count: Count | None = None, control: Control | No
     return asyncio.run(loop(plan, count).run(control))
 
 
-class _Loop:
+class _Loop(ABC):
     """What both kinds of load share: sending, counting answers, ending."""
 
     def __init__(self, plan: Plan, count: Count | None) -> None:
@@ -149,13 +150,13 @@ class _Loop:
             replies, self.usage.total(), self.start_s, self.interrupted, disconnected=self.disconnected
         )
 
+    @abstractmethod
     def on_timer(self) -> None:
         """Send what is due; called first at the start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def after(self, reply: Reply) -> bool:
         """React to an ended request; returns False if no more are to be sent."""
-        raise NotImplementedError
 
     def send(self, position: int, due_s: float) -> None:
         """Send the payload at this position."""
