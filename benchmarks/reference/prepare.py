@@ -68,7 +68,7 @@ def _write_synthetic(setup: Setup) -> None:
 
     longest = setup.prompt_tokens + setup.new_tokens
     model = synthetic.make_model(setup.model, seed=0, dtype=setup.dtype, max_seq_len=longest)
-    synthetic.make_tokenizer(setup.source)
+    synthetic.make_tokenizer(setup.source, model.config.vocab_size)
     model.save_pretrained(setup.source)
 
 

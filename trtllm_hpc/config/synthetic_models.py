@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 VOCAB_SIZE = 512
-"""Tokens of the tokenizer."""
+"""Tokens of the smallest model's tokenizer; the larger models have the same ones, and words."""
 
 SHAPES: dict[str, dict[str, Any]] = {
     # 3.5 million parameters; every dimension can be split over 1, 2, 4 or 8 ranks.

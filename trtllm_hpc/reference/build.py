@@ -116,7 +116,7 @@ def _fill(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> 
     weights.write(model, engine, settings.tensor_parallel)
     progress(4, "writing the tokenizer")
     if is_synthetic:
-        synthetic.make_tokenizer(engine.tokenizer)
+        synthetic.make_tokenizer(engine.tokenizer, model.config.vocab_size)
     else:
         _readable(AutoTokenizer, settings.source).save_pretrained(engine.tokenizer)
         if not (engine.tokenizer / "tokenizer.json").is_file():

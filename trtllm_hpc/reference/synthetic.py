@@ -2,11 +2,15 @@
 
 The models are untrained and generate nonsense, but always the same for the
 same seed, and with the same code as a real Llama. They share a tokenizer of
-``VOCAB_SIZE`` tokens; the further tokens of the larger models have no text.
+``VOCAB_SIZE`` tokens, trained on a short text; the further tokens of the larger
+models are made-up words, so that a text shows how many tokens it has.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,9 @@ Le modèle répond à chaque question, même quand il n'a rien à dire; où est 
 """
 """Text for training the tokenizer's merges. Every line counts: another text makes another tokenizer."""
 
+_SPELLING = ("bdfghklmnprstvwz", "aeiou", "bdfghklmnprstvwz", "aeiou", "bdfghklmnprstvwz")
+"""The letters of a made-up word, by place. All words are equally long, so none begins with another."""
+
 
 def make_model(name: str = "tiny-llama", *, seed: int, dtype: str, max_seq_len: int) -> Any:
     """The Llama of that name with random weights.
@@ -65,8 +72,15 @@ def make_model(name: str = "tiny-llama", *, seed: int, dtype: str, max_seq_len: 
     return LlamaForCausalLM(config).to(getattr(torch, dtype))
 
 
-def make_tokenizer(folder: Path) -> None:
-    """Write a byte-level BPE tokenizer of exactly ``VOCAB_SIZE`` tokens; any UTF-8 text can be encoded."""
+def make_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
+    """Write a byte-level BPE tokenizer; any UTF-8 text can be encoded.
+
+    Every token but the special ones has a text, and the text of random tokens
+    has as many tokens again, or nearly.
+
+    Args:
+        vocab_size: tokens in all, ``VOCAB_SIZE`` or more.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -79,6 +93,8 @@ def make_tokenizer(folder: Path) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS.splitlines(), trainer)
+    if vocab_size > VOCAB_SIZE:
+        _add_words(tokenizer, vocab_size - VOCAB_SIZE)
     unknown, begin, end = SPECIAL_TOKENS
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A", special_tokens=[(begin, SPECIAL_TOKENS.index(begin))]
@@ -87,3 +103,27 @@ def make_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"unk_token": unknown, "bos_token": begin, "eos_token": end, "pad_token": end}
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
+
+
+def _add_words(tokenizer: Any, count: int) -> None:
+    """Add made-up words, each with the space before it, as tokens that need no merges.
+
+    They are split off before anything else, so that what follows a word cannot change it.
+    """
+    from tokenizers import Regex, models, pre_tokenizers
+
+    trained = json.loads(tokenizer.to_str())["model"]
+    space = tokenizer.pre_tokenizer.pre_tokenize_str(" ")[0][0]
+    free = [word for word in _words(space) if word not in trained["vocab"]]
+    # Spread over the alphabet.
+    words = {free[place * len(free) // count]: VOCAB_SIZE + place for place in range(count)}
+    merges = [tuple(pair) for pair in trained["merges"]]
+    tokenizer.model = models.BPE(vocab=trained["vocab"] | words, merges=merges, ignore_merges=True)
+    word = Regex(" " + "".join(f"[{letters}]" for letters in _SPELLING))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(word, "isolated"), tokenizer.pre_tokenizer]
+    )
+
+
+def _words(space: str) -> Iterator[str]:
+    return (space + "".join(letters) for letters in itertools.product(*_SPELLING))
