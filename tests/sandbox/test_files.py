@@ -17,6 +17,8 @@ from trtllm_hpc.sandbox.layout import JOB_IDS, POOLS, Folder, Layout, Shape, int
 
 LAYOUT = Layout("try-1", Shape(nodes=2, gpus_per_node=4), "10.97.3")
 
+REAL = Layout("try-1", Shape(2, 2, real_gpus=True), "10.97.3", ("nvidia0", "nvidia1", "nvidia2", "nvidia3"))
+
 
 def values(**others: object) -> dict[str, object]:
     return {
@@ -25,6 +27,7 @@ def values(**others: object) -> dict[str, object]:
         "cpus": 16,
         "memory_mb": 2000,
         "shm_size": "4g",
+        "machine_devices": Path("/dev"),
         "machine_hosts": "127.0.0.1 localhost",
         "version": (22, 5),
         "python": sys.executable,
@@ -91,9 +94,10 @@ def test_hosts_keep_the_machines_own_and_name_every_member() -> None:
 
 
 @pytest.mark.parametrize("name", ["init.sh", "epilog.sh", "policy-rc.d"])
-def test_shell_scripts_pass_shellcheck(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [LAYOUT, REAL], ids=["claimed", "real"])
+def test_shell_scripts_pass_shellcheck(name: str, layout: Layout, tmp_path: Path) -> None:
     script = tmp_path / name
-    script.write_text(rendered(name, values(pid=1, started="2", set_aside="/a b/policy")))
+    script.write_text(rendered(name, values(layout=layout, pid=1, started="2", set_aside="/a b/policy")))
     subprocess.run(["bash", "-n", script], check=True)
     done = subprocess.run(["shellcheck", script], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

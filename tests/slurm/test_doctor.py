@@ -26,7 +26,8 @@ def test_doctor_asks_this_slurm(person: Person, engine: Path) -> None:
     rows = outcomes(person, job)
     assert {row["outcome"] for row in rows.values()} <= {"ok", "unknown"}, rows
     assert rows["mpi-plugin"]["sentence"] == "this Slurm offers the MPI plugin pmix"
-    assert rows["partition"]["sentence"] == "the partition 'batch' has 2 nodes of 4 GPUs"
+    found = "the partition 'batch' has 2 nodes of 4 GPUs, claimed: there is no GPU behind them"
+    assert rows["partition"]["sentence"] == found
     assert rows["engine-files"]["outcome"] == rows["engine-world"]["outcome"] == "ok"
     wrong = outcomes(person, job, "--set", "cluster.mpi=openmpi", "--set", "cluster.partition=gpu")
     assert "no MPI plugin 'openmpi'; it offers" in wrong["mpi-plugin"]["sentence"]

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ import pytest
 from tests.sharing import sandbox_name
 from tests.waiting import eventually
 from trtllm_hpc.errors import SandboxError
-from trtllm_hpc.sandbox import Node, Sandbox
+from trtllm_hpc.sandbox import Node, Sandbox, gpus
 from trtllm_hpc.sandbox.layout import interface_name
 
 pytestmark = pytest.mark.slurm
@@ -131,6 +132,27 @@ def test_pmix_ranks_run_on_two_hosts_with_gpus_of_their_own(sandbox: Sandbox) ->
     ranks = sorted(said.splitlines())
     assert [line.split()[:2] for line in ranks] == [["0", first], ["1", first], ["2", second], ["3", second]]
     assert [line.split()[2] for line in ranks] == ["0", "1", "0", "1"]
+
+
+def test_real_gpus_are_shared_out_between_the_nodes(
+    other: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Device files in a folder of the test's own stand for those in /dev."""
+    for name in ("nvidia2", "nvidia5", "nvidiactl", "nvidia-uvm"):
+        os.mknod(tmp_path / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
+    other.up(nodes=2, real_gpus=True)
+    assert [node.gpus for node in other.status().nodes] == [("nvidia2",), ("nvidia5",)]
+    task = f'echo "$SLURM_PROCID $CUDA_VISIBLE_DEVICES" $(ls {shlex.quote(str(tmp_path))})'
+    said = slurm(other, "srun", "--nodes=2", "--gpus-per-node=1", "bash", "-c", task)
+    assert sorted(said.splitlines()) == [
+        "0 0 nvidia-uvm nvidia2 nvidiactl",
+        "1 0 nvidia-uvm nvidia5 nvidiactl",
+    ]
+    nodes = slurm(other, "sinfo", "--noheader", "--partition=batch", "--format=%D %G")
+    assert nodes.split() == ["2", "gpu:real:1"]
+    with pytest.raises(SandboxError, match="2 nodes with 1 real GPU each, not 2 nodes with 1 GPU each"):
+        other.up(nodes=2, gpus_per_node=1)
 
 
 def test_accounting_tells_how_a_job_ended(sandbox: Sandbox) -> None:

@@ -131,6 +131,27 @@ def test_a_partition_that_is_not_there_or_too_small(checked: Checked, slurm: Cal
     )
 
 
+@pytest.mark.parametrize(
+    ("gres", "words"),
+    [
+        ("gpu:4", "has 2 nodes of 4 GPUs, claimed: there is no GPU behind them"),
+        ("gpu:real:1", "has 2 nodes of 1 GPU, the machine's own"),
+        ("(null)", "has 2 nodes of 0 GPUs"),
+    ],
+)
+def test_a_sandbox_says_whether_its_gpus_are_real(
+    checked: Checked, slurm: Callable[..., None], monkeypatch: pytest.MonkeyPatch, gres: str, words: str
+) -> None:
+    slurm(sinfo=f"echo 'batch*|2|{gres}|16|4000|infinite'")
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    monkeypatch.setattr(Path, "is_file", lambda *_: True)
+    sandbox = {"slurm_conf": "/run/trtllm-hpc/x/slurm.conf", "partition": "batch"}
+    row = checked(needs=ALL, cluster={**sandbox, "gpus_per_node": 0})["partition"]
+    assert row.state == "ok" and row.message.endswith(words)
+    row = checked(needs=ALL, cluster={**sandbox, "gpus_per_node": 8})["partition"]
+    assert row.state == "fail" and "--set cluster.gpus_per_node=" in (row.hint or "")
+
+
 PYXIS = {"runtime": "pyxis", "image": "/images/24.12-trtllm.sqsh", "examples": "/examples"}
 
 

@@ -11,7 +11,7 @@ from trtllm_hpc.cli.options import json_option, print_json, terminating_as_inter
 from trtllm_hpc.errors import ExitCode
 
 if TYPE_CHECKING:
-    from trtllm_hpc.sandbox import Status
+    from trtllm_hpc.sandbox import NodeStatus, Status
 
 name_option = click.option(
     "--name", default="default", show_default=True, help="Name of the sandbox; several may be up at once."
@@ -23,11 +23,13 @@ def command() -> None:
     """Run a real Slurm cluster on this machine.
 
     \b
-    Two nodes that claim four GPUs each, ready to take jobs:
+    Two nodes that claim to have four GPUs each, ready to take jobs:
       trtllm-hpc sandbox up
       export SLURM_CONF=/run/trtllm-hpc/default/etc/slurm.conf
       sinfo
       trtllm-hpc sandbox down
+
+    With `up --gpus real` the nodes share out the GPUs of this machine.
 
     It has its own munge key, database, network and configuration under
     /run/trtllm-hpc, and does not touch a Slurm that already runs on this machine.
@@ -39,15 +41,27 @@ def command() -> None:
 @click.option("--nodes", default=2, show_default=True, type=click.IntRange(1, 32), help="Number of nodes.")
 @click.option(
     "--gpus-per-node",
-    default=4,
-    show_default=True,
     type=click.IntRange(0, 16),
-    help="Number of GPUs that each node claims to have.",
+    help="Number of GPUs of each node.  [default: 4 claimed ones, or an equal share of the real ones]",
+)
+@click.option(
+    "--gpus",
+    "kind",
+    type=click.Choice(["claimed", "real"]),
+    default="claimed",
+    show_default=True,
+    help="claimed: nodes only claim to have GPUs. real: they share out the GPUs of this machine.",
 )
 @click.option("--install", is_flag=True, help="Install missing Debian packages, without starting a service.")
 @json_option
-def up(name: str, nodes: int, gpus_per_node: int, install: bool, as_json: bool) -> None:
-    """Start a sandbox and wait until its nodes are idle."""
+def up(name: str, nodes: int, gpus_per_node: int | None, kind: str, install: bool, as_json: bool) -> None:
+    """Start a sandbox and wait until its nodes are idle.
+
+    \b
+    Examples:
+      trtllm-hpc sandbox up --nodes 2 --gpus-per-node 4
+      trtllm-hpc sandbox up --nodes 2 --gpus real
+    """
     from trtllm_hpc.sandbox import Sandbox
 
     sandbox = Sandbox(name)
@@ -57,7 +71,7 @@ def up(name: str, nodes: int, gpus_per_node: int, install: bool, as_json: bool) 
             from trtllm_hpc.sandbox.requirements import install_missing
 
             install_missing(tell=_print_step)
-        fresh = sandbox.up(nodes, gpus_per_node, tell=_print_step)
+        fresh = sandbox.up(nodes, gpus_per_node, real_gpus=kind == "real", tell=_print_step)
     if fresh:
         click.echo(f"sandbox {name}: up after {time.monotonic() - started:.1f} s", err=True)
     else:
@@ -99,6 +113,13 @@ def _print_step(step: str) -> None:
     click.echo(f"  {step} ...", err=True)
 
 
+def _gpus(status: Status, node: NodeStatus) -> str:
+    """Number and kind of a node's GPUs, e.g. ``2 real GPUs (nvidia0, nvidia1)``."""
+    count = status.gpus_per_node
+    what = f"{count} {'real ' * status.real_gpus}GPU{'s' * (count != 1)}"
+    return f"{what} ({', '.join(node.gpus)})" if node.gpus else what
+
+
 def _show(status: Status, as_json: bool) -> None:
     if as_json:
         print_json(status.as_json())
@@ -117,7 +138,7 @@ def _show(status: Status, as_json: bool) -> None:
     for daemon, answers in status.daemons.items():
         click.echo(f"  {daemon:<12} {answer[answers]}")
     for node in status.nodes:
-        click.echo(f"  {node.name:<24} {node.address:<15} {status.gpus_per_node} GPUs  {node.state}")
+        click.echo(f"  {node.name:<24} {node.address:<15} {_gpus(status, node)}  {node.state}")
     click.echo(f"  partitions   {', '.join(status.partitions)}")
     click.echo(f"  logs         {status.logs}")
     click.echo(f"  to use it    export SLURM_CONF={status.slurm_conf}")

@@ -19,6 +19,9 @@ from trtllm_hpc.config.types import AbsolutePath, AnyText, JobName, OneLine, Sec
 SANDBOX_ROOT = PurePosixPath("/run/trtllm-hpc")
 """Where sandboxes keep their state, ``slurm.conf`` included."""
 
+REAL_GPU = "real"
+"""GRES type of a sandbox's GPUs if they are the machine's own; GPUs that are only claimed have none."""
+
 
 @dataclass(frozen=True)
 class Gpu:

@@ -30,6 +30,8 @@ class NodeStatus:
     """As sinfo prints it."""
     answers: bool
     """Whether its slurmd accepts connections; sinfo notices that it does not only after a while."""
+    gpus: tuple[str, ...] = ()
+    """The device files of its real GPUs, such as ``nvidia0``; empty if it only claims to have GPUs."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Status:
     """``up``, ``down``, ``starting`` (another command is starting it) or ``degraded``."""
     nodes_wanted: int = 0
     gpus_per_node: int = 0
+    real_gpus: bool = False
     slurm_conf: str = ""
     subnet: str = ""
     partitions: tuple[str, ...] = ()
@@ -138,6 +141,7 @@ class Cluster:
                 node.address,
                 "gone" if node.pid is None else states.get(node.name, "unknown"),
                 self.node_answers(node),
+                self.layout.gpus_of(node.name),
             )
             for node in self.nodes
         )
@@ -149,6 +153,7 @@ class Cluster:
             state="degraded" if problems else "up",
             nodes_wanted=self.layout.shape.nodes,
             gpus_per_node=self.layout.shape.gpus_per_node,
+            real_gpus=self.layout.shape.real_gpus,
             slurm_conf=str(self.folder.slurm_conf),
             subnet=f"{self.layout.subnet}.0/24",
             partitions=PARTITIONS,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import write_text
-from trtllm_hpc.sandbox import processes
+from trtllm_hpc.sandbox import gpus, processes
 from trtllm_hpc.sandbox.layout import Folder, Layout
 
 CPUS_PER_NODE = 16
@@ -38,7 +38,8 @@ def write_files(folder: Folder, layout: Layout) -> None:
     with os.fdopen(key, "wb") as file:
         file.write(os.urandom(128))
     for index in range(layout.shape.gpus_per_node):
-        # The device numbers of /dev/null, so that opening the file does no harm.
+        # The device numbers of /dev/null, so that opening the file does no harm. Real GPUs have them
+        # too: on every node Slurm must count from 0, as CUDA does there, and the machine's files do not.
         os.mknod(folder.device(index), 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     values = _values(folder, layout)
     for path, mode in {
@@ -85,6 +86,7 @@ def _values(folder: Folder, layout: Layout) -> dict[str, object]:
         "cpus": CPUS_PER_NODE,
         "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "shm_size": SHM_SIZE,
+        "machine_devices": gpus.DEVICES,
         "machine_hosts": _machine_hosts(),
         "version": slurm_version(),
         # The interpreter itself: a virtual environment may be removed while the sandbox is up.

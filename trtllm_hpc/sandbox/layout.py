@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_hpc.config.cluster import SANDBOX_ROOT
+from trtllm_hpc.config.cluster import REAL_GPU, SANDBOX_ROOT
 from trtllm_hpc.errors import SandboxError
 
 ROOT = Path(SANDBOX_ROOT)
@@ -48,6 +48,8 @@ class Shape:
 
     nodes: int
     gpus_per_node: int
+    real_gpus: bool = False
+    """Whether the GPUs are the machine's own; otherwise nodes only claim to have them."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
@@ -57,8 +59,19 @@ class Shape:
 
     def __str__(self) -> str:
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
-        gpus = "1 GPU" if self.gpus_per_node == 1 else f"{self.gpus_per_node} GPUs"
+        kind = "real GPU" if self.real_gpus else "GPU"
+        gpus = f"1 {kind}" if self.gpus_per_node == 1 else f"{self.gpus_per_node} {kind}s"
         return f"{nodes} with {gpus} each"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes together."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def gpu_type(self) -> str | None:
+        """Their GRES type."""
+        return REAL_GPU if self.real_gpus else None
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,8 @@ class Layout:
     shape: Shape
     subnet: str
     """The first three numbers of a /24, such as ``10.97.0``."""
+    machine_gpus: tuple[str, ...] = ()
+    """Device files of all GPUs that the machine has, such as ``nvidia0``; only of a shape with real GPUs."""
 
     @property
     def head(self) -> Host:
@@ -91,6 +106,17 @@ class Layout:
             Host(f"sbx-{self.name}-n{index}", f"{self.subnet}.{10 + index}")
             for index in range(1, self.shape.nodes + 1)
         ]
+
+    def gpus_of(self, node: str) -> tuple[str, ...]:
+        """The device files of a compute node's GPUs; of nodes that only claim GPUs there are none."""
+        index = [host.name for host in self.nodes].index(node)
+        count = self.shape.gpus_per_node
+        return self.machine_gpus[index * count : (index + 1) * count]
+
+    @property
+    def hides_gpus(self) -> bool:
+        """Whether there are GPUs that a node must not see, because it has not got them all."""
+        return len(self.machine_gpus) > self.shape.gpus_per_node
 
     @property
     def first_job_id(self) -> int:
@@ -152,7 +178,7 @@ class Folder:
         self.logs = path / "log"
         """Folder with two files for each daemon."""
         self.devices = path / "dev"
-        """The device files that stand for GPUs."""
+        """The files by which Slurm counts the GPUs of a node."""
 
     def log(self, daemon: str) -> Path:
         """The log of a daemon; slurmd's is called ``slurmd-<host>``."""
@@ -163,5 +189,5 @@ class Folder:
         return self.logs / f"{daemon}.out"
 
     def device(self, index: int) -> Path:
-        """The device file of one GPU; Slurm takes its number from the digits at the end."""
+        """The file of one GPU of every node; Slurm takes its number from the digits at the end."""
         return self.devices / f"gpu{index}"

@@ -13,11 +13,14 @@ from typing import Any
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import read_json, write_text
-from trtllm_hpc.sandbox import daemons, files, network, nodes, processes, requirements
+from trtllm_hpc.sandbox import daemons, files, gpus, network, nodes, processes, requirements
 from trtllm_hpc.sandbox.cluster import Cluster, Status
 from trtllm_hpc.sandbox.daemons import Progress
 from trtllm_hpc.sandbox.layout import ROOT, Folder, Layout, Shape, check_name
 from trtllm_hpc.sandbox.nodes import Node, end_all, marked_processes
+
+DEFAULT_GPUS = 4
+"""GPUs that a node claims to have if nothing else is said."""
 
 LOCK_TIMEOUT_S = 180.0
 """How long `up` and `down` wait for another `up` or `down` of the same sandbox."""
@@ -58,7 +61,8 @@ class Sandbox:
         raw = self._state()
         if raw is None:
             return None
-        return Layout(self.name, Shape(raw["nodes"], raw["gpus_per_node"]), raw["subnet"])
+        shape = Shape(raw["nodes"], raw["gpus_per_node"], raw.get("real_gpus", False))
+        return Layout(self.name, shape, raw["subnet"], tuple(raw.get("machine_gpus", ())))
 
     @property
     def nodes(self) -> list[Node]:
@@ -87,12 +91,22 @@ class Sandbox:
             return Status(self.name, "degraded", problems=("its state file is gone",))
         return Cluster(layout).status() if raw["complete"] else Status(self.name, "starting")
 
-    def up(self, nodes: int = 2, gpus_per_node: int = 4, *, tell: Progress = _silent) -> bool:
+    def up(
+        self,
+        nodes: int = 2,
+        gpus_per_node: int | None = None,
+        *,
+        real_gpus: bool = False,
+        tell: Progress = _silent,
+    ) -> bool:
         """Start it and return when its nodes are idle.
 
         Args:
             nodes: number of compute nodes, 1 to 32.
-            gpus_per_node: number of GPUs that each node claims to have, 0 to 16.
+            gpus_per_node: number of GPUs that each node has, 0 to 16. Default: 4, or with
+                ``real_gpus`` as many of the machine's as there are for every node.
+            real_gpus: share the machine's own GPUs out between the nodes. Otherwise nodes only
+                claim to have GPUs.
             tell: called with a few words before each wait.
 
         Returns:
@@ -102,9 +116,12 @@ class Sandbox:
             SandboxError: it cannot start here, one of another shape is up, or a daemon failed.
                 Nothing of it is left then.
         """
-        shape = Shape(nodes, gpus_per_node)
         requirements.check_platform()
         requirements.check_root()
+        if real_gpus:
+            shape = gpus.real_shape(nodes, gpus_per_node)
+        else:
+            shape = Shape(nodes, DEFAULT_GPUS if gpus_per_node is None else gpus_per_node)
         with self._locked(tell):
             if self._is_up_as(shape):
                 return False
@@ -154,6 +171,7 @@ class Sandbox:
             return False
         again = f"{self._command('down')} && {self._command('up')}"
         again += f" --nodes {shape.nodes} --gpus-per-node {shape.gpus_per_node}"
+        again += " --gpus real" * shape.real_gpus
         layout = self.layout
         if layout is not None and layout.shape != shape:
             raise SandboxError(
@@ -189,14 +207,14 @@ class Sandbox:
         with lock("state folders"):
             self.folder.path.mkdir(mode=0o755, parents=True)
             others = (read_json(state) for state in ROOT.glob(f"*/{self.folder.state.name}"))
-            layout = Layout(
-                self.name, shape, network.free_subnet([other["subnet"] for other in others if other])
-            )
+            subnet = network.free_subnet([other["subnet"] for other in others if other])
+            layout = Layout(self.name, shape, subnet, gpus.device_files() if shape.real_gpus else ())
             self._write_state(layout, complete=False)
         return layout
 
     def _write_state(self, layout: Layout, *, complete: bool) -> None:
-        record = {**asdict(layout.shape), "subnet": layout.subnet, "complete": complete}
+        addresses = {"subnet": layout.subnet, "machine_gpus": layout.machine_gpus}
+        record = {**asdict(layout.shape), **addresses, "complete": complete}
         write_text(self.folder.state, json.dumps(record) + "\n", mode=0o644)
 
     def _remove(self) -> None:

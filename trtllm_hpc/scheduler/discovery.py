@@ -26,6 +26,8 @@ class Partition:
     """CPUs of a node; ``8+`` where nodes differ."""
     memory_mib: str
     time_limit: str
+    gpu_type: str = ""
+    """The GRES type of the GPUs, e.g. ``a100``; empty if this Slurm names none."""
 
     def __str__(self) -> str:
         default = " (default)" if self.is_default else ""
@@ -102,7 +104,16 @@ def _partitions(text: str) -> tuple[Partition, ...]:
             continue
         name, nodes, gres, cpus, memory, limit = (field.strip() for field in fields)
         found.append(
-            Partition(name.rstrip("*"), name.endswith("*"), int(nodes), gpus_in(gres), cpus, memory, limit)
+            Partition(
+                name.rstrip("*"),
+                name.endswith("*"),
+                int(nodes),
+                gpus_in(gres),
+                cpus,
+                memory,
+                limit,
+                _gpu_type(gres),
+            )
         )
     return tuple(found)
 
@@ -116,6 +127,12 @@ def gpus_in(gres: str) -> int:
             # sinfo omits a count of 1.
             total += int(rest[-1]) if rest and rest[-1].isdigit() else 1
     return total
+
+
+def _gpu_type(gres: str) -> str:
+    """The type of the first GPUs in a GRES list that names one."""
+    found = re.search(r"\bgpu:([^\d:,(][^:,(]*)", gres)
+    return found[1] if found else ""
 
 
 def _plugins(text: str) -> tuple[str, ...]:

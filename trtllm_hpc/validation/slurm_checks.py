@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
+from trtllm_hpc.config.cluster import REAL_GPU
 from trtllm_hpc.errors import Diagnostic, SubmissionError, fail, ok, unknown, warn
 from trtllm_hpc.scheduler.discovery import query_mpi_plugins, supports_pyxis
 from trtllm_hpc.validation.context import CONTROLLER, SRUN, Check, Context
@@ -89,8 +90,18 @@ def partition(context: Context) -> Diagnostic | None:
     most, wanted = max(item.gpus_per_node for item in found), context.cluster.gpus_per_node
     if context.cluster.gpu_request != "none" and most < wanted:
         message = f"a node of the partition {name!r} has {most} GPUs, but the profile says {wanted}"
-        return fail(message, f"set gpus_per_node to {most} in the profile, or choose another partition")
-    return ok(f"the partition {name!r} has {sum(item.nodes for item in found)} nodes of {most} GPUs")
+        hint = f"set gpus_per_node to {most} in the profile, or choose another partition"
+        if context.cluster.is_sandbox:
+            hint = f"--set cluster.gpus_per_node={most}"
+        return fail(message, hint)
+    nodes = sum(item.nodes for item in found)
+    kind = ""
+    if context.cluster.is_sandbox and most:
+        real = any(item.gpu_type == REAL_GPU for item in found)
+        kind = ", the machine's own" if real else ", claimed: there is no GPU behind them"
+    return ok(
+        f"the partition {name!r} has {nodes} node{'s' * (nodes != 1)} of {most} GPU{'s' * (most != 1)}{kind}"
+    )
 
 
 def pyxis(context: Context) -> Diagnostic | None:

@@ -1,0 +1,177 @@
+"""The machine's GPUs are shared out between nodes, or refused with what to type."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.sandbox.conftest import Commands
+from tests.sandbox.test_files import REAL, values
+from tests.sandbox.test_refusals import Refused, refused
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.sandbox import gpus
+from trtllm_hpc.sandbox.files import rendered
+from trtllm_hpc.sandbox.layout import Folder, Layout, Shape
+
+__all__ = ["refused"]
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device files and mounts")
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands for /dev."""
+    folder = tmp_path / "a dev"
+    folder.mkdir()
+    monkeypatch.setattr(gpus, "DEVICES", folder)
+    return folder
+
+
+def make_devices(folder: Path, *names: str) -> None:
+    """Character devices with the numbers of /dev/null."""
+    for name in names:
+        os.mknod(folder / name, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+
+
+@ROOT
+def test_gpus_are_the_numbered_devices_in_order_of_their_numbers(devices: Path) -> None:
+    make_devices(devices, "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "null")
+    (devices / "nvidia3").write_text("a file")
+    (devices / "nvidia-caps").mkdir()
+    assert gpus.device_files() == ("nvidia2", "nvidia10")
+
+
+@ROOT
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "found"),
+    [(1, None, 5), (2, None, 2), (5, None, 1), (2, 1, 1)],
+)
+def test_every_node_gets_as_many_gpus(nodes: int, wanted: int | None, found: int, devices: Path) -> None:
+    make_devices(devices, *(f"nvidia{number}" for number in range(5)), "nvidia-uvm")
+    assert gpus.real_shape(nodes, wanted) == Shape(nodes, found, real_gpus=True)
+
+
+@ROOT
+@pytest.mark.usefixtures("as_root", "root_folder")
+class TestRefusals:
+    def test_a_machine_without_gpus(self, devices: Path, commands: Commands, refused: Refused) -> None:
+        make_devices(devices, "nvidiactl")
+        said = refused("up", "--gpus", "real")
+        assert "has no NVIDIA GPU" in said
+        assert "nvidia-smi -L" in said
+        assert "--gpus claimed" in said
+        assert commands.called == []
+
+    def test_a_driver_that_cuda_has_not_used_yet(
+        self, devices: Path, commands: Commands, refused: Refused
+    ) -> None:
+        make_devices(devices, "nvidia0", "nvidia1", "nvidiactl")
+        said = refused("up", "--gpus", "real")
+        assert "nvidia-uvm" in said
+        assert "nvidia-modprobe -u -c 0" in said
+        assert commands.called == []
+
+    @pytest.mark.parametrize(
+        ("options", "wanted", "fits"),
+        [
+            (("--nodes", "3"), "3 nodes with 1 real GPU each needs 3 GPUs", "--nodes 2 --gpus real"),
+            (("--gpus-per-node", "2"), "2 nodes with 2 real GPUs each needs 4", "--nodes 2 --gpus real"),
+            (("--nodes", "1", "--gpus-per-node", "3"), "1 node with 3 real GPUs", "--nodes 1 --gpus real"),
+        ],
+    )
+    def test_too_few_gpus(
+        self,
+        options: tuple[str, ...],
+        wanted: str,
+        fits: str,
+        devices: Path,
+        commands: Commands,
+        refused: Refused,
+    ) -> None:
+        make_devices(devices, "nvidia0", "nvidia5", "nvidia-uvm")
+        said = " ".join(refused("up", "--gpus", "real", *options).split())
+        assert wanted in said
+        assert "this machine has 2" in said
+        assert f"{devices / 'nvidia5'}" in said
+        assert f"trtllm-hpc sandbox up {fits}" in said
+        assert commands.called == []
+
+    def test_real_gpus_but_none_for_a_node(self, devices: Path, commands: Commands, refused: Refused) -> None:
+        make_devices(devices, "nvidia0", "nvidia-uvm")
+        said = refused("up", "--gpus", "real", "--gpus-per-node", "0", code=ExitCode.SANDBOX)
+        assert "--gpus real and --gpus-per-node 0 contradict each other" in said
+        assert commands.called == []
+
+
+def real_values(devices: Path, layout: Layout, folder: Folder) -> dict[str, object]:
+    return values(layout=layout, folder=folder, machine_devices=devices)
+
+
+def test_slurm_counts_real_gpus_from_0_on_every_node(tmp_path: Path) -> None:
+    """As CUDA does, which sees the GPUs of its own node only."""
+    lines = rendered("slurm.conf", real_values(tmp_path, REAL, Folder("try-1"))).splitlines()
+    assert all(" Gres=gpu:real:2 " in line for line in lines if line.startswith("NodeName="))
+    found = rendered("gres.conf", real_values(tmp_path, REAL, Folder("try-1"))).splitlines()
+    assert [line for line in found if line.startswith("Name=gpu")] == [
+        "Name=gpu Type=real File=/run/trtllm-hpc/try-1/dev/gpu0",
+        "Name=gpu Type=real File=/run/trtllm-hpc/try-1/dev/gpu1",
+    ]
+
+
+@ROOT
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_node_sees_the_device_files_of_its_own_gpus_only(count: int, devices: Path, tmp_path: Path) -> None:
+    names = ["nvidia1", "nvidia3", "nvidia7"]
+    make_devices(devices, *names, "nvidiactl", "nvidia-uvm", "null", "shm-file")
+    (devices / "core").symlink_to("/proc/kcore")
+    (devices / "nvidia-caps").mkdir()
+    make_devices(devices / "nvidia-caps", "nvidia-cap1")
+    layout = Layout("try-1", Shape(3 // count, count, real_gpus=True), "10.97.3", tuple(names))
+    common = ["core", "null", "nvidia-caps", "nvidia-uvm", "nvidiactl", "shm-file"]
+    for index, host in enumerate(layout.nodes):
+        seen = seen_on(host.name, layout, devices, tmp_path)
+        assert seen == sorted([*common, *names[index * count : (index + 1) * count]])
+    assert sorted(path.name for path in devices.iterdir()) == sorted([*common, *names])
+
+
+@ROOT
+def test_the_only_node_has_the_machines_own_folder_of_devices(devices: Path, tmp_path: Path) -> None:
+    make_devices(devices, "nvidia0", "nvidia1")
+    layout = Layout("try-1", Shape(1, 2, real_gpus=True), "10.97.3", ("nvidia0", "nvidia1"))
+    assert "hide_gpus_but" not in init_script(layout, devices, tmp_path)
+    assert seen_on(layout.nodes[0].name, layout, devices, tmp_path) == ["nvidia0", "nvidia1"]
+
+
+def init_script(layout: Layout, devices: Path, folder: Path) -> str:
+    """The script of process 1, with a state folder below ``folder``."""
+    state = Folder("try-1")
+    text = rendered("init.sh", real_values(devices, layout, state))
+    return text.replace(str(state.path), str(folder / "state"))
+
+
+def seen_on(node: str, layout: Layout, devices: Path, folder: Path) -> list[str]:
+    """What a process on the node finds in the folder of devices; process 1 is a real one."""
+    state = folder / "state"
+    for path in (state / "etc", state / "private"):
+        path.mkdir(parents=True, exist_ok=True)
+    for path in (state / "etc" / "hosts", state / "slurmstepd.py", state / "epilog.sh"):
+        path.touch()
+    script = state / "init.sh"
+    script.write_text(init_script(layout, devices, folder))
+    namespaces = ["unshare", "--mount", "--uts", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    with subprocess.Popen(
+        [*namespaces, "bash", str(script), node], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        inside = ["nsenter", "--target", children[0], "--mount", "ls", "-A", str(devices)]
+        seen = subprocess.run(inside, check=True, capture_output=True, text=True).stdout.splitlines()
+        process.stdin.close()
+        process.wait(10)
+    return sorted(seen)
