@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.bench.workload.tokenizers import LocalTokenizer
+from trtllm_hpc.reference.synthetic import make_tokenizer
 
 from .workload.helpers import LetterTokenizer, WordTokenizer
 
@@ -124,9 +128,9 @@ def test_responses_of_several_tokens_are_counted_by_the_tokenizer(accumulates: b
 def test_a_replacement_character_is_one_token_however_it_is_tokenized() -> None:
     class Bytes(WordTokenizer):
         def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            words = super().encode([text.replace("\ufffd", " ") for text in texts])
             return [
-                [*found, *[0] * 2 * text.count("\ufffd")]
-                for found, text in zip(super().encode(texts), texts, strict=True)
+                [*found, *[0] * 3 * text.count("\ufffd")] for found, text in zip(words, texts, strict=True)
             ]
 
     single = record(answer("\ufffd", "\ufffd", " so", streamed=True), tokenizer=Bytes())
@@ -138,6 +142,79 @@ def test_a_replacement_character_is_one_token_however_it_is_tokenized() -> None:
 def test_cumulative_texts_that_grow_by_a_word_are_one_token_each() -> None:
     result = record(answer("so", "so it", "so it is", streamed=True), tokenizer=WordTokenizer())
     assert (chunks(result), output(result)) == (((1, 1, 1), "responses"), (3, "responses"))
+
+
+TEXTS = ("so", " it", " is", " late", "\ufffd", " \ufffd")
+
+
+def test_a_few_responses_of_several_tokens_are_seen_where_the_tokens_are_known() -> None:
+    """As of a server that joins what is ready when it is behind, and otherwise sends single tokens."""
+    parsed = answer("so", " it", " is", " so late", " it", streamed=True)
+    result = record(parsed, tokenizer=WordTokenizer(texts=TEXTS))
+    assert (chunks(result), output(result)) == (((1, 1, 1, 2, 1), "tokenizer"), (6, "tokenizer"))
+    single = record(answer("so", " it", " is", streamed=True), tokenizer=WordTokenizer(texts=TEXTS))
+    assert (chunks(single), output(single)) == (((1, 1, 1), "responses"), (3, "responses"))
+
+
+@pytest.mark.parametrize("size", [512, 32000])
+@pytest.mark.parametrize("most", [1, 4, 32])
+def test_tokens_are_counted_however_the_server_joins_them(size: int, most: int, tmp_path: Path) -> None:
+    """Random tokens of the synthetic models, each response decoded by itself as ``ensemble`` does."""
+    from tokenizers import Tokenizer
+
+    make_tokenizer(tmp_path / "tokenizer", size)
+    decode, drawn = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json")).decode, Random(most)
+    responses = [
+        [drawn.choices(range(3, size), k=drawn.randint(1, most)) for _ in range(16)] for _ in range(40)
+    ]
+    parsed = [answer(*map(decode, each), streamed=True) for each in responses]
+    requests, replies = [Request(1000, "ask")] * len(parsed), [reply(at) for at in range(len(parsed))]
+    result = records(replies, parsed, requests, tokenizer=LocalTokenizer(tmp_path / "tokenizer"))
+    lengths = [tuple(map(len, each)) for each in responses]
+    assert sum(each.output_tokens or 0 for each in result) == pytest.approx(sum(map(sum, lengths)), rel=0.02)
+    if most == 1:
+        assert {output(each) for each in result} == {(16, "responses")}
+    elif size > 512:
+        assert (
+            sum(each.chunk_tokens == expected for each, expected in zip(result, lengths, strict=True)) >= 36
+        )
+
+
+def test_a_token_counts_once_even_if_its_text_alone_would_be_encoded_as_several() -> None:
+    """Such as a part of a word, or a word with a part of a letter."""
+    parsed = answer("so", "rse ly", " \ufffd", "so late", streamed=True)
+    result = record(parsed, tokenizer=WordTokenizer(texts=[*TEXTS, "rse ly"]))
+    assert chunks(result) == ((1, 1, 1, 2), "tokenizer")
+
+
+def test_a_letter_that_was_held_back_is_not_counted_again() -> None:
+    """Its first tokens came in responses without text; it is then encoded with all of them."""
+
+    class Bytes(WordTokenizer):
+        def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            return [[0, *text.encode()] for text in texts]
+
+    tokenizer = Bytes(texts=["a", "b", ""])
+    held_back = record(answer("a", "", "", "\u20ac", "b", streamed=True), tokenizer=tokenizer)
+    assert chunks(held_back) == ((1,) * 5, "responses")
+    joined = record(answer("a", "", "\u20acbb", "", "bb", streamed=True), tokenizer=tokenizer)
+    assert chunks(joined) == ((1, 1, 4, 1, 2), "tokenizer")
+
+
+def test_a_stream_has_at_most_the_requested_tokens() -> None:
+    parsed = answer("so", " it is so late as it is", " is late as it is late", streamed=True)
+    result = record(parsed, tokenizer=WordTokenizer(texts=TEXTS))
+    assert output(result) == (10, "tokenizer") and sum(result.chunk_tokens) == 10
+
+
+def test_lengths_that_grow_by_chance_are_those_of_the_responses() -> None:
+    """Of a server that fell behind in one answer and kept up in another."""
+    parsed = [
+        answer("a", "b c", streamed=True, lengths=(1, 2)),
+        answer("a", "b", streamed=True, lengths=(1, 1)),
+    ]
+    result = records([reply(0), reply(1)], parsed, [PROMPT, PROMPT])
+    assert [output(each) for each in result] == [(3, "model"), (2, "model")]
 
 
 def test_an_unstreamed_text_is_tokenized_without_prompt_and_special_tokens() -> None:
@@ -153,6 +230,14 @@ def test_a_stream_of_one_response_is_counted_as_a_whole() -> None:
     assert (chunks(record(whole)), output(record(whole))) == (((10,), "requested"), (10, "requested"))
     core = record(ids((5, 6, 7, 8, 9), streamed=True), IDS)
     assert (chunks(core), output(core)) == (((2,), "model"), (2, "model"))
+
+
+def test_a_replacement_character_in_a_whole_text_is_one_token() -> None:
+    class Bytes(LetterTokenizer):
+        def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            return [list(text.encode()) for text in texts]
+
+    assert output(record(answer("a\ufffdb\ufffd\ufffd"), tokenizer=Bytes())) == (5, "tokenizer")
 
 
 def test_at_most_the_requested_tokens_are_counted() -> None:

@@ -1,18 +1,19 @@
 """The tokens of answers, by the best source there is, and the records made with them.
 
 In this order: the model (the ids of its answer, or its ``sequence_length``);
-the responses of a stream, unless the tokenizer finds that most have several
-tokens; the tokenizer, run on the text; the requested number. Each record names
-its source.
+the responses of a stream, unless the tokenizer finds some with several tokens;
+the tokenizer, run on the text; the requested number. Each record names its
+source.
 
-Counts by the tokenizer are close, not exact: a model may generate other tokens
-for a text than the tokenizer, and a token that is part of a character arrives
-as U+FFFD.
+A server that is behind may send all tokens that are ready in one response, so
+each response is counted by itself. Counts by the tokenizer are close, not exact:
+a model may generate other tokens for a text than the tokenizer. A token that is
+part of a letter arrives as U+FFFD, or is held back until the letter is complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -24,7 +25,7 @@ from trtllm_hpc.bench.workload.request import BY_MODEL, BY_REQUEST, BY_RESPONSES
 _BATCH = 512
 """Texts in one call of the tokenizer."""
 _SAMPLE = 512
-"""Responses that decide whether they have several tokens, which depends on the server, not on the prompt."""
+"""Responses whose texts decide whether most have several tokens."""
 _REPLACEMENT = "\ufffd"
 
 
@@ -62,8 +63,7 @@ def to_records(
         models: that take turns, recorded as the instance of each request; none if there is only one.
     """
     sent = [requests[reply.index] for reply in replies]
-    retokenized = _retokenize(parsed, sent, tokenizer)
-    counts = map(_count, sent, parsed, retokenized)
+    counts = map(_count, sent, parsed, _reported_lengths(parsed), _retokenize(parsed, sent, tokenizer))
     return [
         RequestRecord(
             index=reply.index,
@@ -95,60 +95,69 @@ def _phase(due_s: float, window: Window) -> str:
     return MEASURED if due_s <= window.end_s else DRAIN
 
 
-def _count(request: Request, answer: ParsedReply, retokenized: _Count | None) -> _Count:
+_Lengths = tuple[int, ...] | None
+"""The tokens of each response; ``None`` if unknown."""
+
+
+def _count(request: Request, answer: ParsedReply, reported: _Lengths, retokenized: _Count | None) -> _Count:
     if answer.streamed and not _in_one_piece(request, answer):
-        return _count_stream(request, answer.chunks, retokenized)
-    count = _count_whole(request, answer, retokenized)
+        return _count_stream(answer.chunks, reported, retokenized)
+    count = _count_whole(request, answer, reported, retokenized)
     if answer.streamed and answer.chunks:
         return replace(count, chunks=(count.tokens,), chunks_by=count.by)
     return count
 
 
-def _count_whole(request: Request, answer: ParsedReply, retokenized: _Count | None) -> _Count:
+def _count_whole(
+    request: Request, answer: ParsedReply, reported: _Lengths, retokenized: _Count | None
+) -> _Count:
     """The tokens of an unstreamed answer."""
-    reported = _reported(request, answer)
-    if reported is not None:
-        return _Count(reported, BY_MODEL)
+    tokens = _without_prompt(request, answer, reported)
+    if tokens is not None:
+        return _Count(tokens, BY_MODEL)
     if not answer.chunks:
         return _Count(0, BY_RESPONSES)
     return retokenized or _Count(request.max_tokens, BY_REQUEST)
 
 
-def _reported(request: Request, answer: ParsedReply) -> int | None:
+def _without_prompt(request: Request, answer: ParsedReply, reported: _Lengths) -> int | None:
     """The length of an unstreamed answer as the model reports it, without a repeated prompt."""
     ids = answer.token_ids
     if ids is not None:
         return len(ids) - (len(request.token_ids or ()) if _repeats_prompt(request, answer) else 0)
-    lengths = _reported_lengths(answer.chunks)
-    if not lengths or not _repeats_prompt(request, answer):
-        return sum(lengths) if lengths else None
-    return None if request.input_tokens is None else sum(lengths) - request.input_tokens
+    if not reported or not _repeats_prompt(request, answer):
+        return sum(reported) if reported else None
+    return None if request.input_tokens is None else sum(reported) - request.input_tokens
 
 
-def _count_stream(request: Request, chunks: Sequence[Chunk], retokenized: _Count | None) -> _Count:
+def _count_stream(chunks: Sequence[Chunk], reported: _Lengths, retokenized: _Count | None) -> _Count:
     """The tokens of a stream; a response with output has at least one."""
     ids = [chunk.token_ids for chunk in chunks]
     if ids and all(known is not None for known in ids):
         lengths = tuple(len(known) for known in ids if known is not None)
         return _Count(sum(lengths), BY_MODEL, lengths, BY_MODEL)
-    reported = _reported_lengths(chunks)
     if reported is not None:
         return _Count(sum(reported), BY_MODEL, reported, BY_MODEL)
     return retokenized or _Count(len(chunks), BY_RESPONSES, (1,) * len(chunks), BY_RESPONSES)
 
 
-def _reported_lengths(chunks: Sequence[Chunk]) -> tuple[int, ...] | None:
-    """The tokens of each response as the model reports them; ``None`` if it does not.
+def _reported_lengths(parsed: Sequence[ParsedReply]) -> list[_Lengths]:
+    """The tokens of each response as the model reports them; ``None`` for an answer without.
 
-    A length that grows with each response is that of the whole answer so far.
+    If the lengths of every answer grow with each response, they are those of the
+    answer so far. Of a single answer they may grow because its server fell behind.
     """
-    lengths = [chunk.sequence_length for chunk in chunks if chunk.sequence_length is not None]
-    if len(lengths) < len(chunks):
-        return None
-    grows = len(lengths) > 1 and all(after > before for before, after in pairwise(lengths))
-    if not grows:
-        return tuple(lengths)
-    return tuple(after - before for before, after in pairwise([0, *lengths]))
+    found = [
+        tuple(chunk.sequence_length for chunk in answer.chunks if chunk.sequence_length is not None)
+        for answer in parsed
+    ]
+    several = [lengths for lengths in found if len(lengths) > 1]
+    if several and all(after > before for lengths in several for before, after in pairwise(lengths)):
+        found = [tuple(after - before for before, after in pairwise([0, *lengths])) for lengths in found]
+    return [
+        lengths if len(lengths) == len(answer.chunks) else None
+        for lengths, answer in zip(found, parsed, strict=True)
+    ]
 
 
 def _repeats_prompt(request: Request, answer: ParsedReply) -> bool:
@@ -177,11 +186,11 @@ def _retokenize(
     unknown = [at for at, answer in enumerate(parsed) if _length_unknown(answer)]
     whole = [at for at in unknown if not parsed[at].streamed or _in_one_piece(requests[at], parsed[at])]
     streams = sorted(set(unknown) - set(whole))
-    if not _several_tokens_a_response([parsed[at] for at in streams], tokenizer):
-        streams = []
-    for at in streams:
-        chunks = tuple(_text_lengths(_new_texts(parsed[at]), tokenizer))
-        counts[at] = _Count(sum(chunks), tokenizer.counted_by, chunks, tokenizer.counted_by)
+    responses = _retokenize_streams([_new_texts(parsed[at]) for at in streams], tokenizer)
+    for at, lengths in zip(streams, responses, strict=True):
+        if max(lengths, default=1) > 1:
+            chunks = _at_most(lengths, requests[at].max_tokens)
+            counts[at] = _Count(sum(chunks), tokenizer.counted_by, chunks, tokenizer.counted_by)
     texts = [("".join(_new_texts(parsed[at])), requests[at]) for at in whole]
     for at, tokens in zip(whole, _retokenize_whole(texts, tokenizer), strict=True):
         counts[at] = _Count(tokens, tokenizer.counted_by)
@@ -192,36 +201,86 @@ def _length_unknown(answer: ParsedReply) -> bool:
     return answer.text is not None and any(chunk.sequence_length is None for chunk in answer.chunks)
 
 
+def _at_most(lengths: Sequence[int], most: int) -> tuple[int, ...]:
+    """Lower the largest lengths until they add up to no more than was requested."""
+    lowered = list(lengths)
+    for _ in range(max(0, sum(lengths) - max(most, len(lengths)))):
+        lowered[lowered.index(max(lowered))] -= 1
+    return tuple(lowered)
+
+
+class _TextCounter:
+    """Counts the tokens of texts without special ones; U+FFFD stands for one token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.special, one, two = map(len, tokenizer.encode(["", f"a{_REPLACEMENT}", f"a{_REPLACEMENT * 2}"]))
+        self._more = max(0, two - one - 1)
+
+    def lengths(self, texts: Sequence[str]) -> Iterator[int]:
+        for begin in range(0, len(texts), _BATCH):
+            batch = texts[begin : begin + _BATCH]
+            for text, ids in zip(batch, self._tokenizer.encode(batch), strict=True):
+                yield len(ids) - self.special - self._more * text.count(_REPLACEMENT)
+
+
 def _retokenize_whole(texts: Sequence[tuple[str, Request]], tokenizer: Tokenizer) -> Iterator[int]:
     """Yield the tokens of unstreamed answers without a repeated prompt, at most the requested number."""
     if not texts:
         return
-    special = len(tokenizer.encode([""])[0])
-    for begin in range(0, len(texts), _BATCH):
-        batch = texts[begin : begin + _BATCH]
-        encoded = tokenizer.encode([text for text, _ in batch])
-        for (text, request), ids in zip(batch, encoded, strict=True):
-            repeated = request.input_tokens if request.prompt and text.startswith(request.prompt) else None
-            tokens = len(ids) - (special if repeated is None else repeated)
-            yield min(max(tokens, 0), request.max_tokens)
+    counter = _TextCounter(tokenizer)
+    lengths = counter.lengths([text for text, _ in texts])
+    for (text, request), tokens in zip(texts, lengths, strict=True):
+        if request.input_tokens is not None and request.prompt and text.startswith(request.prompt):
+            tokens -= request.input_tokens - counter.special
+        yield min(max(tokens, 0), request.max_tokens)
 
 
-def _several_tokens_a_response(streams: Sequence[ParsedReply], tokenizer: Tokenizer) -> bool:
-    """Whether the texts of most responses have more than one token each."""
-    texts = [text for answer in streams for text in _new_texts(answer) if _REPLACEMENT not in text]
-    if not texts:
-        return False
-    lengths = _text_lengths(texts[:: max(1, len(texts) // _SAMPLE)], tokenizer)
-    return sum(length > 1 for length in lengths) * 2 > len(lengths)
+def _retokenize_streams(streams: Sequence[Sequence[str]], tokenizer: Tokenizer) -> list[list[int]]:
+    """The tokens of each response of each stream, at least one.
+
+    Text by itself may have more tokens than it has within a longer text. So where the
+    texts of single tokens are unknown, each response is one token unless most have more.
+    """
+    if tokenizer.token_texts is None and not _most_have_several(streams, tokenizer):
+        return [[1] * len(stream) for stream in streams]
+    lengths = _text_lengths((text for stream in streams for text in stream), tokenizer)
+    return [_response_lengths(stream, lengths) for stream in streams]
 
 
-def _text_lengths(texts: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+def _most_have_several(streams: Sequence[Sequence[str]], tokenizer: Tokenizer) -> bool:
+    """Whether most responses have several tokens, by a sample: the server may count them one by one."""
+    texts = [text for stream in streams for text in stream if text and _REPLACEMENT not in text]
+    sample = texts[:: max(1, len(texts) // _SAMPLE)]
+    lengths = _text_lengths(sample, tokenizer)
+    return sum(lengths[text] > 1 for text in sample) * 2 > len(sample)
+
+
+def _text_lengths(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, int]:
     """The tokens of each text; at least one, since a response without text has a special token."""
-    special, *encoded = map(len, tokenizer.encode(["", *texts]))
-    return [
-        1 if _REPLACEMENT in text else max(1, length - special)
-        for text, length in zip(texts, encoded, strict=True)
-    ]
+    found = dict.fromkeys(texts, 1)
+    single = tokenizer.token_texts or frozenset()
+    others = [text for text in found if text and text not in single]
+    if others:
+        lengths = _TextCounter(tokenizer).lengths(others)
+        found.update((text, max(1, length)) for text, length in zip(others, lengths, strict=True))
+    return found
+
+
+def _response_lengths(stream: Sequence[str], lengths: Mapping[str, int]) -> list[int]:
+    """The tokens of each response of one stream.
+
+    A letter that was held back begins the text after the empty responses of its
+    first tokens, which have been counted there.
+    """
+    found, empty = [], 0
+    for text in stream:
+        held_back = 0
+        if text and text[0] != _REPLACEMENT:
+            held_back = min(empty, len(text[0].encode(errors="replace")) - 1)
+        found.append(max(1, lengths[text] - held_back))
+        empty = 0 if text else empty + 1
+    return found
 
 
 def _new_texts(answer: ParsedReply) -> list[str]:

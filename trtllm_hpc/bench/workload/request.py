@@ -57,6 +57,10 @@ class Tokenizer(Protocol):
     def counted_by(self) -> str:
         """What records have as who counted: ``tokenizer`` or ``preprocessing``."""
 
+    @property
+    def token_texts(self) -> frozenset[str] | None:
+        """The text of each token by itself, as a stream of single tokens has it; ``None`` if unknown."""
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ class LocalTokenizer:
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=self._special)
         return [encoding.ids for encoding in encodings]
 
+    @cached_property
+    def token_texts(self) -> frozenset[str]:
+        """The text of each token by itself."""
+        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        return frozenset(self._tokenizer.decode_batch([[token] for token in ids]))
+
     def vocabulary(self, size: int | None = None) -> Vocabulary:
         """Return its tokens without the special ones.
 
@@ -106,6 +113,7 @@ class ServedTokenizer:
     """
 
     counted_by = BY_PREPROCESSING
+    token_texts = None
 
     def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
         self.name = f"{_SERVED_MODEL} at {endpoint.grpc}"
