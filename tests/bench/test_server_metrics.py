@@ -164,6 +164,26 @@ def test_looks_do_not_keep_step_with_a_load_of_the_same_period() -> None:
     assert (times[-1] - begun) / len(gaps) >= 0.8 * interval_s  # as many as were asked for
 
 
+def test_the_servers_own_count_of_output_tokens_is_that_between_first_and_last_page() -> None:
+    with (
+        serving(lambda number: (200, page(finished=number, tokens=70 + 5 * min(number, 1)))) as endpoint,
+        sampled(endpoint, MONOTONIC, 0.05) as found,
+    ):
+        eventually(lambda: len(found) >= 3)
+    assert found.output_tokens is not None and found.output_tokens.tokens == 5
+    assert found.output_tokens.since_s < found.output_tokens.until_s
+
+
+@pytest.mark.parametrize("pages", [[page(tokens=9), page(tokens=3)], ["nv_cpu_utilization 0.5\n"] * 2])
+def test_a_server_that_began_anew_or_counts_no_tokens_has_no_count(pages: list[str]) -> None:
+    with (
+        serving(lambda number: (200, pages[min(number, 1)])) as endpoint,
+        sampled(endpoint, MONOTONIC, 0.05) as found,
+    ):
+        eventually(lambda: len(found) >= 2)
+    assert found.output_tokens is None
+
+
 def test_a_long_measurement_keeps_fewer_pages_of_all_of_it() -> None:
     with serving(lambda number: (200, page())) as endpoint:
         started = time.monotonic()

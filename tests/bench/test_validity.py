@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from trtllm_hpc.bench.analysis.validity import check_pass
+from trtllm_hpc.bench.analysis.validity import check_pass, server_count_doubt
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import WARMUP, RequestRecord
 from trtllm_hpc.bench.results import ClientUse, Verdict
-from trtllm_hpc.bench.workload.request import BY_REQUEST, BY_RESPONSES
+from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
+from trtllm_hpc.bench.workload.request import BY_REQUEST, BY_RESPONSES, BY_TOKENIZER
 from trtllm_hpc.config.benchmark import Benchmark
 
 from .make import IDLE, request, sample
@@ -200,7 +201,50 @@ def test_counts_from_a_poor_source_are_warned_of() -> None:
         found.valid
         and len(found.warnings) == 1
         and found.warnings[0].startswith("In all 100 answers, each response was counted as one output token.")
+        and "--tokenizer" in found.warnings[0]
     )
+    records = steady(output_by=BY_RESPONSES)
+    assert check_pass(sample(records), IDLE, SETTINGS, texts_checked=True).warnings == []
+
+
+def test_answers_whose_text_has_few_of_their_tokens_are_warned_of() -> None:
+    """As of a model whose tokens are mostly special ones, and 128 tokens an answer."""
+    records = steady(tokens_out=3, asked=128, output_by=BY_TOKENIZER)
+    [warning] = verdict(records).warnings
+    assert warning.startswith(
+        "300 of 12,800 requested output tokens were found in the answers' texts: either"
+    )
+    assert warning.endswith("The ids of --model tensorrt_llm are counted exactly.")
+    assert verdict(steady(tokens_out=40, asked=128, output_by=BY_TOKENIZER)).warnings == [], "short answers"
+    assert verdict(steady(tokens_out=3, asked=128)).warnings == [], "the model says so"
+
+
+def test_with_exact_output_a_text_must_have_about_the_requested_tokens() -> None:
+    exact = Benchmark(exact_output=True)
+    [warning] = verdict(steady(tokens_out=9, output_by=BY_TOKENIZER), settings=exact).warnings
+    assert warning.startswith("900 of 1,000 requested output tokens") and "exact_output" in warning
+    near = [*steady(90, output_by=BY_TOKENIZER), *steady(10, tokens_out=9, output_by=BY_TOKENIZER)]
+    assert verdict(near, settings=exact).warnings == []
+
+
+@pytest.mark.parametrize(("tokens", "doubtful"), [(20_600, True), (1050, False), (990, False), (500, True)])
+def test_the_servers_own_count_is_compared_with_the_clients(tokens: int, doubtful: bool) -> None:
+    """100 answers of 10 tokens."""
+    by_text, server = steady(output_by=BY_TOKENIZER), ServerTokens(tokens, -0.1, 3.0)
+    doubt = server_count_doubt(by_text, server)
+    assert (doubt is not None) == doubtful
+    if doubt is not None:
+        assert f"counted {tokens:,} output tokens" in doubt and "the client 1,000" in doubt
+        assert "--model tensorrt_llm" in doubt
+    assert server_count_doubt(steady(), server) is None, "the model itself counted"
+    assert server_count_doubt(by_text, None) is None
+
+
+def test_answers_that_the_last_page_of_metrics_may_lack_cause_no_doubt() -> None:
+    """Those of the last second, and those before the first page."""
+    by_text = steady(output_by=BY_TOKENIZER)
+    assert server_count_doubt(by_text, ServerTokens(200, -0.1, 1.25)) is None
+    assert server_count_doubt(by_text, ServerTokens(200, 0.85, 9.0)) is None
 
 
 def test_chunks_that_do_not_add_up_are_warned_of() -> None:

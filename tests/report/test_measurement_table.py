@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.make import request
 from tests.report.cases import CASES
 from tests.report.make import Made, make, searched, write_run
+from trtllm_hpc.bench.analysis.aggregate import token_totals
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
+from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Distribution, Interval, Verdict
+from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
 from trtllm_hpc.report.formatting import quantity
 from trtllm_hpc.report.measurement_table import measurement_table, measurement_text
 from trtllm_hpc.report.sentences import sentences
@@ -49,6 +53,25 @@ def test_one_level_as_a_whole() -> None:
         f"{ttft[name].mean:.1f}" for name in ("mean", "p50", "p90", "p95", "p99", "max")
     ]
     assert "counted by model" in table and table.endswith("valid: the figures may be used\n")
+
+
+def output_tokens(records: list[RequestRecord], server: ServerTokens | None = None) -> str:
+    found = make(requests=2).changed(tokens=token_totals(records, server)).measurement
+    return next(sentence for sentence in sentences(found) if sentence.startswith("output tokens: "))
+
+
+def test_output_tokens_that_the_model_did_not_count_have_limits() -> None:
+    by_text = [request(0, 0, 50, tokens_out=3, asked=128, output_by="tokenizer")] * 160
+    assert output_tokens(by_text, ServerTokens(20_733, 0, 9)) == (
+        "output tokens: 480, counted by tokenizer; at least 160 were sent and at most 20,480 requested; the "
+        "server's metrics have 20,733, warm-up included"
+    )
+    stream = [request(0, 0, 50, chunks_ms=[10, 20, 50], chunk_tokens=[1, 2, 1], tokens_out=4)]
+    assert output_tokens(stream) == "output tokens: 4, counted by model; they came in 3 responses"
+    joined = [replace(stream[0], output_by="tokenizer")]
+    assert output_tokens(joined).endswith("in 3 responses; at least 3 were sent and at most 10 requested")
+    single = [replace(stream[0], output_by="responses", output_tokens=3, chunk_tokens=(1, 1, 1))]
+    assert output_tokens(single) == "output tokens: 3, counted by responses"
 
 
 def test_levels_stand_one_below_the_other_with_the_course_of_their_latency() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
-from trtllm_hpc.bench.analysis.validity import SERVER_GONE
+from trtllm_hpc.bench.analysis.validity import SERVER_GONE, server_count_doubt
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length, step_of, timed_length
@@ -23,7 +23,7 @@ from trtllm_hpc.bench.records import RequestRecord, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
-from trtllm_hpc.bench.server_metrics.sampling import sampled
+from trtllm_hpc.bench.server_metrics.sampling import ServerTokens, sampled
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
 from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
@@ -96,7 +96,9 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     ):
         ended_early = measuring.run()
     measurement = measuring.write(
-        [ended_early] if ended_early else [], [samples.warning] if samples.warning else []
+        [ended_early] if ended_early else [],
+        [samples.warning] if samples.warning else [],
+        samples.output_tokens,
     )
     if ended_early == _INTERRUPTED:
         raise Interrupted(measurement)
@@ -195,11 +197,17 @@ class _Run:
             self.write(["The measurement did not finish."])
         return None
 
-    def write(self, findings: Sequence[str] = (), warnings: Sequence[str] = ()) -> Measurement:
+    def write(
+        self,
+        findings: Sequence[str] = (),
+        warnings: Sequence[str] = (),
+        server: ServerTokens | None = None,
+    ) -> Measurement:
         """Write the summary and the workload so far, and return the summary."""
         feed = self._passes.feed
         write_workload(self._files.workload, feed.sent)
         target = self._passes.target
+        doubt = server_count_doubt(self._records, server)
         measurement = Measurement(
             name=self._name,
             started_at=self._passes.clock.started_at,
@@ -209,13 +217,13 @@ class _Run:
             streaming=target.streaming,
             provenance={**self._provenance, "workload": workload_provenance(self._files.workload)},
             levels=self._results,
-            tokens=token_totals(self._records),
+            tokens=token_totals(self._records, server),
             errors=error_counts(self._records),
             verdict=overall_verdict(
                 self._results,
                 self._search,
                 findings=findings,
-                warnings=[*self._notes, *feed.built.notes, *warnings],
+                warnings=[*self._notes, *feed.built.notes, *warnings, *([doubt] if doubt else [])],
             ),
             search=self._search,
         )

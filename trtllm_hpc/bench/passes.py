@@ -78,7 +78,13 @@ class Passes:
             models=self.settings.models,
         )
         sample = Sample(records, window, level, self.slo)
-        verdict = check_pass(sample, load.client, self.settings, interrupted=load.interrupted)
+        verdict = check_pass(
+            sample,
+            load.client,
+            self.settings,
+            interrupted=load.interrupted,
+            texts_checked=self.tokenizer is not None and self.tokenizer.token_texts is not None,
+        )
         result = Pass(
             repeat=step.repeat,
             started_s=load.start_s,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
 from trtllm_hpc.bench.results import Measurement, SearchResult, Tried
@@ -29,11 +30,7 @@ def sentences(measurement: Measurement) -> Iterator[str]:
     if measurement.search is not None:
         yield f"search: {search_sentence(measurement.search)}"
     yield from _slo_sentences(measurement)
-    tokens = measurement.tokens
-    for kind in ("input", "output"):
-        if tokens.get(kind) is not None:
-            counted_by = ", ".join(tokens.get(f"{kind}_by") or ["no source"])
-            yield f"{kind} tokens: {tokens[kind]:,}, counted by {counted_by}"
+    yield from _token_sentences(measurement.tokens)
     for words, count in sorted(measurement.errors.items(), key=lambda item: -item[1]):
         yield f"failed: {count:,} time{'s' if count != 1 else ''} {cut(words)}"
     if not all(map(is_valid, measurement.levels)):
@@ -44,6 +41,29 @@ def sentences(measurement: Measurement) -> Iterator[str]:
         yield f"not valid: {sentence}"
     if measurement.verdict.valid:
         yield "valid: the figures may be used"
+
+
+def _token_sentences(tokens: Mapping[str, Any]) -> Iterator[str]:
+    """The totals with their sources, and for a count of texts the limits that are certain."""
+    for kind in ("input", "output"):
+        if tokens.get(kind) is None:
+            continue
+        counted_by = ", ".join(tokens.get(f"{kind}_by") or ["no source"])
+        sentence = f"{kind} tokens: {tokens[kind]:,}, counted by {counted_by}"
+        if kind == "output":
+            sentence += "".join(f"; {words}" for words in _certainty(tokens))
+        yield sentence
+
+
+def _certainty(tokens: Mapping[str, Any]) -> Iterator[str]:
+    output, responses = tokens["output"], tokens.get("responses")
+    if responses is not None and responses < output:
+        yield f"they came in {responses:,} responses"
+    least, most = tokens.get("output_at_least"), tokens.get("output_at_most")
+    if least is not None and most is not None and least < output:
+        yield f"at least {least:,} were sent and at most {most:,} requested"
+        if tokens.get("output_by_server") is not None:
+            yield f"the server's metrics have {tokens['output_by_server']:,}, warm-up included"
 
 
 @dataclass(frozen=True)

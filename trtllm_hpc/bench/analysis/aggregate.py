@@ -11,6 +11,8 @@ from typing import Any
 from trtllm_hpc.bench.analysis.statistics import STATISTICS, t_interval, value_of
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Distribution, Figure, Interval, LevelResult, SearchResult, Verdict
+from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
+from trtllm_hpc.bench.workload.request import BY_MODEL
 
 _ANY_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?![\d])(?: of \d+(?:,\d{3})*(?![\d.%]))?")
@@ -40,19 +42,38 @@ def _interval(passes: Sequence[Mapping[str, Figure]], key: str, statistic: str |
     return found if found.low is None else replace(found, low=max(found.low, min(found.mean, 0.0)))
 
 
-def token_totals(records: Iterable[RequestRecord]) -> dict[str, Any]:
+def token_totals(records: Iterable[RequestRecord], server: ServerTokens | None = None) -> dict[str, Any]:
     """Return the input and output tokens of all answered measured requests, and how they were counted.
 
-    A total is ``None`` if the tokens of any answer are unknown.
+    ``output_at_least`` and ``output_at_most`` are the limits between which the output
+    tokens lie for certain. A total is ``None`` if it is unknown for any answer.
+
+    Args:
+        server: the server's own count over the whole measurement, warm-up included.
     """
     answered = [record for record in records if record.measured and record.ok]
     return {
         "input": _total([record.input_tokens for record in answered]),
         "output": _total([record.output_tokens for record in answered]),
+        "output_at_least": _total([_least_tokens(record) for record in answered]),
+        "output_at_most": _total([_most_tokens(record) for record in answered]),
+        "output_by_server": None if server is None else server.tokens,
+        "responses": sum(len(record.chunks_s) for record in answered) or None,
         "input_by": _distinct(record.input_by for record in answered),
         "output_by": _distinct(record.output_by for record in answered),
         "chunks_by": _distinct(record.chunks_by for record in answered),
     }
+
+
+def _least_tokens(record: RequestRecord) -> int | None:
+    """Return the model's count, or what was seen: each response of a stream has a token, and each answer."""
+    if record.output_by == BY_MODEL or record.output_tokens is None:
+        return record.output_tokens
+    return len(record.chunks_s) or min(1, record.output_tokens)
+
+
+def _most_tokens(record: RequestRecord) -> int | None:
+    return record.output_tokens if record.output_by == BY_MODEL else record.requested_tokens
 
 
 def _total(counts: Sequence[int | None]) -> int | None:

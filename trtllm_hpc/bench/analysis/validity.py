@@ -6,14 +6,21 @@ gives the number, the limit, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.metrics import LATENCY
 from trtllm_hpc.bench.records import NO_CONNECTION, RequestRecord, Sample
 from trtllm_hpc.bench.results import ClientUse, Verdict
-from trtllm_hpc.bench.workload.request import BY_MODEL, BY_REQUEST, BY_RESPONSES
+from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
+from trtllm_hpc.bench.workload.request import (
+    BY_MODEL,
+    BY_PREPROCESSING,
+    BY_REQUEST,
+    BY_RESPONSES,
+    BY_TOKENIZER,
+)
 from trtllm_hpc.config.benchmark import Benchmark
 
 LATE_S = 0.001
@@ -35,16 +42,32 @@ TREND_P_VALUE = 0.01
 MIN_GROWTH = 1.2
 """Growth of latency from the first half of the window to the second; less is harmless drift."""
 
+MAX_TEXT_DIFFERENCE = 0.05
+"""From the number of tokens that a text must have (exact_output)."""
+LOW_TEXT_SHARE = 0.2
+"""Tokens of texts over the requested ones. Short answers have fewer, too, but then the user should know."""
+MAX_SERVER_DIFFERENCE = 0.1
+"""Between the server's count of output tokens and the client's."""
+METRICS_DELAY_S = 1.0
+"""Answers may be missing on a page of metrics for this long."""
+
+_EXACT_REMEDY = "The ids of --model tensorrt_llm are counted exactly."
 _CLIENT_REMEDY = "give the client more cores or a node of its own, raise --processes, or lower the rate"
 
 
 def check_pass(
-    sample: Sample, client: ClientUse, settings: Benchmark, *, interrupted: bool = False
+    sample: Sample,
+    client: ClientUse,
+    settings: Benchmark,
+    *,
+    interrupted: bool = False,
+    texts_checked: bool = False,
 ) -> Verdict:
     """Judge the figures of one pass.
 
     Args:
         interrupted: whether the pass was ended early, for example by Ctrl-C.
+        texts_checked: whether responses that count as one token each have the text of one.
     """
     warnings = ["The measurement was interrupted, so it is shorter than requested."] if interrupted else []
     gone = list(_server_gone(sample.records))
@@ -60,7 +83,12 @@ def check_pass(
         *_missing_tokens(sample, settings),
         *_too_short(sample, settings),
     ]
-    warnings += [*_doubtful_tokens(sample), *_failed(sample), *([] if findings else _too_few_for_p99(sample))]
+    warnings += [
+        *_doubtful_tokens(sample, texts_checked),
+        *_doubtful_texts(sample, settings),
+        *_failed(sample),
+        *([] if findings else _too_few_for_p99(sample)),
+    ]
     return Verdict(
         findings=findings,
         warnings=[*warnings, *([growth] if growth else [])],
@@ -178,25 +206,75 @@ def _too_short(sample: Sample, settings: Benchmark) -> Iterator[str]:
         )
 
 
-_TOKEN_DOUBTS: tuple[tuple[Callable[[RequestRecord], bool], str], ...] = (
-    (
-        lambda record: record.output_by == BY_RESPONSES,
-        "each response was counted as one output token.",
-    ),
-    (
-        lambda record: bool(record.chunks_s) and record.output_tokens not in (None, sum(record.chunk_tokens)),
-        "the tokens of the chunks do not add up to the answer's: the inter-token latency is that between "
-        "responses.",
-    ),
-)
+def _doubtful_tokens(sample: Sample, texts_checked: bool) -> Iterator[str]:
+    answered = sample.answered
+    by_responses = 0 if texts_checked else sum(record.output_by == BY_RESPONSES for record in answered)
+    if by_responses:
+        yield (
+            f"In {_of(by_responses, len(answered))} answers, each response was counted as one output token. "
+            "A server that is behind may send several in one: name the tokenizer's folder (--tokenizer). "
+            f"{_EXACT_REMEDY}"
+        )
+    not_added_up = sum(
+        bool(record.chunks_s) and record.output_tokens not in (None, sum(record.chunk_tokens))
+        for record in answered
+    )
+    if not_added_up:
+        yield (
+            f"In {_of(not_added_up, len(answered))} answers, the tokens of the chunks do not add up to the "
+            "answer's: the inter-token latency is that between responses."
+        )
 
 
-def _doubtful_tokens(sample: Sample) -> Iterator[str]:
-    total = len(sample.answered)
-    for is_doubtful, doubt in _TOKEN_DOUBTS:
-        count = sum(map(is_doubtful, sample.answered))
-        if count:
-            yield f"In {f'all {total}' if count == total else f'{count} of {total}'} answers, {doubt}"
+def _of(count: int, total: int) -> str:
+    return f"all {total}" if count == total else f"{count} of {total}"
+
+
+def _doubtful_texts(sample: Sample, settings: Benchmark) -> Iterator[str]:
+    """Warn if texts have far fewer tokens than were requested: special tokens have no text."""
+    texts = [
+        record
+        for record in sample.answered
+        if record.output_by in (BY_TOKENIZER, BY_PREPROCESSING) and record.requested_tokens is not None
+    ]
+    counted = sum(record.output_tokens or 0 for record in texts)
+    requested = sum(record.requested_tokens or 0 for record in texts)
+    found = f"{counted:,} of {requested:,} requested output tokens were found in the answers' texts"
+    if settings.exact_output:
+        if abs(counted - requested) > MAX_TEXT_DIFFERENCE * requested:
+            yield (
+                f"{found}, though exact_output keeps answers from ending early: other tokens have no text, "
+                f"such as special ones, and the rates of tokens are wrong. {_EXACT_REMEDY}"
+            )
+    elif counted < LOW_TEXT_SHARE * requested:
+        yield (
+            f"{found}: either the answers are short, or most of their tokens have no text, such as special "
+            f"ones, and the rates of tokens are too low. {_EXACT_REMEDY}"
+        )
+
+
+def server_count_doubt(records: Iterable[RequestRecord], server: ServerTokens | None) -> str | None:
+    """Return a sentence if the server's metrics have other output tokens than were counted without the model.
+
+    Args:
+        records: of all passes.
+    """
+    answered = [record for record in records if record.ok and record.output_tokens is not None]
+    if server is None or all(record.output_by == BY_MODEL for record in answered):
+        return None
+    counted = sum(record.output_tokens or 0 for record in answered)
+    on_page = sum(
+        record.output_tokens or 0
+        for record in answered
+        if server.since_s < record.ended_s < server.until_s - METRICS_DELAY_S
+    )
+    if (1 - MAX_SERVER_DIFFERENCE) * on_page <= server.tokens <= (1 + MAX_SERVER_DIFFERENCE) * counted:
+        return None
+    return (
+        f"The server's metrics counted {server.tokens:,} output tokens during the measurement, the client "
+        f"{counted:,} in the answers. Unless other clients used the server, the rates of tokens are wrong: "
+        f"tokens may have no text, such as special ones. {_EXACT_REMEDY}"
+    )
 
 
 def _failed(sample: Sample) -> Iterator[str]:

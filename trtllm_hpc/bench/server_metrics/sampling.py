@@ -6,14 +6,14 @@ import json
 import random
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_hpc.bench.server_metrics.series import Page, values
+from trtllm_hpc.bench.server_metrics.series import Page, output_tokens, values
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.records import Endpoint
@@ -42,10 +42,25 @@ class ServerSample:
 
 
 @dataclass(frozen=True)
+class ServerTokens:
+    """The output tokens of all answers that ended while the page was sampled, of other clients, too."""
+
+    tokens: int
+    since_s: float
+    """When the first page was written, on the measurement's clock."""
+    until_s: float
+    """When the last page was written."""
+
+
+@dataclass(frozen=True)
 class _RawPage:
     time_s: float
     within_s: float
     text: bytes
+
+    def parse(self) -> Page:
+        """Return the page; ValueError if it is not a page of metrics."""
+        return Page(self.text.decode("utf-8", errors="replace"))
 
 
 class Samples:
@@ -73,13 +88,24 @@ class Samples:
         found, before, before_s = [], None, 0.0
         for raw in self._pages:
             try:
-                page = Page(raw.text.decode("utf-8", errors="replace"))
+                page = raw.parse()
             except ValueError:
                 continue
             figures = values(page, before, raw.time_s - before_s)
             found.append(ServerSample(raw.time_s, raw.within_s, figures))
             before, before_s = page, raw.time_s
         return found
+
+    @property
+    def output_tokens(self) -> ServerTokens | None:
+        """The server's own count; ``None`` if its metrics have none."""
+        if len(self._pages) < 2:
+            return None
+        first, last = self._pages[0], self._pages[-1]
+        with suppress(ValueError):
+            tokens = output_tokens(first.parse(), last.parse())
+            return None if tokens is None else ServerTokens(round(tokens), first.time_s, last.time_s)
+        return None
 
     @property
     def warning(self) -> str | None:

@@ -132,6 +132,7 @@ _GENERAL = "nv_trt_llm_general_metrics", "general_type"
 _TRANSFERS = "nv_trt_llm_disaggregated_serving_metrics", "disaggregated_serving_type"
 _ENGINE = ("nv_trt_llm_", "nv_llm_")
 _SUCCESS = Source("nv_inference_request_success")
+_OUTPUT_TOKENS = Source("nv_llm_output_token_len_sum")
 
 
 def _engine(key: str, label: str, unit: str, group: tuple[str, str], value: str) -> Series:
@@ -188,7 +189,7 @@ SERIES: tuple[Series, ...] = (
         "tokens of finished answers",
         "tokens/s",
         "engine",
-        Source("nv_llm_output_token_len_sum"),
+        _OUTPUT_TOKENS,
     ),
     _rate(
         "input_tokens_per_s",
@@ -257,6 +258,17 @@ def since_start(page: Page) -> dict[str, float]:
         series.counted.key + end: series.since_start(page, model) for series, model, end in _with_models(page)
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def output_tokens(before: Page, after: Page) -> float | None:
+    """Return the tokens of the answers that ended between two pages, of all engines; ``None`` if unknown."""
+    engines = sorted(after.models(*_ENGINE))
+    growths = [
+        _growth(after.total((_OUTPUT_TOKENS,), model), before.total((_OUTPUT_TOKENS,), model))
+        for model in engines
+    ]
+    known = [growth for growth in growths if growth is not None]
+    return sum(known) if known and len(known) == len(growths) else None
 
 
 def describe(key: str) -> Series:
