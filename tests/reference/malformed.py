@@ -41,7 +41,7 @@ TENSORS: list[tuple[str, dict[str, Any]]] = [
     ("data-type is 'FP64'", {"temperature": np.array([[0.5]])}),
     ("data-type is 'BYTES'", {"temperature": np.array([[b"hot"]], dtype=np.object_)}),
     ("data-type is 'INT32'", {"streaming": np.array([[1]], dtype=np.int32)}),
-    ("missing required input(s) ['input_ids']", {"input_ids": ABSENT}),
+    ("input_ids is missing", {"input_ids": ABSENT}),
     ("missing required input(s) ['input_lengths']", {"input_lengths": ABSENT}),
     ("missing required input(s) ['request_output_len']", {"request_output_len": ABSENT}),
     ("unexpected inference input 'temprature'", {"temprature": np.array([[1]], dtype=np.float32)}),
@@ -67,6 +67,7 @@ TENSORS: list[tuple[str, dict[str, Any]]] = [
     ("second row of bad_words_list", {"bad_words_list": [[[9, 10, 11], [2, 1, -1]]]}),
     ("second row of stop_words_list", {"stop_words_list": [[[9, 10, 11], [0, 1, -1]]]}),
     ("stop_words_list holds -9", {"stop_words_list": [[[-9, 10], [2, -1]]]}),
+    ("asks for speculative decoding", {"draft_input_ids": [[5, 6]]}),
     ("lora_task_id", {"lora_task_id": 78}),
     (
         "rank 99",
@@ -96,13 +97,21 @@ TEXTS: list[tuple[str, bytes]] = [
     ("missing required input(s) ['max_tokens']", b'{"text_input": "x"}'),
     ("batch size does not match", b'{"text_input": ["x", "y"], "max_tokens": 3}'),
     ("byte size mismatch", b'{"text_input": "x", "max_tokens": []}'),
-    ("request parameters: temprature", b'{"text_input": "x", "max_tokens": 3, "temprature": 1}'),
+    ("Did you mean temperature?", b'{"text_input": "x", "max_tokens": 3, "temprature": 1}'),
+    ("request parameter is not valid UTF-8", b'{"text_input": "x", "max_tokens": 3, "\xff": 1}'),
+    ("request parameter is not valid UTF-8", b'{"text_input": "x", "max_tokens": 3, "note": "\xc3("}'),
     ("parameter 'extra' has invalid type", b'{"text_input": "x", "max_tokens": 3, "extra": {"a": 1}}'),
     ("temperature is nan", b'{"text_input": "x", "max_tokens": 3, "temperature": NaN}'),
     ("beam_width is 99", b'{"text_input": "x", "max_tokens": 3, "beam_width": 99}'),
     ("max_tokens) is -1", b'{"text_input": "x", "max_tokens": -1}'),
     ("one weight for each word", b'{"text_input": "x", "max_tokens": 3, "embedding_bias_words": ["a"]}'),
     ("max_input_len 96", json.dumps({"text_input": "word " * 1000, "max_tokens": 3}).encode()),
+    ("max_input_len 96", json.dumps({"text_input": "word " * 1_000_000, "max_tokens": 3}).encode()),
+    (
+        "64 tokens at most",
+        json.dumps({"text_input": "x", "max_tokens": 3, "stop_words": "w" * 999}).encode(),
+    ),
+    ("2048 at most", json.dumps({"text_input": "x", "max_tokens": 3, "bad_words": ["w"] * 3000}).encode()),
 ]
 """What the refusal says, and a body for the generate endpoint of a model that takes text."""
 

@@ -25,10 +25,26 @@ START_LIMIT_S = 120.0
 MAX_BATCH_SIZE = 8
 
 
-def write_repository(
-    folder: Path, engine: Path, *, decoupled: bool = False, bls_instances: int = 1, **parameters: str
-) -> Path:
-    """A model repository; ``parameters`` are values of ``config.pbtxt`` as strings."""
+def write_repository(folder: Path, engine: Path, **options: Any) -> Path:
+    """A model repository with the options of ``config``."""
+    for model in MODELS:
+        version = folder / model / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(model_source(model), encoding="utf-8")
+        (version.parent / "config.pbtxt").write_text(config(model, engine, **options), encoding="utf-8")
+    return folder
+
+
+def config(
+    model: str,
+    engine: Path,
+    *,
+    decoupled: bool = False,
+    bls_instances: int = 1,
+    postprocessing_instances: int = 1,
+    **parameters: str,
+) -> str:
+    """A model's ``config.pbtxt``; ``parameters`` are values in it as strings."""
     values = {
         "accumulate_tokens": "false",
         "max_queue_size": "0",
@@ -36,23 +52,17 @@ def write_repository(
         "kv_cache_free_gpu_mem_fraction": "0.9",
         **parameters,
     }
-    for model in MODELS:
-        version = folder / model / "1"
-        version.mkdir(parents=True)
-        (version / "model.py").write_text(model_source(model), encoding="utf-8")
-        text = render_template(
-            f"repository/reference/{model}/config.pbtxt.j2",
-            engine_dir=str(engine),
-            tokenizer_dir=str(engine / "tokenizer"),
-            max_batch_size=MAX_BATCH_SIZE,
-            decoupled=decoupled,
-            preprocessing_instance_count=1,
-            postprocessing_instance_count=1,
-            bls_instance_count=bls_instances,
-            **values,
-        )
-        (version.parent / "config.pbtxt").write_text(text, encoding="utf-8")
-    return folder
+    return render_template(
+        f"repository/reference/{model}/config.pbtxt.j2",
+        engine_dir=str(engine),
+        tokenizer_dir=str(engine / "tokenizer"),
+        max_batch_size=MAX_BATCH_SIZE,
+        decoupled=decoupled,
+        preprocessing_instance_count=1,
+        postprocessing_instance_count=postprocessing_instances,
+        bls_instance_count=bls_instances,
+        **values,
+    )
 
 
 @dataclass

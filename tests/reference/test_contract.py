@@ -255,11 +255,11 @@ def test_malformed_request_is_refused_and_harms_nobody(
     assert len(new_tokens(world, 4)) == 4
 
 
-def test_parameters_are_refused_but_that_of_tensorrt_llms_client(world: World) -> None:
+def test_parameters_are_ignored_unless_they_were_meant_as_inputs(world: World) -> None:
     inputs = token_inputs(PROMPT, 2)
-    assert ask_one(world, "tensorrt_llm", inputs, parameters={"Streaming": False})
-    with pytest.raises(InferenceServerException, match="request parameters: seed"):
-        ask_one(world, "tensorrt_llm", inputs, parameters={"seed": 1})
+    assert ask_one(world, "tensorrt_llm", inputs, parameters={"Streaming": False, "user": "ana"})
+    with pytest.raises(InferenceServerException, match="Did you mean temperature"):
+        ask_one(world, "tensorrt_llm", inputs, parameters={"temprature": 1})
 
 
 @pytest.mark.parametrize(

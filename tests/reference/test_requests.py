@@ -12,7 +12,7 @@ from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import NO_END
 from trtllm_hpc.reference.inputs import INPUTS
-from trtllm_hpc.reference.requests import Part, is_stop, parse, refuse_parameters
+from trtllm_hpc.reference.requests import Part, is_stop, parse, queue_is_full, refuse_parameters
 
 INFO = EngineInfo(
     dtype="float32",
@@ -29,7 +29,14 @@ INFO = EngineInfo(
     max_lora_rank=8,
 )
 
-DTYPES = {"INT32": np.int32, "UINT64": np.uint64, "FP16": np.float16, "FP32": np.float32, "BOOL": np.bool_}
+DTYPES = {
+    "INT32": np.int32,
+    "UINT8": np.uint8,
+    "UINT64": np.uint64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "BOOL": np.bool_,
+}
 
 
 def inputs(**changes: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -158,10 +165,62 @@ def test_stop_request_of_tensorrt_llms_client() -> None:
     assert not is_stop(inputs(stop=[False])) and not is_stop(inputs())
 
 
-def test_parameters_are_refused_by_name() -> None:
-    refuse_parameters({"Streaming": True})
-    with pytest.raises(RequestFailed, match="num_draft_tokens, seed"):
-        refuse_parameters({"seed": 1, "num_draft_tokens": 2})
+def test_parameters_are_ignored_as_upstream_does() -> None:
+    refuse_parameters({"Streaming": True, "id": "seven", "user": "ana", "seed": 1, "priority": 2})
+    refuse_parameters({"triton_trtllm_request_type": "context_and_generation"})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("temprature", "Did you mean temperature?"),
+        ("Temperature", "Did you mean temperature?"),
+        ("max_new_tokens", "Did you mean max_tokens?"),
+        ("streem", "Did you mean stream?"),
+        ("num_draft_tokens", "Leave it out."),
+        ("stop", "Leave it out."),
+    ],
+)
+def test_parameter_that_was_meant_as_an_input_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(RequestFailed) as refusal:
+        refuse_parameters({"id": "seven", name: 1})
+    assert refusal.value.message == f"{name} is not an input of this model and would change nothing. {meant}"
+
+
+def test_half_a_disaggregated_request_is_refused() -> None:
+    with pytest.raises(RequestFailed, match="context_only asks for disaggregated serving"):
+        refuse_parameters({"triton_trtllm_request_type": "context_only"})
+
+
+def test_full_queue_is_told_in_the_words_that_upstreams_clients_look_for() -> None:
+    sentence = queue_is_full(3, 2)
+    assert "Maximum queue size of 2 has been reached" in sentence
+    assert "Exceeds maximum queue size" in sentence
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"decoder_input_ids": [[2]], "decoder_input_lengths": [1]},
+        {"draft_input_ids": [[]], "draft_acceptance_threshold": [0.5]},
+        {"prompt_vocab_size": [7], "prompt_table_extra_ids": [[0, 0, 0, 0]]},
+        {"prompt_embedding_table": [[]], "encoder_output_lengths": [0]},
+        {"return_kv_cache_reuse_stats": [False], "skip_cross_attn_blocks": [[False]]},
+        {"runtime_top_p_decay": [1.0], "runtime_top_p_min": [0.1], "runtime_top_p_reset_ids": [-1]},
+        {"early_stopping": [False], "beam_search_diversity_rate": [0.5]},
+        {"early_stopping": [True], "beam_search_diversity_rate": [0.0], "beam_width": [2]},
+    ],
+)
+def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
+    width = {"beam_width": changes["beam_width"]} if "beam_width" in changes else {}
+    shapes = {
+        "draft_input_ids": (1, 0),
+        "prompt_embedding_table": (1, 0, 4),
+    }
+    given = {**inputs(), **inputs(**changes)}
+    for name in shapes.keys() & given.keys():
+        given[name] = given[name].reshape(shapes[name])
+    assert parse(given, INFO, decoupled=True)[0] == parts(**width)[0]
 
 
 @pytest.mark.parametrize(
@@ -220,6 +279,17 @@ def test_parameters_are_refused_by_name() -> None:
         ({"input_ids": [[1, -5, 6, 7]]}, "input_ids holds -5"),
         ({"input_ids": [1, 5, 6, 7]}, "input_ids has shape [4]"),
         ({"end_id": [512]}, "end_id is 512"),
+        ({"draft_input_ids": [[0]]}, "draft_input_ids asks for speculative decoding"),
+        ({"draft_logits": [[[0.0]]]}, "draft_logits asks for speculative decoding"),
+        ({"prompt_embedding_table": [[[0.0]]]}, "prompt_embedding_table asks for prompt tuning"),
+        ({"decoder_input_ids": [[2, 3]]}, "decoder_input_ids asks for models with an encoder"),
+        ({"encoder_input_features": [[[0.0]]]}, "encoder_input_features asks for models with an encoder"),
+        ({"cross_attention_mask": [[[True]]]}, "cross_attention_mask asks for models with an encoder"),
+        ({"context_phase_params": [[1]]}, "context_phase_params asks for disaggregated serving"),
+        ({"return_kv_cache_reuse_stats": [True]}, "return_kv_cache_reuse_stats asks for statistics"),
+        ({"runtime_top_p_decay": [0.9]}, "runtime_top_p_decay asks for"),
+        ({"beam_search_diversity_rate": [0.5], "beam_width": [2]}, "beam_search_diversity_rate asks for"),
+        ({"early_stopping": [False], "beam_width": [2]}, "early_stopping=false asks for"),
         ({"pad_id": [-2]}, "pad_id is -2"),
     ],
 )
@@ -249,8 +319,8 @@ def test_one_answer_is_all_that_a_model_gives_that_is_not_decoupled(
 def test_wrong_types_and_unknown_inputs_are_refused() -> None:
     with pytest.raises(RequestFailed, match="temperature has type int64; it must be FP32"):
         parse({**inputs(), "temperature": np.array([1])}, INFO, decoupled=True)
-    with pytest.raises(RequestFailed, match="no input draft_input_ids"):
-        parse({**inputs(), "draft_input_ids": np.array([[1]])}, INFO, decoupled=True)
+    with pytest.raises(RequestFailed, match="no input guided_decoding_guide"):
+        parse({**inputs(), "guided_decoding_guide": np.array([[1]])}, INFO, decoupled=True)
     with pytest.raises(RequestFailed, match="input_ids is missing"):
         parse({}, INFO, decoupled=True)
 

@@ -112,7 +112,9 @@ def test_generation_ends_at_the_end_token(
         ({"beam_width": 5}, "beam_width is 5"),
         ({"end_id": 512}, "end_id is 512"),
         ({"embedding_bias_words": ["fox"]}, "one weight for each word"),
-        ({"num_draft_tokens": 3}, "request parameters: num_draft_tokens"),
+        ({"num_draft_tokens": 3}, "num_draft_tokens is not an input of this model"),
+        ({"decoder_text_input": "x"}, "decoder_text_input (DECODER_QUERY) asks for models with an encoder"),
+        ({"return_kv_cache_reuse_stats": True}, "return_kv_cache_reuse_stats asks for"),
         ({"text_input": ["a", "b"]}, "batch size"),
     ],
 )

@@ -1,8 +1,7 @@
 """The input tensors of the model ``tensorrt_llm``: names, types, shapes, and reading one row of them.
 
 The table follows ``all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt``
-of NVIDIA's tensorrtllm_backend v0.16.0. Its inputs that are missing here are
-refused by name.
+of NVIDIA's tensorrtllm_backend v0.16.0, input by input.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Inputs = Mapping[str, Array]
 ANY = -1
 """A dimension of any size."""
 
-_KINDS = {"INT32": "iu", "UINT64": "iu", "FP16": "f", "FP32": "f", "BOOL": "b"}
+_KINDS = {"INT32": "iu", "UINT64": "iu", "UINT8": "iu", "FP16": "f", "FP32": "f", "BOOL": "b"}
 """NumPy's kinds of numbers that are accepted for each Triton type."""
 
 
@@ -36,9 +35,16 @@ class Spec:
 
 INPUTS: Mapping[str, Spec] = {
     "input_ids": Spec("INT32", (ANY,)),
+    "encoder_input_features": Spec("FP16", (ANY, ANY)),
+    "encoder_output_lengths": Spec("INT32"),
     "input_lengths": Spec("INT32"),
     "request_output_len": Spec("INT32"),
     "num_return_sequences": Spec("INT32"),
+    "draft_input_ids": Spec("INT32", (ANY,)),
+    "decoder_input_ids": Spec("INT32", (ANY,)),
+    "decoder_input_lengths": Spec("INT32"),
+    "draft_logits": Spec("FP32", (ANY, ANY)),
+    "draft_acceptance_threshold": Spec("FP32"),
     "end_id": Spec("INT32"),
     "pad_id": Spec("INT32"),
     "stop_words_list": Spec("INT32", (2, ANY)),
@@ -48,22 +54,44 @@ INPUTS: Mapping[str, Spec] = {
     "temperature": Spec("FP32"),
     "runtime_top_k": Spec("INT32"),
     "runtime_top_p": Spec("FP32"),
+    "runtime_top_p_min": Spec("FP32"),
+    "runtime_top_p_decay": Spec("FP32"),
+    "runtime_top_p_reset_ids": Spec("INT32"),
     "len_penalty": Spec("FP32"),
+    "early_stopping": Spec("BOOL"),
     "repetition_penalty": Spec("FP32"),
     "min_length": Spec("INT32"),
+    "beam_search_diversity_rate": Spec("FP32"),
     "presence_penalty": Spec("FP32"),
     "frequency_penalty": Spec("FP32"),
     "random_seed": Spec("UINT64"),
     "return_log_probs": Spec("BOOL"),
     "return_context_logits": Spec("BOOL"),
     "return_generation_logits": Spec("BOOL"),
+    "return_kv_cache_reuse_stats": Spec("BOOL"),
     "exclude_input_in_output": Spec("BOOL"),
     "stop": Spec("BOOL"),
     "streaming": Spec("BOOL"),
+    "prompt_embedding_table": Spec("FP16", (ANY, ANY)),
+    "prompt_table_extra_ids": Spec("UINT64", (ANY,)),
+    "prompt_vocab_size": Spec("INT32"),
+    "cross_attention_mask": Spec("BOOL", (ANY, ANY)),
     "lora_task_id": Spec("UINT64"),
     "lora_weights": Spec("FP16", (ANY, ANY)),
     "lora_config": Spec("INT32", (ANY, 3)),
+    "context_phase_params": Spec("UINT8", (ANY,)),
+    "skip_cross_attn_blocks": Spec("BOOL", (1,)),
 }
+
+TEXT_INPUTS = frozenset(
+    {
+        *("text_input", "decoder_text_input", "max_tokens", "bad_words", "stop_words", "top_k", "top_p"),
+        *("length_penalty", "stream", "embedding_bias_words", "embedding_bias_weights"),
+        *("prompt_table_extra_id", "image_input", "image_bytes_input", "image_url_input"),
+        *("video_bytes_input", "num_draft_tokens", "use_draft_logits"),
+    }
+)
+"""Inputs of the models that take text which ``tensorrt_llm`` does not have, or names otherwise."""
 
 
 class Row:

@@ -9,18 +9,30 @@ cannot do is refused by name, never ignored.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
 
 import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, LoraRequest, Sampling, Words
-from trtllm_hpc.reference.inputs import Array, Inputs, Row, rows, shown
+from trtllm_hpc.reference.inputs import INPUTS, TEXT_INPUTS, Array, Inputs, Row, rows, shown
+from trtllm_hpc.reference.unsupported import refuse_unsupported
 
 HARMLESS_PARAMETERS = frozenset({"Streaming"})
 """Request parameters that TensorRT-LLM's own client sends besides the tensor of the same meaning."""
+
+KNOWN_INPUTS = sorted({*INPUTS, *TEXT_INPUTS})
+"""Names that a client may take for inputs of the model which it asks."""
+
+_SLIP = 0.8
+"""How alike two names are when one is taken for a slip of the other: above the ratio of "id" and "end_id"."""
+
+_REQUEST_TYPE = "triton_trtllm_request_type"
 
 MOST_SEQUENCES = 1024
 """Most sequences of one prompt: without a limit they would fill the memory before generation starts."""
@@ -78,18 +90,53 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, .
     return parts
 
 
-def refuse_parameters(parameters: Mapping[str, object]) -> None:
-    """Refuse request parameters: Triton's generate endpoint makes one of each JSON key that is not an input.
+def check_parameters(request: Any) -> None:
+    """Read the parameters of a Triton request in the Python backend, and refuse those that cannot be meant.
 
     Raises:
-        RequestFailed: there are any but the harmless ones.
+        RequestFailed: a name or a text is not valid UTF-8; or see ``refuse_parameters``.
     """
-    unknown = sorted(set(parameters) - HARMLESS_PARAMETERS)
-    if unknown:
+    try:
+        parameters = json.loads(request.parameters() or "{}")
+    except ValueError as error:
+        # A parameter is a JSON key that is not an input; Triton's own parser lets such bytes pass.
+        raise RequestFailed(f"A request parameter is not valid UTF-8: {error}.") from error
+    refuse_parameters(parameters)
+
+
+def refuse_parameters(parameters: Mapping[str, object]) -> None:
+    """Refuse request parameters that were meant as inputs; any other is ignored, as upstream does.
+
+    Triton's generate endpoint makes a parameter of each JSON key that is not
+    an input of the model.
+
+    Raises:
+        RequestFailed: one has the name of an input, or almost, or asks for disaggregated serving.
+    """
+    for name in sorted(set(parameters) - HARMLESS_PARAMETERS):
+        near = get_close_matches(name, KNOWN_INPUTS, n=1, cutoff=_SLIP)
+        if near:
+            meant = f"Did you mean {near[0]}?" if near[0] != name else "Leave it out."
+            raise RequestFailed(f"{name} is not an input of this model and would change nothing. {meant}")
+    request_type = parameters.get(_REQUEST_TYPE, "context_and_generation")
+    if request_type != "context_and_generation":
         raise RequestFailed(
-            f"The reference backend does not know the request parameters: {', '.join(unknown)}. "
-            "Leave them out; every setting of a request is an input of the model."
+            f"{_REQUEST_TYPE}={request_type} asks for disaggregated serving, which the reference backend "
+            "does not have. Leave it out."
         )
+
+
+def queue_is_full(waiting: int, max_queue_size: int) -> str:
+    """Why a request is refused now, with the words by which upstream's clients know it.
+
+    They look for "Maximum queue size of" (TensorRT-LLM's executor) and for
+    "Exceeds maximum queue size" (Triton), see ``test_max_queue_size.py`` of
+    NVIDIA's tensorrtllm_backend v0.16.0.
+    """
+    return (
+        f"Exceeds maximum queue size: {waiting} requests wait. "
+        f"Maximum queue size of {max_queue_size} has been reached; try again later."
+    )
 
 
 def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[Part]:
@@ -123,6 +170,7 @@ def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[
 
 
 def _request(row: Row, info: EngineInfo) -> GenerationRequest:
+    refuse_unsupported(row, beam_width=row.integer("beam_width", 1))
     request = GenerationRequest(
         prompt=_prompt(row),
         max_new_tokens=row.integer("request_output_len"),

@@ -15,11 +15,19 @@ import numpy as np
 
 from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.paths import read_json
+from trtllm_hpc.reference.requests import LONGEST_WORD, MOST_WORDS
 
 Array = np.ndarray[Any, Any]
 
 _ON = frozenset({"true", "1", "t", "y", "yes"})
 _OFF = frozenset({"false", "0", "f", "n", "no"})
+
+
+_LETTERS_PER_TOKEN = 8
+"""Twice as many as in ordinary English: a text with more is looked at from its start first."""
+
+_SEAM = 64
+"""Tokens by which the start of a text may differ from the same letters in the whole text."""
 
 
 class TextTokenizer:
@@ -41,8 +49,11 @@ class TextTokenizer:
             config = read_json(file.with_name("tokenizer_config.json")) or {}
         except Exception as error:  # the Rust library raises plain Exception
             raise StartFailed(f"{file} cannot be read: {error}.", hint="check tokenizer_dir") from error
-        self.vocab_size = int(self._tokenizer.get_vocab_size())
+        vocabulary = self._tokenizer.get_vocab()
+        self.vocab_size = len(vocabulary)
         """Number of tokens, including special ones."""
+        self.longest_token = max(map(len, vocabulary), default=1)
+        """Most letters of a text that one token can stand for."""
         self.end_id = self._special_id(config.get("eos_token"))
         """Id of the end token; ``None`` if the tokenizer has none."""
         self.pad_id = self._special_id(config.get("pad_token"))
@@ -50,6 +61,32 @@ class TextTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the tokenizer's special tokens before and after it by default."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_bounded(
+        self, text: str, most_tokens: int, *, name: str, limit: str, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of a text of a request, which is not tokenised if it is far too long.
+
+        Tokenising takes time and memory by the letter, and other requests
+        wait for it. A text that is only a little too long is returned: whoever
+        takes the tokens counts them.
+
+        Raises:
+            RequestFailed: it needs more than ``most_tokens`` tokens; ends with ``limit``.
+        """
+        if len(text) > most_tokens * self.longest_token:
+            raise RequestFailed(
+                f"{name} has {len(text)} letters, more than {most_tokens} tokens can stand for; {limit}."
+            )
+        start = text[: most_tokens * _LETTERS_PER_TOKEN + _SEAM]
+        if len(start) < len(text):
+            found = len(self.encode(start, add_special_tokens=False))
+            if found > most_tokens + _SEAM:
+                raise RequestFailed(
+                    f"{name} has {len(text)} letters, and the first {len(start)} already make {found} "
+                    f"tokens; {limit}."
+                )
+        return self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes of incomplete letters become U+FFFD."""
@@ -99,17 +136,14 @@ def word_lists(tokenizer: TextTokenizer, name: str, rows: Array | None, count: i
     Each word is tokenised by itself, as in ``preprocessing/1/model.py`` of
     NVIDIA's tensorrtllm_backend v0.16.0; after a space a tokenizer may split it
     in another way. Empty words, which clients send for "none", are dropped.
+
+    Raises:
+        RequestFailed: there are too many words, or one is too long.
     """
     if rows is None:
         return np.zeros((count, 2, 0), dtype=np.int32)
-    encoded = [
-        [
-            tokens
-            for word in row
-            if (tokens := tokenizer.encode(text_of(name, word), add_special_tokens=False))
-        ]
-        for row in rows
-    ]
+    _check_words(name, rows, MOST_WORDS)
+    encoded = [[tokens for word in row if (tokens := _word(tokenizer, name, word))] for row in rows]
     width = max(1, *(sum(map(len, words)) for words in encoded)) if encoded else 1
     lists = np.zeros((len(encoded), 2, width), dtype=np.int32)
     lists[:, 1] = -1
@@ -124,17 +158,31 @@ def embedding_bias(tokenizer: TextTokenizer, words: Array | None, weights: Array
     """The bias of each token as [prompts, vocabulary]: each token of a word gets the word's weight.
 
     Raises:
-        RequestFailed: there are not as many weights as words.
+        RequestFailed: there are not as many weights as words, or too many, or a word is too long.
     """
     if words is None and weights is None:
         return np.zeros((count, 0), dtype=np.float32)
+    name = "embedding_bias_words"
     if words is None or weights is None or words.shape != weights.shape:
-        raise RequestFailed(
-            "embedding_bias_words and embedding_bias_weights must have one weight for each word."
-        )
+        raise RequestFailed(f"{name} and embedding_bias_weights must have one weight for each word.")
+    _check_words(name, words, tokenizer.vocab_size)
     bias = np.zeros((len(words), tokenizer.vocab_size), dtype=np.float32)
     for row, row_words, row_weights in zip(bias, words, weights, strict=True):
         for word, weight in zip(row_words, row_weights, strict=True):
-            tokens = tokenizer.encode(text_of("embedding_bias_words", word), add_special_tokens=False)
-            np.add.at(row, np.array(tokens, dtype=np.intp), weight)
+            np.add.at(row, np.array(_word(tokenizer, name, word), dtype=np.intp), weight)
     return bias
+
+
+def _check_words(name: str, rows: Array, most: int) -> None:
+    if rows.shape[1] > most:
+        raise RequestFailed(f"{name} holds {rows.shape[1]} words; it may hold {most} at most.")
+
+
+def _word(tokenizer: TextTokenizer, name: str, word: bytes) -> list[int]:
+    return tokenizer.encode_bounded(
+        text_of(name, word),
+        LONGEST_WORD,
+        name=f"A word of {name}",
+        limit=f"it may have {LONGEST_WORD} tokens at most",
+        add_special_tokens=False,
+    )

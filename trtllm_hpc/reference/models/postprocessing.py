@@ -23,15 +23,20 @@ class TritonPythonModel:
         self._tokenizer = TextTokenizer(plain_path(parameters["tokenizer_dir"]))
 
     def execute(self, triton_requests: list[Any]) -> list[Any]:
-        """Decode the sequences of each request: one row a prompt, one column a beam."""
+        """Decode the sequences of each request: its texts in one row, beam after beam, prompt after prompt.
+
+        That is upstream's shape. A batch dimension before it would make every
+        text an array for the client.
+        """
         return [self._respond(request) for request in triton_requests]
 
     def _respond(self, request: Any) -> Any:
         tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()
         lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()
         texts = [
-            [self._text(beam[:length].tolist()) for beam, length in zip(beams, row, strict=True)]
+            self._text(beam[:length].tolist())
             for beams, row in zip(tokens, lengths, strict=True)
+            for beam, length in zip(beams, row, strict=True)
         ]
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=np.object_))])
 

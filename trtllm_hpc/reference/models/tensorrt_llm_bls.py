@@ -17,8 +17,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.requests import refuse_parameters
+from trtllm_hpc.reference.requests import check_parameters
 from trtllm_hpc.reference.text import switch
+from trtllm_hpc.reference.unsupported import refuse_unsupported_text
 
 TO_PREPROCESSING = {
     "text_input": "QUERY",
@@ -29,6 +30,7 @@ TO_PREPROCESSING = {
     "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
     "end_id": "END_ID",
     "pad_id": "PAD_ID",
+    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
 }
 FROM_PREPROCESSING = {
     "INPUT_ID": "input_ids",
@@ -54,6 +56,9 @@ TO_GENERATION = {
     "return_log_probs": "return_log_probs",
     "return_context_logits": "return_context_logits",
     "return_generation_logits": "return_generation_logits",
+    "return_kv_cache_reuse_stats": "return_kv_cache_reuse_stats",
+    "prompt_embedding_table": "prompt_embedding_table",
+    "prompt_vocab_size": "prompt_vocab_size",
     "num_return_sequences": "num_return_sequences",
     "beam_width": "beam_width",
     "stream": "streaming",
@@ -68,6 +73,9 @@ PASSED_ON = (
     "generation_logits",
     "batch_index",
     "sequence_index",
+    "kv_cache_alloc_new_blocks",
+    "kv_cache_reused_blocks",
+    "kv_cache_alloc_total_blocks",
 )
 """Outputs of the generation that are passed on unchanged if they are wanted."""
 
@@ -100,7 +108,7 @@ class TritonPythonModel:
         for request in triton_requests:
             sender = request.get_response_sender()
             try:
-                refuse_parameters(json.loads(request.parameters() or "{}"))
+                check_parameters(request)
                 self._answer(request, sender)
             except RequestFailed as error:
                 code = pb_utils.TritonError.INVALID_ARG
@@ -112,10 +120,11 @@ class TritonPythonModel:
 
     def _answer(self, request: Any, sender: Any) -> None:
         arrays = {
-            name: tensor.as_numpy()
+            name: _as_sent(tensor.as_numpy())
             for name in self._inputs
             if (tensor := pb_utils.get_input_tensor_by_name(request, name)) is not None
         }
+        refuse_unsupported_text(arrays)
         wanted = {name: name for name in PASSED_ON if name in request.requested_output_names()}
         prepared = _call("preprocessing", _renamed(arrays, TO_PREPROCESSING), list(FROM_PREPROCESSING))
         inputs = {
@@ -208,6 +217,11 @@ def _responses(call: Any, decoupled: bool) -> Iterator[Any]:
 def _index(answer: dict[str, Any], name: str) -> int:
     """An index of an answer; 0 if it is the only one and has none."""
     return int(answer[name].flat[0]) if name in answer else 0
+
+
+def _as_sent(array: Any) -> Any:
+    """An input as the client sent it: Triton hands some over without their dimension, but takes none so."""
+    return array.reshape(-1, 1) if array.ndim == 1 else array
 
 
 def _renamed(arrays: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
