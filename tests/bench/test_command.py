@@ -68,6 +68,21 @@ def measured(paths: RunPaths, name: str = "mine") -> Measurement:
     return read_measurement(paths.measurement(name).summary)
 
 
+def byte_tokenizer(folder: Path) -> Path:
+    """Encodes as the server's ``preprocessing`` does: each byte is a token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    names = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    tokenizer = Tokenizer(models.BPE(vocab=names, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = letters, decoders.ByteLevel()
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def records(paths: RunPaths, name: str = "mine") -> list[RequestRecord]:
     return read_records(paths.measurement(name).requests)
 
@@ -171,6 +186,28 @@ def test_streamed_tokens_are_seen_one_by_one(run: RunPaths) -> None:
     assert max(range(7), key=gaps.__getitem__) == 1 and gaps[1] >= 0.1  # before the third letter
     [only] = found.levels[0].passes
     assert {"ttft_ms", "tpot_ms", "itl_ms"} <= set(only.metrics)
+
+
+def test_tokens_that_a_server_joins_are_all_counted(run: RunPaths, tmp_path: Path) -> None:
+    """Each token is a byte, so letters are cut: 14 bytes in 8 responses."""
+    tokenizer = byte_tokenizer(tmp_path / "bytes")
+    options = ("--model", "joined", "--requests", 4, "--rate", 20, "--prompt", "naïve ñoño!")
+    result = bench(run, *options, "--tokenizer", tokenizer, "--max-tokens", 20)
+    assert {record.chunk_tokens for record in records(run)} == {(1, 2, 3, 1, 2, 3, 1, 1)}
+    assert {(record.output_tokens, record.output_by) for record in records(run)} == {(14, "tokenizer")}
+    said = "output tokens: 56, counted by tokenizer; they came in 32 responses; at least 32 were sent and at"
+    assert said in " ".join(result.output.split())
+
+
+def test_answers_with_next_to_no_text_are_warned_of(run: RunPaths) -> None:
+    """As those of a model that mostly generates special tokens."""
+    result = bench(
+        run, "--model", "uncounted", "--requests", 4, "--rate", 20, "--max-tokens", 400, "--prompt", "x"
+    )
+    [warning] = [word for word in measured(run).verdict.warnings if "requested output tokens" in word]
+    assert warning.startswith("4 of 1,600 requested output tokens were found")
+    said = " ".join(result.output.split())
+    assert warning in said and "at least 4 were sent and at most 1,600 requested" in said
 
 
 def test_only_the_load_itself_goes_before_ordinary_processes(

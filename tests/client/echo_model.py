@@ -4,13 +4,16 @@
 ``text``, ``escape`` with a terminal's escape sequence; any other prompt comes
 back in upper case. A decoupled model sends it letter by letter, the third one
 0.1 s late if the prompt begins with ``slow``. For token ids a decoupled model
-sends the numbers from 1 on, each in its own response if ``streaming`` is set.
+sends the numbers from 1 on, each in its own response if ``streaming`` is set,
+but joined by one, two and three if the first id is 0. The model ``joined`` sends
+bytes so, each response decoded by itself.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
+        self._joins = config["name"] == "joined"
         self._outputs = [output["name"] for output in config["output"]]
         self._decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
 
@@ -43,13 +47,18 @@ class TritonPythonModel:
             error = pb_utils.InferenceResponse(error=pb_utils.TritonError(text[6:]))
             sender.send(error, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             return
+        if self._joins:
+            for some in _joined(text.encode()):
+                sender.send(pb_utils.InferenceResponse([_text(some.decode(errors="replace"))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
         for number, letter in enumerate(text.upper(), start=1):
             if number == 3 and text.startswith("slow"):
                 time.sleep(0.1)
             sender.send(
                 pb_utils.InferenceResponse(
                     [
-                        pb_utils.Tensor("text_output", np.array([[letter.encode()]], dtype=np.object_)),
+                        _text(letter),
                         pb_utils.Tensor("sequence_length", np.array([[number]], dtype=np.int32)),
                     ]
                 )
@@ -69,10 +78,22 @@ class TritonPythonModel:
         if command.startswith("sleep "):
             time.sleep(float(command.split()[1]))
         text = "\x1b[31mred" if prompt == "escape" else prompt.upper()
-        tensors = [pb_utils.Tensor("text_output", np.array([[text.encode()]], dtype=np.object_))]
+        tensors = [_text(text)]
         if "sequence_length" in self._outputs:
             tensors.append(pb_utils.Tensor("sequence_length", _length(inputs) - 1))
         return pb_utils.InferenceResponse(tensors)
+
+
+def _text(text: str) -> Any:
+    return pb_utils.Tensor("text_output", np.array([[text.encode()]], dtype=np.object_))
+
+
+def _joined(items: Any) -> list[Any]:
+    """Pieces of one, two and three items in turn."""
+    ends = [0]
+    while ends[-1] < len(items):
+        ends.append(ends[-1] + (len(ends) - 1) % 3 + 1)
+    return [items[begin:end] for begin, end in pairwise(ends)]
 
 
 def _length(inputs: dict[str, Any]) -> Any:
@@ -97,10 +118,12 @@ def _generated(inputs: dict[str, Any]) -> Any:
 
 
 def _numbers(inputs: dict[str, Any]) -> list[Any]:
-    """The numbers from 1 to the requested one: one by one, or all at once."""
-    numbers = np.arange(1, inputs["request_output_len"].item() + 1, dtype=np.int32)[None]
-    streamed = "streaming" in inputs and bool(inputs["streaming"].item())
-    return np.split(numbers, numbers.size, axis=1) if streamed else [numbers]
+    """The numbers from 1 to the requested one: one by one, joined, or all at once."""
+    numbers = np.arange(1, inputs["request_output_len"].item() + 1, dtype=np.int32)
+    if "streaming" not in inputs or not inputs["streaming"].item():
+        return [numbers[None]]
+    pieces = _joined(numbers) if inputs["input_ids"].flat[0] == 0 else np.split(numbers, numbers.size)
+    return [piece[None] for piece in pieces]
 
 
 def _ids(ids: Any, length: int) -> Any:

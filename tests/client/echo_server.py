@@ -21,7 +21,9 @@ MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"text_output": "STRING", "sequence_length": "INT32"},
     ),
 }
+# Those that only the benchmark needs.
 CORE_MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "joined": (_TEXT_INPUTS, {"text_output": "STRING"}),
     "preprocessing": (
         {
             "QUERY": "STRING",
@@ -40,7 +42,7 @@ CORE_MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"output_ids": "INT32", "sequence_length": "INT32"},
     ),
 }
-_DECOUPLED = ("decoupled", "core_decoupled")
+_DECOUPLED = ("decoupled", "core_decoupled", "joined")
 _OPTIONAL = ("streaming",)
 
 

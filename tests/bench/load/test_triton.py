@@ -91,6 +91,15 @@ def test_the_core_model_streams_ids(endpoint: Endpoint, protocol: Protocol, stre
     assert [chunk.token_ids for chunk in parsed.chunks] == expected
 
 
+@BOTH
+def test_several_ids_in_one_response_are_all_received(endpoint: Endpoint, protocol: Protocol) -> None:
+    target = Target(
+        endpoint, "core_decoupled", CoreModel(), protocol, True, decoupled=True, stream_input="streaming"
+    )
+    parsed = send_one(target, Request(8, token_ids=(0, 6)))
+    assert [chunk.token_ids for chunk in parsed.chunks] == [(1,), (2, 3), (4, 5, 6), (7,), (8,)]
+
+
 @pytest.mark.parametrize(
     ("model", "protocol", "streaming", "status"),
     [
