@@ -53,6 +53,10 @@ bench-load: setup ## the load generator beside perf_analyzer: needs a quiet mach
 bench-reference: setup ## the reference backend beside its library: needs a quiet machine for half an hour
 	$(BIN)/python -m benchmarks.reference_backend --features
 
+.PHONY: bench-gpu
+bench-gpu: setup ## one and two GPUs, and two nodes of one GPU, from submit to tokens a second: needs root and GPUs
+	$(BIN)/python -m benchmarks.gpu_story
+
 .PHONY: setup
 setup: $(VENV)/.ready ## the virtual environment, with the pinned versions
 

@@ -1,0 +1,61 @@
+"""``benchmarks/gpu_story.py`` on a sandbox without GPUs, with the tiny model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--model", "tiny", "--dtype", "float32", "--concurrency", "1,2", "--seconds", "1"]
+SHORT = ["--input-tokens", "8", "--output-tokens", "4", "--long-prompt", "64"]
+
+
+def benchmark(folder: Path, story: str) -> list[str]:
+    places = ["--runs", str(folder / "runs"), "--out", str(folder / "out")]
+    return [sys.executable, "-m", "benchmarks.gpu_story", "--stories", story, *SMALL, *SHORT, *places]
+
+
+def sandboxes() -> list[str]:
+    return [folder.name for folder in Path("/run/trtllm-hpc").glob("gpu-story-*")]
+
+
+def test_a_story_on_two_nodes_is_measured_and_told(tmp_path: Path) -> None:
+    done = subprocess.run(
+        benchmark(tmp_path, "tp2-two-nodes"), cwd=ROOT, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
+    story = json.loads((tmp_path / "out" / "gpu.json").read_text())["stories"]["tp2-two-nodes"]
+    assert "failure" not in story
+    assert len(story["levels"]) == 3 * 2 * 2
+    assert all(level["output_tokens_per_s"] is not None for level in story["levels"])
+    assert [start["built"] for start in story["starts"]] == [True, False]
+    assert all(start["phases_s"]["load"] > 0 for start in story["starts"])
+    assert len(story["provenance"]["server"]["nodes"]) == 2
+    assert story["long_prompts"]["beside"]["requests"] > 0
+    page = (tmp_path / "out" / "gpu.md").read_text()
+    assert "## `tp2-two-nodes`: two nodes of one GPU each" in page
+    assert "2 ranks on 2 nodes" in page
+    assert sandboxes() == []
+
+
+def test_an_interrupted_run_leaves_no_cluster_and_says_so(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        benchmark(tmp_path, "tp1"), cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if "first start" in line:
+                break
+        assert len(sandboxes()) == 1
+        running.send_signal(signal.SIGTERM)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors
+    assert sandboxes() == []
+    assert "**Not complete.** The benchmark was interrupted." in (tmp_path / "out" / "gpu.md").read_text()
