@@ -97,10 +97,14 @@ def _percentiles(panel: Any, story: Record, model: str, key: str, look: tuple[st
 
 
 def _by_concurrency(panel: Any, figures: Figures, title: str) -> None:
+    from matplotlib.ticker import LogLocator
+
     counts = sorted({count for it in figures.stories.values() for count in it["settings"]["concurrency"]})
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.set_xticks(counts, [str(count) for count in counts])
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter("{x:,g}")
     panel.minorticks_off()
     panel.set_xlabel("requests at once")
     panel.set_title(title)

@@ -68,5 +68,5 @@ def _check_driver(names: tuple[str, ...]) -> None:
     if not (DEVICES / _UVM).exists():
         raise SandboxImpossible(
             f"CUDA cannot run on this machine yet: there is no {DEVICES}/{_UVM}.",
-            hint=f"nvidia-modprobe -u -c 0 as root, which makes that file; {claimed}",
+            hint=f"nvidia-modprobe -u -c 0 as root (or any CUDA program), which makes that file; {claimed}",
         )
