@@ -19,7 +19,8 @@ ONE_BY_ONE = ("tests/local/", "tests/slurm/", "tests/reference/test_ranks.py", "
 """Where each test, of half a minute, goes to the next free worker."""
 
 SHARED_SERVERS = " ".join(
-    f"tests/reference/test_{name}.py" for name in ("bls", "contract", "load", "metrics", "serving", "start")
+    f"tests/reference/test_{name}.py"
+    for name in ("bls", "contract", "load", "metrics", "serving", "start", "upstream")
 )
 """The files whose tests ask the servers ``alone`` and ``pair``."""
 
