@@ -11,7 +11,7 @@ from benchmarks.story.figures import (
     decode_steps,
     gpus_of,
     loading_over_reading,
-    rate_of,
+    pace_of,
     slowed_by_long_prompts,
 )
 
@@ -55,16 +55,16 @@ def verdicts(figures: Figures) -> list[Verdict]:
 
 def _ratios(story: Record) -> Iterator[Verdict]:
     for count, limit in STREAMED_OVER_WHOLE.items():
-        streamed = rate_of(story, "tensorrt_llm", count, streamed=True)
-        whole = rate_of(story, "tensorrt_llm", count, streamed=False)
+        streamed = pace_of(story, "tensorrt_llm", count, streamed=True)
+        whole = pace_of(story, "tensorrt_llm", count, streamed=False)
         if streamed and whole:
             yield Verdict(
                 f"tensorrt_llm, streamed over whole answers, {count} at once", streamed / whole, limit
             )
     for above, below, limit in TEXT:
         for count in STREAMED_OVER_WHOLE:
-            ours = rate_of(story, above, count, streamed=True)
-            others = rate_of(story, below, count, streamed=True)
+            ours = pace_of(story, above, count, streamed=True)
+            others = pace_of(story, below, count, streamed=True)
             if ours and others:
                 yield Verdict(f"{above} over {below}, streamed, {count} at once", ours / others, limit)
 

@@ -98,6 +98,19 @@ def rate_of(story: Record, model: str, concurrency: int, *, streamed: bool) -> f
     return None if level is None else level["output_tokens_per_s"]
 
 
+def pace_of(story: Record, model: str, concurrency: int, *, streamed: bool) -> float | None:
+    """Output tokens a second of one closed loop, from the mean time of an answer.
+
+    That is as exact for whole answers as for streams. The rate in a window of seconds is not: whole
+    answers count when they end, and those to many requests at once end together.
+    """
+    level = level_of(story, model, concurrency, streamed=streamed)
+    if level is None or not {"latency_from_send_ms", "output_tokens"} <= level.keys():
+        return None
+    answer_s = level["latency_from_send_ms"]["mean"] / 1e3
+    return float(concurrency * level["output_tokens"]["mean"] / answer_s)
+
+
 def gpus_of(story: Record) -> list[str]:
     """The GPUs of each node as nvidia-smi names them; empty if the ranks computed on CPUs."""
     ranks = story.get("provenance", {}).get("server", {}).get("ranks", [])

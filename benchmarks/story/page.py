@@ -14,7 +14,7 @@ from benchmarks.story.figures import (
     gpus_of,
     level_of,
     loading_over_reading,
-    rate_of,
+    pace_of,
     slowed_by_long_prompts,
 )
 from benchmarks.story.start import TOTAL
@@ -45,9 +45,9 @@ _HOW = (
     A first start finds no engine and builds it; it is cancelled when the server is ready. The second start
     finds the engine, and all loads are measured on that server, one after another, by `trtllm-hpc bench` on
     the same machine. Whole answers to many requests at once come in bursts, so over a few seconds their rate
-    is only as exact as the number of bursts. A response with several tokens counts as that many equal
-    inter-token times, see [metrics](metrics.md#between-tokens). Two instances behind one door are not
-    measured yet.
+    is only as exact as the number of bursts; ratios are therefore of the mean times of answers. A response
+    with several tokens counts as that many equal inter-token times, see
+    [metrics](metrics.md#between-tokens). Two instances behind one door are not measured yet.
     """,
 )
 
@@ -165,7 +165,7 @@ def _rate(level: Record | None) -> str:
 
 
 def _share(story: Record, model: str, count: int) -> str:
-    streamed, whole = (rate_of(story, model, count, streamed=it) for it in (True, False))
+    streamed, whole = (pace_of(story, model, count, streamed=it) for it in (True, False))
     return f"{streamed / whole:.2f}" if streamed and whole else NOTHING
 
 

@@ -20,6 +20,9 @@ SANDBOX = f"gpu-story-{os.getpid()}"
 
 MODELS = ("tensorrt_llm", "ensemble", "tensorrt_llm_bls")
 WARM_UP_S = 1.0
+MIN_REQUESTS = 4
+"""Fewer make a figure invalid: in six seconds one request after another may be no more, but each has many
+tokens."""
 INTERRUPTED = "The benchmark was interrupted."
 
 
@@ -103,7 +106,8 @@ class Teller:
         return [
             *("--runs", runs, "--model", model, "--streaming" if streamed else "--no-streaming"),
             *("--concurrency", ",".join(map(str, [level] if level else settings.concurrency))),
-            *("--duration", settings.seconds, "--warmup-seconds", WARM_UP_S, "--no-slo"),
+            *("--duration", settings.seconds, "--warmup-seconds", WARM_UP_S),
+            *("--min-requests", MIN_REQUESTS, "--no-slo"),
             *_lengths(settings.input_tokens, settings.output_tokens),
         ]
 
@@ -137,7 +141,7 @@ def _level(model: str, streamed: bool, level: Record) -> Record:
     """The figures of one level of a summary that the page shows."""
     once = level["passes"][0]
     metrics: dict[str, Any] = once["metrics"]
-    names = ("ttft_from_send_ms", "itl_ms", "latency_from_send_ms")
+    names = ("ttft_from_send_ms", "itl_ms", "latency_from_send_ms", "output_tokens")
     return {
         "model": model,
         "streamed": streamed,

@@ -34,6 +34,8 @@ def level(model: str, streamed: bool, concurrency: int, rate: float, itl_p99_ms:
         "concurrency": concurrency,
         "output_tokens_per_s": rate,
         "requests": 20,
+        "output_tokens": {"mean": 128.0},
+        "latency_from_send_ms": {"mean": concurrency * 128e3 / rate},
         "findings": [],
     }
     times = {"ttft_from_send_ms": {"p50": 7.5, "p99": 11.0}, "itl_ms": {"p50": 2.5, "p99": itl_p99_ms}}
