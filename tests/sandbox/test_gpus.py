@@ -12,8 +12,9 @@ import pytest
 from tests.sandbox.conftest import Commands
 from tests.sandbox.test_files import REAL, values
 from tests.sandbox.test_refusals import Refused, refused
+from trtllm_hpc.cli import main
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.sandbox import gpus
+from trtllm_hpc.sandbox import NodeStatus, Sandbox, Status, gpus
 from trtllm_hpc.sandbox.files import rendered
 from trtllm_hpc.sandbox.layout import Folder, Layout, Shape
 from trtllm_hpc.sandbox.nodes import NAMESPACES
@@ -178,3 +179,21 @@ def seen_on(node: str, layout: Layout, devices: Path, folder: Path) -> list[str]
         process.stdin.close()
         process.wait(10)
     return sorted(seen)
+
+
+def test_status_names_the_gpus_of_each_node_and_how_to_submit(
+    root_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = (
+        NodeStatus("n1", "10.97.0.11", "idle", True, ("nvidia0", "nvidia1")),
+        NodeStatus("n2", "10.97.0.12", "idle", True, ("nvidia4", "nvidia5")),
+    )
+    found = Status("default", "up", 2, 2, True, "/run/slurm.conf", "10.97.0.0/24", ("batch",), nodes=nodes)
+    monkeypatch.setattr(Sandbox, "status", lambda _: found)
+    with pytest.raises(SystemExit) as left:
+        main(["sandbox", "status"])
+    assert left.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "n1 10.97.0.11 2 real GPUs (nvidia0, nvidia1) idle" in said
+    assert "n2 10.97.0.12 2 real GPUs (nvidia4, nvidia5) idle" in said
+    assert "--set cluster.slurm_conf=/run/slurm.conf --set cluster.gpus_per_node=2" in said

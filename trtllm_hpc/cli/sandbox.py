@@ -142,3 +142,7 @@ def _show(status: Status, as_json: bool) -> None:
     click.echo(f"  partitions   {', '.join(status.partitions)}")
     click.echo(f"  logs         {status.logs}")
     click.echo(f"  to use it    export SLURM_CONF={status.slurm_conf}")
+    if status.real_gpus:
+        # The shipped profile is for four claimed GPUs on each node.
+        click.echo(f"  to submit    --cluster sandbox --set cluster.slurm_conf={status.slurm_conf}")
+        click.echo(f"               --set cluster.gpus_per_node={status.gpus_per_node}")
