@@ -161,6 +161,14 @@ def test_settings_that_differ_are_shown() -> None:
     assert not found.workload and found.judged
 
 
+def test_tokens_counted_by_another_source_are_shown() -> None:
+    a, b = [
+        replace(side, measurement=replace(side.measurement, tokens={"output_by": [source]}))
+        for side, source in ((measured("a"), "model"), (measured("b"), "tokenizer"))
+    ]
+    assert compare(a, b).settings == ['output_tokens_counted_by: ["model"] against ["tokenizer"]']
+
+
 def different_workloads() -> tuple[Side, Side]:
     short = measured("short", repeats=2, max_tokens=16, workload={"kind": "normal", "input_tokens": 32})
     long = measured(

@@ -156,6 +156,14 @@ def test_exact_output_is_exact(given: int) -> None:
     assert verdict(steady(), settings=Benchmark(exact_output=True)).valid
 
 
+@pytest.mark.parametrize(("given", "valid"), [(93, False), (96, True), (100, True), (101, False)])
+def test_exact_output_of_a_stream_allows_for_joined_tokens_that_look_like_one(
+    given: int, valid: bool
+) -> None:
+    records = steady(tokens_out=given, asked=100, output_by=BY_RESPONSES)
+    assert verdict(records, settings=Benchmark(exact_output=True)).valid == valid
+
+
 def test_too_few_requests() -> None:
     assert only_finding(steady(9)).startswith(
         "9 requests were measured; at least 10 are needed (min_requests)."

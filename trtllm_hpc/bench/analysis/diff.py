@@ -90,6 +90,8 @@ def _settings(measurement: Measurement) -> dict[str, str]:
         "model": measurement.model,
         "protocol": measurement.protocol,
         "streaming": measurement.streaming,
+        # Counts from texts and the model's own may differ for the same answers.
+        "output_tokens_counted_by": measurement.tokens.get("output_by"),
     }
     return _flat({**measurement.settings, **served})
 
