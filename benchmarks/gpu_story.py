@@ -24,6 +24,7 @@ The exit code is 1 when a bound is broken, 2 when a story failed. Bounds are jud
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import sys
 import tempfile
@@ -83,7 +84,7 @@ def _figures(arguments: argparse.Namespace) -> Figures:
 
 def _tell(arguments: argparse.Namespace, figures: Figures) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
-    runs = arguments.runs or Path(tempfile.mkdtemp(prefix="gpu-story-", dir="/tmp"))
+    runs: Path = arguments.runs or Path(tempfile.mkdtemp(prefix="gpu-story-", dir="/tmp"))
     say(f"run folders are below {runs}")
     teller = Teller(figures, runs, arguments.cluster, say)
     for story in arguments.stories:
@@ -92,6 +93,8 @@ def _tell(arguments: argparse.Namespace, figures: Figures) -> None:
         except CommandFailed as error:
             figures.fail(story.name, str(error))
             say(f"{story.name} FAILED: {error}")
+    if arguments.runs is None and not any("failure" in figures.stories[it.name] for it in arguments.stories):
+        shutil.rmtree(runs)
 
 
 def _write(figures: Figures, folder: Path) -> None:
@@ -148,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         "--runs",
         type=Path,
         metavar="DIR",
-        help="new run folders, where every node sees them; left out: a folder below /tmp",
+        help="run folders, where every node sees them; left out: below /tmp, and removed if nothing fails",
     )
     parser.add_argument("--out", type=Path, default=Path("docs"), metavar="DIR", help="page, plots, figures")
     parser.add_argument("--add", action="store_true", help="keep the stories in the folder --out")

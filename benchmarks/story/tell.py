@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -42,8 +43,10 @@ class Teller:
         Raises:
             CommandFailed: a command failed; what was measured before it is in the figures.
         """
-        runs = self.runs / story.name / "runs"
-        runs.mkdir(parents=True)
+        self.runs.mkdir(parents=True, exist_ok=True)
+        # A new folder, and so a new cache of engines: the first start finds none.
+        runs = Path(tempfile.mkdtemp(prefix=f"{story.name}-", dir=self.runs)) / "runs"
+        runs.mkdir()
         job = runs.parent / f"{story.name}.yaml"
         job.write_text(story.job_file(self.figures.settings), encoding="utf-8")
         settings = {**asdict(self.figures.settings), "measured_at": time.strftime("%Y-%m-%d")}
@@ -88,7 +91,7 @@ class Teller:
                 run("cancel", "latest", "--runs", runs)
 
     def _measure(self, story: Story, runs: Path, record: Record) -> None:
-        # Streams of the core model first: the most is compared with them.
+        # Streams first: most of the bounds need them.
         for streamed in (True, False):
             for model in MODELS:
                 self.say(f"{story.name}: {model}, {'streamed' if streamed else 'whole'} answers")
