@@ -42,8 +42,8 @@ TENSORS: list[tuple[str, dict[str, Any]]] = [
     ("data-type is 'BYTES'", {"temperature": np.array([[b"hot"]], dtype=np.object_)}),
     ("data-type is 'INT32'", {"streaming": np.array([[1]], dtype=np.int32)}),
     ("input_ids is missing", {"input_ids": ABSENT}),
-    ("missing required input(s) ['input_lengths']", {"input_lengths": ABSENT}),
-    ("missing required input(s) ['request_output_len']", {"request_output_len": ABSENT}),
+    ("request_output_len is missing", {"request_output_len": ABSENT}),
+    ("missing required input(s) ['input_lengths','request_output_len']", dict.fromkeys(SOUND, ABSENT)),
     ("unexpected inference input 'temprature'", {"temprature": np.array([[1]], dtype=np.float32)}),
     # Prompts and lengths.
     ("The prompt is empty", {"input_ids": [[]], "input_lengths": 0}),
@@ -106,7 +106,7 @@ TEXTS: list[tuple[str, bytes]] = [
     ("max_tokens) is -1", b'{"text_input": "x", "max_tokens": -1}'),
     ("one weight for each word", b'{"text_input": "x", "max_tokens": 3, "embedding_bias_words": ["a"]}'),
     ("max_input_len 96", json.dumps({"text_input": "word " * 1000, "max_tokens": 3}).encode()),
-    ("max_input_len 96", json.dumps({"text_input": "word " * 1_000_000, "max_tokens": 3}).encode()),
+    ("max_input_len 96", json.dumps({"text_input": "word " * 2_000_000, "max_tokens": 3}).encode()),
     (
         "64 tokens at most",
         json.dumps({"text_input": "x", "max_tokens": 3, "stop_words": "w" * 999}).encode(),

@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.triton import free_ports, link_backends, wheel_folder
 from trtllm_hpc.plan.reference import MODELS, model_source
 from trtllm_hpc.render.environment import render_template
+from trtllm_hpc.runtime.process import allow_large_requests
 
 START_LIMIT_S = 120.0
 MAX_BATCH_SIZE = 8
@@ -185,6 +186,7 @@ def start(folder: Path, repository: Path, size: int) -> Iterator[World]:
                         arguments,
                         stdout=log,
                         stderr=subprocess.STDOUT,
+                        preexec_fn=allow_large_requests,
                         env=_environment(folder, rank, size, master_port),
                     )
                 )

@@ -321,6 +321,8 @@ def test_wrong_types_and_unknown_inputs_are_refused() -> None:
         parse({**inputs(), "temperature": np.array([1])}, INFO, decoupled=True)
     with pytest.raises(RequestFailed, match="no input guided_decoding_guide"):
         parse({**inputs(), "guided_decoding_guide": np.array([[1]])}, INFO, decoupled=True)
+    with pytest.raises(RequestFailed, match="request_output_len is missing"):
+        parse({"input_ids": np.array([[1]])}, INFO, decoupled=True)
     with pytest.raises(RequestFailed, match="input_ids is missing"):
         parse({}, INFO, decoupled=True)
 

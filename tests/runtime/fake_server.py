@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -59,7 +60,13 @@ def main() -> None:
     prefix = os.environ.get("FAKE_PREFIX")
     if prefix:
         Path(f"/dev/shm/{prefix}region").write_text("x")
-    facts = {"pid": os.getpid(), "children": children, "argv": sys.argv[1:], "environment": dict(os.environ)}
+    facts = {
+        "pid": os.getpid(),
+        "children": children,
+        "argv": sys.argv[1:],
+        "environment": dict(os.environ),
+        "stack": resource.getrlimit(resource.RLIMIT_STACK)[0],
+    }
     aside = Path(os.environ["FAKE_STARTED"] + ".new")
     aside.write_text(json.dumps(facts))
     aside.replace(os.environ["FAKE_STARTED"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -178,6 +179,18 @@ def answering(port: int) -> Iterator[None]:
             yield
         finally:
             server.shutdown()
+
+
+def test_threads_of_the_server_have_room_for_a_large_request(ranks: Ranks) -> None:
+    """Triton 2.51 crashes where the body of a request does not fit onto a stack."""
+    limits = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, limits[1]))
+    try:
+        process = ranks.start(rank=1, world=2, behaviour="exit=3")
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, limits)
+    assert end(process)[0] == 3
+    assert ranks.facts(1)["stack"] == 64 << 20
 
 
 def test_a_server_that_is_not_ready_in_time_is_stopped_and_the_model_named(

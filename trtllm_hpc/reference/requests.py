@@ -171,6 +171,9 @@ def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[
 
 def _request(row: Row, info: EngineInfo) -> GenerationRequest:
     refuse_unsupported(row, beam_width=row.integer("beam_width", 1))
+    if "request_output_len" not in row:
+        # Triton only compares the number of inputs with that of the required ones.
+        raise RequestFailed("request_output_len is missing: it must be the most tokens to generate.")
     request = GenerationRequest(
         prompt=_prompt(row),
         max_new_tokens=row.integer("request_output_len"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -16,6 +17,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.1
 _GRACE_S = 5.0
 """From SIGTERM to SIGKILL. Slurm itself gives 30 s in all, unless the site says less."""
+_LARGEST_REQUEST = 64 << 20
+"""Bytes; also the limit of newer Triton releases' HTTP server (``--http-max-input-size``)."""
 # Loaded here and not in the child: nothing may be allocated between fork and exec.
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -23,6 +26,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose parent dies (prctl(2))."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def allow_large_requests() -> None:
+    """Give the threads of programs that start from now on room on their stacks for a large request.
+
+    Triton's HTTP server (2.51) puts the body of a ``generate`` request on the
+    stack, and dies with a segmentation fault where it does not fit: at 8 MB,
+    with the usual limit, or at 2 MB without any, which glibc takes for threads
+    then. A stack takes memory only as it is used.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    room = _LARGEST_REQUEST if hard == resource.RLIM_INFINITY else min(_LARGEST_REQUEST, hard)
+    if soft == resource.RLIM_INFINITY or soft < room:
+        resource.setrlimit(resource.RLIMIT_STACK, (room, hard))
 
 
 def _die_with_parent() -> None:

@@ -19,7 +19,13 @@ from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.leader import Leader, RankOptions
 from trtllm_hpc.runtime.node import interface_towards, remove_leftovers
-from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, start_bound
+from trtllm_hpc.runtime.process import (
+    adopt_orphans,
+    allow_large_requests,
+    kill_descendants,
+    on_signals,
+    start_bound,
+)
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
 from trtllm_hpc.runtime.server import LaunchedServer, Server, find_server
 
@@ -93,6 +99,7 @@ class Supervisor:
         command = [server.program, *server.arguments, *self._options.server_arguments]
         shown = [launcher, *command] if launcher is not None else command
         print(f"rank {self._options.rank} on {self._record.host}: {' '.join(shown)}", flush=True)
+        allow_large_requests()
         if launcher is None:
             return start_bound(command, environment)
         return LaunchedServer(launcher, command, environment, self._options.scratch, self._paths.runtime)
