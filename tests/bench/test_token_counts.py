@@ -201,6 +201,28 @@ def test_a_letter_that_was_held_back_is_not_counted_again() -> None:
     assert chunks(joined) == ((1, 1, 4, 1, 2), "tokenizer")
 
 
+def test_cumulative_texts_are_known_also_beside_an_answer_whose_text_does_not_grow() -> None:
+    parsed = [answer("so", "so it", "so it is", streamed=True), answer("so", "so", streamed=True)]
+    result = records([reply(0), reply(1)], parsed, [PROMPT] * 2, tokenizer=WordTokenizer(texts=TEXTS))
+    assert [each.chunk_tokens for each in result] == [(1, 1, 1), (1, 1)]
+
+
+def test_in_cumulative_texts_a_letter_takes_the_place_of_its_parts() -> None:
+    """Decoded from all bytes so far: one token a byte."""
+    written = "a\u20acb\u00e9 so"
+    texts = [written.encode()[:end].decode(errors="replace") for end in range(1, 11)]
+    assert texts[1:4] == ["a\ufffd", "a\ufffd", "a\u20ac"]
+
+    class Bytes(WordTokenizer):
+        def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            return [[0, *text.encode()] for text in texts]
+
+    tokenizer = Bytes(texts=list("ab so"))
+    assert chunks(record(answer(*texts, streamed=True), tokenizer=tokenizer)) == ((1,) * 10, "responses")
+    joined = record(answer(texts[1], texts[4], texts[5], texts[9], streamed=True), tokenizer=tokenizer)
+    assert (sum(joined.chunk_tokens), joined.output_by) == (10, "tokenizer")
+
+
 def test_a_stream_has_at_most_the_requested_tokens() -> None:
     parsed = answer("so", " it is so late as it is", " is late as it is late", streamed=True)
     result = record(parsed, tokenizer=WordTokenizer(texts=TEXTS))

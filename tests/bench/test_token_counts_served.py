@@ -90,10 +90,11 @@ def test_every_token_of_every_model_is_counted(
     records = measure(target, tokens)
     assert [record.status for record in records] == ["ok"] * 4, records[0].error
     assert {record.input_tokens for record in records} == {12}
-    by = "model" if core else "responses" if decoupled else "tokenizer"
+    by = {"model"} if core else {"responses", "tokenizer"} if decoupled else {"tokenizer"}
     # The text of a random model, tokenized again, may have a token more or fewer than were generated.
-    near = 1 if by == "tokenizer" else 0
-    assert all(abs((record.output_tokens or 0) - REQUESTED) <= near for record in records)
-    assert {record.output_by for record in records} == {by}
-    assert {record.chunk_tokens for record in records} == {(1,) * REQUESTED if decoupled else ()}
-    assert {len(record.chunks_s) for record in records} == {REQUESTED if decoupled else 0}
+    assert all(abs((record.output_tokens or 0) - REQUESTED) <= (not core) for record in records)
+    assert {record.output_by for record in records} <= by
+    for record in records:
+        # A server that is behind joins tokens in one response.
+        assert len(record.chunks_s) == len(record.chunk_tokens) <= REQUESTED
+        assert sum(record.chunk_tokens) == (record.output_tokens if decoupled else 0)

@@ -186,13 +186,14 @@ def _retokenize(
     unknown = [at for at, answer in enumerate(parsed) if _length_unknown(answer)]
     whole = [at for at in unknown if not parsed[at].streamed or _in_one_piece(requests[at], parsed[at])]
     streams = sorted(set(unknown) - set(whole))
-    responses = _retokenize_streams([_new_texts(parsed[at]) for at in streams], tokenizer)
+    texts = dict(zip(unknown, _new_texts([parsed[at] for at in unknown]), strict=True))
+    responses = _retokenize_streams([texts[at] for at in streams], tokenizer)
     for at, lengths in zip(streams, responses, strict=True):
         if max(lengths, default=1) > 1:
             chunks = _at_most(lengths, requests[at].max_tokens)
             counts[at] = _Count(sum(chunks), tokenizer.counted_by, chunks, tokenizer.counted_by)
-    texts = [("".join(_new_texts(parsed[at])), requests[at]) for at in whole]
-    for at, tokens in zip(whole, _retokenize_whole(texts, tokenizer), strict=True):
+    answers = [("".join(texts[at]), requests[at]) for at in whole]
+    for at, tokens in zip(whole, _retokenize_whole(answers, tokenizer), strict=True):
         counts[at] = _Count(tokens, tokenizer.counted_by)
     return counts
 
@@ -283,14 +284,40 @@ def _response_lengths(stream: Sequence[str], lengths: Mapping[str, int]) -> list
     return found
 
 
-def _new_texts(answer: ParsedReply) -> list[str]:
-    """The text that each response adds, also where each has all so far (BLS with ``accumulate_tokens``)."""
-    texts = [chunk.text or "" for chunk in answer.chunks]
-    accumulates = (
-        len(texts) > 1
-        and len(texts[-1]) > len(texts[0])
-        and all(after.startswith(before) for before, after in pairwise(texts))
-    )
-    if not accumulates:
-        return texts
-    return [after[len(before) :] for before, after in pairwise(["", *texts])]
+def _new_texts(parsed: Sequence[ParsedReply]) -> list[list[str]]:
+    """The text that each response of each answer adds.
+
+    If each response of every answer has all text so far (BLS with ``accumulate_tokens``),
+    that is what follows the text before.
+    """
+    streams = [[chunk.text or "" for chunk in answer.chunks] for answer in parsed]
+    several = [stream for stream in streams if len(stream) > 1]
+    grow = any(len(stream[-1]) > len(stream[0]) for stream in several)
+    return list(map(_added_texts, streams)) if grow and all(map(_may_accumulate, several)) else streams
+
+
+def _may_accumulate(stream: Sequence[str]) -> bool:
+    """Whether each text begins with the one before; a letter may take the place of U+FFFD at the end."""
+    return all(after.startswith(before.rstrip(_REPLACEMENT)) for before, after in pairwise(stream))
+
+
+def _added_texts(stream: Sequence[str]) -> list[str]:
+    """What each text has more than the one before; U+FFFD whose letter comes later is left out."""
+    added: list[str] = []
+    for before, after in pairwise(["", *stream]):
+        kept = len(before.rstrip(_REPLACEMENT))
+        while kept < len(before) and after[kept : kept + 1] == _REPLACEMENT:
+            kept += 1
+        _drop_end(added, len(before) - kept)
+        added.append(after[kept:])
+    return added
+
+
+def _drop_end(texts: list[str], letters: int) -> None:
+    """Shorten the last texts by so many letters together."""
+    at = len(texts) - 1
+    while letters > 0:
+        end = max(0, len(texts[at]) - letters)
+        letters -= len(texts[at]) - end
+        texts[at] = texts[at][:end]
+        at -= 1
