@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.bench.analysis.slo import Slo
@@ -20,7 +21,7 @@ from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
 from trtllm_hpc.bench.results import Pass, Verdict, Window
 from trtllm_hpc.bench.token_counts import to_records
-from trtllm_hpc.bench.workload.request import Tokenizer
+from trtllm_hpc.bench.workload.request import BY_RESPONSES, Tokenizer
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement
 
@@ -83,7 +84,7 @@ class Passes:
             load.client,
             self.settings,
             interrupted=load.interrupted,
-            texts_checked=self.tokenizer is not None and self.tokenizer.token_texts is not None,
+            texts_checked=self._checks_texts(records),
         )
         result = Pass(
             repeat=step.repeat,
@@ -98,6 +99,11 @@ class Passes:
             verdict=_with_repetition_warning(verdict, len(records), batch),
         )
         return PassOutcome(result, records, load.interrupted, load.disconnected)
+
+    def _checks_texts(self, records: Sequence[RequestRecord]) -> bool:
+        """Whether the tokenizer found that each response had one token; asked last, since it decodes all."""
+        by_responses = any(record.output_by == BY_RESPONSES for record in records)
+        return by_responses and self.tokenizer is not None and self.tokenizer.token_texts is not None
 
     def _open(self, level: OpenLoop, step: Step) -> tuple[LoadResult, PassRequests, Window]:
         batch = self.feed.take(open_length(level, self.settings))
