@@ -100,7 +100,10 @@ class _Recipes:
         for model in ("preprocessing", "postprocessing"):
             instances = getattr(keys, f"{model}_instances")
             planned = {"tokenizer_dir": tokenizer, f"{model}_instance_count": instances}
-            models.append(self._model(model, planned, ModelEdits(instances=instances)))
+            # Each token of a stream is a request to postprocessing: with several instances they overtake.
+            ordered = model == "postprocessing" and keys.decoupled and instances > 1
+            edits = ModelEdits(instances=instances, preserve_ordering=ordered)
+            models.append(self._model(model, planned, edits))
         return models
 
     def _bls(self, model: str, count: str, serves: Mapping[str, str], name: str | None = None) -> ModelRecipe:

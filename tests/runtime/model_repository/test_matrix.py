@@ -100,6 +100,19 @@ def test_a_key_arrives_or_is_refused(tmp_path: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("decoupled", "instances", "ordered"), [(True, 4, True), (True, 1, False), (False, 4, False)]
+)
+def test_streams_keep_their_order_with_several_instances_of_postprocessing(
+    tmp_path: Path, decoupled: bool, instances: int, ordered: bool
+) -> None:
+    """Upstream's own configuration does not see to it, in any release."""
+    keys = {"decoupled": decoupled, "postprocessing_instances": instances}
+    recipe = make_recipe("0.16.0", repository=keys)
+    message = parsed(render_models(recipe, write_all_models(tmp_path, "0.16.0")))["postprocessing"]
+    assert message.dynamic_batching.preserve_ordering == ordered
+
+
+@pytest.mark.parametrize(
     ("version", "refused"),
     [
         ("0.16.0", {"enable_trt_overlap", "guided_decoding_backend", "logits_datatype", "tokenizer_type"}),

@@ -24,6 +24,8 @@ class ModelEdits:
     backend: str | None = None
     max_queue_delay_microseconds: int | None = None
     max_queue_size: int | None = None
+    preserve_ordering: bool = False
+    """Send responses in the order of the requests, whichever instance is the first to be done."""
     parameters: Mapping[str, str | None] = field(default_factory=dict)
     """Values of ``parameters`` by key; ``None`` removes the parameter."""
     models: Mapping[str, str] = field(default_factory=dict)

@@ -205,6 +205,8 @@ def _edit_batching(message: Any, edits: ModelEdits) -> None:
         message.dynamic_batching.max_queue_delay_microseconds = edits.max_queue_delay_microseconds
     if edits.max_queue_size is not None:
         message.dynamic_batching.default_queue_policy.max_queue_size = edits.max_queue_size
+    if edits.preserve_ordering:
+        message.dynamic_batching.preserve_ordering = True
 
 
 def _edit_instances(message: Any, count: int) -> None:
