@@ -126,3 +126,15 @@ def test_what_cannot_be_done_is_refused_and_harms_nobody(
     assert status == 400
     assert sentence in answer["error"]
     assert world.generate(body)[0] == 200
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_prompt_of_ten_megabytes_is_refused_and_harms_nobody(world: World, model: str) -> None:
+    """Not among the requests of ``malformed``: the shared memory stays as large as the largest request."""
+    with ThreadPoolExecutor(1) as thread:
+        refusal = thread.submit(world.generate, {"text_input": "word " * 2_000_000, "max_tokens": 3}, model)
+        assert world.generate({"text_input": "x", "max_tokens": 3})[0] == 200
+        status, answer = refusal.result()
+    assert status == 400
+    assert "this engine was built for max_input_len 96" in answer["error"]
+    assert world.generate({"text_input": "x", "max_tokens": 3}, model)[0] == 200
