@@ -176,5 +176,12 @@ def test_names_that_a_slip_is_compared_with_are_those_of_the_models() -> None:
     assert sorted({key[2] for key in rendered() if key[0] in models and key[1] == "input"}) == KNOWN_INPUTS
 
 
-def test_texts_of_a_stream_keep_their_order_whatever_the_number_of_instances() -> None:
-    assert configs()["postprocessing"].dynamic_batching.preserve_ordering
+@pytest.mark.parametrize(("instances", "ordered"), [(1, False), (2, True)])
+def test_texts_of_a_stream_keep_their_order_whatever_the_number_of_instances(
+    instances: int, ordered: bool
+) -> None:
+    """One instance keeps it by itself, and faster; ``test_upstream`` sees four do so."""
+    text = servers.config("postprocessing", Path("/engine"), postprocessing_instances=instances)
+    message = text_format().Parse(text, schema().ModelConfig())
+    assert message.HasField("dynamic_batching")
+    assert message.dynamic_batching.preserve_ordering == ordered
