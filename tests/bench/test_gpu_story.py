@@ -174,3 +174,14 @@ def test_job_files_spread_one_rank_over_each_gpu(
     layout = plan["layout"]
     assert (layout["nodes"], layout["gpus_per_node"]) == (story.nodes, story.gpus_per_node)
     assert layout["world_size"] == story.tensor_parallel
+
+
+def test_a_job_that_cannot_be_submitted_is_told_with_the_reason(tmp_path: Path) -> None:
+    places = ["--cluster", "nowhere", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "benchmarks.gpu_story", "--stories", "tp1", "--model", "tiny", *places]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 2
+    assert "tp1 FAILED: `trtllm-hpc submit" in done.stderr
+    text = (tmp_path / "out" / "gpu.md").read_text()
+    assert "**Not complete.**" in text
+    assert "nowhere" in text
