@@ -212,6 +212,11 @@ def _prompts(story: Record) -> str:
             f"as the one before is answered, it is {_both(beside)} ms: p99 is {slowed:.1f} times as long. "
             f"The first token of such a prompt takes {took} ms."
         )
+    elif found is not None:
+        sentences.append(
+            f"Beside prompts of {story['settings']['long_prompt']:,} tokens, too few streams were answered "
+            "in time to give a figure."
+        )
     return _paragraph(" ".join(sentences))
 
 

@@ -103,12 +103,12 @@ class Teller:
         record["long_prompts"] = self._beside_long_prompts(runs)
         self.figures.write()
 
-    def _load(self, runs: Path, model: str, *, streamed: bool, level: int | None = None) -> list[object]:
+    def _load(self, runs: Path, model: str, *, streamed: bool) -> list[object]:
         """Options of ``bench``: closed loops of answers of one length."""
         settings = self.figures.settings
         return [
             *("--runs", runs, "--model", model, "--streaming" if streamed else "--no-streaming"),
-            *("--concurrency", ",".join(map(str, [level] if level else settings.concurrency))),
+            *("--concurrency", ",".join(map(str, settings.concurrency))),
             *("--duration", settings.seconds, "--warmup-seconds", WARM_UP_S),
             *("--min-requests", MIN_REQUESTS, "--no-slo"),
             *_lengths(settings.input_tokens, settings.output_tokens),
@@ -116,7 +116,9 @@ class Teller:
 
     def _beside_long_prompts(self, runs: Path) -> Record:
         settings = self.figures.settings
-        streams = self._load(runs, "tensorrt_llm", streamed=True, level=STREAMS)
+        streams = self._load(runs, "tensorrt_llm", streamed=True)
+        # Twice as long, since answers take longer beside long prompts; the last value of an option counts.
+        streams += ["--concurrency", STREAMS, "--duration", 2 * settings.seconds]
         alone = bench("latest", *streams)["levels"][0]
         long_s = 10 * settings.seconds + 60  # until it is interrupted
         long = [

@@ -119,10 +119,12 @@ def test_the_page_has_figures_bounds_and_where_they_were_measured(tmp_path: Path
 def test_a_story_that_failed_and_figures_that_are_not_valid_are_named(tmp_path: Path) -> None:
     figures = told(tmp_path)
     figures.stories["tp1"]["levels"][0]["findings"] = ["3 requests were measured. Use more requests."]
+    del figures.stories["tp1"]["long_prompts"]["beside"]["itl_ms"]
     figures.fail("tp2", "A sandbox needs 2 GPUs.\n  next: buy one")
     text = page(figures, {})
     assert "400\\*" in text
     assert "- `tensorrt_llm`, whole answers, 1 at once: 3 requests were measured.\n" in text
+    assert "Beside prompts of 4,096 tokens, too few streams" in " ".join(text.split())
     assert "**Not complete.** A sandbox needs 2 GPUs. next: buy one" in text
 
 

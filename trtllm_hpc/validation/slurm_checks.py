@@ -89,7 +89,8 @@ def partition(context: Context) -> Diagnostic | None:
         return fail(f"there is no partition {name!r}; you may see {names}", "set partition in the profile")
     most, wanted = max(item.gpus_per_node for item in found), context.cluster.gpus_per_node
     if context.cluster.gpu_request != "none" and most < wanted:
-        message = f"a node of the partition {name!r} has {most} GPUs, but the profile says {wanted}"
+        gpus = f"{most} GPU{'s' * (most != 1)}"
+        message = f"a node of the partition {name!r} has {gpus}, but the profile says {wanted}"
         hint = f"set gpus_per_node to {most} in the profile, or choose another partition"
         if context.cluster.is_sandbox:
             hint = f"--set cluster.gpus_per_node={most}"
