@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from benchmarks.reference.workload import (
     ANSWER_LIMIT_S,
@@ -28,6 +30,8 @@ from trtllm_hpc.reference.world import World
 
 Answers = queue.SimpleQueue[tuple[int, "Answer | Exception"]]
 
+_tickets = itertools.count()
+
 
 @dataclass
 class _Heard:
@@ -46,32 +50,26 @@ class _Heard:
             self.answers.put((self.index, self.tokens))
 
 
-@dataclass
-class _Shutdown:
-    """In place of the server's shutdown: a failed engine fails the measurement."""
-
-    answers: Answers
-
-    def die(self, sentence: str) -> NoReturn:
-        self.answers.put((-1, BenchmarkFailed(sentence)))
-        raise SystemExit(1)
-
-
 @contextmanager
 def contend(setup: Setup, mode: str) -> Iterator[Measure]:
     """Load the engine of one rank."""
     answers: Answers = queue.SimpleQueue()
+
+    def die(sentence: str) -> NoReturn:
+        answers.put((-1, BenchmarkFailed(sentence)))
+        raise SystemExit(1)
+
     settings = ServeSettings()
-    thread = engine.one_thread()
     folder = EngineFolder(setup.engine(1))
-    loaded = thread.submit(engine.load, folder, settings, World(0, 1, 0, None)).result()
-    shutdown: Any = _Shutdown(answers)
-    leader = Leader(loaded, settings, shutdown)
-    leader.start(thread)
-    try:
-        yield lambda run: _measure(setup, loaded.info, leader, answers, run)
-    finally:
-        leader.stop()
+    # The thread that loads the engine runs it, as in its own process.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        loaded = thread.submit(engine.load, folder, settings, World(0, 1, 0, None)).result()
+        leader = Leader(loaded, settings, die)
+        thread.submit(leader.run)
+        try:
+            yield lambda run: _measure(setup, loaded.info, leader, answers, run)
+        finally:
+            leader.stop()
 
 
 def _measure(setup: Setup, info: EngineInfo, leader: Leader, answers: Answers, run: Run) -> Outcome:
@@ -81,7 +79,7 @@ def _measure(setup: Setup, info: EngineInfo, leader: Leader, answers: Answers, r
     ]
 
     def send(index: int) -> None:
-        leader.submit([prepared[index]], [_Heard(index, answers)])
+        leader.submit([prepared[index]], [_Heard(index, answers)], [next(_tickets)])
 
     seconds, cpu, tokens = closed_loop(run, send, lambda: answers.get(timeout=ANSWER_LIMIT_S))
     return Outcome(seconds, tokens, cpu)

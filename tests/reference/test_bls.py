@@ -13,7 +13,7 @@ from .clients import ask, ask_one, steps_until_cancelled, texts
 from .conftest import Greedy
 from .oracle import LONG, Oracle
 from .servers import World
-from .visitors import ACCUMULATES, streamed_texts
+from .visitors import ACCUMULATES, are_of_tokens
 
 pytestmark = pytest.mark.triton
 
@@ -86,13 +86,13 @@ def test_several_prompts_come_back_as_one_response_each(
 
 
 @pytest.mark.parametrize(("model", "accumulates"), ACCUMULATES.items())
-def test_each_streamed_text_is_that_of_one_token_or_of_all_so_far(
+def test_each_streamed_text_is_that_of_its_tokens_or_of_all_so_far(
     alone: World, model: str, accumulates: bool, tokenizer: TextTokenizer, greedy_alone: Greedy
 ) -> None:
     body = {"text_input": PROMPT, "max_tokens": 8, "stream": True, "end_id": -1}
     events = alone.generate_stream(body, model)
     new = greedy_alone(alone, tokenizer.encode(PROMPT), 8, None)
-    assert [event["text_output"] for event in events] == streamed_texts(tokenizer, new, accumulates)
+    assert are_of_tokens([event["text_output"] for event in events], new, tokenizer, accumulates=accumulates)
 
 
 def test_accumulated_texts_of_several_prompts_are_kept_apart(
@@ -110,7 +110,6 @@ def test_accumulated_texts_of_several_prompts_are_kept_apart(
         },
     )
     last = {int(answer.as_numpy("batch_index")[0, 0]): texts(answer)[0] for answer in answers}
-    assert len(answers) == 10
     assert sorted(last) == [0, 1]
     for index, text in enumerate(prompts):
         prompt = tokenizer.encode(text)

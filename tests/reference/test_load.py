@@ -56,7 +56,8 @@ def test_a_decoupled_model_streams_token_by_token(
 ) -> None:
     asked = target(alone, model, protocol)
     load, (parsed,) = ask(asked, request(asked, tokenizer))
-    assert parsed.streamed and len(parsed.chunks) == COUNT
+    # A response has more than one token if the server is behind.
+    assert parsed.streamed and 1 < len(parsed.chunks) <= COUNT
     times = [chunk.time_s for chunk in parsed.chunks]
     assert times == sorted(times) and load.replies[0].ended_s >= times[-1] > times[0]
     if model == "tensorrt_llm":

@@ -30,6 +30,14 @@ def stub_of(world: servers.World, rank: int) -> int:
     raise AssertionError(f"rank {rank} has no such process")
 
 
+def engine_of(stub: int) -> int:
+    """The engine's process, a child of the model's."""
+    for child in Path(f"/proc/{stub}/task/{stub}/children").read_text(encoding="ascii").split():
+        if b"engine_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    raise AssertionError(f"process {stub} has no engine")
+
+
 @pytest.mark.triton
 def test_sigterm_to_the_leader_ends_all_ranks_in_order(repository: Path, tmp_path: Path) -> None:
     with servers.start(tmp_path / "run", repository, 2) as world:
@@ -67,9 +75,21 @@ def test_killed_follower_server_ends_the_busy_leader(repository: Path, tmp_path:
 @pytest.mark.triton
 def test_killed_leader_process_ends_all_ranks(repository: Path, tmp_path: Path) -> None:
     with servers.start(tmp_path / "run", repository, 2) as world:
-        os.kill(stub_of(world, 0), signal.SIGKILL)
+        stub = stub_of(world, 0)
+        engine = engine_of(stub)
+        os.kill(stub, signal.SIGKILL)
         assert [world.wait_ended(rank, 10) for rank in (0, 1)] == [-signal.SIGKILL] * 2
+        assert_gone([engine])
         assert world.failure(0) == "The model's process of rank 0 was killed or crashed.\n"
+        assert "Rank 1 lost another rank" in world.failure(1)
+
+
+@pytest.mark.triton
+def test_killed_engine_ends_all_ranks(repository: Path, tmp_path: Path) -> None:
+    with servers.start(tmp_path / "run", repository, 2) as world:
+        os.kill(engine_of(stub_of(world, 0)), signal.SIGKILL)
+        assert [world.wait_ended(rank, 10) for rank in (0, 1)] == [-signal.SIGKILL] * 2
+        assert world.failure(0) == "The engine's process was killed or crashed.\n"
         assert "Rank 1 lost another rank" in world.failure(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 
 import pytest
 
@@ -117,7 +118,7 @@ def test_what_can_never_fit_is_refused() -> None:
 def test_after_any_history_all_places_are_free_again(seed: int) -> None:
     draw = random.Random(seed)
     scheduler = Scheduler(Limits(slots=5, step_tokens=32, blocks=30, tokens_per_block=4))
-    alive: dict[int, Sequence] = {}
+    alive: dict[Hashable, Sequence] = {}
     held: set[int] = set()
     for ticket in range(200):
         if draw.random() < 0.6:

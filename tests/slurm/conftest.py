@@ -122,6 +122,10 @@ class Person:
         """Ids of this user's jobs that have not ended."""
         return self.slurm("squeue", "--noheader", "--format=%i", "--me").split()
 
+    def has_no_jobs(self) -> bool:
+        """Whether this user's jobs have ended; Slurm lists a job for a moment after its last step."""
+        return bool(eventually(lambda: not self.jobs_in_queue(), 60))
+
     def leftovers(self) -> list[str]:
         """Processes, shared memory and scratch folders that this sandbox's jobs left."""
         layout = self.sandbox.layout

@@ -257,7 +257,7 @@ def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: st
         assert f"rank 0 on {hosts[0]} died first" in status["sentence"]
     else:
         assert "batch script was killed by signal 9" in status["sentence"]
-    assert eventually(lambda: person.jobs_in_queue() == [], 15)
+    assert person.has_no_jobs()
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
 
 
@@ -281,7 +281,7 @@ def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, eng
     cancelled = person.types("cancel", run.folder)
     assert cancelled.returncode == 0, cancelled.stderr
     assert person.status(run)["state"] == "cancelled"
-    assert person.jobs_in_queue() == []
+    assert person.has_no_jobs()
     assert eventually(lambda: person.leftovers() == [], 10), person.leftovers()
     again = person.types("client", run.folder, "--prompt", "Hello")
     assert again.returncode in (ExitCode.READINESS, ExitCode.START)
@@ -303,7 +303,7 @@ def refused_before_the_queue(person: Person, check: str, job: Path, *words: str)
     """A check refuses what the job itself would, hours earlier."""
     answer = person.types("submit", job, "--cluster", person.profile, *words)
     assert answer.returncode == ExitCode.CONFIG and f"check {check}: " in answer.stderr, answer.stderr
-    assert person.jobs_in_queue() == []
+    assert person.has_no_jobs()
 
 
 def test_a_wrong_world_is_refused_in_one_sentence(person: Person, engine: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_failed_build_leaves_nothing_in_the_queue(person: Person) -> None:
     sections = two_ranks(model={"path": "/no/such/model"})
     answer, run = person.submit(person.job("no-model", **sections))
     assert answer.returncode == ExitCode.BUILD, answer.stdout + answer.stderr
-    assert person.jobs_in_queue() == []
+    assert person.has_no_jobs()
     states = {stage["stage"]: stage["state"] for stage in person.status(run)["stages"]}
     assert states == {"build": "FAILED", "serve": "CANCELLED", "companion": "CANCELLED"}
 
@@ -352,7 +352,7 @@ def test_a_submit_killed_between_two_sbatch_leaves_nothing(person: Person, engin
     killed = person.types("submit", person.job("cut", **two_ranks(engine)), "--cluster", person.profile)
     assert killed.returncode == -signal.SIGKILL
     person.environment = {}
-    assert eventually(lambda: person.jobs_in_queue() == [], 30)
+    assert person.has_no_jobs()
     run = RunPaths(next((person.folder / "runs").glob("cut-*")))
     status = person.status(run)
     assert status["exit_code"] == ExitCode.SUBMISSION, status
@@ -414,7 +414,7 @@ def test_killed_ranks_end_a_companion_inside_the_allocation(person: Person, engi
         for pid in supervisors:
             os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: person.status(run)["state"] == "failed", 15), person.status(run)
-    assert eventually(lambda: person.jobs_in_queue() == [], 15)
+    assert person.has_no_jobs()
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
 
 
@@ -424,7 +424,7 @@ def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, eng
     _, run = person.submit(job, *held, wait=False)
     companion = person.status(run)["stages"][-1]["job_id"]
     person.slurm("scancel", companion)
-    assert eventually(lambda: person.jobs_in_queue() == [], 60), person.status(run)
+    assert person.has_no_jobs(), person.status(run)
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
 
 
@@ -458,5 +458,5 @@ def test_a_refused_question_is_what_failed(person: Person, engine: Path, where: 
     assert answer.returncode == ExitCode.REQUEST, answer.stdout + answer.stderr
     assert "companion" in person.status(run)["sentence"]  # and no rank is blamed
     assert "died first" not in person.status(run)["sentence"]
-    assert person.jobs_in_queue() == []
+    assert person.has_no_jobs()
     assert person.status(run)["state"] == "failed"

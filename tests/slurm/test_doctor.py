@@ -41,7 +41,7 @@ def test_what_cannot_work_does_not_reach_the_queue(person: Person, engine: Path)
     assert answer.returncode == ExitCode.CONFIG and answer.stdout == ""
     assert "check mpi-plugin: this Slurm has no MPI plugin 'openmpi'" in answer.stderr
     assert "--ignore mpi-plugin" in answer.stderr
-    assert person.jobs_in_queue() == []
+    assert person.has_no_jobs()
 
 
 def test_what_is_ignored_before_the_queue_is_refused_in_the_job(

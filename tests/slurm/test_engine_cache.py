@@ -109,7 +109,7 @@ def kill_once(person: Person, job: Path, node: Node, victim: str, moment: float)
     print(f"{victim} on {node.name} after {moment:.2f} s: {hit} of {run.run_id}, {states(run)}")
     assert hit or done, run.rank_log("build", 0).read_text()
     person.slurm("scancel", "--me")
-    assert eventually(lambda: person.jobs_in_queue() == [], 30)
+    assert person.has_no_jobs()
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
     return run
 

@@ -48,6 +48,10 @@ def attend(
         mask = None if attention_mask is None else attention_mask.expand(-1, -1, heads // groups, -1)
         output = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
         return output.reshape(batch, 1, heads, -1), None
+    if query.is_cuda and attention_mask is not None and groups < heads:
+        # With a mask and shared keys torch has only the kernel that writes all scores to memory: 30 ms for
+        # 512 tokens after 4,096 in 22 layers, instead of 4.
+        key, value = (item.repeat_interleave(heads // groups, dim=1) for item in (key, value))
     output = scaled_dot_product_attention(
         query,
         key,
@@ -55,7 +59,7 @@ def attend(
         attn_mask=attention_mask,
         is_causal=attention_mask is None and tokens > 1,
         scale=scaling,
-        enable_gqa=groups < heads,
+        enable_gqa=key.shape[1] < heads,
     )
     return output.transpose(1, 2).contiguous(), None
 

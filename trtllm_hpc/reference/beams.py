@@ -225,14 +225,12 @@ class Record(StoppingCriteria):  # type: ignore[misc]
             parents = parents.cpu()
             logits = torch.stack(self._all_logits)[passes.cpu(), parents.clamp(min=0)]
             logits.masked_fill_((parents < 0)[:, :, None], 0.0)
-        kept = tuple(tuple(row[:n]) for row, n in zip(log_probs, lengths, strict=True))
         return Progress(
             tokens=tuple(tuple(row[:n]) for row, n in zip(sequences.tolist(), lengths, strict=True)),
-            log_probs=kept,
-            cumulative=tuple(map(sum, kept)),
+            log_probs=tuple(tuple(row[:n]) for row, n in zip(log_probs, lengths, strict=True)),
             is_final=True,
-            context_logits=self._context,
-            generation_logits=logits,
+            context_logits=None if self._context is None else self._context.float().numpy(),
+            generation_logits=None if logits is None else logits.float().numpy(),
         )
 
 

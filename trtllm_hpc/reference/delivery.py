@@ -1,9 +1,9 @@
-"""Passes answers from the engine to Triton, and cancellations from Triton to the engine.
+"""Passes requests from Triton to the engine, its answers to Triton, and cancellations to the engine.
 
-The engine's thread only puts its results into a queue. A few threads of this
-module make tensors of them and send these to Triton, for which they must wait
-for another process. All answers to one request go through the same thread, so
-that they keep their order.
+A thread reads what the engine generated. A few others make tensors of it and
+send these to Triton, for which they wait for another process. If they fall
+behind, all tokens that are ready for a request go into one response, so that
+the engine's speed never depends on the number of responses.
 """
 
 from __future__ import annotations
@@ -12,69 +12,125 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
+
+import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.generation import Cancelled, Progress, QueueFull
+from trtllm_hpc.reference.engine_process import EngineClient
+from trtllm_hpc.reference.generation import Cancelled, Outcome, Progress, QueueFull
+from trtllm_hpc.reference.inputs import Array
 from trtllm_hpc.reference.requests import Part
-
-if TYPE_CHECKING:
-    import torch
-
-    from trtllm_hpc.reference.leader import Leader
+from trtllm_hpc.reference.text import TextTokenizer
 
 PADDING = -1
 """Fills up shorter beams, in tokens and log-probabilities; ``sequence_length`` is where it begins."""
-
-
-def output_tensors(part: Part, progress: Progress, wanted: Collection[str]) -> dict[str, torch.Tensor]:
-    """The wanted output tensors by name, as far as they exist.
-
-    ``output_ids`` holds prompt and answer, or only the new tokens if the
-    request excludes its prompt or is streaming.
-
-    Names, types and shapes are those of ``fillTritonResponse`` in
-    ``inflight_batcher_llm/src/model_instance_state.cc`` of NVIDIA's
-    tensorrtllm_backend v0.16.0.
-    """
-    import torch
-
-    request = part.request
-    kept = () if request.exclude_input or request.streaming else request.prompt
-    tokens = [(*kept, *beam) for beam in progress.tokens[: part.beams]]
-    tensors = {
-        "output_ids": torch.tensor([_padded(tokens)], dtype=torch.int32),
-        "sequence_length": torch.tensor([[len(beam) for beam in tokens]], dtype=torch.int32),
-    }
-    if request.return_log_probs:
-        probabilities = _padded(progress.log_probs[: part.beams])
-        tensors["output_log_probs"] = torch.tensor([probabilities], dtype=torch.float32)
-        tensors["cum_log_probs"] = torch.tensor([progress.cumulative[: part.beams]], dtype=torch.float32)
-    for name, index in (("batch_index", part.batch_index), ("sequence_index", part.sequence_index)):
-        if index is not None:
-            tensors[name] = torch.tensor([[index]], dtype=torch.int32)
-    if progress.context_logits is not None:
-        tensors["context_logits"] = progress.context_logits.float().contiguous()[None]
-    if progress.generation_logits is not None:
-        tensors["generation_logits"] = progress.generation_logits[: part.beams].float().contiguous()[None]
-    return {name: tensor for name, tensor in tensors.items() if name in wanted}
-
-
-def _padded(beams: Sequence[Sequence[float]]) -> list[list[float]]:
-    longest = max(map(len, beams))
-    return [[*beam, *[PADDING] * (longest - len(beam))] for beam in beams]
-
 
 SENDERS = 4
 """Number of threads that send answers: while one waits for Triton, another makes its tensors."""
 
 _log = logging.getLogger(__name__)
 
-Outcome = Progress | RequestFailed
-Observe = Callable[[int, int], None]
+Observe = Callable[[int, int], object]
 """Called with the tokens of prompt and answer of each sequence that ended without an error."""
+
+
+class Answer:
+    """The answer to one part of a request, as far as it was sent."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.new_tokens = 0
+        """Tokens sent, over all beams."""
+        self._log_probs: list[tuple[float, ...]] = [()] * part.beams
+        self._context_logits: Array | None = None
+
+    def tensors(self, parts: Sequence[Progress], wanted: Collection[str]) -> dict[str, Array]:
+        """The wanted output tensors of the next response by name, as far as they exist.
+
+        Names, types and shapes are those of ``fillTritonResponse`` in
+        ``inflight_batcher_llm/src/model_instance_state.cc`` of NVIDIA's
+        tensorrtllm_backend v0.16.0, and what each response of a stream holds
+        follows ``createResponse`` of TensorRT-LLM's ``llmRequest.h``: its own
+        tokens and their logits, but all log-probabilities so far, and the
+        context logits each time.
+
+        ``output_ids`` begins with the prompt unless the request excludes it or
+        is streaming.
+        """
+        part, request = self.part, self.part.request
+        tokens = _joined([progress.tokens for progress in parts], part.beams)
+        self.new_tokens += sum(map(len, tokens))
+        if not (request.exclude_input or request.streaming):
+            tokens = [(*request.prompt, *beam) for beam in tokens]
+        arrays: dict[str, Array] = {
+            "output_ids": np.array([_padded(tokens)], dtype=np.int32),
+            "sequence_length": np.array([[len(beam) for beam in tokens]], dtype=np.int32),
+        }
+        if request.return_log_probs:
+            new = _joined([progress.log_probs for progress in parts], part.beams)
+            self._log_probs = [before + after for before, after in zip(self._log_probs, new, strict=True)]
+            arrays["output_log_probs"] = np.array([_padded(self._log_probs)], dtype=np.float32)
+            arrays["cum_log_probs"] = np.array([[sum(beam) for beam in self._log_probs]], dtype=np.float32)
+        for name, index in (("batch_index", part.batch_index), ("sequence_index", part.sequence_index)):
+            if index is not None:
+                arrays[name] = np.array([[index]], dtype=np.int32)
+        arrays |= self._logits(parts)
+        return {name: array for name, array in arrays.items() if name in wanted}
+
+    def _logits(self, parts: Sequence[Progress]) -> dict[str, Array]:
+        found = {}
+        self._context_logits = next(
+            (progress.context_logits for progress in parts if progress.context_logits is not None),
+            self._context_logits,
+        )
+        if self._context_logits is not None:
+            found["context_logits"] = self._context_logits[None]
+        generated = [part.generation_logits for part in parts if part.generation_logits is not None]
+        if generated:
+            found["generation_logits"] = np.concatenate(generated, axis=1)[None, : self.part.beams]
+        return found
+
+
+class TextAnswer(Answer):
+    """An answer of a model that sends text: ``text_output``, with one text for each beam, instead of tokens.
+
+    Tokens that are decoded apart from those before them may begin or end
+    within a letter, and lose the space before them; so does upstream's BLS
+    model. With accumulation each text of a stream is that of all tokens so far.
+    """
+
+    def __init__(
+        self, part: Part, *, tokenizer: TextTokenizer, skip_special_tokens: bool, accumulates: bool
+    ) -> None:
+        super().__init__(part)
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        self._accumulates = accumulates
+        self._tokens: list[list[int]] = [[] for _ in range(part.beams)]
+
+    def tensors(self, parts: Sequence[Progress], wanted: Collection[str]) -> dict[str, Array]:
+        """As of ``Answer``, but with the text."""
+        arrays = super().tensors(parts, {"output_ids", "sequence_length", *wanted})
+        rows, lengths = arrays.pop("output_ids")[0], arrays.pop("sequence_length")[0]
+        new = [row[:length].tolist() for row, length in zip(rows, lengths, strict=True)]
+        if self._accumulates:
+            self._tokens = [before + after for before, after in zip(self._tokens, new, strict=True)]
+            new = self._tokens
+        texts = np.array([self._decode(tokens).encode() for tokens in new], dtype=np.object_)
+        return {"text_output": texts, **arrays}
+
+
+def _joined(parts: Sequence[tuple[tuple[Any, ...], ...]], beams: int) -> list[tuple[Any, ...]]:
+    """Tokens or their log-probabilities, one after the other in each beam."""
+    return [tuple(itertools.chain.from_iterable(rows)) for rows in zip(*parts, strict=True)][:beams]
+
+
+def _padded(beams: Sequence[Sequence[float]]) -> list[list[float]]:
+    longest = max(map(len, beams))
+    return [[*beam, *[PADDING] * (longest - len(beam))] for beam in beams]
 
 
 @dataclass(eq=False)
@@ -84,10 +140,10 @@ class _OpenRequest:
     sender: Any
     request_id: str
     wanted: Collection[str]
+    tickets: Sequence[int]
     open_parts: int
-    tickets: Sequence[int] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while the sender is used, which must not happen after the last answer."""
+    """Held while the sender is used, which must not happen after the last response."""
 
     @property
     def is_closed(self) -> bool:
@@ -95,19 +151,34 @@ class _OpenRequest:
 
 
 @dataclass(eq=False)
-class _PartListener:
-    """Receives the answer to one part of a request from the engine."""
+class _Unsent:
+    """What was generated for one part of a request, and not yet sent."""
 
     open_request: _OpenRequest
-    part: Part
-    results: _Results
-    new_tokens: int = 0
+    answer: Answer
+    outcomes: list[Outcome] = field(default_factory=list)
+    is_due: bool = False
+    """Whether a sender has it or will take it. Guarded, with ``outcomes``, by ``lock``."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __call__(self, outcome: Outcome) -> None:
-        self.results.put((self, outcome))
+    def add(self, outcome: Outcome) -> bool:
+        """Keep an outcome; return whether a sender must be told."""
+        with self.lock:
+            self.outcomes.append(outcome)
+            must_tell, self.is_due = not self.is_due, True
+        return must_tell
 
+    def take(self) -> list[Outcome]:
+        """What is ready to be sent."""
+        with self.lock:
+            taken, self.outcomes = self.outcomes, []
+        return taken
 
-_Results = queue.SimpleQueue[tuple[_PartListener, Outcome] | None]
+    def has_more(self) -> bool:
+        """Whether more came meanwhile; if not, the next outcome is due again."""
+        with self.lock:
+            self.is_due = bool(self.outcomes)
+        return self.is_due
 
 
 class Delivery:
@@ -117,39 +188,57 @@ class Delivery:
         engine: the one that answers.
         triton: the module ``triton_python_backend_utils``, which exists only inside Triton.
         cancellation_check_s: seconds between two checks.
-        observe: called with the lengths of each finished sequence.
+        observe: called with the lengths of each finished sequence, before its last response is sent.
+        make_answer: makes the answer to a part.
     """
 
-    def __init__(self, engine: Leader, triton: Any, *, cancellation_check_s: float, observe: Observe) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        triton: Any,
+        *,
+        cancellation_check_s: float,
+        observe: Observe = lambda prompt, answer: None,
+        make_answer: Callable[[Part], Answer] = Answer,
+    ) -> None:
         self._engine = engine
+        self._make_answer = make_answer
         self._triton = triton
         self._observe = observe
         self._check_s = cancellation_check_s
+        self._tickets = itertools.count()
+        self._unsent: dict[int, _Unsent] = {}
+        """By ticket, until the last outcome."""
         self._open: set[_OpenRequest] = set()
         self._open_lock = threading.Lock()
         self._closing = threading.Event()
-        self._queues: list[_Results] = [queue.SimpleQueue() for _ in range(SENDERS)]
-        self._next_queue = itertools.cycle(self._queues)
-        self._threads = [
-            threading.Thread(target=self._send, args=(results,), name=f"sender-{index}", daemon=True)
-            for index, results in enumerate(self._queues)
+        self._due: queue.SimpleQueue[_Unsent | None] = queue.SimpleQueue()
+        self._senders = [
+            threading.Thread(target=self._send, name=f"sender-{index}", daemon=True)
+            for index in range(SENDERS)
         ]
-        self._threads.append(threading.Thread(target=self._watch, name="cancellations", daemon=True))
-        for thread in self._threads:
+        self._watcher = threading.Thread(target=self._watch, name="cancellations", daemon=True)
+        for thread in (*self._senders, self._watcher):
             thread.start()
 
     def accept(self, sender: Any, request_id: str, parts: Sequence[Part], wanted: Collection[str]) -> None:
         """Submit the parts of a Triton request; their answers go to its response sender."""
-        open_request = _OpenRequest(sender, request_id, wanted, len(parts))
-        results = next(self._next_queue)
-        listeners = [_PartListener(open_request, part, results) for part in parts]
+        tickets = [next(self._tickets) for _ in parts]
+        open_request = _OpenRequest(sender, request_id, wanted, tickets, len(parts))
+        for ticket, part in zip(tickets, parts, strict=True):
+            self._unsent[ticket] = _Unsent(open_request, self._make_answer(part))
         with self._open_lock:
             self._open.add(open_request)
-        try:
-            open_request.tickets = self._engine.submit([part.request for part in parts], listeners)
-        except RequestFailed as error:
-            self._forget(open_request)
-            self.refuse(sender, error)
+        self._engine.submit(tickets, [part.request for part in parts])
+
+    def hear(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
+        """Take what the engine generated, by ticket; does not wait for Triton."""
+        for ticket, outcome in outcomes:
+            unsent = self._unsent[ticket]
+            if _is_last(outcome):
+                del self._unsent[ticket]
+            if unsent.add(outcome):
+                self._due.put(unsent)
 
     def refuse(self, sender: Any, error: RequestFailed) -> None:
         """Answer a request with an error and nothing else."""
@@ -174,59 +263,78 @@ class Delivery:
             self._triton.InferenceResponse([]), flags=self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         )
 
+    def fail_all(self, error: RequestFailed) -> None:
+        """Answer all open requests with an error: the engine is gone."""
+        for open_request in self._open_requests():
+            self._fail(open_request, error)
+
     def close(self) -> None:
-        """Send what is queued and end the threads; the engine must have stopped."""
+        """Send what is left and end the threads; the engine must have stopped."""
         self._closing.set()
-        for results in self._queues:
-            results.put(None)
-        for thread in self._threads:
+        for _ in self._senders:
+            self._due.put(None)
+        for thread in (*self._senders, self._watcher):
             thread.join()
+        while not self._due.empty():
+            if (unsent := self._due.get()) is not None:
+                self._deliver(unsent)
 
     def _open_requests(self) -> list[_OpenRequest]:
         with self._open_lock:
             return list(self._open)
 
-    def _forget(self, open_request: _OpenRequest) -> None:
-        with self._open_lock:
-            self._open.discard(open_request)
-
     def _cancel(self, open_request: _OpenRequest, *, keep: bool) -> None:
         for ticket in open_request.tickets:
             self._engine.cancel(ticket, keep=keep)
 
-    def _send(self, results: _Results) -> None:
-        while (item := results.get()) is not None:
+    def _send(self) -> None:
+        while (unsent := self._due.get()) is not None:
             try:
-                self._deliver(*item)
+                self._deliver(unsent)
             except Exception:  # noqa: BLE001 - after any error the next answers must still be sent
                 _log.exception("an answer could not be sent")
 
-    def _deliver(self, listener: _PartListener, outcome: Outcome) -> None:
-        open_request, ends = listener.open_request, isinstance(outcome, RequestFailed) or outcome.is_final
-        if isinstance(outcome, Progress):
-            listener.new_tokens += sum(map(len, outcome.tokens[: listener.part.beams]))
-            if ends:
-                self._observe(len(listener.part.request.prompt), listener.new_tokens)
-        response = self._response(listener, outcome)
-        with open_request.lock:
-            open_request.open_parts -= ends
-            if open_request.is_closed:
-                self._forget(open_request)
-            flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if open_request.is_closed else 0
-            open_request.sender.send(response, flags=flags)
+    def _deliver(self, unsent: _Unsent) -> None:
+        outcomes = unsent.take()
+        parts = [outcome for outcome in outcomes if isinstance(outcome, Progress)]
+        if parts:
+            self._respond(unsent, parts)
+        if isinstance(outcomes[-1], RequestFailed):
+            self._fail(unsent.open_request, outcomes[-1])
+        if unsent.has_more():
+            self._due.put(unsent)
 
-    def _response(self, listener: _PartListener, outcome: Outcome) -> Any:
-        if isinstance(outcome, RequestFailed):
-            return self._error(outcome)
+    def _respond(self, unsent: _Unsent, parts: Sequence[Progress]) -> None:
+        open_request, answer, is_last = unsent.open_request, unsent.answer, parts[-1].is_final
         try:
-            # By DLPack: the stub of this Triton release misreads NumPy 2 arrays.
-            tensors = output_tensors(listener.part, outcome, listener.open_request.wanted)
-            return self._triton.InferenceResponse(
-                [self._triton.Tensor.from_dlpack(name, tensor) for name, tensor in tensors.items()]
-            )
+            arrays = answer.tensors(parts, open_request.wanted)
+            tensors = [self._triton.Tensor(name, array) for name, array in arrays.items()]
         except Exception as error:  # noqa: BLE001 - after any error the client must get an answer
             _log.exception("the tensors of an answer could not be made")
-            return self._error(RequestFailed(f"The tensors of the answer could not be made: {error}"))
+            self._fail(open_request, RequestFailed(f"The tensors of the answer could not be made: {error}"))
+            return
+        if is_last:
+            self._observe(len(answer.part.request.prompt), answer.new_tokens)
+        with open_request.lock:
+            if not open_request.is_closed:
+                self._send_one(open_request, self._triton.InferenceResponse(tensors), ended_parts=is_last)
+
+    def _fail(self, open_request: _OpenRequest, error: RequestFailed) -> None:
+        """Answer the whole request with an error: what is left of its other parts is not sent."""
+        with open_request.lock:
+            if not open_request.is_closed:
+                if open_request.open_parts > 1:
+                    self._cancel(open_request, keep=False)
+                self._send_one(open_request, self._error(error), ended_parts=open_request.open_parts)
+
+    def _send_one(self, open_request: _OpenRequest, response: Any, *, ended_parts: int) -> None:
+        open_request.open_parts -= ended_parts
+        flags = 0
+        if open_request.is_closed:
+            flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            with self._open_lock:
+                self._open.discard(open_request)
+        open_request.sender.send(response, flags=flags)
 
     def _error(self, error: RequestFailed) -> Any:
         kinds = self._triton.TritonError
@@ -247,9 +355,13 @@ class Delivery:
 
     def _is_cancelled(self, open_request: _OpenRequest) -> bool:
         """Ask Triton, unless an answer is being sent now; the next check asks again then."""
-        if not open_request.tickets or not open_request.lock.acquire(blocking=False):
+        if not open_request.lock.acquire(blocking=False):
             return False
         try:
             return not open_request.is_closed and bool(open_request.sender.is_cancelled())
         finally:
             open_request.lock.release()
+
+
+def _is_last(outcome: Outcome) -> bool:
+    return isinstance(outcome, RequestFailed) or outcome.is_final

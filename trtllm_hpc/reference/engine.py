@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,6 @@ from trtllm_hpc.reference.weights import load_model
 from trtllm_hpc.reference.world import World
 
 _log = logging.getLogger(__name__)
-
-
-def one_thread() -> ThreadPoolExecutor:
-    """The one thread in which an engine is loaded and run.
-
-    OpenMP keeps a team of threads for each thread that computes. If all teams
-    have more threads than there are cores, they sleep between two products
-    instead of spinning: 30 tokens/s instead of 39 on two cores. Also,
-    ``World.connect`` sets a rank's GPU for the calling thread only.
-    """
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,8 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         blocks_per_sequence=-(-info.max_seq_len // info.tokens_per_block),
         adapters=adapters,
     )
-    runner.warm_up(channel, is_split=world.size > 1)
+    _keep_kernels(folder)
+    runner.warm_up()
     _log.info(
         "rank %d: KV cache of %d tokens (%d blocks of %d)",
         world.rank,
@@ -90,6 +79,16 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         limits.tokens_per_block,
     )
     return Engine(info, runner, limits, channel)
+
+
+def _keep_kernels(folder: EngineFolder) -> None:
+    """Let Triton keep compiled kernels with the engine, so that the next start finds them.
+
+    Triton's names for them depend on the GPU and on its own version. An engine
+    that may not be written has them where Triton keeps them by default.
+    """
+    if os.access(folder.folder, os.W_OK):
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder.kernels))
 
 
 def _age_s() -> float:

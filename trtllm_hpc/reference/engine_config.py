@@ -15,6 +15,7 @@ from typing import Any
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import read_json
+from trtllm_hpc.runtime.engine_cache.cache import KERNELS
 
 REBUILD = "build the engine again"
 """The hint with every error that a broken or old engine causes."""
@@ -46,6 +47,8 @@ class EngineFolder:
         """
         self.tokenizer = self.folder / "tokenizer"
         """The default of ``tokenizer_dir``."""
+        self.kernels = self.folder / KERNELS
+        """Compiled kernels, kept by the first start on each kind of GPU."""
 
     def weights(self, rank: int) -> Path:
         """One rank's slices of the weights."""

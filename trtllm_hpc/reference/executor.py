@@ -17,14 +17,20 @@ import torch
 
 from trtllm_hpc.reference import attention, beams
 from trtllm_hpc.reference.beams import BeamSearch
-from trtllm_hpc.reference.channel import Channel
-from trtllm_hpc.reference.fusion import can_compile, fuse
+from trtllm_hpc.reference.fusion import fuse
 from trtllm_hpc.reference.generation import GenerationRequest, Progress
-from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs
+from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs, PromptGraphs, PromptInputs
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import PADDING_BLOCK, PagedCache
 from trtllm_hpc.reference.scheduler import Admission, Chunk, Decode, Step
 from trtllm_hpc.reference.stop_words import to_device
+
+MOST_ALONE = 4
+"""Prompts of a step that are computed one by one, if they are no more: launching the kernels of one pass over
+all of them takes as long as some four graphs."""
+
+MOST_ALONE_TOKENS = 512
+"""Tokens of each of these, at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +78,14 @@ class Executor:
         self._padding_slot = slots
         # By whether a row has an adapter: a graph without adapters saves their matrix products.
         self._graphs: dict[bool, DecodeGraphs] = {}
+        self._prompt_graphs: PromptGraphs | None = None
         if self.device.type == "cuda":
+            self._prompt_graphs = PromptGraphs(
+                self._prompt_pass,
+                most_tokens=min(MOST_ALONE_TOKENS, blocks_per_sequence * cache.tokens_per_block),
+                most_blocks=blocks_per_sequence,
+                tokens_per_block=cache.tokens_per_block,
+            )
             for with_adapters in (False,) if adapters is None else (False, True):
                 decode_pass = partial(self._decode_pass, with_adapters=with_adapters)
                 self._graphs[with_adapters] = DecodeGraphs(
@@ -94,14 +107,20 @@ class Executor:
             parts.append(self._decode(step.decodes))
         read: list[int] = []
         context: dict[int, torch.Tensor] = {}
-        for chunks in self._passes(step.chunks):
+        alone, together = self._ways(step.chunks)
+        for chunk in alone:
+            assert self._prompt_graphs is not None
+            tokens = self._request(chunk.slot).prompt[chunk.start : chunk.end]
+            logits = self._prompt_graphs.run(tokens, chunk.start, chunk.slot)
+            if self._is_whole(chunk):
+                parts.append(logits)
+                read.append(chunk.slot)
+        for chunks in self._passes(together):
             logits = self._compute_prompts(chunks)
             for chunk, rows in zip(chunks, logits, strict=True):
                 if self._request(chunk.slot).return_context_logits:
                     context[chunk.slot] = rows[-chunk.tokens :]
-            ended = [
-                row for row, chunk in enumerate(chunks) if chunk.end == len(self._request(chunk.slot).prompt)
-            ]
+            ended = [row for row, chunk in enumerate(chunks) if self._is_whole(chunk)]
             if ended:
                 parts.append(logits[:, -1].index_select(0, to_device(torch.tensor(ended), self.device)))
                 read += [chunks[row].slot for row in ended]
@@ -115,31 +134,19 @@ class Executor:
         )
 
     @torch.no_grad()
-    def warm_up(self, channel: Channel, *, is_split: bool) -> None:
-        """Compile and record what the first requests would otherwise wait for. Collective.
-
-        Args:
-            channel: to the other ranks.
-            is_split: whether the model's layers exchange results with other ranks.
-        """
-        # Passes are collective: if one rank has no compiler, all must leave them out.
-        if self._graphs and channel.lowest(can_compile()):
-            # Adapters add something different in each layer, so one compiled function cannot serve all.
-            fuse(self._model, is_split=is_split or self.adapters is not None, try_out=self._try_out)
-        for graphs in self._graphs.values():
-            graphs.capture_usual()
-
-    def _try_out(self) -> None:
-        """Run passes of the kinds of shapes that torch compiles for; they write into the padding block."""
-        for rows, tokens in ((1, 1), (2, 1), (1, 8), (2, 8)):
-            positions = torch.arange(tokens, device=self.device).expand(rows, tokens)
-            self._cache.aim(torch.zeros(rows * tokens, dtype=torch.long, device=self.device), None)
-            self._forward(torch.zeros_like(positions), positions, None, last_only=True)
+    def warm_up(self) -> None:
+        """Compile and record what the first requests would otherwise wait for. Collective."""
+        if self._graphs:
+            fuse(self._model)
+        for graphs in (*self._graphs.values(), self._prompt_graphs):
+            if graphs is not None:
+                graphs.record_usual()
 
     def close(self) -> None:
         """Forget the CUDA graphs, before the ranks disconnect: NCCL waits for recorded graphs."""
-        for graphs in self._graphs.values():
-            graphs.close()
+        for graphs in (*self._graphs.values(), self._prompt_graphs):
+            if graphs is not None:
+                graphs.close()
 
     def _release(self, slot: int) -> None:
         admission = self._admitted.pop(slot)
@@ -212,6 +219,39 @@ class Executor:
         """Indices into the pool of the tokens at ``positions``, [rows, tokens]."""
         size = self._cache.tokens_per_block
         return tables.gather(1, positions // size) * size + positions % size
+
+    def _prompt_pass(self, inputs: PromptInputs, blocks: int) -> torch.Tensor:
+        """Run a pass over a part of one prompt; it is recorded into a graph."""
+        self._aim(inputs.slot, with_adapters=False)
+        tables = self._tables[:, :blocks].index_select(0, inputs.slot)
+        positions = inputs.positions[None]
+        write = torch.where(inputs.real.bool(), self._places(tables, positions), PADDING_BLOCK)
+        self._cache.aim(write.flatten(), tables)
+        # Each token sees all earlier ones of its sequence. Padding sees the first one: some key is needed.
+        keys = torch.arange(blocks * self._cache.tokens_per_block, device=self.device)
+        mask = (keys <= positions[:, :, None])[:, None]
+        return self._forward(inputs.tokens[None], positions, mask, last_only=True)[:, -1]
+
+    def _is_whole(self, chunk: Chunk) -> bool:
+        """Whether the chunk is the last one of its prompt."""
+        return chunk.end == len(self._request(chunk.slot).prompt)
+
+    def _ways(self, chunks: Sequence[Chunk]) -> tuple[list[Chunk], list[Chunk]]:
+        """The chunks to compute one by one through graphs, and those to compute together.
+
+        A pass of many prompts takes as long as launching its kernels, or
+        longer; a graph of a single one a fraction of that.
+        """
+        can_be_alone = [
+            chunk
+            for chunk in chunks
+            if chunk.tokens <= MOST_ALONE_TOKENS
+            and not self._request(chunk.slot).return_context_logits
+            and self._request(chunk.slot).lora is None
+        ]
+        if self._prompt_graphs is None or len(can_be_alone) > MOST_ALONE:
+            return [], list(chunks)
+        return can_be_alone, [chunk for chunk in chunks if chunk not in can_be_alone]
 
     def _passes(self, chunks: Sequence[Chunk]) -> list[list[Chunk]]:
         """Group chunks into passes, by whether they need all logits and whether they begin a prompt."""

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
-
-if TYPE_CHECKING:
-    import torch
 
 NO_END = -1
 """The ``end_id`` for no end token: generate ``max_new_tokens`` tokens."""
@@ -99,24 +96,31 @@ class GenerationRequest:
         return len(self.prompt) + self.max_new_tokens
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """What was generated since the last progress of the same request; one row for each beam.
 
-    Without streaming there is only the final one. Logits are on the CPU, and
-    ``None`` unless requested; ``context_logits`` [prompt, vocabulary] comes
-    once, with the first progress.
+    Without streaming there is only the final one. Logits are ``None`` unless
+    requested; ``context_logits`` comes once, with the first progress.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     log_probs: tuple[tuple[float, ...], ...]
     """Natural logarithm of each token's probability, before penalties and temperature."""
-    cumulative: tuple[float, ...]
-    """Sum of the log-probabilities of each beam since its first new token."""
     is_final: bool
-    context_logits: torch.Tensor | None = None
-    generation_logits: torch.Tensor | None = None
+    context_logits: np.ndarray[Any, Any] | None = None
+    """[prompt, vocabulary], float32."""
+    generation_logits: np.ndarray[Any, Any] | None = None
     """[beams, tokens, vocabulary], float32, before penalties and temperature."""
+
+    @property
+    def is_one_token(self) -> bool:
+        """Whether this is one token of one sequence, and nothing else."""
+        return (
+            len(self.tokens) == 1
+            and len(self.tokens[0]) == 1
+            and self.context_logits is None
+            and self.generation_logits is None
+        )
 
 
 class QueueFull(RequestFailed):
@@ -127,7 +131,9 @@ class Cancelled(RequestFailed):
     """The client does not want the answer any more."""
 
 
-Listener = Callable[[Progress | RequestFailed], object]
+Outcome = Progress | RequestFailed
+
+Listener = Callable[[Outcome], object]
 """Receives the answer to a request: progress until one ``is_final``, or the reason why there is none.
 
 Called from the engine's thread; must not block.

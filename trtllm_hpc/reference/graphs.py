@@ -1,9 +1,9 @@
-"""CUDA graphs of the decode step.
+"""CUDA graphs of the passes that every request needs.
 
-On a GPU a decode step of a small model takes less time than Python needs to
-launch its kernels one by one: 15 ms against 3 ms for 1 B parameters on an
-H200. A recorded graph launches them all at once. A graph has fixed shapes, so
-there is one for each number of rows and of blocks, rounded up.
+On a GPU a pass of a small model takes less time than Python needs to launch
+its kernels one by one: 15 ms against 3 ms for 1 B parameters on an H200. A
+recorded graph launches them all at once. A graph has fixed shapes, so there is
+one for each number of rows or tokens, and of blocks, rounded up.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+
+from trtllm_hpc.reference.stop_words import to_device
 
 Row = tuple[int, int, int]
 """Slot, token, position."""
@@ -29,63 +31,149 @@ class DecodeInputs(NamedTuple):
     positions: torch.Tensor
 
 
+class PromptInputs(NamedTuple):
+    """Inputs of a pass over a part of one prompt on the device, padded on the left."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    real: torch.Tensor
+    """Not 0 where there is a token."""
+    slot: torch.Tensor
+    """[1]."""
+
+
 DecodePass = Callable[[DecodeInputs, int], torch.Tensor]
 """From the inputs and the number of blocks that each row reads to logits [rows, vocabulary]."""
 
+PromptPass = Callable[[PromptInputs, int], torch.Tensor]
+"""From the inputs and the number of blocks that they read to logits [1, vocabulary]."""
 
-class DecodeGraphs:
-    """Replays decode passes; records each when its shape is first needed."""
+
+class _Graphs:
+    """Recorded passes by their shape."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+
+    def replay(self, shape: tuple[int, int], run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Replay the pass of a shape; its result is overwritten by the next replay.
+
+        A pass is recorded when it is first needed.
+        """
+        if shape not in self._recorded:
+            self._record(shape, run)
+        graph, result = self._recorded[shape]
+        graph.replay()
+        return result
+
+    def close(self) -> None:
+        """Forget all graphs."""
+        torch.cuda.synchronize()
+        for graph, _ in self._recorded.values():
+            graph.reset()
+        self._recorded.clear()
+
+    def _record(self, shape: tuple[int, int], run: Callable[[], torch.Tensor]) -> None:
+        # In the first pass of a shape, libraries choose and load kernels, which cannot be recorded.
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            run()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        # NCCL's watchdog thread queries events meanwhile, which only this mode allows.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = run()
+        self._recorded[shape] = (graph, result)
+
+
+class DecodeGraphs(_Graphs):
+    """Passes that decode one token of each row."""
 
     def __init__(self, decode_pass: DecodePass, *, most_rows: int, most_blocks: int) -> None:
+        super().__init__()
         self._pass = decode_pass
         self._block_sizes = _doubling(_FEWEST_BLOCKS, most_blocks)
         self._row_sizes = _row_sizes(most_rows)
         self._inputs = torch.zeros((3, most_rows), dtype=torch.long, device="cuda")
         self._staging = torch.zeros((3, most_rows), dtype=torch.long).pin_memory()
-        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, rows: Sequence[Row], blocks: int, *, padding: Row) -> torch.Tensor:
         """Logits of the rows, in a buffer that the next run of the same shape overwrites."""
         size = next(size for size in self._row_sizes if size >= len(rows))
         self._staging[:, :size] = torch.tensor([*rows, *[padding] * (size - len(rows))]).T
         self._inputs[:, :size].copy_(self._staging[:, :size], non_blocking=True)
-        shape = (size, next(most for most in self._block_sizes if most >= blocks))
-        graph, logits = self._graphs.get(shape) or self._capture(shape)
-        graph.replay()
-        return logits[: len(rows)]
+        return self._replay(size, _at_least(blocks, self._block_sizes))[: len(rows)]
 
-    def capture_usual(self) -> None:
+    def record_usual(self) -> None:
         """Record the graphs of short sequences, which every server needs."""
         started = time.perf_counter()
         for size in reversed(self._row_sizes):
-            self._capture((size, self._block_sizes[0]))
-        _log.info("%d CUDA graphs recorded in %.1f s", len(self._graphs), time.perf_counter() - started)
+            self._replay(size, self._block_sizes[0])
+        _log.info("%d CUDA graphs recorded in %.1f s", len(self._recorded), time.perf_counter() - started)
 
-    def close(self) -> None:
-        """Forget all graphs."""
-        torch.cuda.synchronize()
-        for graph, _ in self._graphs.values():
-            graph.reset()
-        self._graphs.clear()
-
-    def _capture(self, shape: tuple[int, int]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Record the pass of one shape. It writes to the same places as the replay that follows."""
-        rows, blocks = shape
+    def _replay(self, rows: int, blocks: int) -> torch.Tensor:
         inputs = DecodeInputs(*self._inputs[:, :rows].unbind())
-        # In the first pass of a shape, libraries choose and load kernels, which cannot be recorded.
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            self._pass(inputs, blocks)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        # NCCL's watchdog thread queries events meanwhile, which only this mode allows.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._pass(inputs, blocks)
-        self._graphs[shape] = (graph, logits)
-        return graph, logits
+        return self.replay((rows, blocks), lambda: self._pass(inputs, blocks))
 
+
+class PromptGraphs(_Graphs):
+    """Passes over a part of one prompt: the first token of a lone request comes after a few decode steps.
+
+    Args:
+        prompt_pass: the pass.
+        most_tokens: of a part.
+        most_blocks: that a sequence has.
+    """
+
+    def __init__(
+        self, prompt_pass: PromptPass, *, most_tokens: int, most_blocks: int, tokens_per_block: int
+    ) -> None:
+        super().__init__()
+        self._pass = prompt_pass
+        self._widths = _doubling(min(_NARROWEST, most_tokens), most_tokens)
+        self._block_sizes = _doubling(1, most_blocks)
+        self._tokens_per_block = tokens_per_block
+        self._inputs = torch.zeros((3, most_tokens), dtype=torch.long, device="cuda")
+        self._slot = torch.zeros(1, dtype=torch.long, device="cuda")
+
+    def run(self, tokens: Sequence[int], start: int, slot: int) -> torch.Tensor:
+        """Logits [1, vocabulary] after a part of a prompt that begins at ``start``."""
+        count, width = len(tokens), _at_least(len(tokens), self._widths)
+        rows = torch.zeros((3, width), dtype=torch.long)
+        rows[0, width - count :] = torch.tensor(tokens)
+        rows[1, width - count :] = torch.arange(start, start + count)
+        rows[2, width - count :] = 1
+        self._inputs[:, :width].copy_(to_device(rows, self._inputs.device))
+        self._slot.copy_(to_device(torch.tensor([slot]), self._inputs.device))
+        blocks = -(-(start + count) // self._tokens_per_block)
+        # Copied: the next part may have the same shape.
+        return self._replay(width, _at_least(blocks, self._block_sizes)).clone()
+
+    def record_usual(self) -> None:
+        """Record the graphs of short prompts, and those of the parts of a long one."""
+        started = time.perf_counter()
+        for width in reversed(self._widths):
+            blocks = _at_least(-(-width // self._tokens_per_block), self._block_sizes)
+            self._replay(width, blocks)
+        for blocks in self._block_sizes:
+            if blocks * self._tokens_per_block >= self._widths[-1]:
+                self._replay(self._widths[-1], blocks)
+        _log.info("%d CUDA graphs recorded in %.1f s", len(self._recorded), time.perf_counter() - started)
+
+    def _replay(self, width: int, blocks: int) -> torch.Tensor:
+        tokens, positions, real = self._inputs[:, :width].unbind()
+        inputs = PromptInputs(tokens, positions, real, self._slot)
+        return self.replay((width, blocks), lambda: self._pass(inputs, blocks))
+
+
+def _at_least(size: int, sizes: Sequence[int]) -> int:
+    return next(each for each in sizes if each >= size)
+
+
+_NARROWEST = 32
+"""Tokens of the narrowest graph of a prompt."""
 
 _FEWEST_BLOCKS = 4
 

@@ -5,15 +5,13 @@ All of it runs in one thread. Other threads only put calls into its queue.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import queue
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Sequences
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NoReturn
 
 import torch
 
@@ -30,9 +28,10 @@ from trtllm_hpc.reference.generation import (
     QueueFull,
 )
 from trtllm_hpc.reference.lora import AdapterPlaces
+from trtllm_hpc.reference.requests import queue_is_full
 from trtllm_hpc.reference.sampling import Sampler
 from trtllm_hpc.reference.scheduler import Scheduler, Sequence, Step, refuse_too_long
-from trtllm_hpc.reference.shutdown import Shutdown, first_sentence
+from trtllm_hpc.reference.shutdown import first_sentence
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +42,6 @@ class Job(Sequence):
 
     listener: Listener
     log_probs: list[float] = field(default_factory=list)
-    cumulative: float = 0.0
-    """Their sum."""
     sent: int = 0
     """Number of new tokens that the listener has got."""
     context_logits: list[torch.Tensor] = field(default_factory=list)
@@ -61,21 +58,33 @@ class Job(Sequence):
                 # A cancelled beam search has no tokens yet: its rows are empty.
                 tokens=(tuple(self.new_tokens[since:]),) * beams,
                 log_probs=(tuple(self.log_probs[since:]),) * beams,
-                cumulative=(self.cumulative,) * beams,
                 is_final=is_final,
-                context_logits=torch.cat(context) if context else None,
-                generation_logits=torch.stack(generation)[None] if generation else None,
+                context_logits=torch.cat(context).numpy() if context else None,
+                generation_logits=torch.stack(generation)[None].numpy() if generation else None,
             )
         )
 
 
 class Leader:
-    """The engine as Triton's model sees it.
+    """The engine as the model's process sees it.
 
-    ``submit``, ``cancel`` and ``load`` return at once and may be called from any thread.
+    ``submit``, ``cancel``, ``load`` and ``stop`` may be called from any thread.
+
+    Args:
+        engine: the loaded one.
+        settings: of the server.
+        die: ends the process with a sentence; called if the engine cannot go on.
+        on_step: called after each step, and before the engine waits for requests, with what it does.
     """
 
-    def __init__(self, engine: Engine, settings: ServeSettings, shutdown: Shutdown) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: ServeSettings,
+        die: Callable[[str], NoReturn],
+        *,
+        on_step: Callable[[Load], object] = lambda _: None,
+    ) -> None:
         self._executor = engine.executor
         self._sampler = Sampler(
             slots=engine.limits.slots,
@@ -84,68 +93,41 @@ class Leader:
         )
         self._scheduler = Scheduler(engine.limits)
         self._channel = engine.channel
-        self._shutdown = shutdown
+        self._die = die
+        self._on_step = on_step
         self._max_queue_size = settings.max_queue_size
         adapters = engine.executor.adapters
         self._adapters = AdapterPlaces(adapters.sizes if adapters else {})
-        self._tickets = itertools.count()
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[Hashable, Job] = {}
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_stopping = False
         self._iteration = 0
-        self._count = threading.Lock()
-        self._unplaced = 0
-        """Number of requests without a slot; guarded by ``_count``."""
-        self._room = engine.limits.slots
-        """Number of slots that the next requests can get at once."""
         self._load = self._loaded(Step())
-        self._running: Future[None] | None = None
 
-    def start(self, thread: ThreadPoolExecutor) -> None:
-        """Start serving, in the thread that loaded the engine."""
-        _watch(self._channel, self._shutdown, 0)
-        self._running = thread.submit(self._run)
+    def submit(
+        self,
+        requests: Sequences[GenerationRequest],
+        listeners: Sequences[Listener],
+        tickets: Sequences[Hashable],
+    ) -> None:
+        """Queue requests that belong together, all or none.
 
-    def submit(self, requests: Sequences[GenerationRequest], listeners: Sequences[Listener]) -> list[int]:
-        """Queue requests that belong together, all or none; return a ticket for each.
+        They are refused if the queue is full, the KV cache is too small for
+        one of them, or a LoRA adapter is not available; each listener hears
+        the reason then.
 
-        Raises:
-            RequestFailed: the queue is full, the KV cache is too small for a
-                request, or its LoRA adapter is not available.
+        Args:
+            requests: what to generate.
+            listeners: one for each request.
+            tickets: names for ``cancel``, one for each request, each used once.
         """
-        for request in requests:
-            refuse_too_long(request, self._scheduler.limits)
-        requests = self._adapters.hold(requests)
-        try:
-            self._count_in(len(requests))
-        except RequestFailed:
-            self._adapters.drop(requests)
-            raise
         jobs = [
-            Job(next(self._tickets), request, listener=listener)
-            for request, listener in zip(requests, listeners, strict=True)
+            Job(ticket, request, listener=listener)
+            for ticket, request, listener in zip(tickets, requests, listeners, strict=True)
         ]
-        for job in jobs:
-            self._commands.put(partial(self._add, job))
-        return [job.ticket for job in jobs]
+        self._commands.put(partial(self._add, jobs))
 
-    def _count_in(self, requests: int) -> None:
-        with self._count:
-            most = self._max_queue_size + self._room
-            if self._max_queue_size and requests > self._max_queue_size + self._scheduler.limits.slots:
-                raise RequestFailed(
-                    f"The request needs {requests} sequences at once, more than can ever run and wait: "
-                    f"max_batch_size is {self._scheduler.limits.slots}, max_queue_size "
-                    f"{self._max_queue_size}. Send fewer at a time."
-                )
-            if self._max_queue_size and self._unplaced + requests > most:
-                raise QueueFull(
-                    f"The queue is full: {self._unplaced} requests wait, and max_queue_size is "
-                    f"{self._max_queue_size}. Try again later."
-                )
-            self._unplaced += requests
-
-    def cancel(self, ticket: int, *, keep: bool) -> None:
+    def cancel(self, ticket: Hashable, *, keep: bool) -> None:
         """End a request and free its slot; does nothing for an unknown or finished one.
 
         With ``keep`` its listener gets what was generated so far as the final
@@ -158,12 +140,12 @@ class Leader:
         return self._load
 
     def stop(self) -> None:
-        """Finish what is queued, stop the other ranks and return."""
+        """Make ``run`` finish what is queued, stop the other ranks and return."""
         self._commands.put(self._begin_stop)
-        if self._running is not None:
-            self._running.result()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Serve until it is stopped, in the thread that loaded the engine."""
+        _watch(self._channel, self._die, 0)
         try:
             while self._turn():
                 pass
@@ -172,19 +154,21 @@ class Leader:
             self._channel.close()
         except BaseException as error:  # noqa: BLE001 - after any error the ranks are out of step
             _log.exception("the leader's loop failed")
-            self._shutdown.die(f"Rank 0 lost another rank or failed: {first_sentence(error)}")
+            self._die(f"Rank 0 lost another rank or failed: {first_sentence(error)}")
 
     def _turn(self) -> bool:
         """Carry out one step, or wait for a command; return ``False`` once stopped and idle."""
         while not self._commands.empty():
             self._commands.get()()
         step = self._scheduler.plan()
-        self._update_room(step)
         if step is not None:
             step = replace(step, adapters=self._adapters.take_loads())
             self._channel.send(step)
             self._carry_out(step)
+            self._on_step(self._load)
             return True
+        self._load = self._loaded(Step())
+        self._on_step(self._load)
         if self._is_stopping:
             return False
         self._commands.get()()
@@ -193,17 +177,43 @@ class Leader:
     def _begin_stop(self) -> None:
         self._is_stopping = True
 
-    def _add(self, job: Job) -> None:
-        self._jobs[job.ticket] = job
-        self._scheduler.add(job)
+    def _add(self, jobs: list[Job]) -> None:
+        requests = [job.request for job in jobs]
+        try:
+            for request in requests:
+                refuse_too_long(request, self._scheduler.limits)
+            self._check_queue(len(requests))
+            requests = self._adapters.hold(requests)
+        except RequestFailed as error:
+            for job in jobs:
+                job.listener(error)
+            return
+        for job, request in zip(jobs, requests, strict=True):
+            job.request = request
+            self._jobs[job.ticket] = job
+            self._scheduler.add(job)
 
-    def _cancel(self, ticket: int, keep: bool) -> None:
+    def _check_queue(self, requests: int) -> None:
+        """Refuse requests beyond those that get a slot and those that may wait.
+
+        Raises:
+            RequestFailed: there are too many.
+        """
+        waiting, most, limits = self._scheduler.waiting, self._max_queue_size, self._scheduler.limits
+        if not most:
+            return
+        if requests > most + limits.slots:
+            raise RequestFailed(
+                f"The request needs {requests} sequences at once, more than can ever run and wait: "
+                f"max_batch_size is {limits.slots}, max_queue_size {most}. Send fewer at a time."
+            )
+        if waiting + requests > most + self._scheduler.room:
+            raise QueueFull(queue_is_full(waiting, most))
+
+    def _cancel(self, ticket: Hashable, keep: bool) -> None:
         job = self._jobs.get(ticket)
         if job is None:
             return
-        if job.slot is None:
-            with self._count:
-                self._unplaced -= 1
         self._end(job)
         if keep:
             job.send_progress(is_final=True)
@@ -217,16 +227,6 @@ class Leader:
         self._scheduler.end(job)
         del self._jobs[job.ticket]
         self._adapters.drop([job.request])
-
-    def _update_room(self, step: Step | None) -> None:
-        """Update the room in the queue, and the metrics."""
-        slots = self._scheduler.limits.slots
-        with self._count:
-            self._unplaced -= len(step.admitted) if step else 0
-            # A request that still waits after planning waits for a slot or for blocks.
-            self._room = 0 if self._scheduler.waiting else slots - len(self._scheduler.running)
-        if step is None:
-            self._load = self._loaded(Step())
 
     def _carry_out(self, step: Step) -> None:
         for admission in step.admitted:
@@ -255,7 +255,6 @@ class Leader:
             job = self._job(slot)
             job.new_tokens.append(token)
             job.log_probs.append(log_prob)
-            job.cumulative += log_prob
             if job.request.return_generation_logits:
                 job.generation_logits.append(logits[row].float().cpu())
             if finished:
@@ -280,12 +279,12 @@ class Leader:
         )
 
 
-def follow(engine: Engine, shutdown: Shutdown, rank: int) -> None:
+def follow(engine: Engine, die: Callable[[str], NoReturn], rank: int) -> None:
     """Ranks above 0: take part in every step until the leader stops them.
 
     Any error ends this rank and its server, since the leader cannot go on without it.
     """
-    _watch(engine.channel, shutdown, rank)
+    _watch(engine.channel, die, rank)
     try:
         while (step := engine.channel.receive()) is not None:
             engine.executor.run(step)
@@ -293,8 +292,8 @@ def follow(engine: Engine, shutdown: Shutdown, rank: int) -> None:
         engine.channel.close()
     except BaseException as error:  # noqa: BLE001 - after any error the ranks are out of step
         _log.exception("rank %d: the follower's loop failed", rank)
-        shutdown.die(f"Rank {rank} lost another rank or failed: {first_sentence(error)}")
+        die(f"Rank {rank} lost another rank or failed: {first_sentence(error)}")
 
 
-def _watch(channel: Channel, shutdown: Shutdown, rank: int) -> None:
-    channel.watch(lambda error: shutdown.die(f"Rank {rank} lost another rank: {first_sentence(error)}"))
+def _watch(channel: Channel, die: Callable[[str], NoReturn], rank: int) -> None:
+    channel.watch(lambda error: die(f"Rank {rank} lost another rank: {first_sentence(error)}"))

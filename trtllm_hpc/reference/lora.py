@@ -15,7 +15,6 @@ as of 2025; the two differ in gate and up, and the code is followed here).
 from __future__ import annotations
 
 import re
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -246,7 +245,7 @@ class Adapters:
 
 
 class AdapterPlaces:
-    """The leader's table of adapters: gives each a place. May be called from any thread.
+    """The leader's table of adapters: gives each a place.
 
     As in TensorRT-LLM the first request with an adapter sends its weights, and
     later ones only its number; weights for a known number are ignored. A new
@@ -259,7 +258,6 @@ class AdapterPlaces:
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
-        self._lock = threading.Lock()
         self._places: OrderedDict[int, int] = OrderedDict()
         """By task id, the most recently requested one last."""
         self._users: Counter[int] = Counter()
@@ -286,15 +284,13 @@ class AdapterPlaces:
 
     def drop(self, requests: Iterable[GenerationRequest]) -> None:
         """Release the adapters of requests that have ended."""
-        with self._lock:
-            self._users.subtract(request.lora.task_id for request in requests if request.lora is not None)
-            # Drop zeros: clients may use any number of task ids.
-            self._users = +self._users
+        self._users.subtract(request.lora.task_id for request in requests if request.lora is not None)
+        # Drop zeros: clients may use any number of task ids.
+        self._users = +self._users
 
     def take_loads(self) -> tuple[Adapter, ...]:
         """The adapters that must be loaded before the held requests can run."""
-        with self._lock:
-            loads, self._loads = tuple(self._loads), []
+        loads, self._loads = tuple(self._loads), []
         return loads
 
     def _hold(self, adapter: LoraRequest) -> None:
@@ -305,18 +301,17 @@ class AdapterPlaces:
             )
         if adapter.weights is not None:
             check(adapter, self._sizes)
-        with self._lock:
-            if adapter.task_id in self._places:
-                self._places.move_to_end(adapter.task_id)
-            elif adapter.weights is None:
-                raise RequestFailed(
-                    f"The LoRA adapter {adapter.task_id} (lora_task_id) is not loaded, or not any more. "
-                    "Send lora_weights and lora_config with the request."
-                )
-            else:
-                place = self._places[adapter.task_id] = self._free_place()
-                self._loads.append(Adapter(place, adapter))
-            self._users[adapter.task_id] += 1
+        if adapter.task_id in self._places:
+            self._places.move_to_end(adapter.task_id)
+        elif adapter.weights is None:
+            raise RequestFailed(
+                f"The LoRA adapter {adapter.task_id} (lora_task_id) is not loaded, or not any more. "
+                "Send lora_weights and lora_config with the request."
+            )
+        else:
+            place = self._places[adapter.task_id] = self._free_place()
+            self._loads.append(Adapter(place, adapter))
+        self._users[adapter.task_id] += 1
 
     def _free_place(self) -> int:
         if len(self._places) < PLACES:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trtllm_hpc.reference.generation import Load
 
 if TYPE_CHECKING:
-    from trtllm_hpc.reference.leader import Leader
+    from trtllm_hpc.reference.engine_process import EngineProcess
 
 LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 """Upper bounds of the histograms' buckets, in tokens."""
@@ -115,16 +114,18 @@ class Metrics:
         period_s: seconds between two updates.
     """
 
-    def __init__(self, engine: Leader, triton: Any, *, model: str, version: str, period_s: float) -> None:
+    def __init__(
+        self, engine: EngineProcess, triton: Any, *, model: str, version: str, period_s: float
+    ) -> None:
         self._engine = engine
         self._triton = triton
         self._labels = {"model": model, "version": version}
         self._period_s = period_s
-        self._lengths: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._families: dict[Family, Any] = {}
         self._metrics: dict[tuple[Family, str], Any] = {}
         self._sent: dict[tuple[Family, str], float] = {}
         self._closing = threading.Event()
+        self._using = threading.Lock()
         self._input = self._histogram(INPUT_LENGTH, "total_input_tokens")
         self._output = self._histogram(OUTPUT_LENGTH, "total_output_tokens")
         self._update()
@@ -141,8 +142,11 @@ class Metrics:
             self._thread.start()
 
     def observe(self, prompt: int, answer: int) -> None:
-        """Count a finished sequence by its tokens."""
-        self._lengths.put((prompt, answer))
+        """Count a finished sequence by its tokens, at once."""
+        # The stub of Triton 2.51 crashes when two threads use its metrics at the same time.
+        with self._using:
+            self._input.observe(prompt)
+            self._output.observe(answer)
 
     def close(self) -> None:
         """End the thread and delete Triton's objects.
@@ -165,13 +169,14 @@ class Metrics:
                 _log.exception("the metrics could not be updated")
 
     def _update(self) -> None:
-        for family, values in gauges(self._engine.load(), memory_used(), time.time()).items():
+        for family, values in gauges(self._engine.load(), self._memory(), time.time()).items():
             for label, value in values.items():
                 self._set(family, label, value)
-        while not self._lengths.empty():
-            prompt, answer = self._lengths.get()
-            self._input.observe(prompt)
-            self._output.observe(answer)
+
+    def _memory(self) -> dict[str, int]:
+        """Bytes that the model's process and its engine's use together."""
+        engine = self._engine.memory()
+        return {kind: size + engine[kind] for kind, size in memory_used().items()}
 
     def _set(self, family: Family, label: str, value: float) -> None:
         key = family, label
@@ -180,7 +185,8 @@ class Metrics:
         if key not in self._metrics:
             gauge = self._family(family, self._triton.MetricFamily.GAUGE)
             self._metrics[key] = gauge.Metric(labels={**self._labels, family.label: label})
-        self._metrics[key].set(value)
+        with self._using:
+            self._metrics[key].set(value)
         self._sent[key] = value
 
     def _histogram(self, family: Family, label: str) -> Any:

@@ -9,11 +9,14 @@ answer. So a running request never has to give anything back.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
+
+PART_TOKENS = 256
+"""Most tokens of one prompt in a step that also decodes: for these the streams of others wait."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Limits:
 class Sequence:
     """A request on its way through the engine."""
 
-    ticket: int
+    ticket: Hashable
     request: GenerationRequest
     slot: int | None = None
     """Its slot in the batch; ``None`` while it waits."""
@@ -120,15 +123,22 @@ class Scheduler:
         self._free_slots = list(reversed(range(limits.slots)))
         # Block 0 is for padding.
         self._free_blocks = list(reversed(range(1, limits.blocks + 1)))
-        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
+        self._waiting: OrderedDict[Hashable, Sequence] = OrderedDict()
         self.running: dict[int, Sequence] = {}
         """The requests in the batch, by slot."""
         self._released: list[int] = []
+        self._is_short = False
+        """Whether the oldest waiting request found too few blocks."""
 
     @property
     def waiting(self) -> int:
         """Number of requests without a slot."""
         return len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        """Slots that the next requests can get at once: none while earlier ones wait for blocks."""
+        return 0 if self._is_short else len(self._free_slots)
 
     @property
     def used_blocks(self) -> int:
@@ -157,7 +167,8 @@ class Scheduler:
             for slot, sequence in self.running.items()
             if sequence.new_tokens and not sequence.is_beam_search
         )
-        chunks = tuple(self._chunks(self.limits.step_tokens - len(decodes)))
+        budget = self.limits.step_tokens - len(decodes)
+        chunks = tuple(self._chunks(budget, most=PART_TOKENS if decodes else budget))
         beams = tuple(slot for slot, sequence in self.running.items() if sequence.is_beam_search)
         if not (decodes or chunks or beams):
             return None
@@ -166,10 +177,12 @@ class Scheduler:
 
     def _admissions(self) -> Iterable[Admission]:
         """Admit waiting requests in order, until one does not fit."""
+        self._is_short = False
         while self._waiting and self._free_slots:
             sequence = next(iter(self._waiting.values()))
             needed = self.limits.blocks_of(sequence.request)
             if needed > len(self._free_blocks):
+                self._is_short = True
                 return
             del self._waiting[sequence.ticket]
             sequence.slot = self._free_slots.pop()
@@ -179,14 +192,19 @@ class Scheduler:
             rows = tuple(tuple(sequence.blocks[at : at + each]) for at in range(0, needed, each))
             yield Admission(sequence.slot, rows, sequence.request)
 
-    def _chunks(self, budget: int) -> Iterable[Chunk]:
-        """Prompts or parts of them, oldest first, as long as their padded rows fit into the step."""
+    def _chunks(self, budget: int, *, most: int) -> Iterable[Chunk]:
+        """Prompts or parts of them, oldest first, as long as their padded rows fit into the step.
+
+        Args:
+            budget: tokens of the step.
+            most: tokens of one prompt.
+        """
         rows, width = 0, 0
         for slot, sequence in self.running.items():
             left = len(sequence.request.prompt) - sequence.read
             if left == 0 or sequence.is_beam_search:
                 continue
-            tokens = min(left, budget)
+            tokens = min(left, most, budget)
             rows, width = rows + 1, max(width, tokens)
             if tokens <= 0 or rows * width > budget:
                 return

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from trtllm_hpc.errors import RequestFailed
@@ -28,6 +31,7 @@ class Heard:
 
     parts: list[Progress] = field(default_factory=list)
     error: RequestFailed | None = None
+    ticket: int = -1
     is_done: threading.Event = field(default_factory=threading.Event)
     has_begun: threading.Event = field(default_factory=threading.Event)
 
@@ -58,41 +62,45 @@ class Heard:
     @property
     def context_logits(self) -> torch.Tensor:
         (found,) = [part.context_logits for part in self.parts if part.context_logits is not None]
-        return found
+        return torch.from_numpy(found)
 
     @property
     def generation_logits(self) -> torch.Tensor:
         found = [part.generation_logits for part in self.parts if part.generation_logits is not None]
-        return torch.cat(found, dim=1)
+        return torch.from_numpy(np.concatenate(found, axis=1))
 
 
-class NoShutdown:
+def die(sentence: str) -> NoReturn:
     """Stands for the server's end: here a failed engine fails the test's wait instead."""
-
-    def die(self, sentence: str) -> NoReturn:
-        raise AssertionError(sentence)
+    raise AssertionError(sentence)
 
 
 @contextmanager
 def running(folder: Path, **settings: Any) -> Iterator[Leader]:
     """A world of one rank, serving."""
     chosen = ServeSettings(**settings)
-    thread = engine.one_thread()
-    loaded = thread.submit(engine.load, EngineFolder(folder), chosen, World(0, 1, 0, None)).result()
-    leader = Leader(loaded, chosen, NoShutdown())  # type: ignore[arg-type]
-    leader.start(thread)
-    try:
-        yield leader
-    finally:
-        leader.stop()
-        thread.shutdown()
+    # The thread that loads the engine runs it, as in its own process.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        world = World(0, 1, 0, None)
+        loaded = thread.submit(engine.load, EngineFolder(folder), chosen, world).result()
+        leader = Leader(loaded, chosen, die)
+        running = thread.submit(leader.run)
+        try:
+            yield leader
+        finally:
+            leader.stop()
+            running.result()
+
+
+_tickets = itertools.count()
 
 
 def ask(leader: Leader, *requests: GenerationRequest) -> list[Heard]:
     """Submit requests one after the other, without waiting."""
     heard = [Heard() for _ in requests]
     for request, listener in zip(requests, heard, strict=True):
-        leader.submit([request], [listener])
+        listener.ticket = next(_tickets)
+        leader.submit([request], [listener], [listener.ticket])
     return heard
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.delivery import Delivery
-from trtllm_hpc.reference.generation import Cancelled, GenerationRequest, Listener, Progress, QueueFull
+from trtllm_hpc.reference.generation import Cancelled, GenerationRequest, Outcome, Progress, QueueFull
 from trtllm_hpc.reference.requests import Part
 
 pytestmark = pytest.mark.model
@@ -35,10 +35,8 @@ class Response:
         self.error = error
 
 
-class Tensor:
-    @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> tuple[str, Any]:
-        return name, tensor.tolist()
+def make_tensor(name: str, array: Any) -> tuple[str, Any]:
+    return name, array.tolist()
 
 
 class Triton:
@@ -47,7 +45,7 @@ class Triton:
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
     TritonError = Error
     InferenceResponse = Response
-    Tensor = Tensor
+    Tensor = staticmethod(make_tensor)
 
 
 @dataclass
@@ -76,20 +74,28 @@ class Sender:
         return response.error, flags
 
 
-class Engine:
-    """Keeps what is submitted, and answers when the test says so."""
+class Slow(Sender):
+    """Triton takes the first response only when the test lets it."""
 
     def __init__(self) -> None:
-        self.listeners: list[Listener] = []
-        self.cancelled: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
-        self.is_full = False
+        super().__init__()
+        self.is_sending, self.may_end = threading.Event(), threading.Event()
 
-    def submit(self, requests: Sequence[GenerationRequest], listeners: Sequence[Listener]) -> list[int]:
-        if self.is_full:
-            raise QueueFull("The queue is full.")
-        first = len(self.listeners)
-        self.listeners.extend(listeners)
-        return list(range(first, len(self.listeners)))
+    def send(self, response: Response, flags: int) -> None:
+        self.is_sending.set()
+        assert self.may_end.wait(5)
+        super().send(response, flags)
+
+
+class Engine:
+    """Keeps what is submitted."""
+
+    def __init__(self) -> None:
+        self.submitted: queue.SimpleQueue[Sequence[int]] = queue.SimpleQueue()
+        self.cancelled: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+
+    def submit(self, tickets: Sequence[int], requests: Sequence[GenerationRequest]) -> None:
+        self.submitted.put(tickets)
 
     def cancel(self, ticket: int, *, keep: bool) -> None:
         self.cancelled.put((ticket, keep))
@@ -111,6 +117,9 @@ class Setup:
         self.delivery.accept(sender, request_id, parts, WANTED)
         return sender
 
+    def hear(self, ticket: int, *outcomes: Outcome) -> None:
+        self.delivery.hear((ticket, outcome) for outcome in outcomes)
+
 
 @pytest.fixture
 def setup() -> Iterator[Setup]:
@@ -125,25 +134,45 @@ def part(index: int | None = None, *, streaming: bool = True) -> Part:
 
 
 def token(value: int, *, is_final: bool = False) -> Progress:
-    return Progress(((value,),), ((0.0,),), (0.0,), is_final)
+    return Progress(((value,),), ((0.0,),), is_final)
 
 
-def test_answers_keep_their_order_and_the_last_is_marked(setup: Setup) -> None:
+def test_tokens_come_one_by_one_while_triton_keeps_up(setup: Setup) -> None:
     sender = setup.accept(part())
     for value in range(50):
-        setup.engine.listeners[0](token(value, is_final=value == 49))
-    found = [sender.next() for _ in range(50)]
-    assert [response.tensors["output_ids"] for response, _ in found] == [[[[value]]] for value in range(50)]
-    assert [flags for _, flags in found] == [0] * 49 + [FINAL]
+        setup.hear(0, token(value, is_final=value == 49))
+        response, flags = sender.next()
+        assert (response.tensors["output_ids"], flags) == ([[[value]]], FINAL if value == 49 else 0)
     assert setup.lengths == [(3, 50)]
+
+
+def test_tokens_that_wait_for_triton_come_together_in_order(setup: Setup) -> None:
+    sender = Slow()
+    setup.delivery.accept(sender, "", [part()], WANTED)
+    setup.hear(0, token(0))
+    assert sender.is_sending.wait(5)
+    setup.hear(0, *(token(value, is_final=value == 49) for value in range(1, 50)))
+    sender.may_end.set()
+    assert sender.next()[0].tensors["output_ids"] == [[[0]]]
+    response, flags = sender.next()
+    assert (response.tensors["output_ids"], flags) == ([[list(range(1, 50))]], FINAL)
+    assert setup.lengths == [(3, 50)]
+
+
+def test_tokens_before_an_error_are_sent_first(setup: Setup) -> None:
+    sender = setup.accept(part())
+    setup.hear(0, token(5), RequestFailed("The model failed."))
+    assert sender.next()[0].tensors["output_ids"] == [[[5]]]
+    error, flags = sender.next_error()
+    assert (error.message, flags) == ("The model failed.", FINAL)
 
 
 def test_last_answer_of_a_batch_is_that_of_the_last_prompt_to_end(setup: Setup) -> None:
     sender = setup.accept(part(0), part(1))
-    setup.engine.listeners[1](token(7, is_final=True))
+    setup.hear(1, token(7, is_final=True))
     response, flags = sender.next()
     assert (response.tensors["batch_index"], flags) == ([[1]], 0)
-    setup.engine.listeners[0](RequestFailed("The model failed."))
+    setup.hear(0, RequestFailed("The model failed."))
     error, flags = sender.next_error()
     assert (error.message, flags) == ("The model failed.", FINAL)
 
@@ -158,14 +187,17 @@ def test_last_answer_of_a_batch_is_that_of_the_last_prompt_to_end(setup: Setup) 
 )
 def test_errors_have_tritons_codes(setup: Setup, error: RequestFailed, code: str) -> None:
     sender = setup.accept(part())
-    setup.engine.listeners[0](error)
+    setup.hear(0, error)
     assert sender.next_error()[0].code == code
 
 
-def test_full_queue_is_answered_at_once(setup: Setup) -> None:
-    setup.engine.is_full = True
-    error, flags = setup.accept(part()).next_error()
+def test_an_error_ends_the_whole_request_once(setup: Setup) -> None:
+    sender = setup.accept(part(0), part(1))
+    setup.delivery.hear([(0, QueueFull("Later.")), (1, QueueFull("Later."))])
+    error, flags = sender.next_error()
     assert (error.code, flags) == ("UNAVAILABLE", FINAL)
+    assert setup.engine.cancelled.get(timeout=5) == (0, False)
+    assert sender.sent.empty()
 
 
 def test_client_that_goes_away_cancels_every_part_without_keeping_anything(setup: Setup) -> None:
@@ -211,7 +243,7 @@ def test_stop_needs_an_id_but_it_may_be_unknown(setup: Setup) -> None:
 
 def test_client_gets_an_error_where_no_tensor_can_be_made(setup: Setup) -> None:
     sender = setup.accept(part())
-    setup.engine.listeners[0](Progress((), (), (), is_final=True))
+    setup.hear(0, Progress((), (), is_final=True))
     error, flags = sender.next_error()
     assert "could not be made" in error.message
     assert flags == FINAL

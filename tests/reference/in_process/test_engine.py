@@ -115,7 +115,6 @@ def test_log_probs_and_logits_are_the_models(leader: Leader, model: Any, streami
         assert_close(heard.generation_logits[0], logits[count - 1 : -1])
         chosen = torch.log_softmax(logits[count - 1 : -1], -1).gather(1, torch.tensor(heard.tokens)[:, None])
         assert heard.log_probs == pytest.approx(chosen[:, 0].tolist(), abs=NEAR)
-        assert heard.parts[-1].cumulative[0] == pytest.approx(chosen.sum().item(), abs=1e-3)
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_in_company(leader: Leader) -> None:
@@ -153,7 +152,7 @@ def test_a_full_kv_cache_makes_requests_wait_and_loses_none(folder: Path, model:
         load = leader.load()
         assert (load.blocks_max, load.tokens_per_block) == (10, 16)
         with pytest.raises(RequestFailed, match="needs 176 tokens of the KV cache, which holds 160"):
-            ask(leader, GenerationRequest((5,) * 100, 70))
+            ask(leader, GenerationRequest((5,) * 100, 70))[0].wait()
 
 
 def test_a_full_queue_refuses_and_serves_the_others(folder: Path) -> None:
@@ -162,32 +161,35 @@ def test_a_full_queue_refuses_and_serves_the_others(folder: Path) -> None:
         for item in running_ones[:8]:
             assert not item.is_done.is_set()
         waiting: list[Heard] = []
-        with pytest.raises(QueueFull, match="max_queue_size is 3"):
-            for _ in range(9):
-                waiting += ask(leader, GenerationRequest((6,), 1))
-        assert len(waiting) >= 3
-        for item in (*running_ones, *waiting):
+        for _ in range(9):
+            waiting += ask(leader, GenerationRequest((6,), 1))
+        with pytest.raises(QueueFull, match="Maximum queue size of 3 has been reached"):
+            for item in waiting:
+                item.wait()
+        assert len([item for item in waiting if item.is_done.wait(60) and item.error is None]) >= 3
+        for item in running_ones:
             item.wait()
 
 
 def test_cancelling_frees_the_place_and_says_what_became_of_it(leader: Leader) -> None:
-    kept, dropped = Heard(), Heard()
     request = GenerationRequest((5,) * 10, 150, streaming=True)
-    tickets = [leader.submit([request], [listener])[0] for listener in (kept, dropped)]
+    kept, dropped = ask(leader, request, request)
     assert kept.has_begun.wait(10)
-    leader.cancel(tickets[0], keep=True)
-    leader.cancel(tickets[1], keep=False)
+    leader.cancel(kept.ticket, keep=True)
+    leader.cancel(dropped.ticket, keep=False)
     assert 0 < len(kept.wait().tokens) < 150
     with pytest.raises(Cancelled):
         dropped.wait()
-    leader.cancel(tickets[0], keep=True)
+    leader.cancel(kept.ticket, keep=True)
     assert ask(leader, GenerationRequest((5,), 1))[0].wait().tokens
     assert idle(leader).blocks_used == 0
 
 
 def test_what_can_never_wait_is_told_so(folder: Path) -> None:
     with running(folder, max_queue_size=2) as leader:
-        requests = [GenerationRequest((5,), 1)] * 11
-        with pytest.raises(RequestFailed, match="needs 11 sequences at once"):
-            leader.submit(requests, [Heard() for _ in requests])
+        heard = [Heard() for _ in range(11)]
+        leader.submit([GenerationRequest((5,), 1)] * 11, heard, range(100, 111))
+        for each in heard:
+            with pytest.raises(RequestFailed, match="needs 11 sequences at once"):
+                each.wait()
         assert ask(leader, GenerationRequest((5,), 1))[0].wait().tokens

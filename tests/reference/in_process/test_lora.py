@@ -270,7 +270,7 @@ def test_the_engine_keeps_adapters_for_later_requests(engines: dict[int, Path], 
         answers = [heard.wait().tokens for heard in together]
         later = ask(leader, greedy(3, PROMPTS[2]))[0].wait().tokens
         with pytest.raises(RequestFailed, match="not loaded"):
-            ask(leader, greedy(4))
+            ask(leader, greedy(4))[0].wait()
     assert answers == [everywhere.greedy(PROMPTS[0]), plain_answer(PROMPTS[0]), everywhere.greedy(PROMPTS[1])]
     assert later == everywhere.greedy(PROMPTS[2])
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
-from trtllm_hpc.reference.delivery import output_tensors
+from trtllm_hpc.reference.delivery import Answer
 from trtllm_hpc.reference.generation import GenerationRequest, Progress
 from trtllm_hpc.reference.requests import Part
 
@@ -25,7 +25,6 @@ ALL = (
 TWO_BEAMS = Progress(
     tokens=((7, 8, 9), (7,)),
     log_probs=((-1.0, -2.0, -3.0), (-4.0,)),
-    cumulative=(-6.0, -4.0),
     is_final=True,
 )
 
@@ -35,7 +34,7 @@ def request(**changes: Any) -> GenerationRequest:
 
 
 def values(part: Part, progress: Progress) -> dict[str, Any]:
-    return {name: tensor.tolist() for name, tensor in output_tensors(part, progress, ALL).items()}
+    return {name: tensor.tolist() for name, tensor in Answer(part).tensors([progress], ALL).items()}
 
 
 def test_answer_holds_prompt_and_new_tokens_of_every_beam() -> None:
@@ -64,8 +63,8 @@ def test_prompt_is_left_out(change: dict[str, Any]) -> None:
 
 
 def test_answer_without_any_token_is_empty() -> None:
-    nothing = Progress(tokens=((),), log_probs=((),), cumulative=(0.0,), is_final=True)
-    tensors = output_tensors(Part(request(streaming=True)), nothing, ALL)
+    nothing = Progress(tokens=((),), log_probs=((),), is_final=True)
+    tensors = Answer(Part(request(streaming=True))).tensors([nothing], ALL)
     assert tensors["output_ids"].shape == (1, 1, 0)
     assert tensors["sequence_length"].tolist() == [[0]]
 
@@ -74,23 +73,46 @@ def test_types_and_shapes_are_those_of_the_contract() -> None:
     logits = Progress(
         tokens=((7, 8),),
         log_probs=((-1.0, -2.0),),
-        cumulative=(-3.0,),
         is_final=True,
-        context_logits=torch.ones(2, 6, dtype=torch.bfloat16),
-        generation_logits=torch.ones(1, 2, 6),
+        context_logits=np.ones((2, 6), np.float32),
+        generation_logits=np.ones((1, 2, 6), np.float32),
     )
-    tensors = output_tensors(Part(request(return_log_probs=True), 0, 0), logits, ALL)
-    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} == {
-        "output_ids": (torch.int32, (1, 1, 4)),
-        "sequence_length": (torch.int32, (1, 1)),
-        "cum_log_probs": (torch.float32, (1, 1)),
-        "output_log_probs": (torch.float32, (1, 1, 2)),
-        "context_logits": (torch.float32, (1, 2, 6)),
-        "generation_logits": (torch.float32, (1, 1, 2, 6)),
-        "batch_index": (torch.int32, (1, 1)),
-        "sequence_index": (torch.int32, (1, 1)),
+    tensors = Answer(Part(request(return_log_probs=True), 0, 0)).tensors([logits], ALL)
+    assert {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()} == {
+        "output_ids": (np.int32, (1, 1, 4)),
+        "sequence_length": (np.int32, (1, 1)),
+        "cum_log_probs": (np.float32, (1, 1)),
+        "output_log_probs": (np.float32, (1, 1, 2)),
+        "context_logits": (np.float32, (1, 2, 6)),
+        "generation_logits": (np.float32, (1, 1, 2, 6)),
+        "batch_index": (np.int32, (1, 1)),
+        "sequence_index": (np.int32, (1, 1)),
     }
 
 
 def test_only_what_is_wanted_is_sent() -> None:
-    assert set(output_tensors(Part(request()), TWO_BEAMS, ("output_ids",))) == {"output_ids"}
+    assert set(Answer(Part(request())).tensors([TWO_BEAMS], ("output_ids",))) == {"output_ids"}
+
+
+def test_responses_of_a_stream_hold_their_tokens_and_what_upstream_repeats() -> None:
+    """What is ready goes into one response; log-probabilities and context logits are repeated."""
+    context = np.ones((2, 6), np.float32)
+    tokens = [
+        Progress(
+            ((token,),),
+            ((-float(token),),),
+            is_final=token == 4,
+            context_logits=context if token == 1 else None,
+            generation_logits=np.full((1, 1, 6), token, np.float32),
+        )
+        for token in (1, 2, 3, 4)
+    ]
+    answer = Answer(Part(request(streaming=True, return_log_probs=True)))
+    first, second = answer.tensors(tokens[:1], ALL), answer.tensors(tokens[1:], ALL)
+    assert [response["output_ids"].tolist() for response in (first, second)] == [[[[1]]], [[[2, 3, 4]]]]
+    assert [response["sequence_length"].tolist() for response in (first, second)] == [[[1]], [[3]]]
+    assert second["output_log_probs"].tolist() == [[[-1.0, -2.0, -3.0, -4.0]]]
+    assert [response["cum_log_probs"].tolist() for response in (first, second)] == [[[-1.0]], [[-10.0]]]
+    assert all((response["context_logits"] == context).all() for response in (first, second))
+    assert second["generation_logits"][0, 0, :, 0].tolist() == [2.0, 3.0, 4.0]
+    assert answer.new_tokens == 4

@@ -10,31 +10,35 @@ import json
 import os
 import pickle
 import sys
+import threading
 from pathlib import Path
-from typing import Any
 
 from trtllm_hpc.reference import engine
 from trtllm_hpc.reference.engine_config import EngineFolder, ServeSettings
 from trtllm_hpc.reference.leader import Leader, follow
 from trtllm_hpc.reference.world import World
 
-from .leader import NoShutdown, ask
+from .leader import ask, die
 
 
 def main(folder: str, requests: str) -> None:
     world = World.from_environment(os.environ)
-    thread = engine.one_thread()
-    thread.submit(world.connect).result()
+    world.connect()
     settings = ServeSettings()
-    loaded = thread.submit(engine.load, EngineFolder(folder), settings, world).result()
-    shutdown: Any = NoShutdown()
+    loaded = engine.load(EngineFolder(folder), settings, world)
     if not world.is_leader:
-        thread.submit(follow, loaded, shutdown, world.rank).result()
+        follow(loaded, die, world.rank)
         return
-    leader = Leader(loaded, settings, shutdown)
-    leader.start(thread)
+    leader = Leader(loaded, settings, die)
+    asking = threading.Thread(target=_ask, args=(leader, Path(requests)))
+    asking.start()
+    leader.run()
+    asking.join()
+
+
+def _ask(leader: Leader, requests: Path) -> None:
     answers = []
-    for together in pickle.loads(Path(requests).read_bytes()):
+    for together in pickle.loads(requests.read_bytes()):
         for heard in ask(leader, *together):
             answers.append(heard.wait().parts[-1])
     leader.stop()

@@ -6,17 +6,16 @@ import faulthandler
 import json
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from torch.utils.dlpack import from_dlpack
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import requests
 from trtllm_hpc.reference.delivery import Delivery
-from trtllm_hpc.reference.engine import load, one_thread
-from trtllm_hpc.reference.engine_config import EngineFolder, ServeSettings, plain_path
-from trtllm_hpc.reference.leader import Leader, follow
+from trtllm_hpc.reference.engine_config import ServeSettings, plain_path
+from trtllm_hpc.reference.engine_process import EngineProcess, Start
 from trtllm_hpc.reference.metrics import Metrics
 from trtllm_hpc.reference.shutdown import Shutdown, stop_server_when_started
 from trtllm_hpc.reference.world import World
@@ -34,23 +33,17 @@ class TritonPythonModel:
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self._inputs = [tensor["name"] for tensor in config["input"]]
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
-        self._leader: Leader | None = None
+        self._engine: EngineProcess | None = None
         world = World.from_environment(os.environ)
         self._shutdown = Shutdown(world)
         with self._shutdown.reporting_failure():
             settings = ServeSettings.from_parameters(parameters)
-            thread = one_thread()
-            thread.submit(world.connect).result()
-            folder = EngineFolder(plain_path(parameters["gpt_model_path"]))
-            engine = thread.submit(load, folder, settings, world).result()
-            self._info = engine.info
+            folder = Path(plain_path(parameters["gpt_model_path"]))
+            engine = EngineProcess(Start(folder, settings, world, os.getppid()))
             if world.is_leader:
-                self._leader = Leader(engine, settings, self._shutdown)
-                self._serve(self._leader, settings, args)
-                # Last: if something fails here, a running thread would keep the process alive.
-                self._leader.start(thread)
+                self._serve(engine, settings, args)
         if not world.is_leader:
-            thread.submit(follow, engine, self._shutdown, world.rank).result()
+            engine.wait_ended(self._shutdown.die)
             stop_server_when_started()
 
     def execute(self, triton_requests: list[Any]) -> None:
@@ -59,7 +52,7 @@ class TritonPythonModel:
         for request in triton_requests:
             sender = request.get_response_sender()
             try:
-                requests.refuse_parameters(json.loads(request.parameters() or "{}"))
+                requests.check_parameters(request)
                 inputs = self._read(request)
                 if requests.is_stop(inputs):
                     self._delivery.stop(sender, request.request_id())
@@ -72,33 +65,32 @@ class TritonPythonModel:
             self._delivery.accept(sender, request.request_id(), parts, wanted)
 
     def finalize(self) -> None:
-        """Stop the other ranks and all threads."""
-        if self._leader is not None:
-            self._leader.stop()
+        """Stop the engines of all ranks and all threads."""
+        if self._engine is not None:
+            self._engine.stop()
             self._delivery.close()
             self._metrics.close()
         self._shutdown.release()
 
-    def _serve(self, leader: Leader, settings: ServeSettings, args: dict[str, str]) -> None:
+    def _serve(self, engine: EngineProcess, settings: ServeSettings, args: dict[str, str]) -> None:
+        self._info = engine.info
         self._metrics = Metrics(
-            leader,
+            engine,
             pb_utils,
             model=args["model_name"],
             version=args["model_version"],
             period_s=settings.stats_check_period_ms / 1000,
         )
         self._delivery = Delivery(
-            leader,
+            engine,
             pb_utils,
             cancellation_check_s=settings.cancellation_check_period_ms / 1000,
             observe=self._metrics.observe,
         )
+        engine.serve(self._delivery.hear, self._shutdown.die, self._metrics.observe)
+        self._engine = engine
 
     def _read(self, request: Any) -> dict[str, Any]:
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
-        # Not by as_numpy: the stub of Triton 2.51 (24.10) makes wrong arrays with NumPy 2.
-        return {
-            name: from_dlpack(tensor.to_dlpack()).numpy().copy()
-            for name, tensor in tensors.items()
-            if tensor is not None
-        }
+        # Copied: the arrays lie in memory that Triton uses again.
+        return {name: tensor.as_numpy().copy() for name, tensor in tensors.items() if tensor is not None}

@@ -1,23 +1,26 @@
-"""Triton model ``tensorrt_llm_bls``: text in, text out, by calling the other models. Runs in Triton's stub.
+"""Triton model ``tensorrt_llm_bls``: text in, text out. Runs in Triton's Python stub.
 
-Each instance is a process that answers one request at a time, as upstream's
-does; ``bls_instance_count`` is the number of requests answered at once.
+Upstream's model calls ``preprocessing``, ``tensorrt_llm`` and
+``postprocessing``; each instance waits for one request at a time. This one
+does the work of the first and the last itself and asks the engine's process
+directly. So an instance answers any number of requests at once, and
+``bls_instance_count`` is the number of processes that share the work.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
-import threading
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.requests import check_parameters
+from trtllm_hpc.reference import engine_process, requests
+from trtllm_hpc.reference.delivery import Delivery, TextAnswer
+from trtllm_hpc.reference.engine_config import EngineInfo
+from trtllm_hpc.reference.preprocessor import Preprocessor
 from trtllm_hpc.reference.text import switch
 from trtllm_hpc.reference.unsupported import refuse_unsupported_text
 
@@ -30,7 +33,6 @@ TO_PREPROCESSING = {
     "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
     "end_id": "END_ID",
     "pad_id": "PAD_ID",
-    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
 }
 FROM_PREPROCESSING = {
     "INPUT_ID": "input_ids",
@@ -66,191 +68,82 @@ TO_GENERATION = {
     "lora_weights": "lora_weights",
     "lora_config": "lora_config",
 }
-PASSED_ON = (
-    "cum_log_probs",
-    "output_log_probs",
-    "context_logits",
-    "generation_logits",
-    "batch_index",
-    "sequence_index",
-    "kv_cache_alloc_new_blocks",
-    "kv_cache_reused_blocks",
-    "kv_cache_alloc_total_blocks",
-)
-"""Outputs of the generation that are passed on unchanged if they are wanted."""
-
-STOP = {
-    "input_ids": np.zeros((1, 1), dtype=np.int32),
-    "input_lengths": np.zeros((1, 1), dtype=np.int32),
-    "request_output_len": np.zeros((1, 1), dtype=np.int32),
-    "stop": np.ones((1, 1), dtype=np.bool_),
-}
-"""Inputs of the request that stops the one of the same id."""
 
 CANCELLATION_CHECK_S = 0.1
-"""Seconds between two checks whether the client has disconnected."""
+"""Seconds between two checks whether a client has disconnected."""
 
 
 class TritonPythonModel:
-    """Sends one response for each sequence, or for each token if the request is streaming."""
+    """Sends one response for each sequence, or as the tokens come if the request is streaming."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the parameters."""
+        """Read the parameters and the tokenizer."""
+        # A crash of the stub then leaves a traceback in the rank's log.
+        faulthandler.enable()
         config = json.loads(args["model_config"])
-        parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
-        self._inputs = [tensor["name"] for tensor in config["input"]]
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
-        self._accumulates = switch(parameters, "accumulate_tokens", default=False)
-        self._generation = parameters.get("tensorrt_llm_model_name") or "tensorrt_llm"
+        self._preprocessor = Preprocessor(parameters)
+        self._make_answer = partial(
+            TextAnswer,
+            tokenizer=self._preprocessor.tokenizer,
+            skip_special_tokens=switch(parameters, "skip_special_tokens", default=True),
+            accumulates=switch(parameters, "accumulate_tokens", default=False),
+        )
+        self._engine: tuple[EngineInfo, Delivery] | None = None
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Answer the requests one after the other."""
+        """Submit the requests; threads of ``Delivery`` send the answers."""
         for request in triton_requests:
             sender = request.get_response_sender()
             try:
-                check_parameters(request)
-                self._answer(request, sender)
+                requests.check_parameters(request)
+                inputs = self._read(request)
+                info, delivery = self._engine or self._connect()
+                parts = requests.parse(inputs, info, decoupled=self._decoupled)
             except RequestFailed as error:
-                code = pb_utils.TritonError.INVALID_ARG
-                _finish(sender, pb_utils.InferenceResponse(error=pb_utils.TritonError(error.message, code)))
-            except _Refused as refused:
-                _finish(sender, pb_utils.InferenceResponse(error=refused.error))
-            except pb_utils.TritonModelException as error:
-                _finish(sender, pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error))))
+                refusal = pb_utils.TritonError(error.message, pb_utils.TritonError.INVALID_ARG)
+                response = pb_utils.InferenceResponse(error=refusal)
+                sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                continue
+            wanted = frozenset(request.requested_output_names())
+            delivery.accept(sender, request.request_id(), parts, wanted)
 
-    def _answer(self, request: Any, sender: Any) -> None:
-        arrays = {
-            name: _as_sent(tensor.as_numpy())
-            for name in self._inputs
-            if (tensor := pb_utils.get_input_tensor_by_name(request, name)) is not None
-        }
+    def finalize(self) -> None:
+        """End the threads; Triton has waited for the requests."""
+        if self._engine is not None:
+            self._engine[1].close()
+
+    def _connect(self) -> tuple[EngineInfo, Delivery]:
+        """Connect to the engine, at the first request: only then it is certainly loaded."""
+        engine = engine_process.connect()
+        delivery = Delivery(
+            engine, pb_utils, cancellation_check_s=CANCELLATION_CHECK_S, make_answer=self._make_answer
+        )
+        engine.serve(delivery.hear, self._forget)
+        self._engine = engine.info, delivery
+        return self._engine
+
+    def _forget(self, sentence: str) -> None:
+        """The engine was unloaded, or is gone: its open requests fail, and the next one connects again."""
+        if self._engine is not None:
+            _, delivery = self._engine
+            self._engine = None
+            delivery.fail_all(RequestFailed(sentence))
+            delivery.close()
+
+    def _read(self, request: Any) -> dict[str, Any]:
+        """The request's inputs as ``tensorrt_llm`` takes them."""
+        arrays = {tensor.name(): _as_sent(tensor.as_numpy()) for tensor in request.inputs()}
         refuse_unsupported_text(arrays)
-        wanted = {name: name for name in PASSED_ON if name in request.requested_output_names()}
-        prepared = _call("preprocessing", _renamed(arrays, TO_PREPROCESSING), list(FROM_PREPROCESSING))
-        inputs = {
-            **{FROM_PREPROCESSING[name]: array for name, array in _arrays(prepared).items()},
-            **_renamed(arrays, TO_GENERATION),
-        }
-        is_streaming = "stream" in arrays and bool(arrays["stream"].any())
-        texts = _Texts(accumulates=self._accumulates and is_streaming)
-        outputs = ["output_ids", "sequence_length", "batch_index", "sequence_index", *wanted]
-        asked = (self._generation, inputs, sorted(set(outputs)), sender, self._decoupled)
-        with _generating(*asked) as answers:
-            for answer in answers:
-                found = _arrays(answer)
-                tensors = {"text_output": texts.after(found), **_renamed(found, wanted)}
-                response = pb_utils.InferenceResponse(_tensors(tensors))
-                if self._decoupled:
-                    sender.send(response)
-        # Only now: a sender must not be asked for cancellation after its last response.
-        if self._decoupled:
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        else:
-            _finish(sender, response)
-
-
-class _Refused(Exception):
-    """Another model answered with an error."""
-
-    def __init__(self, error: Any) -> None:
-        super().__init__(error.message())
-        self.error = error
-
-
-class _Texts:
-    """The text of each response; with accumulation, that of all tokens so far.
-
-    A token that is decoded alone may be an incomplete letter, and loses the
-    space before it. Upstream does the same without accumulation.
-    """
-
-    def __init__(self, *, accumulates: bool) -> None:
-        self._accumulates = accumulates
-        self._tokens: dict[tuple[int, int], Any] = {}
-
-    def after(self, answer: dict[str, Any]) -> Any:
-        tokens, lengths = answer["output_ids"], answer["sequence_length"]
-        if self._accumulates:
-            sequence = _index(answer, "batch_index"), _index(answer, "sequence_index")
-            before = self._tokens.get(sequence)
-            tokens = tokens if before is None else np.concatenate([before, tokens], axis=2)
-            self._tokens[sequence] = tokens
-            lengths = np.full(lengths.shape, tokens.shape[2], dtype=np.int32)
-        called = _call("postprocessing", {"TOKENS_BATCH": tokens, "SEQUENCE_LENGTH": lengths}, ["OUTPUT"])
-        return _arrays(called)["OUTPUT"]
-
-
-@contextmanager
-def _generating(
-    model: str, inputs: dict[str, Any], outputs: list[str], sender: Any, decoupled: bool
-) -> Iterator[Iterator[Any]]:
-    """The answers of the generating model, which is stopped if the client disconnects.
-
-    It is stopped by a stop request with the same id, since a call to another
-    model cannot be cancelled.
-    """
-    request_id = uuid.uuid4().hex
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(CANCELLATION_CHECK_S):
-            if sender.is_cancelled():
-                for _ in _responses(_request(model, STOP, ["output_ids"], request_id), decoupled):
-                    pass
-                return
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        responses = _responses(_request(model, inputs, outputs, request_id), decoupled)
-        # The last response of a decoupled model may be empty and only mark the end.
-        yield (response for response in responses if _checked(response).output_tensors())
-    finally:
-        ended.set()
-        watcher.join()
-
-
-def _responses(call: Any, decoupled: bool) -> Iterator[Any]:
-    return iter(call.exec(decoupled=True) if decoupled else [call.exec()])
-
-
-def _index(answer: dict[str, Any], name: str) -> int:
-    """An index of an answer; 0 if it is the only one and has none."""
-    return int(answer[name].flat[0]) if name in answer else 0
+        prepared = self._preprocessor.process(_renamed(arrays, TO_PREPROCESSING))
+        return _renamed(prepared, FROM_PREPROCESSING) | _renamed(arrays, TO_GENERATION)
 
 
 def _as_sent(array: Any) -> Any:
-    """An input as the client sent it: Triton hands some over without their dimension, but takes none so."""
-    return array.reshape(-1, 1) if array.ndim == 1 else array
+    """A copy of an input as the client sent it: Triton hands some over without their dimension."""
+    return (array.reshape(-1, 1) if array.ndim == 1 else array).copy()
 
 
 def _renamed(arrays: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return {new: arrays[old] for old, new in names.items() if old in arrays}
-
-
-def _tensors(arrays: dict[str, Any]) -> list[Any]:
-    return [pb_utils.Tensor(name, array) for name, array in arrays.items()]
-
-
-def _arrays(response: Any) -> dict[str, Any]:
-    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
-
-
-def _request(model: str, inputs: dict[str, Any], outputs: list[str], request_id: str = "") -> Any:
-    return pb_utils.InferenceRequest(
-        model_name=model, inputs=_tensors(inputs), requested_output_names=outputs, request_id=request_id
-    )
-
-
-def _call(model: str, inputs: dict[str, Any], outputs: list[str]) -> Any:
-    return _checked(_request(model, inputs, outputs).exec())
-
-
-def _checked(response: Any) -> Any:
-    if response.has_error():
-        raise _Refused(response.error())
-    return response
-
-
-def _finish(sender: Any, response: Any) -> None:
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

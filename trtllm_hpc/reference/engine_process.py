@@ -1,0 +1,284 @@
+"""The engine in a process of its own, as the models' processes see it.
+
+Threads of one Python process take turns. In one process, the threads that
+send answers to Triton and the engine would keep each other waiting: a step
+would begin late, and the answers of the last one would, too. So the models'
+processes only read requests and send answers, and exchange the messages of
+this module with the engine's process. ``tensorrt_llm`` starts it; the others
+connect to it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from trtllm_hpc.errors import RequestFailed, StartFailed
+from trtllm_hpc.reference.engine_config import EngineInfo, ServeSettings
+from trtllm_hpc.reference.generation import GenerationRequest, Load, Outcome, Progress
+from trtllm_hpc.reference.world import World
+
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
+"""Environment of an engine on CPUs, unless it is set already.
+
+OpenMP's threads spin while they wait for each other. If something else needs
+the cores, they spin while the one that they wait for cannot run.
+"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """First message to the engine: load."""
+
+    folder: Path
+    settings: ServeSettings
+    world: World
+    server: int
+    """Process id of the rank's Triton server."""
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Requests that belong together, each with the number by which its answer is told."""
+
+    tickets: tuple[int, ...]
+    requests: tuple[GenerationRequest, ...]
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """End a request; with ``keep`` it gets the tokens generated so far."""
+
+    ticket: int
+    keep: bool
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Finish what is queued, and end."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine is loaded."""
+
+    info: EngineInfo
+    load: Load | None
+    """``None`` from ranks above 0."""
+    memory: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The engine could not be loaded, or cannot go on."""
+
+    sentence: str
+
+
+@dataclass
+class Answers:
+    """What was generated: the tokens of streamed answers, oldest first, and all other outcomes by ticket."""
+
+    tickets: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    finals: list[bool] = field(default_factory=list)
+    """Whether it is the last token of its answer."""
+    others: list[tuple[int, Outcome]] = field(default_factory=list)
+
+    def add(self, ticket: int, outcome: Outcome) -> None:
+        """Keep an outcome; a message of plain lists is made and read several times faster."""
+        if isinstance(outcome, Progress) and outcome.is_one_token:
+            self.tickets.append(ticket)
+            self.tokens.append(outcome.tokens[0][0])
+            self.log_probs.append(outcome.log_probs[0][0])
+            self.finals.append(outcome.is_final)
+        else:
+            self.others.append((ticket, outcome))
+
+    def __bool__(self) -> bool:
+        return bool(self.tickets or self.others)
+
+    def __iter__(self) -> Iterator[tuple[int, Outcome]]:
+        rows = zip(self.tickets, self.tokens, self.log_probs, self.finals, strict=True)
+        for ticket, token, log_prob, is_final in rows:
+            yield ticket, Progress(((token,),), ((log_prob,),), is_final)
+        yield from self.others
+
+
+Lengths = tuple[int, int]
+"""Tokens of a prompt and of its answer, over all beams."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was generated since the last report, and what the engine does."""
+
+    answers: Answers
+    load: Load
+    memory: Mapping[str, int]
+    """Bytes that the engine's process uses, by kind."""
+    finished: Sequence[Lengths] = ()
+    """Of the sequences that ended for other models; told to the model that started the engine."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The engine has stopped in order."""
+
+
+class EngineClient:
+    """A connection to an engine's process.
+
+    Raises:
+        StartFailed: the engine could not be loaded.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._reader: threading.Thread | None = None
+        ready = self._receive()
+        if isinstance(ready, Failed):
+            raise StartFailed(ready.sentence)
+        assert isinstance(ready, Ready)
+        self.info = ready.info
+        self._last = ready.load, ready.memory
+
+    def serve(
+        self,
+        hear: Callable[[Answers], object],
+        lost: Callable[[str], object],
+        observe: Callable[[int, int], object] = lambda prompt, answer: None,
+    ) -> None:
+        """Pass on reports from now on, in a thread of their own.
+
+        Args:
+            hear: called with what was generated, after each step.
+            lost: called with a sentence if the engine fails, or its process ends.
+            observe: called with the lengths of each sequence that ended for another model.
+        """
+
+        def read() -> None:
+            while isinstance(message := self._receive(), Report):
+                self._last = message.load, message.memory
+                for lengths in message.finished:
+                    observe(*lengths)
+                hear(message.answers)
+            if isinstance(message, Failed):
+                lost(message.sentence)
+
+        self._reader = threading.Thread(target=read, name="reports", daemon=True)
+        self._reader.start()
+
+    def submit(self, tickets: Sequence[int], requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests that belong together, all or none."""
+        self._send(Submit(tuple(tickets), tuple(requests)))
+
+    def cancel(self, ticket: int, *, keep: bool) -> None:
+        """End a request and free its slot; does nothing for an unknown or finished one.
+
+        With ``keep`` the tokens generated so far are reported as the final
+        ones, otherwise a failure.
+        """
+        self._send(Cancel(ticket, keep))
+
+    def load(self) -> Load:
+        """What the engine did when it was last heard of."""
+        load, _ = self._last
+        assert load is not None, "only rank 0 reports"
+        return load
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes that the engine's process used when it was last heard of, by kind."""
+        return self._last[1]
+
+    def close(self) -> None:
+        """Hang up; what was submitted and is not finished is cancelled."""
+        with self._sending:
+            self._connection.close()
+
+    def _send(self, message: object) -> None:
+        try:
+            with self._sending:
+                self._connection.send(message)
+        except OSError:
+            # Its process has ended: the reader finds the reason, or the end of the connection.
+            return
+
+    def _receive(self) -> Ready | Failed | Report | Ended:
+        try:
+            # pickle is safe here: the other end is a process of this user.
+            message: Ready | Failed | Report | Ended = self._connection.recv()
+        except (EOFError, OSError):
+            return Failed("The engine's process was killed or crashed.")
+        return message
+
+
+class EngineProcess(EngineClient):
+    """An engine's process, which ends with this one.
+
+    Raises:
+        StartFailed: the engine could not be loaded.
+    """
+
+    def __init__(self, start: Start) -> None:
+        ours, theirs = socket.socketpair()
+        # As for the stub itself, the first python3 on PATH decides the environment.
+        python = shutil.which("python3") or "python3"
+        command = [python, "-I", "-m", "trtllm_hpc.reference.engine_main", str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**_ENVIRONMENT, **os.environ},
+            )
+        connection = Connection(ours.detach())
+        connection.send(start)
+        super().__init__(connection)
+
+    def stop(self) -> None:
+        """Finish what is queued, stop the other ranks' engines and return."""
+        self._send(Stop())
+        if self._reader is not None:
+            self._reader.join()
+        self._process.wait()
+
+    def wait_ended(self, lost: Callable[[str], object]) -> None:
+        """Ranks above 0: wait until the leader has stopped the engine."""
+        message = self._receive()
+        if isinstance(message, Failed):
+            lost(message.sentence)
+        self._process.wait()
+
+
+def address(server: int) -> str:
+    """The name of the socket on which the engine of a Triton server listens: Linux's abstract names, unix(7).
+
+    Args:
+        server: process id of the server, the parent of its models' processes.
+    """
+    return f"\0trtllm-hpc-engine-{server}"
+
+
+def connect() -> EngineClient:
+    """Connect to the engine of this process's server.
+
+    Raises:
+        RequestFailed: there is none.
+    """
+    ours = socket.socket(socket.AF_UNIX)
+    try:
+        ours.connect(address(os.getppid()))
+    except OSError as error:
+        ours.close()
+        raise RequestFailed("The model tensorrt_llm is not loaded.") from error
+    return EngineClient(Connection(ours.detach()))
