@@ -27,8 +27,8 @@ _ENGINE_KEYS = (
 )
 """What the build has an option for, of the same name."""
 
-MOST_BLS_INSTANCES = 8
-"""Instances of the BLS model by default, at most: each is a process that starts with the server."""
+BLS_INSTANCES = 2
+"""Instances of the BLS model by default. Each is a process that answers any number of requests at once."""
 
 
 def build_steps(job: JobFile, python: str) -> tuple[BuildStep, ...]:
@@ -92,7 +92,7 @@ def repository_values(job: JobFile, engine_folder: str) -> dict[str, str | int |
         "decoupled": values.decoupled,
         "preprocessing_instance_count": values.preprocessing_instances,
         "postprocessing_instance_count": values.postprocessing_instances,
-        "bls_instance_count": values.bls_instances or min(batch, MOST_BLS_INSTANCES),
+        "bls_instance_count": values.bls_instances or BLS_INSTANCES,
         # Triton's parameters are strings, and an empty one has its default.
         "accumulate_tokens": str(values.accumulate_tokens).lower(),
         "max_queue_size": str(values.max_queue_size),

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from trtllm_hpc.config.job import Disaggregated, JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model_yaml import model_yaml
-from trtllm_hpc.plan.reference import MOST_BLS_INSTANCES
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
 from trtllm_hpc.runtime.model_repository.template import as_text
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -22,6 +21,9 @@ CROSS_KV_CACHE_FRACTION = 0.5
 _LLMAPI_TEMPLATE = "llmapi/tensorrt_llm"
 
 Chosen = Mapping[str, Value | None]
+
+MOST_BLS_INSTANCES = 8
+"""Instances of the BLS model by default, at most: each is a process that answers one request at a time."""
 
 
 @dataclass(frozen=True)

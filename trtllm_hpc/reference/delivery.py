@@ -29,7 +29,7 @@ from trtllm_hpc.reference.text import TextTokenizer
 PADDING = -1
 """Fills up shorter beams, in tokens and log-probabilities; ``sequence_length`` is where it begins."""
 
-SENDERS = 4
+SENDERS = 2
 """Number of threads that send answers: while one waits for Triton, another makes its tensors."""
 
 _log = logging.getLogger(__name__)

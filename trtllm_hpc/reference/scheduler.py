@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
 
-PART_TOKENS = 256
+PART_TOKENS = 128
 """Most tokens of one prompt in a step that also decodes: for these the streams of others wait."""
 
 
