@@ -309,12 +309,12 @@ class Delivery:
         try:
             arrays = answer.tensors(parts, open_request.wanted)
             tensors = [self._triton.Tensor(name, array) for name, array in arrays.items()]
+            if is_last:
+                self._observe(len(answer.part.request.prompt), answer.new_tokens)
         except Exception as error:  # noqa: BLE001 - after any error the client must get an answer
             _log.exception("the tensors of an answer could not be made")
             self._fail(open_request, RequestFailed(f"The tensors of the answer could not be made: {error}"))
             return
-        if is_last:
-            self._observe(len(answer.part.request.prompt), answer.new_tokens)
         with open_request.lock:
             if not open_request.is_closed:
                 self._send_one(open_request, self._triton.InferenceResponse(tensors), ended_parts=is_last)

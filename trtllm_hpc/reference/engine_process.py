@@ -168,13 +168,10 @@ class EngineClient:
         """
 
         def read() -> None:
-            while isinstance(message := self._receive(), Report):
-                self._last = message.load, message.memory
-                for lengths in message.finished:
-                    observe(*lengths)
-                hear(message.answers)
-            if isinstance(message, Failed):
-                lost(message.sentence)
+            try:
+                self._read(hear, lost, observe)
+            except Exception as error:  # noqa: BLE001 - without reports every request would wait forever
+                lost(f"The engine's reports could not be read: {type(error).__name__}: {error}")
 
         self._reader = threading.Thread(target=read, name="reports", daemon=True)
         self._reader.start()
@@ -205,6 +202,20 @@ class EngineClient:
         """Hang up; what was submitted and is not finished is cancelled."""
         with self._sending:
             self._connection.close()
+
+    def _read(
+        self,
+        hear: Callable[[Answers], object],
+        lost: Callable[[str], object],
+        observe: Callable[[int, int], object],
+    ) -> None:
+        while isinstance(message := self._receive(), Report):
+            self._last = message.load, message.memory
+            for lengths in message.finished:
+                observe(*lengths)
+            hear(message.answers)
+        if isinstance(message, Failed):
+            lost(message.sentence)
 
     def _send(self, message: object) -> None:
         try:
@@ -273,7 +284,9 @@ def address(server: int) -> str:
     Args:
         server: process id of the server, the parent of its models' processes.
     """
-    return f"\0trtllm-hpc-engine-{server}"
+    # Containers may share a network, where the names are, and count processes by themselves.
+    namespace = Path("/proc/self/ns/pid").stat().st_ino
+    return f"\0trtllm-hpc-engine-{namespace}-{server}"
 
 
 def connect() -> EngineClient:
