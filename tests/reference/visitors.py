@@ -141,7 +141,9 @@ class Visitor:
     def cancel_stream(self, question: Question, count: int) -> None:
         with stream(self.world) as opened:
             opened.send(MODEL, question.inputs(streaming=True))
-            got = [token for _ in range(count) for token in tokens(opened.next())]
+            got: list[int] = []
+            while len(got) < count:
+                got += tokens(opened.next())
             assert got == question.answer[: len(got)]
             opened.cancel()
 
@@ -192,12 +194,13 @@ class Visitor:
         number = uuid.uuid4().hex
         with stream(self.world) as opened:
             opened.send(MODEL, question.inputs(streaming=True), request_id=number)
-            found = [tokens(opened.next()) for _ in range(count)]
+            found: list[int] = []
+            while len(found) < count:
+                found += tokens(opened.next())
             clients.ask_one(self.world, MODEL, STOP, request_id=number)
-            found += [tokens(answer) for answer in opened.rest()]
-        flat = [token for part in found for token in part]
-        assert flat == question.answer[: len(flat)]
-        lengths.append(len(flat))
+            found += [token for answer in opened.rest() for token in tokens(answer)]
+        assert found == question.answer[: len(found)]
+        lengths.append(len(found))
 
     def die(self, question: Question, requests: int, after_s: float) -> None:
         """Send requests from another process, and kill it."""

@@ -22,15 +22,20 @@ def benchmark(folder: Path, story: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks.gpu_story", "--stories", story, *SMALL, *SHORT, *places]
 
 
-def sandboxes() -> list[str]:
-    return [folder.name for folder in Path("/run/trtllm-hpc").glob("gpu-story-*")]
+def has_sandbox(benchmark: subprocess.Popen[str]) -> bool:
+    return Path(f"/run/trtllm-hpc/gpu-story-{benchmark.pid}").exists()
 
 
 def test_a_story_on_two_nodes_is_measured_and_told(tmp_path: Path) -> None:
-    done = subprocess.run(
-        benchmark(tmp_path, "tp2-two-nodes"), cwd=ROOT, capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, done.stderr
+    with subprocess.Popen(
+        benchmark(tmp_path, "tp2-two-nodes"),
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as done:
+        _, errors = done.communicate(timeout=400)
+    assert done.returncode == 0, errors
     story = json.loads((tmp_path / "out" / "gpu.json").read_text())["stories"]["tp2-two-nodes"]
     assert "failure" not in story
     assert len(story["levels"]) == 3 * 2 * 2
@@ -42,7 +47,7 @@ def test_a_story_on_two_nodes_is_measured_and_told(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "gpu.md").read_text()
     assert "## `tp2-two-nodes`: two nodes of one GPU each" in page
     assert "2 ranks on 2 nodes" in page
-    assert sandboxes() == []
+    assert not has_sandbox(done)
 
 
 def test_an_interrupted_run_leaves_no_cluster_and_says_so(tmp_path: Path) -> None:
@@ -53,9 +58,9 @@ def test_an_interrupted_run_leaves_no_cluster_and_says_so(tmp_path: Path) -> Non
         for line in running.stderr:
             if "first start" in line:
                 break
-        assert len(sandboxes()) == 1
+        assert has_sandbox(running)
         running.send_signal(signal.SIGTERM)
         _, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors
-    assert sandboxes() == []
+    assert not has_sandbox(running)
     assert "**Not complete.** The benchmark was interrupted." in (tmp_path / "out" / "gpu.md").read_text()

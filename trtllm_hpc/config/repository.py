@@ -30,7 +30,7 @@ class Repository(Section):
     """Settings in Triton's model repository; ``null`` leaves a key to the backend's default."""
 
     decoupled: bool = False
-    """Whether ``tensorrt_llm`` may stream: one response for each token."""
+    """Whether ``tensorrt_llm`` may stream its tokens."""
     triton_max_batch_size: Count | None = None
     """Requests that Triton passes on at once; ``None``: ``engine.max_batch_size``."""
     instances: Count = 1
@@ -41,7 +41,8 @@ class Repository(Section):
     """Requests that ``tensorrt_llm_bls`` serves at once; ``None``: ``engine.max_batch_size``, at most 8.
 
     Fewer instances than the engine's batch leave places in it empty, but each
-    is a process with tens of MiB.
+    is a process with tens of MiB. With the reference backend it is the number
+    of processes that serve any number of requests; ``None``: 2.
     """
     models: list[ModelCopy] = Field(default_factory=list)
     """Copies of ``tensorrt_llm`` for ``serve.mode: orchestrator``."""

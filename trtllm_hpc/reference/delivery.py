@@ -13,6 +13,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -211,6 +212,8 @@ class Delivery:
         """By ticket, until the last outcome."""
         self._open: set[_OpenRequest] = set()
         self._open_lock = threading.Lock()
+        self._lost: RequestFailed | None = None
+        """Why the engine is gone; guarded by ``_open_lock``."""
         self._closing = threading.Event()
         self._due: queue.SimpleQueue[_Unsent | None] = queue.SimpleQueue()
         self._senders = [
@@ -229,6 +232,10 @@ class Delivery:
             self._unsent[ticket] = _Unsent(open_request, self._make_answer(part))
         with self._open_lock:
             self._open.add(open_request)
+            lost = self._lost
+        if lost is not None:
+            self._fail(open_request, lost)
+            return
         self._engine.submit(tickets, [part.request for part in parts])
 
     def hear(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
@@ -264,7 +271,9 @@ class Delivery:
         )
 
     def fail_all(self, error: RequestFailed) -> None:
-        """Answer all open requests with an error: the engine is gone."""
+        """Answer all open requests with an error, and those that still come: the engine is gone."""
+        with self._open_lock:
+            self._lost = error
         for open_request in self._open_requests():
             self._fail(open_request, error)
 
@@ -289,18 +298,21 @@ class Delivery:
 
     def _send(self) -> None:
         while (unsent := self._due.get()) is not None:
-            try:
-                self._deliver(unsent)
-            except Exception:  # noqa: BLE001 - after any error the next answers must still be sent
-                _log.exception("an answer could not be sent")
+            self._deliver(unsent)
 
     def _deliver(self, unsent: _Unsent) -> None:
-        outcomes = unsent.take()
-        parts = [outcome for outcome in outcomes if isinstance(outcome, Progress)]
-        if parts:
-            self._respond(unsent, parts)
-        if isinstance(outcomes[-1], RequestFailed):
-            self._fail(unsent.open_request, outcomes[-1])
+        """Send what is ready, whatever happens: the next answers must still be sent."""
+        try:
+            outcomes = unsent.take()
+            parts = [outcome for outcome in outcomes if isinstance(outcome, Progress)]
+            if parts:
+                self._respond(unsent, parts)
+            if outcomes and isinstance(outcomes[-1], RequestFailed):
+                self._fail(unsent.open_request, outcomes[-1])
+        except Exception as error:  # noqa: BLE001 - whatever Triton raises, its client must hear of it
+            _log.exception("an answer could not be sent")
+            with suppress(Exception):
+                self._fail(unsent.open_request, RequestFailed(f"The answer could not be sent: {error}"))
         if unsent.has_more():
             self._due.put(unsent)
 
@@ -328,13 +340,14 @@ class Delivery:
                 self._send_one(open_request, self._error(error), ended_parts=open_request.open_parts)
 
     def _send_one(self, open_request: _OpenRequest, response: Any, *, ended_parts: int) -> None:
+        is_last = open_request.open_parts == ended_parts
+        flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0
+        open_request.sender.send(response, flags=flags)
+        # Only now: if it could not be sent, an error may follow.
         open_request.open_parts -= ended_parts
-        flags = 0
-        if open_request.is_closed:
-            flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if is_last:
             with self._open_lock:
                 self._open.discard(open_request)
-        open_request.sender.send(response, flags=flags)
 
     def _error(self, error: RequestFailed) -> Any:
         kinds = self._triton.TritonError

@@ -1,4 +1,4 @@
-"""The engine's process: ``python -m trtllm_hpc.reference.engine_main SOCKET``.
+"""The engine's process: ``python -m trtllm_hpc.reference.engine_main SOCKET OWNER``.
 
 The messages are in ``engine_process``. The process ends with the one that
 started it, however that one ends.
@@ -14,10 +14,10 @@ import os
 import queue
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -36,6 +36,7 @@ from trtllm_hpc.reference.engine_process import (
     Stop,
     Submit,
     address,
+    is_own,
 )
 from trtllm_hpc.reference.generation import GenerationRequest, Load, Outcome, Progress
 from trtllm_hpc.reference.leader import Leader, follow
@@ -131,6 +132,8 @@ class Clients:
     def __init__(self, owner: Client) -> None:
         self._owner = owner
         self._others: tuple[Client, ...] = ()
+        """Replaced under ``_changing``; the engine's thread reads it without."""
+        self._changing = threading.Lock()
         self._numbers = itertools.count()
 
     def end_step(self, load: Load) -> None:
@@ -159,7 +162,8 @@ class Clients:
                     break
         if client is self._owner:
             os._exit(1)
-        self._others = tuple(other for other in self._others if other is not client)
+        with self._changing:
+            self._others = tuple(other for other in self._others if other is not client)
         for ticket in list(client.unfinished):
             leader.cancel((number, ticket), keep=False)
         client.close()
@@ -168,15 +172,25 @@ class Clients:
         """Take the connections of other models' processes, of the same user only."""
         while True:
             theirs, _ = listener.accept()
-            # ucred of unix(7): process, user and group.
-            _, user, _ = struct.unpack("3i", theirs.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if user != os.getuid():
+            if not is_own(theirs):
                 theirs.close()
                 continue
             client = Client(Connection(theirs.detach()))
-            client.send(ready)
-            self._others = (*self._others, client)
+            try:
+                client.send(ready)
+            except OSError:
+                client.close()
+                continue
+            with self._changing:
+                self._others = (*self._others, client)
             threading.Thread(target=self.obey, args=(leader, client), name="orders", daemon=True).start()
+
+    def end(self) -> None:
+        """Send each what is left, and that the engine has stopped."""
+        for client in (*self._others, self._owner):
+            client.close()
+            with suppress(OSError):
+                client.send(Ended())
 
 
 def main() -> None:
@@ -186,12 +200,16 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[2]):
+        # The owner ended before the signal was asked for.
+        return
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     owner = Client(Connection(int(sys.argv[1])))
     start: Start = owner.connection.recv()
     try:
         start.world.connect()
         engine = load(EngineFolder(start.folder), start.settings, start.world)
+        listener = _listen(start)
     except Exception as error:  # noqa: BLE001 - whatever it was, the owner tells it, and ends its server
         _log.exception("the engine could not be loaded")
         owner.die(first_sentence(error))
@@ -199,9 +217,6 @@ def main() -> None:
         clients = Clients(owner)
         leader = Leader(engine, start.settings, owner.die, on_step=clients.end_step)
         ready = Ready(engine.info, leader.load(), memory_used())
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(address(start.server))
-        listener.listen()
         for target, arguments in (
             (clients.obey, (leader, owner)),
             (clients.accept, (listener, leader, ready)),
@@ -209,12 +224,22 @@ def main() -> None:
             threading.Thread(target=target, args=arguments, daemon=True).start()
         owner.send(ready)
         leader.run()
+        clients.end()
     else:
         owner.send(Ready(engine.info, None, memory_used()))
         threading.Thread(target=_end_with_owner, args=(owner,), daemon=True).start()
         follow(engine, owner.die, start.world.rank)
-    owner.close()
-    owner.send(Ended())
+        owner.close()
+        owner.send(Ended())
+
+
+def _listen(start: Start) -> socket.socket:
+    """The socket to which other models' processes connect."""
+    listener = socket.socket(socket.AF_UNIX)
+    if start.world.is_leader:
+        listener.bind(address(start.server))
+        listener.listen()
+    return listener
 
 
 def _end_with_owner(owner: Client) -> None:

@@ -10,9 +10,11 @@ connect to it.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +26,8 @@ from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.reference.engine_config import EngineInfo, ServeSettings
 from trtllm_hpc.reference.generation import GenerationRequest, Load, Outcome, Progress
 from trtllm_hpc.reference.world import World
+
+_log = logging.getLogger(__name__)
 
 _SPINS = "20000"
 """GNU OpenMP's ``GOMP_SPINCOUNT`` for an engine on CPUs: some 50 µs.
@@ -198,11 +202,6 @@ class EngineClient:
         """Bytes that the engine's process used when it was last heard of, by kind."""
         return self._last[1]
 
-    def close(self) -> None:
-        """Hang up; what was submitted and is not finished is cancelled."""
-        with self._sending:
-            self._connection.close()
-
     def _read(
         self,
         hear: Callable[[Answers], object],
@@ -245,7 +244,10 @@ class EngineProcess(EngineClient):
         ours, theirs = socket.socketpair()
         # As for the stub itself, the first python3 on PATH decides the environment.
         python = shutil.which("python3") or "python3"
-        command = [python, "-I", "-m", "trtllm_hpc.reference.engine_main", str(theirs.fileno())]
+        module = "trtllm_hpc.reference.engine_main"
+        # Isolated, as the stub is, unless a path for packages is given.
+        isolated = [] if "PYTHONPATH" in os.environ else ["-I"]
+        command = [python, *isolated, "-m", module, str(theirs.fileno()), str(os.getpid())]
         with theirs:
             self._process = subprocess.Popen(
                 command,
@@ -298,7 +300,16 @@ def connect() -> EngineClient:
     ours = socket.socket(socket.AF_UNIX)
     try:
         ours.connect(address(os.getppid()))
-    except OSError as error:
-        ours.close()
-        raise RequestFailed("The model tensorrt_llm is not loaded.") from error
-    return EngineClient(Connection(ours.detach()))
+        if is_own(ours):
+            return EngineClient(Connection(ours.detach()))
+    except (OSError, StartFailed) as error:
+        _log.warning("no connection to the engine: %s", error)
+    ours.close()
+    raise RequestFailed("The model tensorrt_llm is not loaded.")
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Whether the other end of a connection is a process of this user."""
+    # ucred of unix(7): process, user and group.
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(user == os.getuid())

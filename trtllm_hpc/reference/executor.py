@@ -1,7 +1,7 @@
 """Carries out the steps: the forward passes of the model, on every rank.
 
 A step decodes one token for every running sequence in one pass, and computes
-the prompts of new ones in another. The inputs of a pass follow from the step
+the prompts of new ones in others. The inputs of a pass follow from the step
 alone, so that all ranks do the same.
 """
 

@@ -87,7 +87,7 @@ class GenerationRequest:
     exclude_input: bool = False
     """The answer does not repeat the prompt."""
     streaming: bool = False
-    """One response for each token as it is generated, without the prompt."""
+    """Responses as the tokens are generated, without the prompt."""
     lora: LoraRequest | None = None
 
     @property

@@ -66,7 +66,7 @@ class Job(Sequence):
 
 
 class Leader:
-    """The engine as the model's process sees it.
+    """Takes requests for an engine, and runs it.
 
     ``submit``, ``cancel``, ``load`` and ``stop`` may be called from any thread.
 

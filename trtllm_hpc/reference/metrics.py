@@ -38,7 +38,9 @@ class Family:
 
 REQUESTS = Family("nv_trt_llm_request_metrics", "request_type", "Requests in the engine.")
 MEMORY = Family(
-    "nv_trt_llm_runtime_memory_metrics", "memory_type", "Bytes that the process of the model uses."
+    "nv_trt_llm_runtime_memory_metrics",
+    "memory_type",
+    "Bytes that the processes of the model and its engine use.",
 )
 KV_CACHE = Family(
     "nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", "Blocks that hold keys and values."

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, plain_path
 from trtllm_hpc.reference.generation import NO_END
 from trtllm_hpc.reference.inputs import Array
@@ -43,8 +44,12 @@ class Preprocessor:
         """The outputs of ``preprocessing`` for its inputs, both by name.
 
         Raises:
-            RequestFailed: a text is not valid UTF-8 or too long, or weights and words do not agree.
+            RequestFailed: an input is missing, a text is not UTF-8 or too long, or weights do not fit words.
         """
+        for name, inner in (("text_input", "QUERY"), ("max_tokens", "REQUEST_OUTPUT_LEN")):
+            if inner not in inputs:
+                # Triton counts the inputs that must be there, and takes another one for it.
+                raise RequestFailed(f"{name} ({inner}) is missing.")
         tokenizer = self.tokenizer
         prompts = [self._prompt(text) for text in inputs["QUERY"].reshape(-1)]
         count = len(prompts)

@@ -87,6 +87,18 @@ class Slow(Sender):
         super().send(response, flags)
 
 
+class Full(Sender):
+    """There is no memory for the first response."""
+
+    has_failed = False
+
+    def send(self, response: Response, flags: int) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("No space left in shared memory")
+        super().send(response, flags)
+
+
 class Engine:
     """Keeps what is submitted."""
 
@@ -247,3 +259,26 @@ def test_client_gets_an_error_where_no_tensor_can_be_made(setup: Setup) -> None:
     error, flags = sender.next_error()
     assert "could not be made" in error.message
     assert flags == FINAL
+
+
+def test_client_hears_an_error_where_a_response_cannot_be_sent(setup: Setup) -> None:
+    """And nothing waits for what was generated meanwhile."""
+    sender = Full()
+    setup.delivery.accept(sender, "", [part()], WANTED)
+    setup.hear(0, token(1))
+    error, flags = sender.next_error()
+    assert "No space left" in error.message
+    assert flags == FINAL
+    setup.hear(0, token(2), token(3, is_final=True))
+    other = setup.accept(part())
+    setup.hear(1, token(7, is_final=True))
+    assert other.next()[1] == FINAL
+    assert sender.sent.empty()
+
+
+def test_requests_to_a_lost_engine_are_answered_with_an_error(setup: Setup) -> None:
+    before = setup.accept(part())
+    setup.delivery.fail_all(RequestFailed("The engine is gone."))
+    for sender in (before, setup.accept(part())):
+        error, flags = sender.next_error()
+        assert (error.message, flags) == ("The engine is gone.", FINAL)

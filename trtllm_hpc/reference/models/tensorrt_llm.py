@@ -15,7 +15,7 @@ from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import requests
 from trtllm_hpc.reference.delivery import Delivery
 from trtllm_hpc.reference.engine_config import ServeSettings, plain_path
-from trtllm_hpc.reference.engine_process import EngineProcess, Start
+from trtllm_hpc.reference.engine_process import Answers, EngineProcess, Start
 from trtllm_hpc.reference.metrics import Metrics
 from trtllm_hpc.reference.shutdown import Shutdown, stop_server_when_started
 from trtllm_hpc.reference.world import World
@@ -48,7 +48,6 @@ class TritonPythonModel:
 
     def execute(self, triton_requests: list[Any]) -> None:
         """Submit the requests; threads of ``Delivery`` send the answers."""
-        self._metrics.start()
         for request in triton_requests:
             sender = request.get_response_sender()
             try:
@@ -87,8 +86,14 @@ class TritonPythonModel:
             cancellation_check_s=settings.cancellation_check_period_ms / 1000,
             observe=self._metrics.observe,
         )
-        engine.serve(self._delivery.hear, self._shutdown.die, self._metrics.observe)
+        engine.serve(self._hear, self._shutdown.die, self._metrics.observe)
         self._engine = engine
+
+    def _hear(self, answers: Answers) -> None:
+        # Only a request makes steps, and Triton takes none before its models are initialised.
+        if self._engine is not None and self._engine.load().iteration:
+            self._metrics.start()
+        self._delivery.hear(answers)
 
     def _read(self, request: Any) -> dict[str, Any]:
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}

@@ -120,17 +120,17 @@ class TritonPythonModel:
         delivery = Delivery(
             engine, pb_utils, cancellation_check_s=CANCELLATION_CHECK_S, make_answer=self._make_answer
         )
-        engine.serve(delivery.hear, self._forget)
         self._engine = engine.info, delivery
-        return self._engine
+        engine.serve(delivery.hear, self._forget)
+        return engine.info, delivery
 
     def _forget(self, sentence: str) -> None:
-        """The engine was unloaded, or is gone: its open requests fail, and the next one connects again."""
+        """The engine is gone: its open requests fail, and the next one connects again."""
         if self._engine is not None:
             _, delivery = self._engine
             self._engine = None
-            delivery.fail_all(RequestFailed(sentence))
             delivery.close()
+            delivery.fail_all(RequestFailed(sentence))
 
     def _read(self, request: Any) -> dict[str, Any]:
         """The request's inputs as ``tensorrt_llm`` takes them."""
