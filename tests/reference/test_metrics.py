@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -11,6 +12,7 @@ from trtllm_hpc.bench.server_metrics.series import Page, since_start
 from trtllm_hpc.reference.generation import Load
 from trtllm_hpc.reference.metrics import BATCHER, GENERAL, KV_CACHE, REQUESTS, gauges
 
+from . import servers
 from .clients import ask_one, metric, token_inputs, wait_until
 from .servers import World
 
@@ -133,3 +135,12 @@ def test_gauges_follow_the_engine(alone: World) -> None:
     wait_until(lambda: metric(alone, "nv_trt_llm_general_metrics", "iteration_counter") >= steps + 7)
     assert metric(alone, "nv_trt_llm_request_metrics", "max") == 8
     assert metric(alone, "nv_trt_llm_runtime_memory_metrics", "cpu") > 1e6
+
+
+@pytest.mark.triton
+def test_steps_are_counted_where_only_the_bls_model_is_asked(served: dict[int, Path], tmp_path: Path) -> None:
+    with servers.serve(tmp_path, served[1], decoupled=False) as world:
+        assert world.generate({"text_input": "x", "max_tokens": 3}, "tensorrt_llm_bls")[0] == 200
+        wait_until(lambda: metric(world, "nv_trt_llm_general_metrics", "iteration_counter") >= 1)
+        count = r'^nv_llm_output_token_len_count\{.*"total_output_tokens".*\} (\S+)$'
+        wait_until(lambda: re.findall(count, world.metrics(), re.MULTILINE) == ["1"])

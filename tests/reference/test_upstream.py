@@ -283,3 +283,20 @@ def test_texts_of_many_streams_come_in_order_from_several_instances(
             answer = tokens(ask_one(world, "tensorrt_llm", inputs))
             texts = [event["text_output"] for event in events]
             assert are_of_tokens(texts, answer, tokenizer, accumulates=False)
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"text_input": "x", "temperature": 0.5}, "max_tokens"),
+        ({"max_tokens": 3, "temperature": 0.5}, "text_input"),
+    ],
+)
+def test_missing_input_is_named_where_another_one_is_sent(
+    world: World, model: str, body: dict[str, Any], name: str
+) -> None:
+    """Triton only counts the inputs that must be there."""
+    status, answer = world.generate(body, model)
+    assert status == 400
+    assert name in answer["error"]

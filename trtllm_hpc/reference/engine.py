@@ -70,7 +70,7 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         adapters=adapters,
     )
     _keep_kernels(folder)
-    runner.warm_up()
+    runner.warm_up(channel)
     _log.info(
         "rank %d: KV cache of %d tokens (%d blocks of %d)",
         world.rank,

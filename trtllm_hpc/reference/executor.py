@@ -17,7 +17,8 @@ import torch
 
 from trtllm_hpc.reference import attention, beams
 from trtllm_hpc.reference.beams import BeamSearch
-from trtllm_hpc.reference.fusion import fuse
+from trtllm_hpc.reference.channel import Channel
+from trtllm_hpc.reference.fusion import can_compile, fuse
 from trtllm_hpc.reference.generation import GenerationRequest, Progress
 from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs, PromptGraphs, PromptInputs
 from trtllm_hpc.reference.lora import Adapters
@@ -134,9 +135,10 @@ class Executor:
         )
 
     @torch.no_grad()
-    def warm_up(self) -> None:
+    def warm_up(self, channel: Channel) -> None:
         """Compile and record what the first requests would otherwise wait for. Collective."""
-        if self._graphs:
+        # If one rank cannot compile, all must leave it out: they must stay in step.
+        if self._graphs and channel.lowest(can_compile()):
             fuse(self._model)
         for graphs in (*self._graphs.values(), self._prompt_graphs):
             if graphs is not None:

@@ -34,14 +34,28 @@ farther off."""
 Function = Callable[..., Any]
 
 
-def fuse(model: Any) -> None:
-    """Replace small parts of a model on a GPU by single kernels, each if it gives the same."""
-    started = time.perf_counter()
+def can_compile() -> bool:
+    """Whether the kernels can be compiled on this rank. Not collective."""
     try:
-        counts = _replace_parts(model)
+        from trtllm_hpc.reference import fusion_kernels
+
+        row = torch.ones(1, 16, device="cuda")
+        fusion_kernels.rms_norm(row, row[0], 1e-6)
+        fusion_kernels.silu_times(row, row)
+        fusion_kernels.rotate(row[None, None], row[None], row[None])
     except Exception as error:  # noqa: BLE001 - Triton raises what the compilers below it raise
         _log.warning("the model runs without fused kernels, because they cannot be compiled: %s", error)
-        return
+        return False
+    return True
+
+
+def fuse(model: Any) -> None:
+    """Replace small parts of a model on a GPU by single kernels, each if it gives the same.
+
+    Collective where the model is split: the parts are tried with all ranks.
+    """
+    started = time.perf_counter()
+    counts = _replace_parts(model)
     shown = ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none fits"
     _log.info("fused kernels ready in %.1f s: %s", time.perf_counter() - started, shown)
 
