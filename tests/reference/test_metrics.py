@@ -104,7 +104,8 @@ def test_the_benchmark_reads_them(alone: World) -> None:
 
     tokens = settled(lambda: found().get("output_tokens", 0))
     ask_one(alone, "tensorrt_llm", token_inputs([1, 5, 6], 7))
-    wait_until(lambda: found()["output_tokens"] > tokens)
+    # The histograms count at once, the gauges from time to time.
+    wait_until(lambda: found()["output_tokens"] > tokens and found()["iterations"] > 0)
     last = found()
     assert last["output_tokens"] == tokens + 7
     assert last["requests_max"] == 8 and last["kv_blocks_max"] > 0
