@@ -231,6 +231,9 @@ def main() -> None:
         follow(engine, owner.die, start.world.rank)
         owner.close()
         owner.send(Ended())
+    logging.shutdown()
+    # Now and then a thread of gloo outlives its group, and the interpreter's end aborts (std::terminate).
+    os._exit(0)
 
 
 def _listen(start: Start) -> socket.socket:

@@ -33,6 +33,9 @@ def main(folder: str, *prompt: str) -> None:
         print(json.dumps({"tokens": tokens + new, "logits": logits.tolist()}))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    # Now and then a thread of gloo outlives its group, and the interpreter's end aborts (std::terminate).
+    os._exit(0)
 
 
 if __name__ == "__main__":
