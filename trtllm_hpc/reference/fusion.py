@@ -117,7 +117,11 @@ def _rotary(original: Function) -> Function:
 
 def _agree(fused: Function, original: Function, *inputs: torch.Tensor) -> bool:
     """Whether two functions give the same for the same inputs."""
-    pairs = zip(_tensors(fused(*inputs)), _tensors(original(*inputs)), strict=True)
+    try:
+        pairs = list(zip(_tensors(fused(*inputs)), _tensors(original(*inputs)), strict=True))
+    except Exception as error:  # noqa: BLE001 - a part that only looks like one of ours stays as it is
+        _log.warning("a part of the model keeps its own kernels: %s", error)
+        return False
     return all(
         float((ours.float() - theirs.float()).norm() / theirs.float().norm()) <= _MOST_DIFFERENCE
         for ours, theirs in pairs
