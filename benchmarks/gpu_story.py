@@ -32,6 +32,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.arguments import number, numbers
 from benchmarks.story.bounds import verdicts
 from benchmarks.story.commands import CommandFailed
 from benchmarks.story.figures import Figures, NotComparable, Settings
@@ -47,8 +48,8 @@ SHORT_NAMES = {"tiny": "tiny-llama"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, _interrupt)
     try:
         figures = _figures(arguments)
     except NotComparable as error:
@@ -137,12 +138,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", type=_model, default="llama-1b", help=f"tiny, {', '.join(SHAPES)}")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--concurrency", type=_numbers, default=(1, 8, 32, 128), metavar="N,…")
+    parser.add_argument("--concurrency", type=numbers, default=(1, 8, 32, 128), metavar="N,…")
     parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="of each measurement")
-    parser.add_argument("--input-tokens", type=_number, default=128, metavar="N")
-    parser.add_argument("--output-tokens", type=_number, default=128, metavar="N")
+    parser.add_argument("--input-tokens", type=number, default=128, metavar="N")
+    parser.add_argument("--output-tokens", type=number, default=128, metavar="N")
     parser.add_argument(
-        "--long-prompt", type=_number, default=4096, metavar="N", help="tokens of a long prompt"
+        "--long-prompt", type=number, default=4096, metavar="N", help="tokens of a long prompt"
     )
     parser.add_argument(
         "--cluster", metavar="PROFILE", help="where to submit; left out: a sandbox is started for each story"
@@ -157,17 +158,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--add", action="store_true", help="keep the stories in the folder --out")
     parser.add_argument("--page-only", action="store_true", help="only write page and plots again")
     return parser
-
-
-def _number(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not above 0")
-    return value
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_number(part) for part in text.split(",")}))
 
 
 def _model(text: str) -> str:

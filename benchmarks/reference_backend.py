@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.arguments import number, numbers
 from benchmarks.reference.children import Task, child
 from benchmarks.reference.lines import CONTENDERS, lines
 from benchmarks.reference.measure import Measurement
@@ -117,31 +118,20 @@ def _parser() -> argparse.ArgumentParser:
         help=f"{', '.join(SHAPES)}, or a local folder in transformers' format",
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--tensor-parallel", type=_number, default=1, metavar="N", help="ranks behind Triton")
+    parser.add_argument("--tensor-parallel", type=number, default=1, metavar="N", help="ranks behind Triton")
     parser.add_argument("--decoupled", action="store_true", help="serve a decoupled model")
     parser.add_argument(
         "--contenders", type=_contenders, default=CONTENDERS, metavar="NAME,…", help=", ".join(CONTENDERS)
     )
     parser.add_argument("--features", action="store_true", help="measure with all features too")
-    parser.add_argument("--concurrency", type=_numbers, default=(1, 2, 4, 8, 16, 32), metavar="N,…")
-    parser.add_argument("--prompt-tokens", type=_number, default=32, metavar="N")
-    parser.add_argument("--new-tokens", type=_number, default=64, metavar="N")
-    parser.add_argument("--requests-per-slot", type=_number, default=2, metavar="N", help="one after another")
-    parser.add_argument("--rounds", type=_number, default=3, metavar="N")
+    parser.add_argument("--concurrency", type=numbers, default=(1, 2, 4, 8, 16, 32), metavar="N,…")
+    parser.add_argument("--prompt-tokens", type=number, default=32, metavar="N")
+    parser.add_argument("--new-tokens", type=number, default=64, metavar="N")
+    parser.add_argument("--requests-per-slot", type=number, default=2, metavar="N", help="one after another")
+    parser.add_argument("--rounds", type=number, default=3, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them; needs matplotlib")
     return parser
-
-
-def _number(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not above 0")
-    return value
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_number(part) for part in text.split(",")}))
 
 
 def _model(text: str) -> str:

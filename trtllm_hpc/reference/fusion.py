@@ -88,7 +88,8 @@ def _fused(module: Any) -> Function | None:
 
     if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
         return lambda values: fusion_kernels.rms_norm(values, module.weight, module.variance_epsilon)
-    if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
+    parts = ("gate_proj", "up_proj", "down_proj", "act_fn")
+    if all(hasattr(module, name) for name in parts) and hasattr(module.gate_proj, "weight"):
         return partial(_gated, module)
     return None
 
