@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trtllm_hpc.client.http import is_ready
+from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
 _START_LIMIT_S = 60.0
@@ -101,18 +102,6 @@ def link_backends(folder: Path) -> Path:
     ):
         (folder / "python" / source.name).symlink_to(source)
     return folder
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def _until_ready(process: subprocess.Popen[bytes], endpoint: Endpoint, log: Path) -> None:

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.triton import free_ports, link_backends, wheel_folder
+from benchmarks.triton import link_backends, wheel_folder
 from trtllm_hpc.plan.reference import MODELS, model_source
 from trtllm_hpc.render.environment import render_template
+from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import allow_large_requests
 
 START_LIMIT_S = 120.0

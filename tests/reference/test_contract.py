@@ -184,10 +184,14 @@ def test_each_return_sequence_has_its_index_and_its_seed(alone: World, judge: Or
         judge.check_drawn(PROMPT, whole[len(PROMPT) :], settings, new_tokens(alone, 12, **settings))
 
 
-def test_streaming_gives_one_response_a_token(alone: World, greedy_alone: Greedy) -> None:
-    expected = greedy_alone(alone, PROMPT, 8, None)
-    answers = ask(alone, "tensorrt_llm", token_inputs(PROMPT, 8, streaming=True))
-    assert [tokens(answer) for answer in answers] == [[token] for token in expected]
+def test_streaming_gives_the_tokens_as_they_are_generated(alone: World, greedy_alone: Greedy) -> None:
+    expected = greedy_alone(alone, PROMPT, 30, None)
+    parts = [
+        tokens(answer) for answer in ask(alone, "tensorrt_llm", token_inputs(PROMPT, 30, streaming=True))
+    ]
+    assert [token for part in parts for token in part] == expected
+    # A token each, but for those that waited for the sender on a busy machine.
+    assert len(parts) > len(expected) // 2
 
 
 def test_streamed_log_probs_and_logits_are_those_of_the_whole(alone: World) -> None:

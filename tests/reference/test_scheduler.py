@@ -9,7 +9,16 @@ import pytest
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.generation import GenerationRequest
-from trtllm_hpc.reference.scheduler import Chunk, Decode, Limits, Scheduler, Sequence, Step, refuse_too_long
+from trtllm_hpc.reference.scheduler import (
+    PART_TOKENS,
+    Chunk,
+    Decode,
+    Limits,
+    Scheduler,
+    Sequence,
+    Step,
+    refuse_too_long,
+)
 
 LIMITS = Limits(slots=2, step_tokens=16, blocks=8, tokens_per_block=4)
 
@@ -88,6 +97,22 @@ def test_a_long_prompt_is_read_in_chunks_while_others_decode() -> None:
         choose(scheduler, step)
     assert sizes == [(0, 7), (7, 7), (14, 6)]
     assert len(planned(scheduler).decodes) == 2
+
+
+def test_parts_of_long_prompts_and_short_prompts_take_turns_while_others_decode() -> None:
+    """A step with both would keep the streams waiting for both."""
+    scheduler = Scheduler(Limits(slots=9, step_tokens=9999, blocks=99, tokens_per_block=64))
+    scheduler.add(sequence(1, prompt=2, new=99))
+    choose(scheduler, planned(scheduler))
+    scheduler.add(sequence(2, prompt=3 * PART_TOKENS, new=99))
+    steps = []
+    for ticket in range(3, 9):
+        scheduler.add(sequence(ticket, prompt=9, new=99))
+        step = planned(scheduler)
+        steps.append({chunk.tokens for chunk in step.chunks})
+        choose(scheduler, step)
+    assert steps == [{PART_TOKENS}, {9}, {PART_TOKENS}, {9}, {PART_TOKENS}, {9}]
+    assert len(planned(scheduler).decodes) == 8
 
 
 def test_padded_prompts_stay_within_the_step() -> None:

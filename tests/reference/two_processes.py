@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.triton import free_ports
+from trtllm_hpc.runtime.node import free_ports
 
 
 def start_two(program: str, *arguments: object) -> list[subprocess.Popen[str]]:

@@ -1,7 +1,7 @@
 """Passes requests from Triton to the engine, its answers to Triton, and cancellations to the engine.
 
-A thread reads what the engine generated. A few others make tensors of it and
-send these to Triton, for which they wait for another process. If they fall
+A thread reads what the engine generated. Another one makes tensors of it and
+sends these to Triton, for which it waits for another process. If it falls
 behind, all tokens that are ready for a request go into one response, so that
 the engine's speed never depends on the number of responses.
 """
@@ -22,16 +22,13 @@ import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_process import EngineClient
-from trtllm_hpc.reference.generation import Cancelled, Outcome, Progress, QueueFull
+from trtllm_hpc.reference.generation import Cancelled, EngineLost, Outcome, Progress, QueueFull
 from trtllm_hpc.reference.inputs import Array
 from trtllm_hpc.reference.requests import Part
 from trtllm_hpc.reference.text import TextTokenizer
 
 PADDING = -1
 """Fills up shorter beams, in tokens and log-probabilities; ``sequence_length`` is where it begins."""
-
-SENDERS = 2
-"""Number of threads that send answers: while one waits for Triton, another makes its tensors."""
 
 _log = logging.getLogger(__name__)
 
@@ -212,16 +209,14 @@ class Delivery:
         """By ticket, until the last outcome."""
         self._open: set[_OpenRequest] = set()
         self._open_lock = threading.Lock()
-        self._lost: RequestFailed | None = None
+        self._lost: EngineLost | None = None
         """Why the engine is gone; guarded by ``_open_lock``."""
         self._closing = threading.Event()
         self._due: queue.SimpleQueue[_Unsent | None] = queue.SimpleQueue()
-        self._senders = [
-            threading.Thread(target=self._send, name=f"sender-{index}", daemon=True)
-            for index in range(SENDERS)
-        ]
+        # One: two make more and smaller responses, for which the models behind this one have more work.
+        self._sender = threading.Thread(target=self._send, name="sender", daemon=True)
         self._watcher = threading.Thread(target=self._watch, name="cancellations", daemon=True)
-        for thread in (*self._senders, self._watcher):
+        for thread in (self._sender, self._watcher):
             thread.start()
 
     def accept(self, sender: Any, request_id: str, parts: Sequence[Part], wanted: Collection[str]) -> None:
@@ -247,10 +242,6 @@ class Delivery:
             if unsent.add(outcome):
                 self._due.put(unsent)
 
-    def refuse(self, sender: Any, error: RequestFailed) -> None:
-        """Answer a request with an error and nothing else."""
-        sender.send(self._error(error), flags=self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
     def stop(self, sender: Any, request_id: str) -> None:
         """Stop the requests with this id; each gets what was generated so far.
 
@@ -258,10 +249,8 @@ class Delivery:
         a request with that id.
         """
         if not request_id:
-            self.refuse(
-                sender,
-                RequestFailed("stop=true needs a request id: that of the request to be stopped."),
-            )
+            missing = RequestFailed("stop=true needs a request id: that of the request to be stopped.")
+            refuse(sender, missing, self._triton)
             return
         for open_request in self._open_requests():
             if open_request.request_id == request_id:
@@ -270,7 +259,7 @@ class Delivery:
             self._triton.InferenceResponse([]), flags=self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         )
 
-    def fail_all(self, error: RequestFailed) -> None:
+    def fail_all(self, error: EngineLost) -> None:
         """Answer all open requests with an error, and those that still come: the engine is gone."""
         with self._open_lock:
             self._lost = error
@@ -280,9 +269,8 @@ class Delivery:
     def close(self) -> None:
         """Send what is left and end the threads; the engine must have stopped."""
         self._closing.set()
-        for _ in self._senders:
-            self._due.put(None)
-        for thread in (*self._senders, self._watcher):
+        self._due.put(None)
+        for thread in (self._sender, self._watcher):
             thread.join()
         while not self._due.empty():
             if (unsent := self._due.get()) is not None:
@@ -337,7 +325,9 @@ class Delivery:
             if not open_request.is_closed:
                 if open_request.open_parts > 1:
                     self._cancel(open_request, keep=False)
-                self._send_one(open_request, self._error(error), ended_parts=open_request.open_parts)
+                self._send_one(
+                    open_request, _refusal(error, self._triton), ended_parts=open_request.open_parts
+                )
 
     def _send_one(self, open_request: _OpenRequest, response: Any, *, ended_parts: int) -> None:
         is_last = open_request.open_parts == ended_parts
@@ -348,14 +338,6 @@ class Delivery:
         if is_last:
             with self._open_lock:
                 self._open.discard(open_request)
-
-    def _error(self, error: RequestFailed) -> Any:
-        kinds = self._triton.TritonError
-        if isinstance(error, QueueFull):
-            code = kinds.UNAVAILABLE
-        else:
-            code = kinds.CANCELLED if isinstance(error, Cancelled) else kinds.INVALID_ARG
-        return self._triton.InferenceResponse(error=kinds(error.message, code))
 
     def _watch(self) -> None:
         while not self._closing.wait(self._check_s):
@@ -374,6 +356,20 @@ class Delivery:
             return not open_request.is_closed and bool(open_request.sender.is_cancelled())
         finally:
             open_request.lock.release()
+
+
+def refuse(sender: Any, error: RequestFailed, triton: Any) -> None:
+    """Answer a Triton request with an error and nothing else."""
+    sender.send(_refusal(error, triton), flags=triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def _refusal(error: RequestFailed, triton: Any) -> Any:
+    kinds = triton.TritonError
+    if isinstance(error, QueueFull | EngineLost):
+        code = kinds.UNAVAILABLE
+    else:
+        code = kinds.CANCELLED if isinstance(error, Cancelled) else kinds.INVALID_ARG
+    return triton.InferenceResponse(error=kinds(error.message, code))
 
 
 def _is_last(outcome: Outcome) -> bool:

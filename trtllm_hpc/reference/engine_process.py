@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from trtllm_hpc.errors import RequestFailed, StartFailed
+from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference.engine_config import EngineInfo, ServeSettings
-from trtllm_hpc.reference.generation import GenerationRequest, Load, Outcome, Progress
+from trtllm_hpc.reference.generation import EngineLost, GenerationRequest, Load, Outcome, Progress
 from trtllm_hpc.reference.world import World
 
 _log = logging.getLogger(__name__)
@@ -257,7 +257,11 @@ class EngineProcess(EngineClient):
             )
         connection = Connection(ours.detach())
         connection.send(start)
-        super().__init__(connection)
+        try:
+            super().__init__(connection)
+        except StartFailed:
+            self._process.wait()
+            raise
 
     def stop(self) -> None:
         """Finish what is queued, stop the other ranks' engines and return."""
@@ -295,7 +299,7 @@ def connect() -> EngineClient:
     """Connect to the engine of this process's server.
 
     Raises:
-        RequestFailed: there is none.
+        EngineLost: there is none.
     """
     ours = socket.socket(socket.AF_UNIX)
     try:
@@ -305,7 +309,7 @@ def connect() -> EngineClient:
     except (OSError, StartFailed) as error:
         _log.warning("no connection to the engine: %s", error)
     ours.close()
-    raise RequestFailed("The model tensorrt_llm is not loaded.")
+    raise EngineLost("The model tensorrt_llm is not loaded.")
 
 
 def is_own(connection: socket.socket) -> bool:

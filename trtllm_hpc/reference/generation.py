@@ -127,6 +127,10 @@ class QueueFull(RequestFailed):
     """The queue is full; the client may try again later."""
 
 
+class EngineLost(RequestFailed):
+    """There is no engine that could answer; the client may try again later."""
+
+
 class Cancelled(RequestFailed):
     """The client does not want the answer any more."""
 

@@ -110,6 +110,11 @@ class Sequence:
     new_tokens: list[int] = field(default_factory=list)
 
     @property
+    def unread(self) -> int:
+        """Number of tokens of the prompt that are not computed yet."""
+        return len(self.request.prompt) - self.read
+
+    @property
     def is_beam_search(self) -> bool:
         """Whether it is computed by itself and not in the batch."""
         return self.request.beam_width > 1
@@ -129,6 +134,8 @@ class Scheduler:
         self._released: list[int] = []
         self._is_short = False
         """Whether the oldest waiting request found too few blocks."""
+        self._is_turn_of_long = False
+        """Whether the last step that had to choose read long prompts, and no short ones."""
 
     @property
     def waiting(self) -> int:
@@ -167,8 +174,7 @@ class Scheduler:
             for slot, sequence in self.running.items()
             if sequence.new_tokens and not sequence.is_beam_search
         )
-        budget = self.limits.step_tokens - len(decodes)
-        chunks = tuple(self._chunks(budget, most=PART_TOKENS if decodes else budget))
+        chunks = tuple(self._chunks(self.limits.step_tokens - len(decodes), is_decoding=bool(decodes)))
         beams = tuple(slot for slot, sequence in self.running.items() if sequence.is_beam_search)
         if not (decodes or chunks or beams):
             return None
@@ -192,24 +198,39 @@ class Scheduler:
             rows = tuple(tuple(sequence.blocks[at : at + each]) for at in range(0, needed, each))
             yield Admission(sequence.slot, rows, sequence.request)
 
-    def _chunks(self, budget: int, *, most: int) -> Iterable[Chunk]:
+    def _chunks(self, budget: int, *, is_decoding: bool) -> Iterable[Chunk]:
         """Prompts or parts of them, oldest first, as long as their padded rows fit into the step.
 
         Args:
             budget: tokens of the step.
-            most: tokens of one prompt.
+            is_decoding: whether others wait for the end of the step.
         """
+        unread = {
+            slot: sequence
+            for slot, sequence in self.running.items()
+            if sequence.unread and not sequence.is_beam_search
+        }
+        if is_decoding:
+            unread = self._in_turn(unread)
+        most = PART_TOKENS if is_decoding else budget
         rows, width = 0, 0
-        for slot, sequence in self.running.items():
-            left = len(sequence.request.prompt) - sequence.read
-            if left == 0 or sequence.is_beam_search:
-                continue
-            tokens = min(left, most, budget)
+        for slot, sequence in unread.items():
+            tokens = min(sequence.unread, most, budget)
             rows, width = rows + 1, max(width, tokens)
             if tokens <= 0 or rows * width > budget:
                 return
             yield Chunk(slot, sequence.read, tokens)
             sequence.read += tokens
+
+    def _in_turn(self, unread: dict[int, Sequence]) -> dict[int, Sequence]:
+        """Short prompts and long ones in turn: parts of both in one step would take as long as two steps."""
+        turns: dict[bool, dict[int, Sequence]] = {True: {}, False: {}}
+        for slot, sequence in unread.items():
+            turns[len(sequence.request.prompt) > PART_TOKENS][slot] = sequence
+        if not (turns[True] and turns[False]):
+            return unread
+        self._is_turn_of_long = not self._is_turn_of_long
+        return turns[self._is_turn_of_long]
 
 
 def refuse_too_long(request: GenerationRequest, limits: Limits) -> None:

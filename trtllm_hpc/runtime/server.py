@@ -80,7 +80,7 @@ def _from_wheel(scratch: Path) -> Server:
     stub = backend / "triton_python_backend_stub"
     stub.unlink(missing_ok=True)
     stub.symlink_to(home / "python_backend_stubs" / version / stub.name)
-    libraries = [sysconfig.get_config_var("LIBDIR") or "", os.environ.get("LD_LIBRARY_PATH", "")]
+    libraries = [str(_libpython(scratch / "lib", version)), os.environ.get("LD_LIBRARY_PATH", "")]
     environment = {
         # The stub starts in isolated mode: the first python3 on PATH decides its environment.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
@@ -88,6 +88,20 @@ def _from_wheel(scratch: Path) -> Server:
     }
     program = str(home / "bin" / "tritonserver")
     return Server(program, (f"--backend-directory={backend.parent}",), environment)
+
+
+def _libpython(folder: Path, version: str) -> Path:
+    """A folder with this Python's shared library, which the stub needs, and nothing else.
+
+    Python's own folder may hold all of the system's libraries, and on
+    ``LD_LIBRARY_PATH`` these would go before those in wheels: the system's
+    cuDNN before the one that PyTorch was built for.
+    """
+    folder.mkdir(exist_ok=True)
+    for source in Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib").glob(f"libpython{version}*.so*"):
+        with suppress(FileExistsError):
+            (folder / source.name).symlink_to(source)
+    return folder
 
 
 # trtllm-llmapi-launch ---------------------------------------------------------------------

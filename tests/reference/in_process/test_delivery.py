@@ -12,7 +12,14 @@ import pytest
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.delivery import Delivery
-from trtllm_hpc.reference.generation import Cancelled, GenerationRequest, Outcome, Progress, QueueFull
+from trtllm_hpc.reference.generation import (
+    Cancelled,
+    EngineLost,
+    GenerationRequest,
+    Outcome,
+    Progress,
+    QueueFull,
+)
 from trtllm_hpc.reference.requests import Part
 
 pytestmark = pytest.mark.model
@@ -278,7 +285,7 @@ def test_client_hears_an_error_where_a_response_cannot_be_sent(setup: Setup) -> 
 
 def test_requests_to_a_lost_engine_are_answered_with_an_error(setup: Setup) -> None:
     before = setup.accept(part())
-    setup.delivery.fail_all(RequestFailed("The engine is gone."))
+    setup.delivery.fail_all(EngineLost("The engine is gone."))
     for sender in (before, setup.accept(part())):
         error, flags = sender.next_error()
-        assert (error.message, flags) == ("The engine is gone.", FINAL)
+        assert (error.message, error.code, flags) == ("The engine is gone.", "UNAVAILABLE", FINAL)

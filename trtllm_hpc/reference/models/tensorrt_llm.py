@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import requests
-from trtllm_hpc.reference.delivery import Delivery
+from trtllm_hpc.reference.delivery import Delivery, refuse
 from trtllm_hpc.reference.engine_config import ServeSettings, plain_path
 from trtllm_hpc.reference.engine_process import Answers, EngineProcess, Start
 from trtllm_hpc.reference.metrics import Metrics
@@ -47,7 +47,7 @@ class TritonPythonModel:
             stop_server_when_started()
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Submit the requests; threads of ``Delivery`` send the answers."""
+        """Submit the requests; a thread of ``Delivery`` sends the answers."""
         for request in triton_requests:
             sender = request.get_response_sender()
             try:
@@ -58,7 +58,7 @@ class TritonPythonModel:
                     continue
                 parts = requests.parse(inputs, self._info, decoupled=self._decoupled)
             except RequestFailed as error:
-                self._delivery.refuse(sender, error)
+                refuse(sender, error, pb_utils)
                 continue
             wanted = frozenset(request.requested_output_names())
             self._delivery.accept(sender, request.request_id(), parts, wanted)

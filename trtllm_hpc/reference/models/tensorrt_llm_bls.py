@@ -18,8 +18,9 @@ import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import engine_process, requests
-from trtllm_hpc.reference.delivery import Delivery, TextAnswer
+from trtllm_hpc.reference.delivery import Delivery, TextAnswer, refuse
 from trtllm_hpc.reference.engine_config import EngineInfo
+from trtllm_hpc.reference.generation import EngineLost
 from trtllm_hpc.reference.preprocessor import Preprocessor
 from trtllm_hpc.reference.text import switch
 from trtllm_hpc.reference.unsupported import refuse_unsupported_text
@@ -93,7 +94,7 @@ class TritonPythonModel:
         self._engine: tuple[EngineInfo, Delivery] | None = None
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Submit the requests; threads of ``Delivery`` send the answers."""
+        """Submit the requests; a thread of ``Delivery`` sends the answers."""
         for request in triton_requests:
             sender = request.get_response_sender()
             try:
@@ -102,9 +103,7 @@ class TritonPythonModel:
                 info, delivery = self._engine or self._connect()
                 parts = requests.parse(inputs, info, decoupled=self._decoupled)
             except RequestFailed as error:
-                refusal = pb_utils.TritonError(error.message, pb_utils.TritonError.INVALID_ARG)
-                response = pb_utils.InferenceResponse(error=refusal)
-                sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                refuse(sender, error, pb_utils)
                 continue
             wanted = frozenset(request.requested_output_names())
             delivery.accept(sender, request.request_id(), parts, wanted)
@@ -130,7 +129,7 @@ class TritonPythonModel:
             _, delivery = self._engine
             self._engine = None
             delivery.close()
-            delivery.fail_all(RequestFailed(sentence))
+            delivery.fail_all(EngineLost(sentence))
 
     def _read(self, request: Any) -> dict[str, Any]:
         """The request's inputs as ``tensorrt_llm`` takes them."""
