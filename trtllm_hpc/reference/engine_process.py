@@ -29,8 +29,8 @@ from trtllm_hpc.reference.world import World
 
 _log = logging.getLogger(__name__)
 
-_SPINS = "20000"
-"""GNU OpenMP's ``GOMP_SPINCOUNT`` for an engine on CPUs: some 50 µs.
+_SPINS = "120000"
+"""GNU OpenMP's ``GOMP_SPINCOUNT`` for an engine on CPUs: some 300 µs.
 
 Its threads spin for milliseconds by default while they wait for each other. If
 something else needs the cores, they spin while the one that they wait for
