@@ -39,8 +39,9 @@ def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
     return paths
 
 
-def client(paths: RunPaths, *arguments: str) -> Result:
-    return CliRunner().invoke(command, [str(paths.folder), "--runs", str(paths.folder.parent), *arguments])
+def client(paths: RunPaths, *arguments: str, stdin: str | bytes = "") -> Result:
+    words = [str(paths.folder), "--runs", str(paths.folder.parent), *arguments]
+    return CliRunner().invoke(command, words, input=stdin)
 
 
 @pytest.mark.parametrize("generate", [generate_grpc, generate_http])
@@ -71,6 +72,13 @@ def test_both_protocols_answer_and_the_answer_is_saved(run: RunPaths) -> None:
         ("http", "HELLO"),
     ]
     assert result.output.count("HELLO") == 2
+
+
+def test_a_prompt_comes_from_standard_input(run: RunPaths) -> None:
+    result = client(run, "--prompt", "-", "--json", stdin="two\nlines\n\n")
+    assert json.loads(result.output)["prompt"] == "two\nlines\n"
+    refused = client(run, "--prompt", "-", stdin=b"caf\xe9")
+    assert refused.exit_code == 2 and "not valid UTF-8" in refused.output
 
 
 def test_json_is_the_saved_record(run: RunPaths) -> None:

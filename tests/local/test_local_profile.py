@@ -18,7 +18,7 @@ from tests.sharing import engine_for_two_ranks
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import RankRecord
+from trtllm_hpc.runtime.records import Endpoint, RankRecord
 
 pytestmark = pytest.mark.triton
 
@@ -97,10 +97,28 @@ def test_the_same_chain_ends_well(tmp_path: Path) -> None:
     assert eventually(lambda: leftovers(run) == [], 10), leftovers(run)
 
 
+def open_to_strangers(run: RunPaths) -> list[str]:
+    """Shared memory that other users may read, and ports of the server that other machines reach."""
+    record = RankRecord.read(run.rank_record("serve", 0))
+    endpoint = Endpoint.read(run.endpoint)
+    assert record is not None and endpoint is not None
+    regions = list(Path("/dev/shm").glob(f"trt{record.job_id}_*"))
+    assert regions
+    files = [str(region) for region in regions if region.stat().st_mode & 0o077]
+    ports = {f"{port:04X}" for port in (endpoint.http_port, endpoint.grpc_port, endpoint.metrics_port)}
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    listening = [row[1] for row in rows if row[3] == "0A" and row[1].rpartition(":")[2] in ports]
+    assert len(listening) == len(ports)
+    # 127.0.0.1 in this machine's order of bytes; gRPC has it as an address of IPv6 (::ffff:127.0.0.1).
+    return files + [place for place in listening if "0100007F:" not in place]
+
+
 def test_cancel_leaves_nothing(tmp_path: Path) -> None:
     """The output is a pipe: the command must end although the run goes on."""
     _, run = submit(tmp_path, engine=built())
     assert eventually(lambda: run.endpoint.exists(), 60), state(run)
+    assert open_to_strangers(run) == []
     cancelled = types("cancel", run.folder)
     assert cancelled.returncode == 0, cancelled.stderr
     assert state(run) == "cancelled"

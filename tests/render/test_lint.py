@@ -96,8 +96,11 @@ _RECORDER = """import json, os, sys
 del sys.argv[0]
 if "leader" in sys.argv:
     print("127.0.0.1 1 2 3 4")
+record = {"argv": sys.argv, "note": os.environ.get("NOTE")}
+if "--prompt=-" in sys.argv:
+    record["prompt"] = sys.stdin.read()
 with open(os.environ["CALLS"], "a") as calls:
-    print(json.dumps({"argv": sys.argv, "note": os.environ.get("NOTE")}), file=calls)
+    print(json.dumps(record), file=calls)
 """
 
 
@@ -140,6 +143,6 @@ def test_hostile_text_arrives_unharmed_and_is_never_run(tmp_path: Path) -> None:
         shutil.rmtree(scratch)
     assert not owned.exists()
     seen = [json.loads(line) for line in calls.read_text().splitlines()]
-    assert any(f"--prompt={text}" in call["argv"] for call in seen)
+    assert [call["prompt"] for call in seen if "prompt" in call] == [f"{text}\n"]
     assert any({f"/m/{owned.name} $(id)", text} < set(call["argv"]) for call in seen)  # the build
     assert all(call["note"] == text for call in seen if call["argv"][0].endswith("srun"))

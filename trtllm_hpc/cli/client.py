@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,9 +18,21 @@ if TYPE_CHECKING:
 _REQUEST_TIMEOUT_S = 120.0
 
 
+def _prompt(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Callback of ``--prompt``: the text, or that on standard input."""
+    if value == "-":
+        value = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
+    return str(valid_text(ctx, param, value))
+
+
 @click.command("client")
 @run_argument
-@click.option("--prompt", required=True, callback=valid_text, help="The prompt, as text.")
+@click.option(
+    "--prompt",
+    required=True,
+    callback=_prompt,
+    help="The prompt, as text; - reads standard input, without the last line's end.",
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option(
     "--protocol",
@@ -61,6 +74,7 @@ def command(
     \b
     Example:
       trtllm-hpc client latest --prompt "What is machine learning?" --max-tokens 64
+      trtllm-hpc client latest --prompt - < question.txt
     """
     from trtllm_hpc.runs.endpoint import endpoint_of
 

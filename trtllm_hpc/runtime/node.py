@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import random
 import shutil
 import socket
 import struct
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
@@ -133,6 +135,19 @@ def shm_free_gib() -> float:
     """Return the free space in /dev/shm, in GiB."""
     statistics = os.statvfs(SHM)
     return statistics.f_bavail * statistics.f_frsize / 2**30
+
+
+def close_to_others(prefix: str) -> None:
+    """Take this node's shared memory that begins with ``prefix`` away from other users.
+
+    Triton's Python backend passes prompts through it, and makes it readable for
+    everybody whatever the umask (Boost.Interprocess sets the mode itself).
+    """
+    for region in SHM.glob(f"{glob.escape(prefix)}*"):
+        with suppress(FileNotFoundError):
+            mode = region.stat().st_mode
+            if mode & 0o077:
+                region.chmod(mode & 0o700)
 
 
 def remove_leftovers(prefix: str) -> list[str]:

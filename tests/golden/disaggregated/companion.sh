@@ -24,6 +24,8 @@ runtime begin companion
 # (Not by the function above: in the background it would be a child of a subshell.)
 "$python" "$run/runtime.pyz" heartbeat --while-pid=$$ &
 
-"$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
-  --prompt='What is machine learning?' --max-tokens=16 \
+# Not as an option: everybody on the node sees command lines.
+printf '%s\n' 'What is machine learning?' |
+  "$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
+  --prompt=- --max-tokens=16 \
   --model=ensemble --save

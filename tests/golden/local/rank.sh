@@ -28,6 +28,9 @@ if [ "$rank" -eq 0 ]; then
     --http-port="$TRTLLM_HPC_HTTP_PORT"
     --grpc-port="$TRTLLM_HPC_GRPC_PORT"
     --metrics-port="$TRTLLM_HPC_METRICS_PORT"
+    --http-address="$TRTLLM_HPC_ADDRESS"
+    --grpc-address="$TRTLLM_HPC_ADDRESS"
+    --metrics-address="$TRTLLM_HPC_ADDRESS"
   )
 else
   # A worker: it never returns from loading its part, and opens no port.

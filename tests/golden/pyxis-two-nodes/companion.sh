@@ -24,9 +24,11 @@ runtime begin companion
 # (Not by the function above: in the background it would be a child of a subshell.)
 "$python" "$run/runtime.pyz" heartbeat --while-pid=$$ &
 
-"$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
-  --prompt='it'"'"'s $(hostname) "quoted"
-and a second line' --max-tokens=32 \
+# Not as an option: everybody on the node sees command lines.
+printf '%s\n' 'it'"'"'s $(hostname) "quoted"
+and a second line' |
+  "$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
+  --prompt=- --max-tokens=32 \
   --model=ensemble --save
 
 # Its settings stand in spec.yaml, companion.benchmark; any option of "trtllm-hpc bench" may be added here.
