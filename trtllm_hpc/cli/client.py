@@ -19,7 +19,7 @@ _REQUEST_TIMEOUT_S = 120.0
 
 
 def _prompt(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Callback of ``--prompt``: the text, or that on standard input."""
+    """Callback of ``--prompt``: the text itself, or for ``-`` what standard input holds."""
     if value == "-":
         value = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
     return str(valid_text(ctx, param, value))
@@ -31,7 +31,7 @@ def _prompt(ctx: click.Context, param: click.Parameter, value: str) -> str:
     "--prompt",
     required=True,
     callback=_prompt,
-    help="The prompt, as text; - reads standard input, without the last line's end.",
+    help="The prompt, as text; - reads standard input and drops a final newline.",
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option(

@@ -37,6 +37,7 @@ def main() -> None:
         # Only now: it imports the libraries, which takes seconds, and one may be missing or broken.
         from trtllm_hpc.reference.engine_server import serve
     except Exception as error:
+        # Whatever a library raises while it is imported, the owner passes it on, and ends its server.
         logging.exception("the engine's libraries cannot be imported")
         connection.send(Failed(f"The engine's libraries cannot be imported: {first_sentence(error)}"))
         os._exit(1)

@@ -137,8 +137,8 @@ def shm_free_gib() -> float:
     return statistics.f_bavail * statistics.f_frsize / 2**30
 
 
-def close_to_others(prefix: str) -> None:
-    """Take this node's shared memory that begins with ``prefix`` away from other users.
+def make_private(prefix: str) -> None:
+    """Let no other user read this node's shared memory that begins with ``prefix``.
 
     Triton's Python backend passes prompts through it, and makes it readable for
     everybody whatever the umask (Boost.Interprocess sets the mode itself).

@@ -18,7 +18,7 @@ from dataclasses import replace
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.leader import Leader, RankOptions
-from trtllm_hpc.runtime.node import close_to_others, interface_towards, remove_leftovers
+from trtllm_hpc.runtime.node import interface_towards, make_private, remove_leftovers
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
     allow_large_requests,
@@ -137,7 +137,7 @@ class Supervisor:
 
     def _watch(self, child: Child) -> None:
         while child.poll() is None:
-            close_to_others(self._options.prefix)
+            make_private(self._options.prefix)
             self._obey_signal(child)
             self._obey_stop_request(child)
             if self._leader is not None:
