@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from trtllm_hpc.reference import executor
 from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
 from trtllm_hpc.reference.executor import Executor
+from trtllm_hpc.reference.fusion import can_compile
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import LayerShape, PagedCache, bytes_per_token, layer_shapes
 from trtllm_hpc.reference.scheduler import Limits
 from trtllm_hpc.reference.weights import load_model
-from trtllm_hpc.reference.world import World
+from trtllm_hpc.reference.world import World, rank_device
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +49,9 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
     _share_cores(world)
     _log.info("rank %d: Python and the libraries took %.1f s", world.rank, _age_s())
     started = time.perf_counter()
+    _keep_kernels(folder)
+    # A second start only finds the kernels, which takes half as long as the weights.
+    kernels = ThreadPoolExecutor(1).submit(can_compile, rank_device())
     adapters = None
     if info.max_lora_rank:
         adapters = Adapters(info.max_lora_rank, slots=info.max_batch_size, rank=world.rank, ranks=world.size)
@@ -69,8 +74,7 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         blocks_per_sequence=-(-info.max_seq_len // info.tokens_per_block),
         adapters=adapters,
     )
-    _keep_kernels(folder)
-    runner.warm_up(channel)
+    runner.warm_up(has_kernels=channel.lowest(kernels.result()) > 0)
     _log.info(
         "rank %d: KV cache of %d tokens (%d blocks of %d)",
         world.rank,

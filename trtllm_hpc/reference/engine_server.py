@@ -5,6 +5,7 @@ The messages are in ``engine_process``.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -197,6 +198,8 @@ def serve(connection: Connection, start: Start) -> None:
         start.world.connect()
         engine = load(EngineFolder(start.folder), start.settings, start.world)
         listener = _listen(start)
+        gc.freeze()
+        gc.enable()
     except Exception as error:  # noqa: BLE001 - whatever it was, the owner tells it, and ends its server
         _log.exception("the engine could not be loaded")
         owner.die(first_sentence(error))

@@ -17,8 +17,7 @@ import torch
 
 from trtllm_hpc.reference import attention, beams
 from trtllm_hpc.reference.beams import BeamSearch
-from trtllm_hpc.reference.channel import Channel
-from trtllm_hpc.reference.fusion import can_compile, fuse
+from trtllm_hpc.reference.fusion import fuse
 from trtllm_hpc.reference.generation import GenerationRequest, Progress
 from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs, PromptGraphs, PromptInputs
 from trtllm_hpc.reference.lora import Adapters
@@ -90,7 +89,10 @@ class Executor:
             for with_adapters in (False,) if adapters is None else (False, True):
                 decode_pass = partial(self._decode_pass, with_adapters=with_adapters)
                 self._graphs[with_adapters] = DecodeGraphs(
-                    decode_pass, most_rows=slots, most_blocks=blocks_per_sequence
+                    decode_pass,
+                    most_rows=slots,
+                    most_blocks=blocks_per_sequence,
+                    tokens_per_block=cache.tokens_per_block,
                 )
 
     @torch.no_grad()
@@ -135,10 +137,14 @@ class Executor:
         )
 
     @torch.no_grad()
-    def warm_up(self, channel: Channel) -> None:
-        """Compile and record what the first requests would otherwise wait for. Collective."""
-        # If one rank cannot compile, all must leave it out: they must stay in step.
-        if self._graphs and channel.lowest(can_compile()):
+    def warm_up(self, *, has_kernels: bool) -> None:
+        """Prepare what the first requests would otherwise wait for. Collective.
+
+        Args:
+            has_kernels: whether all ranks can compile fused kernels. If one cannot, all must leave them
+                out: they must stay in step.
+        """
+        if has_kernels:
             fuse(self._model)
         for graphs in (*self._graphs.values(), self._prompt_graphs):
             if graphs is not None:

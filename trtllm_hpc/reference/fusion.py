@@ -34,12 +34,16 @@ farther off."""
 Function = Callable[..., Any]
 
 
-def can_compile() -> bool:
-    """Whether the kernels can be compiled on this rank. Not collective."""
+def can_compile(device: torch.device) -> bool:
+    """Whether the kernels can be compiled for this rank's device. Not collective."""
+    if device.type != "cuda":
+        return False
     try:
+        # A thread has a current device of its own.
+        torch.cuda.set_device(device)
         from trtllm_hpc.reference import fusion_kernels
 
-        row = torch.ones(1, 16, device="cuda")
+        row = torch.ones(1, 16, device=device)
         fusion_kernels.rms_norm(row, row[0], 1e-6)
         fusion_kernels.silu_times(row, row)
         fusion_kernels.rotate(row[None, None], row[None], row[None])
@@ -109,7 +113,8 @@ def _rotary(original: Function) -> Function:
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any, **named: Any
     ) -> Any:
         is_usual = not more and not named and q.ndim == 4 and cos.ndim == 3 and q.shape[-1] == cos.shape[-1]
-        if is_usual and q.stride(-1) == k.stride(-1) == cos.stride(-1) == 1:
+        # The function belongs to a module of transformers, which may also have a model on the CPU.
+        if is_usual and q.is_cuda and q.stride(-1) == k.stride(-1) == cos.stride(-1) == 1:
             return rotate(q, cos, sin), rotate(k, cos, sin)
         return original(q, k, cos, sin, *more, **named)
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 
+from trtllm_hpc.reference import attention
 from trtllm_hpc.reference.stop_words import to_device
 
 Row = tuple[int, int, int]
@@ -50,9 +52,10 @@ PromptPass = Callable[[PromptInputs, int], torch.Tensor]
 
 
 class _Graphs:
-    """Recorded passes by their shape."""
+    """Recorded passes by their shape: rows or tokens, and the blocks that each row reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens_per_block: int) -> None:
+        self._tokens_per_block = tokens_per_block
         self._pool = torch.cuda.graph_pool_handle()
         self._recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 
@@ -62,7 +65,9 @@ class _Graphs:
         A pass is recorded when it is first needed.
         """
         if shape not in self._recorded:
-            self._record(shape, run)
+            is_long = shape[1] * self._tokens_per_block >= _PLANNED_FROM
+            with attention.planned() if is_long else nullcontext():
+                self._record(shape, run)
         graph, result = self._recorded[shape]
         graph.replay()
         return result
@@ -91,8 +96,10 @@ class _Graphs:
 class DecodeGraphs(_Graphs):
     """Passes that decode one token of each row."""
 
-    def __init__(self, decode_pass: DecodePass, *, most_rows: int, most_blocks: int) -> None:
-        super().__init__()
+    def __init__(
+        self, decode_pass: DecodePass, *, most_rows: int, most_blocks: int, tokens_per_block: int
+    ) -> None:
+        super().__init__(tokens_per_block)
         self._pass = decode_pass
         self._block_sizes = _doubling(_FEWEST_BLOCKS, most_blocks)
         self._row_sizes = _row_sizes(most_rows)
@@ -130,11 +137,10 @@ class PromptGraphs(_Graphs):
     def __init__(
         self, prompt_pass: PromptPass, *, most_tokens: int, most_blocks: int, tokens_per_block: int
     ) -> None:
-        super().__init__()
+        super().__init__(tokens_per_block)
         self._pass = prompt_pass
         self._widths = _doubling(min(_NARROWEST, most_tokens), most_tokens)
         self._block_sizes = _doubling(1, most_blocks)
-        self._tokens_per_block = tokens_per_block
         self._inputs = torch.zeros((3, most_tokens), dtype=torch.long, device="cuda")
         self._slot = torch.zeros(1, dtype=torch.long, device="cuda")
 
@@ -176,6 +182,9 @@ _NARROWEST = 32
 """Tokens of the narrowest graph of a prompt."""
 
 _FEWEST_BLOCKS = 4
+
+_PLANNED_FROM = 512
+"""Tokens of a row from which its attention is planned; below, it would only make the start longer."""
 
 
 def _doubling(first: int, last: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import sharding
 from trtllm_hpc.reference.engine_config import REBUILD, EngineFolder, EngineInfo
-from trtllm_hpc.reference.world import World
+from trtllm_hpc.reference.world import World, rank_device
 
 
 def write(model: Any, engine: EngineFolder, ranks: int) -> None:
@@ -62,13 +62,13 @@ def load_model(
     config = AutoConfig.from_pretrained(engine.model, local_files_only=True)
     with _parameters_without_memory():
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, info.dtype))
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+    device = rank_device()
     _fill(model, engine, world, device)
     model.to(device).eval().requires_grad_(False)
     if adapt is not None:
         adapt(model)
     if world.size > 1:
-        _join_ranks(model, str(device).partition(":")[0], world.size)
+        _join_ranks(model, device.type, world.size)
     # The model's own defaults (sampling, end tokens) would replace values that a request leaves out.
     model.generation_config = GenerationConfig()
     return model

@@ -11,6 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 from trtllm_hpc.errors import StartFailed
 
@@ -87,3 +91,14 @@ class World:
         except RuntimeError as error:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise StartFailed(f"The ranks did not connect at {address}: {error}") from error
+
+
+def rank_device() -> torch.device:
+    """This rank's GPU, once it is connected, or the CPU where there is none."""
+    import torch
+
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
