@@ -12,6 +12,7 @@ import itertools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,12 @@ from trtllm_hpc.reference.text import TextTokenizer
 
 PADDING = -1
 """Fills up shorter beams, in tokens and log-probabilities; ``sequence_length`` is where it begins."""
+
+_CHECKING_SHARE = 0.05
+"""Largest share of the time for asking Triton which clients have disconnected: 100 µs for each request."""
+
+_LONGEST_PAUSE_S = 1.0
+"""Between two such checks, however many requests are open."""
 
 _log = logging.getLogger(__name__)
 
@@ -340,13 +347,16 @@ class Delivery:
                 self._open.discard(open_request)
 
     def _watch(self) -> None:
-        while not self._closing.wait(self._check_s):
+        spent_s = 0.0
+        while not self._closing.wait(max(self._check_s, min(spent_s / _CHECKING_SHARE, _LONGEST_PAUSE_S))):
+            started = time.monotonic()
             for open_request in self._open_requests():
                 try:
                     if self._is_cancelled(open_request):
                         self._cancel(open_request, keep=False)
                 except Exception:  # noqa: BLE001 - after any error the others must be checked
                     _log.exception("cannot ask Triton whether a client disconnected")
+            spent_s = time.monotonic() - started
 
     def _is_cancelled(self, open_request: _OpenRequest) -> bool:
         """Ask Triton, unless an answer is being sent now; the next check asks again then."""
