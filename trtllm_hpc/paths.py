@@ -146,6 +146,38 @@ class RunPaths:
         """
         return self.events / f"{stage}.jsonl"
 
+    @property
+    def key(self) -> Path:
+        """The key of the run's server (mode 0600)."""
+        return self.folder / "key"
+
+    @property
+    def certificate(self) -> Path:
+        """The certificate that the door shows."""
+        return self.folder / "certificate.crt"
+
+    @property
+    def certificate_key(self) -> Path:
+        """The same with its private key (mode 0600), as HAProxy reads it."""
+        return self.folder / "certificate.pem"
+
+    @property
+    def instances(self) -> Path:
+        """What the supervisor knows of each instance; exists only in runs with a door."""
+        return self.folder / "instances.json"
+
+    def door(self, node: int) -> Path:
+        """Return the configuration of HAProxy on the node of that number within the job."""
+        return self.scripts / (f"haproxy.node{node}.cfg" if node else "haproxy.cfg")
+
+    def door_ports(self, node: int) -> Path:
+        """Return the file in which the door of a further node tells its address and ports."""
+        return self.ranks / f"door_{node}.json"
+
+    def ready_record(self, step: str) -> Path:
+        """Return the file that exists while an instance is ready."""
+        return self.ranks / f"{step}.ready.json"
+
     def rank_record(self, step: str, rank: int) -> Path:
         """Return the record of one rank (host, process, end), which the rank writes itself."""
         return self.ranks / f"{step}_{rank}.json"
@@ -264,6 +296,16 @@ def read_plan(paths: RunPaths) -> dict[str, Any]:
     except (ValueError, OSError):
         return {}
     return plan if isinstance(plan, dict) else {}
+
+
+def serve_steps(count: int) -> list[str]:
+    """Return the names of the steps of ``count`` instances: ``serve``, or ``serve.0``, ``serve.1``..."""
+    return ["serve"] if count == 1 else [f"serve.{instance}" for instance in range(count)]
+
+
+def instance_count(paths: RunPaths) -> int:
+    """Return the number of instances of a run's server."""
+    return int(read_plan(paths).get("instances", 1))
 
 
 RUNS_VARIABLE = "TRTLLM_HPC_RUNS"

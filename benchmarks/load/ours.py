@@ -15,14 +15,18 @@ _WARMUP_S = 0.5
 """As for all contenders, the first moments do not count."""
 
 
-def _target(port: int, model: str, *, streaming: bool = False) -> Target:
-    endpoint = Endpoint("0", "localhost", "127.0.0.1", 0, port, 0, [], 0.0)
+def endpoint_at(port: int) -> Endpoint:
+    """A server on this machine that listens for gRPC at a port."""
+    return Endpoint("0", "localhost", "127.0.0.1", 0, port, 0, [], 0.0)
+
+
+def _target(endpoint: Endpoint, model: str, *, streaming: bool = False) -> Target:
     return Target(endpoint, model, streaming=streaming, decoupled=streaming)
 
 
-def closed(port: int, level: int, seconds: float) -> Figures:
+def closed(endpoint: Endpoint, level: int, seconds: float) -> Figures:
     """A closed loop with ``level`` requests outstanding."""
-    target = _target(port, INSTANT)
+    target = _target(endpoint, INSTANT)
     run_closed(target, [messages.instant()], level, Clock(), until_s=_WARMUP_S)
     load = _checked(run_closed(target, [messages.instant()], level, Clock(), until_s=seconds))
     latencies = [reply.ended_s - reply.sent_s for reply in load.replies]
@@ -35,10 +39,10 @@ def closed(port: int, level: int, seconds: float) -> Figures:
     )
 
 
-def open_(port: int, level: int, seconds: float) -> Figures:
+def open_(endpoint: Endpoint, level: int, seconds: float) -> Figures:
     """An open loop: ``level`` requests per second at equal intervals."""
     due_s = [number / level for number in range(int((seconds + _WARMUP_S) * level))]
-    load = _checked(run_open(_target(port, INSTANT), [messages.instant()] * len(due_s), due_s, Clock()))
+    load = _checked(run_open(_target(endpoint, INSTANT), [messages.instant()] * len(due_s), due_s, Clock()))
     replies = [reply for reply in load.replies if reply.due_s - load.start_s >= _WARMUP_S]
     latencies = [reply.ended_s - reply.sent_s for reply in replies]
     return Figures(
@@ -52,11 +56,11 @@ def open_(port: int, level: int, seconds: float) -> Figures:
     )
 
 
-def streams(port: int, level: int, seconds: float) -> Figures:
+def streams(endpoint: Endpoint, level: int, seconds: float) -> Figures:
     """``level`` concurrent streams; their starts are spread evenly over one inter-token time."""
     payload = messages.tokens(int(seconds * messages.TOKENS_PER_S))
     due_s = [number / level / messages.TOKENS_PER_S for number in range(level)]
-    load = _checked(run_open(_target(port, TOKENS, streaming=True), [payload] * level, due_s, Clock()))
+    load = _checked(run_open(_target(endpoint, TOKENS, streaming=True), [payload] * level, due_s, Clock()))
     return Figures(
         rate_per_s=sum(len(reply.chunks) for reply in load.replies) / load.client.wall_s,
         cores=load.client.cpu_s / load.client.wall_s,

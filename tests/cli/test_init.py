@@ -60,6 +60,7 @@ def test_commented_values_in_the_job_file_are_the_defaults() -> None:
     own = "path|directory|nodes|memory_gib|memory_gib_per_node"
     following = (
         "gpus|bls_instances|max_num_tokens|max_tokens_in_paged_kv_cache|kv_cache_free_gpu_mem_fraction"
+        "|minimum_instances|restarts"
     )
     text = re.sub(rf"(?m)^ *({own}|{following}): .*\n", "", text)
     Path("all.yaml").write_text(text)

@@ -29,6 +29,33 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"nodes": 2}},
         {"name": "sandbox", "partition": "batch", "gpus_per_node": 4, "triton": {"server": "pytriton"}},
     ),
+    "sandbox-instances": (
+        {
+            "name": "tiny-llama",
+            "engine": {"tensor_parallel": 2},
+            "serve": {"instances": 4, "nodes": 2, "door": "haproxy", "tls": True, "minimum_instances": 2},
+        },
+        {"name": "sandbox", "partition": "batch", "gpus_per_node": 4, "triton": {"server": "pytriton"}},
+    ),
+    "local-door": (
+        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"door": "haproxy", "key": False}},
+        {"name": "here", "scheduler": "local", "triton": {"server": "pytriton"}},
+    ),
+    "pyxis-large-instances": (
+        {
+            "name": "llama-70b",
+            "model": _MODEL,
+            "engine": {"tensor_parallel": 8, "dtype": "bfloat16"},
+            "serve": {"instances": 2, "door": "haproxy", "restarts": 1},
+        },
+        {
+            "name": "pyxis",
+            "gpus_per_node": 4,
+            "haproxy": "/sw/haproxy 3/bin/haproxy",
+            "container": {"runtime": "pyxis", "image": "/images/tritonserver 24.12.sqsh"},
+            "network_interface": "ib0",
+        },
+    ),
     "pyxis-two-nodes": (
         {
             "name": "llama-70b",

@@ -12,7 +12,9 @@ from trtllm_hpc.runs.watch import Progress
 def progress(benchmark: Snapshot | None) -> Progress:
     """A run whose companion measures."""
     companion = StageStatus("companion", "RUNNING", final=False, ok=False, sentence="is running")
-    status = RunStatus("demo-1", "/runs/demo-1", RunState.RUNNING, "", (companion,), (), None, ExitCode.OK)
+    status = RunStatus(
+        "demo-1", "/runs/demo-1", RunState.RUNNING, "", (companion,), (), (), None, ExitCode.OK
+    )
     return Progress(status, None, 1, 1, benchmark, stopping=False)
 
 

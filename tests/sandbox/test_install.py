@@ -31,7 +31,7 @@ def asks(policy: Path) -> int:
 def test_apt_get_runs_while_services_are_held_back(
     commands: Commands, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands.add(*requirements.COMMANDS)
+    commands.add(*requirements.COMMANDS, *requirements.OPTIONAL)
     monkeypatch.setattr(requirements, "LIBRARIES", {"/nowhere/libpmix.so": "libpmix-dev"})
     commands.add("apt-get", script=f"PATH=/usr/bin:/bin {policy} mariadb start; [ $? = 101 ]")
     assert requirements.install_missing(tell=lambda _: None) == ["libpmix-dev"]
@@ -42,9 +42,19 @@ def test_apt_get_runs_while_services_are_held_back(
 
 @pytest.mark.usefixtures("as_root", "policy")
 def test_nothing_is_run_when_nothing_is_missing(commands: Commands) -> None:
-    commands.add(*requirements.COMMANDS, "apt-get")
+    commands.add(*requirements.COMMANDS, *requirements.OPTIONAL, "apt-get")
     assert requirements.install_missing(tell=lambda _: None) == []
     assert commands.called == []
+
+
+@pytest.mark.usefixtures("as_root", "policy")
+def test_what_only_some_jobs_need_is_installed_but_not_missed(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands.add(*requirements.COMMANDS, "apt-get")
+    monkeypatch.setattr(requirements, "LIBRARIES", {})
+    requirements.check_packages()
+    assert requirements.install_missing(tell=lambda _: None) == ["haproxy"]
 
 
 @pytest.mark.usefixtures("as_root")

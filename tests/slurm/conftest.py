@@ -57,10 +57,11 @@ class Person:
     """A folder of theirs that every node sees, with a space and quotes in its name."""
     profile: Path
     environment: dict[str, str] = field(default_factory=dict)
+    user: pwd.struct_passwd = USER
 
     def command(self, *words: str | Path) -> subprocess.Popen[str]:
         """Start any command as this user."""
-        identity = ["setpriv", f"--reuid={USER.pw_uid}", f"--regid={USER.pw_gid}", "--clear-groups"]
+        identity = ["setpriv", f"--reuid={self.user.pw_uid}", f"--regid={self.user.pw_gid}", "--clear-groups"]
         environment = {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "HOME": str(self.folder),

@@ -14,7 +14,7 @@ from trtllm_hpc import __version__
 from trtllm_hpc.config.files import read_cluster
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.paths import RunPaths, read_plan
+from trtllm_hpc.paths import RunPaths, read_plan, serve_steps
 from trtllm_hpc.runtime.checks import installed_versions
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
@@ -65,7 +65,13 @@ def _run(paths: RunPaths) -> dict[str, Any]:
 
 def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     layout = plan.get("layout") or {}
-    ranks = [_rank(paths, rank) for rank in range(int(layout.get("world_size") or 0))]
+    world_size = int(layout.get("world_size") or 0)
+    steps = enumerate(serve_steps(endpoint.instances))
+    ranks = [
+        _rank(paths, step, rank, instance * world_size + rank)
+        for instance, step in steps
+        for rank in range(world_size)
+    ]
     known = [rank for rank in ranks if rank]
     return {
         "job_id": endpoint.job_id,
@@ -74,16 +80,21 @@ def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[s
         "models": list(endpoint.models),
         "nodes": list(dict.fromkeys(rank["host"] for rank in known)) or [endpoint.host],
         "world_size": layout.get("world_size"),
+        **({"instances": endpoint.instances} if endpoint.instances > 1 else {}),
         "ranks": known,
         **_container(paths),
         "start_phases_s": dict(endpoint.phases_s),
     }
 
 
-def _rank(paths: RunPaths, rank: int) -> dict[str, Any]:
-    """Return where a rank runs, from its own record, and what the preflight found there."""
-    serving = RankRecord.read(paths.rank_record("serve", rank))
-    preflight = RankRecord.read(paths.rank_record("preflight", rank))
+def _rank(paths: RunPaths, step: str, rank: int, task: int) -> dict[str, Any]:
+    """Return where a rank runs, from its own record, and what the preflight found there.
+
+    Args:
+        task: its number in the preflight, which has a task for each rank of all instances.
+    """
+    serving = RankRecord.read(paths.rank_record(step, rank))
+    preflight = RankRecord.read(paths.rank_record("preflight", task))
     record = serving or preflight
     if record is None:
         return {}

@@ -29,6 +29,7 @@ def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> r
 @click.option(
     "--rank", type=click.IntRange(min=0), help="Only this rank's log; of 'serve' if no --stage is given."
 )
+@click.option("--instance", type=click.IntRange(min=0), help="Only the logs of this instance of the server.")
 @click.option("--follow", "-f", is_flag=True, help="Print new lines until the writers have ended.")
 @click.option(
     "--grep",
@@ -46,6 +47,7 @@ def command(
     runs: Any,
     step: str | None,
     rank: int | None,
+    instance: int | None,
     follow: bool,
     pattern: re.Pattern[str] | None,
     tail: int | None,
@@ -56,10 +58,12 @@ def command(
     \b
     trtllm-hpc logs RUN                     the list: state, size, first error
     trtllm-hpc logs RUN --rank 1            the log of rank 1 of the server
+    trtllm-hpc logs RUN --instance 1        all ranks of instance 1
     trtllm-hpc logs RUN --follow            everything, as it is written
     trtllm-hpc logs RUN --grep 'error|warn' matching lines of all logs
     """
-    content = follow or pattern is not None or tail is not None or step is not None or rank is not None
+    selection = (pattern, tail, step, rank, instance)
+    content = follow or any(value is not None for value in selection)
     if as_json and content:
         raise click.UsageError("--json prints the list of logs; it takes no other option.")
     if not content:
@@ -68,7 +72,7 @@ def command(
         rows = log_rows(run)
         print_json(rows) if as_json else print_logs(rows)
         return
-    if not _print_content(run, step, rank, follow, pattern, tail) and pattern is not None:
+    if not _print_content(run, step, rank, instance, follow, pattern, tail) and pattern is not None:
         ctx.exit(1)
 
 
@@ -76,6 +80,7 @@ def _print_content(
     run: RunPaths,
     step: str | None,
     rank: int | None,
+    instance: int | None,
     follow: bool,
     pattern: re.Pattern[str] | None,
     tail: int | None,
@@ -84,8 +89,10 @@ def _print_content(
     from trtllm_hpc.logs.files import list_logs, reason_without_build
     from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
 
-    if step is None and rank is not None:
+    if step is None and (rank is not None or instance is not None):
         step = "serve"
+    if instance is not None:
+        _refuse_unknown_instance(run, step, instance)
     if step == "build":
         reason = reason_without_build(run)
         if reason is not None:
@@ -95,9 +102,21 @@ def _print_content(
         _refuse_unknown_rank(run, step, rank)
     wanted = Filter(pattern, tail)
     if follow:
-        return _print_lines(followed_lines(lambda: list_logs(run, step, rank), wanted), rank is None)
-    logs = _written(run, list_logs(run, step, rank))
+        one = rank is not None and len(list_logs(run, step, rank, instance)) == 1
+        return _print_lines(followed_lines(lambda: list_logs(run, step, rank, instance), wanted), not one)
+    logs = _written(run, list_logs(run, step, rank, instance))
     return _print_lines(((log, line) for log in logs for line in written_lines(log, wanted)), len(logs) > 1)
+
+
+def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> None:
+    from trtllm_hpc.paths import instance_count
+
+    if step != "serve":
+        raise click.BadParameter("only the stage serve has instances.", param_hint="'--instance'")
+    count = instance_count(run)
+    if instance >= count:
+        known = "one instance" if count == 1 else f"instances 0 to {count - 1}"
+        raise click.BadParameter(f"run {run.run_id} has {known}.", param_hint="'--instance'")
 
 
 def _refuse_unknown_rank(run: RunPaths, step: str, rank: int) -> None:

@@ -35,10 +35,20 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(f"run {status.run_id}")
     print_table(status_table(status.as_json()))
+    for one in status.instances:
+        restarts = f", started again {one.restarts} times" if one.restarts else ""
+        console.print(
+            f"instance {one.instance}: {one.state}{restarts}{f'; {one.reason}' if one.reason else ''}"
+        )
     for rank in status.ranks:
-        console.print(f"rank {rank.rank}{f' on {rank.host}' if rank.host else ''}: {rank.state}")
+        instance = "" if rank.instance is None else f"instance {rank.instance} "
+        console.print(f"{instance}rank {rank.rank}{f' on {rank.host}' if rank.host else ''}: {rank.state}")
     console.print(f"{status.state.value}: {status.sentence}")
     endpoint = status.endpoint
     if endpoint is not None:
-        console.print(f"endpoint: http {endpoint.http}, grpc {endpoint.grpc} on {endpoint.host}")
+        console.print(f"endpoint: {endpoint.scheme} {endpoint.http}, grpc {endpoint.grpc} on {endpoint.host}")
+        if endpoint.key_file is not None:
+            console.print(f"key: {endpoint.key_file}")
+        if endpoint.fingerprint is not None:
+            console.print(f"certificate: {endpoint.certificate_file}, SHA-256 {endpoint.fingerprint}")
     console.print(f"folder: {status.folder}")

@@ -93,13 +93,29 @@ def infer_inputs(arrays: Mapping[str, NDArray[Any]]) -> list[Any]:
     ]
 
 
+class _KeyPlugin:
+    """Adds headers to every call of Triton's client, which calls it by the interface of its plugins."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._headers = headers
+
+    def __call__(self, request: Any) -> None:
+        request.headers.update(self._headers)
+
+
 @contextmanager
 def grpc_client(endpoint: Endpoint) -> Iterator[Any]:
     """Yield a Triton client that is closed in any case: an open one keeps Python from exiting."""
     from tritonclient.grpc import InferenceServerClient
 
     # A proxy for the outside world cannot reach compute nodes; see http.py.
-    client = InferenceServerClient(endpoint.grpc, channel_args=[("grpc.enable_http_proxy", 0)])
+    client = InferenceServerClient(
+        endpoint.grpc,
+        ssl=endpoint.certificate_file is not None,
+        root_certificates=endpoint.certificate_file,
+        channel_args=[("grpc.enable_http_proxy", 0)],
+    )
+    client.register_plugin(_KeyPlugin(endpoint.authorization))
     try:
         yield client
     finally:

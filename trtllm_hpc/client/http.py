@@ -11,14 +11,20 @@ from typing import Any
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
 
-# Clusters often set http_proxy for the outside world; such a proxy cannot reach compute nodes.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+def _open(endpoint: Endpoint, request: urllib.request.Request, timeout_s: float) -> Any:
+    # Clusters often set http_proxy for the outside world; such a proxy cannot reach compute nodes.
+    direct = urllib.request.ProxyHandler({})
+    secure = urllib.request.HTTPSHandler(context=endpoint.tls())
+    return urllib.request.build_opener(direct, secure).open(request, timeout=timeout_s)
 
 
 def is_ready(endpoint: Endpoint, timeout_s: float) -> bool:
     """Return whether ``/v2/health/ready`` answers 200 within ``timeout_s`` seconds."""
     try:
-        with _OPENER.open(f"http://{endpoint.http}/v2/health/ready", timeout=timeout_s) as reply:
+        url = f"{endpoint.scheme}://{endpoint.http}/v2/health/ready"
+        request = urllib.request.Request(url, headers=endpoint.authorization)
+        with _open(endpoint, request, timeout_s) as reply:
             return bool(reply.status == 200)
     except (OSError, HTTPException):
         return False
@@ -30,11 +36,12 @@ def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None)
     Raises:
         RequestFailed: with the server's error message if there is one.
     """
-    url = f"http://{endpoint.http}/{path.lstrip('/')}"
+    url = f"{endpoint.scheme}://{endpoint.http}/{path.lstrip('/')}"
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", **endpoint.authorization}
+    request = urllib.request.Request(url, data=data, headers=headers)
     try:
-        with _OPENER.open(request, timeout=timeout_s) as reply:
+        with _open(endpoint, request, timeout_s) as reply:
             return json.loads(reply.read().decode("utf-8", errors="replace"))
     except urllib.error.HTTPError as error:
         with error:

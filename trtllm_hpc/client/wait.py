@@ -83,6 +83,8 @@ def _build_end(paths: RunPaths, code: int | None, hint: str) -> TrtllmHpcError:
 
 
 def _ranks_end(paths: RunPaths) -> str | None:
+    if paths.instances.exists():
+        return None  # they may be started again
     first = RankRecord.read(paths.rank_record("serve", 0))
     if first is None:
         return None

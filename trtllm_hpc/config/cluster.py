@@ -111,6 +111,9 @@ class ClusterProfile(Section):
     """A Python (3.10 or later) on the nodes with this package; ``None``: the Python that submits."""
     container: Container = Field(default_factory=Container)
     triton: Triton = Field(default_factory=Triton)
+    haproxy: OneLine = "haproxy"
+    """HAProxy (2.4 or later) on the nodes, outside any container: a path, or a name on ``PATH``. For
+    ``serve.door`` in job files."""
     environment: dict[VariableName, AnyText] = Field(default_factory=dict)
     """Variables set in every script. No secrets: scripts are files."""
     setup: list[OneLine] = Field(default_factory=list)

@@ -21,6 +21,9 @@ from trtllm_hpc.config.types import (
     TokenCount,
 )
 
+KV_CACHE_FRACTION = 0.9
+"""The default of TensorRT-LLM from 0.8 on, and of the reference backend."""
+
 
 class Model(Section):
     """The model: a local Hugging Face folder, or one made on the spot."""
@@ -76,14 +79,34 @@ class Serve(Section):
     disaggregated: Disaggregated | None = None
     """What the mode of that name needs."""
 
+    instances: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Servers with the same model, each of as many ranks as the engine has. Several need a door."""
+    placement: Literal["pack", "spread"] = "pack"
+    """``pack``: as many instances on a node as it has GPUs for. ``spread``: one on each node."""
+    instances_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
+    """Instances that share their GPUs, and the fraction of GPU memory for the KV cache."""
+    minimum_instances: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Fewest instances that must serve, start or be restarted for the run to live; ``None``: all."""
+    restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """How often an instance that has served before is started again after it died. ``None``: 3 times if there
+    are several, never if there is one."""
     nodes: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Nodes to spread the ranks over; ``None`` takes as few as the GPUs allow."""
+    """Nodes for all instances together; ``None`` takes as few as the GPUs allow."""
     cpus_per_rank: Count = 2
     memory_gib_per_node: Count | None = None
     """Memory on each node; ``None`` leaves it to the partition."""
     time_limit_minutes: Minutes = 60
     ready_timeout_seconds: Seconds = 600
     """Bound from the first rank's start to every model READY."""
+    door: Literal["none", "haproxy"] = "none"
+    """``haproxy``: the endpoint is that of HAProxy, which asks for the run's key; the servers listen on Unix
+    sockets that other users cannot reach. ``none``: everybody who reaches the node may call the server."""
+    key: bool = True
+    """Whether the door asks for a key. Without one everybody who reaches the node may call the server."""
+    max_request_mib: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Largest body of a request over HTTP that the door lets through."""
+    tls: bool = False
+    """Whether the door encrypts, with a certificate of its own whose fingerprint is in the endpoint."""
     keep_running: bool = False
     """Go on serving after the companion is done, until the time limit or ``cancel``."""
 
@@ -126,6 +149,12 @@ class JobFile(Section):
     repository: Repository = Field(default_factory=Repository)
     serve: Serve = Field(default_factory=Serve)
     companion: Companion = Field(default_factory=Companion)
+
+    @property
+    def kv_cache_fraction(self) -> float | None:
+        """Share of the free GPU memory for one instance's KV cache; ``None``: the backend's default."""
+        asked, sharing = self.repository.kv_cache_free_gpu_mem_fraction, self.serve.instances_per_gpu
+        return asked if sharing == 1 else (asked or KV_CACHE_FRACTION) / sharing
 
     @property
     def text_model(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trtllm_hpc.logs.errors import first_error_line
 from trtllm_hpc.logs.files import list_logs, stage_of
 from trtllm_hpc.logs.state import failed_by_itself, signal_or_code, stage_end
-from trtllm_hpc.paths import STEPS, RunPaths
+from trtllm_hpc.paths import STEPS, RunPaths, instance_count, serve_steps
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, rank_records
 
 _SAME_MOMENT_S = 3.0
@@ -31,7 +31,9 @@ class RankFailure:
         if record.ended_at is None and self.others == "silent":
             return f"all {record.world_size} ranks were killed before they could record their end"
         first = "died" if self.others == "none" else "died first"
-        sentence = f"rank {record.rank} on {record.host} {first}: {self._how()}"
+        instance = record.step.partition(".")[2]
+        name = f"rank {record.rank}{f' of instance {instance}' if instance else ''}"
+        sentence = f"{name} on {record.host} {first}: {self._how()}"
         return f"{sentence}; the others ended because of it" if self.others == "ended" else sentence
 
     def _how(self) -> str:
@@ -48,17 +50,28 @@ class RankFailure:
         return f"{how}; its log says {self.error_line!r}" if self.error_line else how
 
 
-def first_failure(paths: RunPaths, *, step: str = "serve", over: bool | None = None) -> RankFailure | None:
-    """Return the rank of a step that died first; ``None`` if no rank record shows a failure.
+def first_failure(
+    paths: RunPaths, *, step: str | None = None, over: bool | None = None
+) -> RankFailure | None:
+    """Return the rank that died first; ``None`` if no rank record shows a failure.
+
+    Args:
+        step: among the ranks of this step; ``None``: of all instances of the server.
+        over: whether the job has ended, if the caller knows it from Slurm; by default
+            the stage's events decide, or that another rank was ended by a signal.
+    """
+    steps = serve_steps(instance_count(paths)) if step is None else [step]
+    failures = [failure for one in steps if (failure := _first_failure_of(paths, one, over)) is not None]
+    return min(failures, key=lambda failure: failure.record.ended_at or 0.0, default=None)
+
+
+def _first_failure_of(paths: RunPaths, step: str, over: bool | None) -> RankFailure | None:
+    """The same of one instance.
 
     A rank that recorded no end although the step is over was killed, and
     before the others, since those still recorded how they ended. Among ranks
     that failed by themselves within a few seconds, one that gives no reason
     comes first: it was killed, and those with a reason had time to notice.
-
-    Args:
-        over: whether the job has ended, if the caller knows it from Slurm; by default
-            the stage's events decide, or that another rank was ended by a signal.
     """
     records = rank_records(paths, step)
     if over is None:

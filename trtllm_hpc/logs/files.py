@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.logs.state import rank_state, stage_over, stage_state
-from trtllm_hpc.paths import STAGES, STEPS, RunPaths, read_plan
+from trtllm_hpc.paths import STAGES, STEPS, RunPaths, instance_count, read_plan, serve_steps
 from trtllm_hpc.runtime.records import RankRecord, rank_records
 
 _RECORDED = ("preflight", "serve")
@@ -36,6 +36,12 @@ class LogFile:
         return self.step if self.rank is None else f"{self.step}[{self.rank}]"
 
     @property
+    def instance(self) -> int | None:
+        """Number of the instance; ``None`` where there is only one."""
+        number = self.step.partition(".")[2]
+        return int(number) if number else None
+
+    @property
     def size_bytes(self) -> int | None:
         """Size now; ``None`` if the log is not there."""
         try:
@@ -46,16 +52,27 @@ class LogFile:
 
 def stage_of(step: str) -> str:
     """Return the stage whose job a step runs in."""
-    return _STAGE_OF.get(step, step)
+    kind = _kind(step)
+    return _STAGE_OF.get(kind, kind)
+
+
+def _kind(step: str) -> str:
+    """``serve`` for ``serve.1``, the step of instance 1."""
+    return step.partition(".")[0]
 
 
 def planned_ranks(paths: RunPaths, step: str) -> int | None:
-    """Return the number of ranks of a step; ``None`` if neither the plan nor a rank record shows it."""
-    if step not in _RECORDED:
+    """Return the number of ranks of a step; ``None`` if neither the plan nor a rank record shows it.
+
+    Of the step ``serve``: of each instance.
+    """
+    if _kind(step) not in _RECORDED:
         return 1
     recorded = (record.world_size for record in rank_records(paths, step))
     planned: int | None = read_plan(paths).get("layout", {}).get("world_size")
-    return next(recorded, None) if planned is None else planned
+    if planned is None:
+        return next(recorded, None)
+    return planned * instance_count(paths) if step == "preflight" else planned
 
 
 def reason_without_build(paths: RunPaths) -> str | None:
@@ -69,19 +86,23 @@ def reason_without_build(paths: RunPaths) -> str | None:
     return f"its engine came from the cache ({engine})"
 
 
-def list_logs(paths: RunPaths, step: str | None = None, rank: int | None = None) -> list[LogFile]:
-    """Return the run's logs in the order of steps and ranks, or only those of one step or rank.
+def list_logs(
+    paths: RunPaths, step: str | None = None, rank: int | None = None, instance: int | None = None
+) -> list[LogFile]:
+    """Return the run's logs in the order of steps and ranks, or only those of one step, instance or rank.
 
     A log that is not yet written is included if its batch script has been
     rendered, a rank's record implies it, or ``rank`` names it.
     """
     logs = []
     for name in STEPS if step is None else (step,):
-        if rank is None:
+        if rank is None and instance is None:
             logs += _batch_log(paths, name)
-        ranks = _known_ranks(paths, name) if rank is None else {rank}
-        over = bool(ranks) and stage_over(paths, stage_of(name))
-        logs += [_rank_log(paths, name, number, over) for number in sorted(ranks)]
+        steps = serve_steps(instance_count(paths)) if name == "serve" else [name]
+        for one in steps if instance is None else steps[instance : instance + 1]:
+            ranks = _known_ranks(paths, one) if rank is None else {rank}
+            over = bool(ranks) and stage_over(paths, stage_of(one))
+            logs += [_rank_log(paths, one, number, over) for number in sorted(ranks)]
     return logs
 
 
@@ -98,14 +119,14 @@ def _rank_log(paths: RunPaths, step: str, rank: int, over: bool) -> LogFile:
     record = RankRecord.read(paths.rank_record(step, rank))
     ended = over or (record is not None and record.ended_at is not None)
     host = None if record is None else record.host
-    state = rank_state(record, over) if step in _RECORDED else stage_state(paths, step)
+    state = rank_state(record, over) if _kind(step) in _RECORDED else stage_state(paths, step)
     return LogFile(step, rank, paths.rank_log(step, rank), host, state, ended)
 
 
 def _known_ranks(paths: RunPaths, step: str) -> set[int]:
     """Return the ranks with a log or a record, and those that a record's world size implies."""
-    ranks = _numbers(paths.logs, rf"{step}_(\d+)\.out")
-    recorded = _numbers(paths.ranks, rf"{step}_(\d+)\.json")
+    ranks = _numbers(paths.logs, rf"{re.escape(step)}_(\d+)\.out")
+    recorded = _numbers(paths.ranks, rf"{re.escape(step)}_(\d+)\.json")
     implied = next((record.world_size for record in rank_records(paths, step)), 0)
     return ranks | recorded | set(range(implied))
 

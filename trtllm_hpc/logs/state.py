@@ -86,7 +86,7 @@ def failed_by_itself(record: RankRecord) -> bool:
     """
     if record.ended_at is None or record.stopped_by is not None:
         return False
-    return record.exit_code != 0 or record.step == "serve"
+    return record.exit_code != 0 or record.step.partition(".")[0] == "serve"
 
 
 def exit_text(code: int | None) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.plan.layout import Layout
+from trtllm_hpc.plan.layout import Instances, Layout
 from trtllm_hpc.plan.mounts import all_mounts
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
@@ -84,7 +84,7 @@ class Plan:
     """Python with this package, outside any container."""
     task_python: str
     """Python that runs the runtime in a rank: inside the container, if there is one."""
-    layout: Layout
+    instances: Instances
     server: ServerPlan
     release: str | None
     """Version of TensorRT-LLM; ``None`` for the reference backend."""
@@ -109,6 +109,34 @@ class Plan:
     facts: JobFacts
     notes: tuple[str, ...] = ()
     """What the user should know, though nothing is wrong."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks of one instance are spread."""
+        return self.instances.layout
+
+    @property
+    def allocation(self) -> Layout:
+        """What the serve stage asks for: all instances together."""
+        return self.instances.allocation
+
+    @property
+    def has_door(self) -> bool:
+        """Whether a proxy stands in front of the server, which is started and watched by a supervisor."""
+        return self.job.serve.door != "none"
+
+    @property
+    def restarts(self) -> int:
+        """How often an instance is started again."""
+        if self.job.serve.restarts is not None:
+            return self.job.serve.restarts
+        return 3 if self.instances.count > 1 else 0
+
+    @property
+    def leaders(self) -> str:
+        """The instances whose leaders are on each node, for the supervisor: ``0:0,1 2:2,3``."""
+        nodes = self.instances.leaders.items()
+        return " ".join(f"{node}:{','.join(map(str, numbers))}" for node, numbers in nodes)
 
     @property
     def job(self) -> JobFile:
@@ -166,6 +194,7 @@ class Plan:
         """The plan as plain JSON types (job and profile have files of their own)."""
         record = {name: value for name, value in self.__dict__.items() if name not in ("facts", "repository")}
         record["layout"] = asdict(self.layout)
+        record["instances"] = self.instances.count
         record["repository"] = [model.name for model in self.repository_models]
         record["server"] = asdict(self.server)
         record["build_steps"] = [asdict(step) for step in self.build_steps]

@@ -40,7 +40,7 @@ def _arguments(job: JobFile) -> dict[str, Any]:
     engine, keys = job.engine, job.repository
     policy = keys.batch_scheduler_policy
     cache = {
-        "free_gpu_memory_fraction": keys.kv_cache_free_gpu_mem_fraction,
+        "free_gpu_memory_fraction": job.kv_cache_fraction,
         "max_tokens": keys.max_tokens_in_paged_kv_cache,
         "enable_block_reuse": keys.kv_cache_reuse,
         "host_cache_size": keys.kv_cache_host_memory_bytes,

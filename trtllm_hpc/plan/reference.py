@@ -11,7 +11,7 @@ from importlib import resources
 
 from trtllm_hpc import __version__
 from trtllm_hpc.config.engine import Engine
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.job import KV_CACHE_FRACTION, JobFile
 from trtllm_hpc.plan.model import RepositoryModel
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 
@@ -97,5 +97,5 @@ def repository_values(job: JobFile, engine_folder: str) -> dict[str, str | int |
         "accumulate_tokens": str(values.accumulate_tokens).lower(),
         "max_queue_size": str(values.max_queue_size),
         "max_tokens_in_paged_kv_cache": str(values.max_tokens_in_paged_kv_cache or ""),
-        "kv_cache_free_gpu_mem_fraction": str(values.kv_cache_free_gpu_mem_fraction or 0.9),
+        "kv_cache_free_gpu_mem_fraction": str(job.kv_cache_fraction or KV_CACHE_FRACTION),
     }

@@ -10,7 +10,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan import reference
-from trtllm_hpc.plan.layout import Layout, make_layout, one_node
+from trtllm_hpc.plan.layout import Instances, Layout, one_node, place
 from trtllm_hpc.plan.model import Plan, RepositoryModel, ServerPlan
 from trtllm_hpc.plan.stages import make_stages
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
@@ -48,14 +48,15 @@ def make_plan(
     chosen = cluster.python or python
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
     release, engine = facts.release, job.engine.directory or str(paths.engine)
-    layout = layout_of(job, cluster)
+    instances = instances_of(job, cluster)
+    layout = instances.layout
     steps, notes = _steps(facts, layout, task_python)
     return Plan(
         name=job.name,
         run_folder=str(paths.folder),
         python=chosen,
         task_python=task_python,
-        layout=layout,
+        instances=instances,
         server=_server_plan(job, release, layout, with_slurm=cluster.scheduler == "slurm"),
         release=release.version if release is not None else None,
         engines_folder=engines,
@@ -67,28 +68,36 @@ def make_plan(
         templates=templates,
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
-        stages=make_stages(job, cluster, layout, paths, builds=bool(steps)),
+        stages=make_stages(job, cluster, instances.allocation, paths, builds=bool(steps)),
         facts=facts,
-        notes=notes,
+        notes=(*notes, *_door_notes(job)),
     )
 
 
 def with_engine(plan: Plan, engine: str) -> Plan:
     """Return the plan without its build stage: the engine is in the cache."""
-    stages = make_stages(plan.job, plan.cluster, plan.layout, RunPaths(plan.run_folder), builds=False)
+    stages = make_stages(plan.job, plan.cluster, plan.allocation, RunPaths(plan.run_folder), builds=False)
     return replace(plan, engine_found=engine, stages=stages)
 
 
-def layout_of(job: JobFile, cluster: ClusterProfile) -> Layout:
-    """Return how the ranks of the serve step are spread over nodes and GPUs."""
+def instances_of(job: JobFile, cluster: ClusterProfile) -> Instances:
+    """Return how the instances and their ranks are spread over nodes and GPUs."""
     phases = job.serve.disaggregated
     if job.serve.mode == "disaggregated" and phases is not None:
         # The orchestrator, and a rank for each GPU of each copy.
         ranks = 1 + sum(map(len, phases.context.instances + phases.generation.instances))
-        return one_node(ranks, _gpus_named(job, cluster))
+        return Instances(1, 1, one_node(ranks, _gpus_named(job, cluster)))
     if job.serve.mode == "orchestrator":
-        return one_node(1, _gpus_named(job, cluster))
-    return make_layout(job.engine.world_size, job.serve.nodes, cluster.gpus_per_node)
+        return Instances(1, 1, one_node(1, _gpus_named(job, cluster)))
+    serve = job.serve
+    return place(
+        serve.instances,
+        job.engine.world_size,
+        nodes=serve.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        per_gpu=serve.instances_per_gpu,
+        spread=serve.placement == "spread" and cluster.scheduler != "local",
+    )
 
 
 def _gpus_named(job: JobFile, cluster: ClusterProfile) -> int:
@@ -98,6 +107,12 @@ def _gpus_named(job: JobFile, cluster: ClusterProfile) -> int:
     if phases is not None:
         copies += phases.context.instances + phases.generation.instances
     return min(cluster.gpus_per_node, 1 + max((gpu for gpus in copies for gpu in gpus), default=-1))
+
+
+def _door_notes(job: JobFile) -> tuple[str, ...]:
+    if job.serve.door == "none" or job.serve.key:
+        return ()
+    return ("serve.key is false: everybody who reaches the server's node may call and control the server",)
 
 
 def _steps(facts: JobFacts, layout: Layout, python: str) -> tuple[tuple[BuildStep, ...], tuple[str, ...]]:

@@ -77,12 +77,18 @@ def render_scripts(plan: Plan, build: Build | None = None) -> dict[str, str]:
         assert build is not None, "a plan with a build stage has build steps"
         scripts["build.sh"] = build.script
     scripts["rank.sh"] = _script(plan, "rank.sh.j2")
+    if plan.has_door:
+        scripts["instance.sh"] = _script(plan, "instance.sh.j2", "serve")
+        for node in plan.instances.leaders:
+            scripts[RunPaths(plan.run_folder).door(node).name] = _script(plan, "haproxy.cfg.j2", node=node)
+        if len(plan.instances.leaders) > 1:
+            scripts["door.sh"] = _script(plan, "door.sh.j2")
     if plan.job.companion.enabled:
         scripts["companion.sh"] = _script(plan, "companion.sh.j2")
     return scripts
 
 
-def _script(plan: Plan, template: str) -> str:
+def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) -> str:
     return render_template(
         f"scripts/{template}",
         plan=plan,
@@ -92,7 +98,8 @@ def _script(plan: Plan, template: str) -> str:
         container=plan.cluster.container,
         paths=RunPaths(plan.run_folder),
         version=__version__,
-        stage=plan.stage(template.partition(".")[0]),
+        stage=plan.stage(stage or template.partition(".")[0]),
+        node=node,
     )
 
 

@@ -11,7 +11,7 @@ from trtllm_hpc.config.files import jobs, read_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.plan.resolve import layout_of
+from trtllm_hpc.plan.resolve import instances_of
 
 _GPUS_PER_NODE = 8
 """GPUs of the node that the layouts are worked out for; only the spread over nodes depends on it."""
@@ -49,7 +49,8 @@ def _described(name: str, path: Path) -> ShippedJob:
     job, wrong = validate(JobFile, tree) if tree is not None else (None, [])
     if job is None:
         raise ConfigError([*diagnostics, *wrong])
-    layout = layout_of(job, ClusterProfile(name="any", partition="any", gpus_per_node=_GPUS_PER_NODE))
+    cluster = ClusterProfile(name="any", partition="any", gpus_per_node=_GPUS_PER_NODE)
+    layout = instances_of(job, cluster).allocation
     needs_gpus = job.engine.backend != "reference"
     return ShippedJob(
         name,

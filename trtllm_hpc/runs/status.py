@@ -12,8 +12,8 @@ from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.logs.state import last_mark
-from trtllm_hpc.paths import RunPaths, read_plan
-from trtllm_hpc.runtime.records import Endpoint, Event, read_events
+from trtllm_hpc.paths import RunPaths, read_json, read_plan
+from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, read_events
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.local import is_same_process
 from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
@@ -73,6 +73,20 @@ class RankStatus:
     rank: int
     host: str | None
     state: str
+    instance: int | None = None
+    """``None`` where there is only one."""
+
+
+@dataclass(frozen=True)
+class InstanceStatus:
+    """One instance of the server, as its supervisor told last."""
+
+    instance: int
+    state: str
+    """``starting``, ``ready``, ``restarting``, ``failed`` or ``ended``."""
+    restarts: int
+    reason: str | None
+    """How it ended the last time."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,8 @@ class RunStatus:
     sentence: str
     stages: tuple[StageStatus, ...]
     ranks: tuple[RankStatus, ...]
+    instances: tuple[InstanceStatus, ...]
+    """In runs with a door."""
     endpoint: Endpoint | None
     exit_code: ExitCode
     """Exit code of ``submit --wait`` when this status is final."""
@@ -271,12 +287,24 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
     sentence = _sentence(paths, state, stages, failed)
     code = _exit_code(state, failed, paths)
     folder = str(paths.folder)
-    return RunStatus(paths.run_id, folder, state, sentence, tuple(stages), _ranks(paths), endpoint, code)
+    return RunStatus(
+        paths.run_id, folder, state, sentence, tuple(stages), _ranks(paths), _instances(paths), endpoint, code
+    )
 
 
 def _ranks(paths: RunPaths) -> tuple[RankStatus, ...]:
     logs = list_logs(paths, "serve")
-    return tuple(RankStatus(log.rank, log.host, log.state) for log in logs if log.rank is not None)
+    return tuple(
+        RankStatus(log.rank, log.host, log.state, log.instance) for log in logs if log.rank is not None
+    )
+
+
+def _instances(paths: RunPaths) -> tuple[InstanceStatus, ...]:
+    try:
+        told = read_json(paths.instances) or []
+    except (ValueError, OSError):
+        return ()
+    return tuple(InstanceStatus(**known_fields(InstanceStatus, one)) for one in told)
 
 
 def _run_state(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.paths import RunPaths, read_plan
+from trtllm_hpc.paths import RunPaths, instance_count, read_plan, serve_steps
 from trtllm_hpc.runs.status import RunStatus, build_step, run_status, watcher_of
 from trtllm_hpc.runtime.records import StopRequest, rank_records, read_events
 
@@ -88,8 +88,10 @@ def _only_serves(paths: RunPaths, status: RunStatus) -> bool:
 
 
 def _progress(paths: RunPaths, status: RunStatus) -> Progress:
-    world_size = int(read_plan(paths).get("layout", {}).get("world_size", 0))
-    up = sum(record.ended_at is None for record in rank_records(paths, "serve"))
+    count = instance_count(paths)
+    world_size = count * int(read_plan(paths).get("layout", {}).get("world_size", 0))
+    records = (record for step in serve_steps(count) for record in rank_records(paths, step))
+    up = sum(record.ended_at is None for record in records)
     stopping = StopRequest.read(paths.stop_request) is not None
     benchmark = read_progress(paths.benchmark_progress)
     return Progress(status, build_step(paths), up, world_size, benchmark, stopping)

@@ -89,6 +89,30 @@ def _add_server_commands(commands: _Commands) -> None:
     rank.add_argument("--launcher")
     rank.add_argument("server_arguments", nargs="*")
 
+    rank.add_argument("--instance", type=int, help="number of the instance, behind a door")
+    rank.add_argument("--step", default="serve", help="name of its logs and records")
+
+    instances = commands.add_parser("instances", help="open the door, run all instances and watch them")
+    instances.add_argument("--count", type=int, required=True)
+    instances.add_argument("--minimum", type=int, required=True)
+    instances.add_argument("--restarts", type=int, required=True)
+    instances.add_argument("--program", required=True, help="HAProxy")
+    instances.add_argument("--key", action="store_true", help="ask for a key")
+    instances.add_argument("--tls", action="store_true", help="encrypt")
+    instances.add_argument(
+        "--leaders", type=_leaders, required=True, help="NODE:INSTANCE,INSTANCE of each node"
+    )
+    instances.add_argument("--interface")
+    instances.add_argument("--loopback", action="store_true")
+    instances.add_argument("--companion-start-seconds", type=float)
+    instances.add_argument("--companion-silence-seconds", type=float)
+
+    door = commands.add_parser("door", help="run the door of a further node")
+    door.add_argument("--node", type=int, required=True)
+    door.add_argument("--program", required=True)
+    door.add_argument("--interface")
+    door.add_argument("instances", type=int, nargs="+")
+
     launched = commands.add_parser("launched", help="start the server as the task of trtllm-llmapi-launch")
     launched.add_argument("--scratch", type=Path, required=True)
 
@@ -132,9 +156,9 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
 
             set_gpus_per_node(options.checkpoint, options.gpus)
         case "leader":
-            from trtllm_hpc.runtime.node import free_ports, own_address
+            from trtllm_hpc.runtime.node import free_ports
 
-            print("127.0.0.1" if options.loopback else own_address(options.interface), *free_ports(4))
+            print(_address(options), *free_ports(4))
         case "preflight":
             from trtllm_hpc.runtime.preflight import Expected, run_preflight
 
@@ -156,6 +180,17 @@ def _values_of(kind: type, options: argparse.Namespace) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in fields(kind)}
 
 
+def _leaders(text: str) -> dict[int, list[int]]:
+    pairs = (word.partition(":") for word in text.split())
+    return {int(node): [int(number) for number in numbers.split(",")] for node, _, numbers in pairs}
+
+
+def _address(options: argparse.Namespace) -> str:
+    from trtllm_hpc.runtime.node import own_address
+
+    return "127.0.0.1" if options.loopback else own_address(options.interface)
+
+
 def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
     match options.command:
         case "rank":
@@ -163,6 +198,20 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.rank import Supervisor
 
             return Supervisor(paths, RankOptions(**_values_of(RankOptions, options))).run()
+        case "instances":
+            from trtllm_hpc.runtime.instances import Supervisor as InstanceSupervisor
+            from trtllm_hpc.runtime.instances import SupervisorOptions
+
+            options.address = _address(options)
+            return InstanceSupervisor(
+                paths, SupervisorOptions(**_values_of(SupervisorOptions, options))
+            ).run()
+        case "door":
+            from trtllm_hpc.runtime.door import run_node_door
+            from trtllm_hpc.runtime.node import own_address
+
+            address = own_address(options.interface)
+            return run_node_door(paths, options.node, options.program, address, options.instances)
         case "launched":
             from trtllm_hpc.runtime.server import run_launched
 

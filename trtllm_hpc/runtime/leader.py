@@ -16,7 +16,8 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import Endpoint, StopRequest, add_event, read_events
+from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
+from trtllm_hpc.runtime.records import Endpoint, JsonRecord, StopRequest, add_event, read_events
 
 _TIMEOUT_S = 2.0
 """Limit on each question to the server."""
@@ -48,32 +49,42 @@ class RankOptions:
     launcher: str | None
     """Program that starts the server and joins the ranks, e.g. ``trtllm-llmapi-launch``."""
     server_arguments: list[str]
+    instance: int | None = None
+    """``None`` in a run without a door."""
+    step: str = "serve"
+    """``serve.1`` for instance 1 of several."""
 
 
-class Leader:
-    """Watches one server from its start. ``tick`` is called a few times a second."""
+@dataclass(frozen=True)
+class ReadyRecord(JsonRecord):
+    """An instance is ready."""
 
-    def __init__(self, paths: RunPaths, options: RankOptions, job_id: str) -> None:
+    models: list[str]
+    started_at: float
+    """When its leader started its server, in seconds since the epoch."""
+
+
+class InstanceLeader:
+    """Waits until one server is ready. ``tick`` is called a few times a second.
+
+    In a run with a door it tells the supervisor, which publishes the endpoint.
+    """
+
+    def __init__(self, paths: RunPaths, options: RankOptions, server: ServerHttp) -> None:
         self._paths = paths
         self._options = options
-        self._job_id = job_id
-        self._address = os.environ["TRTLLM_HPC_ADDRESS"]
-        self._http, self._grpc, self._metrics = (
-            int(os.environ[f"TRTLLM_HPC_{name}_PORT"]) for name in ("HTTP", "GRPC", "METRICS")
-        )
+        self._server = server
         self._started = time.monotonic()
         self._started_at = time.time()
-        self._published = False
-        self._ready = 0.0
-        self._beat: tuple[int, float] | None = None
-        add_event(paths, "serve", "server_start", host=socket.gethostname())
+        self._is_ready = False
 
     def tick(self) -> StopReason | None:
-        """Publish the endpoint or watch the companion; returns why the server must be stopped, if it must."""
-        if self._published:
-            return self._check_companion()
-        names = ready_models(self._address, self._http)
+        """Publish that the server is ready; returns why it must be stopped, if it must."""
+        if self._is_ready:
+            return self._watch()
+        names = self._server.ready_models()
         if names is not None:
+            self._is_ready = True
             self._publish(names)
             return None
         if time.monotonic() - self._started > self._options.ready_timeout_seconds:
@@ -81,7 +92,43 @@ class Leader:
         return None
 
     def withdraw(self) -> None:
-        """Remove the endpoint: from now on requests may be refused."""
+        """Take back that the server is ready: from now on requests may be refused."""
+        with suppress(OSError):  # on a full disk the server must stop all the same
+            self._paths.ready_record(self._options.step).unlink(missing_ok=True)
+
+    def _publish(self, names: list[str]) -> None:
+        record = ReadyRecord(models=names, started_at=self._started_at)
+        record.write(self._paths.ready_record(self._options.step))
+        print(f"ready: {', '.join(names)}", flush=True)
+
+    def _watch(self) -> StopReason | None:
+        return None
+
+    def _not_ready_in_time(self) -> StopReason:
+        states = self._server.model_states()
+        waiting = sorted(name for name, state in states.items() if state != "READY")
+        what = f"not READY: {', '.join(waiting)}" if waiting else "the server does not answer"
+        sentence = f"the server was not ready within {self._options.ready_timeout_seconds:.0f} s ({what})"
+        return StopReason("ready timeout", sentence, ExitCode.READINESS)
+
+
+class Leader(InstanceLeader):
+    """The same in a run without a door: publishes the endpoint, and watches the companion."""
+
+    def __init__(self, paths: RunPaths, options: RankOptions, job_id: str) -> None:
+        self._job_id = job_id
+        self._address = os.environ["TRTLLM_HPC_ADDRESS"]
+        self._http, self._grpc, self._metrics = (
+            int(os.environ[f"TRTLLM_HPC_{name}_PORT"]) for name in ("HTTP", "GRPC", "METRICS")
+        )
+        super().__init__(paths, options, ServerHttp(self._address, self._http))
+        self._companion = CompanionWatch(
+            paths, options.companion_start_seconds, options.companion_silence_seconds
+        )
+        add_event(paths, "serve", "server_start", host=socket.gethostname())
+
+    def withdraw(self) -> None:
+        """Remove the endpoint."""
         with suppress(OSError):  # on a full disk the server must stop all the same
             self._paths.endpoint.unlink(missing_ok=True)
             add_event(self._paths, "serve", "server_stop")
@@ -97,42 +144,80 @@ class Leader:
             metrics_port=self._metrics,
             models=names,
             ready_at=ready_at,
-            phases_s=self._phases(ready_at),
+            phases_s=phases(self._paths, self._started_at, ready_at),
         )
         endpoint.write(self._paths.endpoint)
-        self._published = True
-        self._ready = time.monotonic()
+        self._companion.begin()
         add_event(self._paths, "serve", "ready", **asdict(endpoint))
         print(f"ready: {', '.join(names)} at http {endpoint.http}, grpc {endpoint.grpc}", flush=True)
 
-    def _phases(self, ready_at: float) -> dict[str, float]:
-        """Return the seconds of each phase, from the batch script's first line on."""
-        # The last of each: events of an earlier attempt at this stage may come first.
-        times = {event.name: event.time for event in read_events(self._paths, "serve")}
-        begin = times.get("stage_begin", self._started_at)
-        checked = times.get("preflight_ok", begin)
-        marks = {
-            "preflight": checked - begin,
-            "launch": self._started_at - checked,
-            # Triton opens its ports only when every model is loaded.
-            "load": ready_at - self._started_at,
-            "total": ready_at - begin,
-        }
-        return {name: round(seconds, 3) for name, seconds in marks.items()}
+    def _watch(self) -> StopReason | None:
+        sentence = self._companion.missing()
+        if sentence is None:
+            return None
+        with suppress(OSError):  # on a full disk the server must stop all the same
+            StopRequest(by="leader", reason=sentence, requested_at=time.time()).write(
+                self._paths.stop_request
+            )
+            add_event(self._paths, "serve", "companion_missing", reason=sentence)
+        return StopReason("leader", sentence, ExitCode.START)
 
     def _not_ready_in_time(self) -> StopReason:
-        states = model_states(self._address, self._http)
-        waiting = sorted(name for name, state in states.items() if state != "READY")
-        what = f"not READY: {', '.join(waiting)}" if waiting else "the server does not answer"
-        sentence = f"the server was not ready within {self._options.ready_timeout_seconds:.0f} s ({what})"
-        add_event(self._paths, "serve", "ready_timeout", reason=sentence)
-        return StopReason("ready timeout", sentence, ExitCode.READINESS)
+        stop = super()._not_ready_in_time()
+        add_event(self._paths, "serve", "ready_timeout", reason=stop.sentence)
+        return stop
 
-    def _check_companion(self) -> StopReason | None:
-        """Stop when the companion never starts, or its heartbeat stops.
 
-        Only changes of the file count, by this node's own clock: the clocks of two nodes may differ.
-        """
+def make_leader(paths: RunPaths, options: RankOptions, job_id: str) -> InstanceLeader:
+    """Return what rank 0 needs, in a run with a door or without."""
+    if options.instance is None:
+        return Leader(paths, options, job_id)
+    file = Path(os.environ[SOCKETS_VARIABLE]) / "http"
+    return InstanceLeader(paths, options, ServerHttp("", 0, file))
+
+
+def phases(paths: RunPaths, started_at: float, ready_at: float) -> dict[str, float]:
+    """Return the seconds of each phase, from the batch script's first line on.
+
+    Args:
+        started_at: when the server was started, in seconds since the epoch, as ``ready_at``.
+    """
+    # The last of each: events of an earlier attempt at this stage may come first.
+    times = {event.name: event.time for event in read_events(paths, "serve")}
+    begin = times.get("stage_begin", started_at)
+    checked = times.get("preflight_ok", begin)
+    marks = {
+        "preflight": checked - begin,
+        "launch": started_at - checked,
+        # Triton opens its ports only when every model is loaded.
+        "load": ready_at - started_at,
+        "total": ready_at - begin,
+    }
+    return {name: round(seconds, 3) for name, seconds in marks.items()}
+
+
+class CompanionWatch:
+    """Notices that the companion never starts, or that its heartbeat stops.
+
+    Only changes of the file count, by this node's own clock: the clocks of two nodes may differ.
+
+    Args:
+        start_s: how long after ``begin`` it may start; ``None``: for ever.
+        silence_s: how long it may be silent; ``None``: for ever.
+    """
+
+    def __init__(self, paths: RunPaths, start_s: float | None, silence_s: float | None) -> None:
+        self._paths = paths
+        self._start_s, self._silence_s = start_s, silence_s
+        self._begun = 0.0
+        self._beat: tuple[int, float] | None = None
+
+    def begin(self) -> None:
+        """The server is ready from now on."""
+        self._begun = time.monotonic()
+
+    def missing(self) -> str | None:
+        """Return a sentence once the companion is missing."""
         now = time.monotonic()
         try:
             changed = self._paths.heartbeat.stat().st_mtime_ns
@@ -141,55 +226,69 @@ class Leader:
         if changed and (self._beat is None or self._beat[0] != changed):
             self._beat = (changed, now)
         if self._beat is None:
-            start_s = self._options.companion_start_seconds
-            if start_s is not None and now - self._ready > start_s:
-                return self._stop_for(f"no companion came within {start_s:.0f} s")
-            return None
-        silence_s = self._options.companion_silence_seconds
-        if silence_s is not None and now - self._beat[1] > silence_s:
-            return self._stop_for(f"the companion gave no sign of life for {silence_s:.0f} s")
+            if self._start_s is not None and now - self._begun > self._start_s:
+                return f"no companion came within {self._start_s:.0f} s"
+        elif self._silence_s is not None and now - self._beat[1] > self._silence_s:
+            return f"the companion gave no sign of life for {self._silence_s:.0f} s"
         return None
-
-    def _stop_for(self, sentence: str) -> StopReason:
-        with suppress(OSError):  # on a full disk the server must stop all the same
-            StopRequest(by="leader", reason=sentence, requested_at=time.time()).write(
-                self._paths.stop_request
-            )
-            add_event(self._paths, "serve", "companion_missing", reason=sentence)
-        return StopReason("leader", sentence, ExitCode.START)
 
 
 # The server's HTTP endpoint ----------------------------------------------------------------
 
 
-def _request(address: str, port: int, method: str, path: str) -> bytes | None:
-    """Return the body of an answer with status 200; ``None`` if there is no such answer."""
-    connection = http.client.HTTPConnection(address, port, timeout=_TIMEOUT_S)
-    try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        body = answer.read()
-        return body if answer.status == 200 else None
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, file: Path, timeout_s: float) -> None:
+        super().__init__("triton", timeout=timeout_s)
+        self._file = file
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._file))
 
 
-def model_states(address: str, port: int) -> dict[str, str]:
-    """Return each model's state from the repository index; nothing if the server does not answer."""
-    try:
-        index = json.loads(_request(address, port, "POST", "/v2/repository/index") or b"[]")
-    except ValueError:
-        return {}
-    return {entry["name"]: entry.get("state", "") for entry in index}
+@dataclass(frozen=True)
+class ServerHttp:
+    """The HTTP endpoint of the server itself, without the door."""
 
+    address: str
+    port: int
+    file: Path | None = None
+    """Its Unix socket; ``None`` if it listens on the network."""
 
-def ready_models(address: str, port: int) -> list[str] | None:
-    """Return the models' names once the server and all of them are ready; ``None`` before."""
-    if _request(address, port, "GET", "/v2/health/ready") is None:
-        return None
-    states = model_states(address, port)
-    if not states or any(state != "READY" for state in states.values()):
-        return None
-    return sorted(states)
+    def model_states(self) -> dict[str, str]:
+        """Return each model's state from the repository index; nothing if the server does not answer."""
+        try:
+            index = json.loads(self._request("POST", "/v2/repository/index") or b"[]")
+        except ValueError:
+            return {}
+        return {entry["name"]: entry.get("state", "") for entry in index}
+
+    def ready_models(self) -> list[str] | None:
+        """Return the models' names once the server and all of them are ready; ``None`` before."""
+        if self._request("GET", "/v2/health/ready") is None:
+            return None
+        states = self.model_states()
+        if not states or any(state != "READY" for state in states.values()):
+            return None
+        return sorted(states)
+
+    def _request(self, method: str, path: str) -> bytes | None:
+        """Return the body of an answer with status 200; ``None`` if there is no such answer."""
+        connection = self._connection()
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            body = answer.read()
+            return body if answer.status == 200 else None
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self.file is not None:
+            return _UnixConnection(self.file, _TIMEOUT_S)
+        return http.client.HTTPConnection(self.address, self.port, timeout=_TIMEOUT_S)

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.leader import Leader, RankOptions
+from trtllm_hpc.runtime.leader import RankOptions, make_leader
 from trtllm_hpc.runtime.node import interface_towards, make_private, remove_leftovers
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
@@ -46,7 +46,7 @@ class Supervisor:
         self._paths = paths
         self._options = options
         self._record = RankRecord(
-            step="serve",
+            step=options.step,
             rank=options.rank,
             world_size=options.world_size,
             job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
@@ -54,7 +54,7 @@ class Supervisor:
             pid=os.getpid(),
             started_at=time.time(),
         )
-        self._failure_file = paths.failure_reason("serve", options.rank)
+        self._failure_file = paths.failure_reason(options.step, options.rank)
         self._signal: str | None = None
         self._stopped_by: str | None = None
         self._reason: str | None = None
@@ -62,14 +62,14 @@ class Supervisor:
         self._outlives_leader = False
         self._killed = False
         self._failed: ExitCode | None = None
-        self._leader = Leader(paths, options, self._record.job_id) if options.rank == 0 else None
+        self._leader = make_leader(paths, options, self._record.job_id) if options.rank == 0 else None
 
     def run(self) -> int:
         """Start the server, watch it to its end; returns the rank's exit code."""
         on_signals(self._note_signal)
         adopt_orphans()
         self._failure_file.unlink(missing_ok=True)
-        self._record.write(self._paths.rank_record("serve", self._options.rank))
+        self._record.write(self._paths.rank_record(self._options.step, self._options.rank))
         try:
             child = self._start(find_server(self._options.server, self._options.scratch))
         except StartFailed as error:
@@ -160,7 +160,11 @@ class Supervisor:
             request = StopRequest.read(self._paths.stop_request)
             if request is not None:
                 self._stop(child, request.by, request.reason, _STOP_GRACE_S)
-        if self._leader is None and not self._outlives_leader and leader_has_ended(self._paths):
+        if (
+            self._leader is None
+            and not self._outlives_leader
+            and leader_has_ended(self._paths, self._options.step)
+        ):
             self._outlives_leader = True
             if self._stopped_by is None:
                 self._stop(child, "leader", "rank 0 has ended", _AFTER_LEADER_S)
@@ -202,7 +206,7 @@ class Supervisor:
 
     def _signalled_code(self) -> int:
         """Return 0 if another rank ended before this one: the step's exit code must be the first one's."""
-        others = [it for it in rank_records(self._paths, "serve") if it.rank != self._options.rank]
+        others = [it for it in rank_records(self._paths, self._options.step) if it.rank != self._options.rank]
         return ExitCode.OK if any(record.ended_at for record in others) else 143
 
     def _unrequested_end(self) -> int:
@@ -213,7 +217,9 @@ class Supervisor:
         """
         deadline = time.monotonic() + _AFTER_LEADER_S / 2
         while self._leader is None and time.monotonic() < deadline and self._signal is None:
-            if StopRequest.read(self._paths.stop_request) is not None or leader_has_ended(self._paths):
+            if StopRequest.read(self._paths.stop_request) is not None or leader_has_ended(
+                self._paths, self._options.step
+            ):
                 self._stopped_by, self._reason = "leader", "the leader is ending"
                 return ExitCode.OK
             time.sleep(_TICK_S)
@@ -232,7 +238,7 @@ class Supervisor:
             exit_code=returncode,
             stopped_by=self._stopped_by,
             reason=self._reason,
-        ).write(self._paths.rank_record("serve", self._options.rank))
+        ).write(self._paths.rank_record(self._options.step, self._options.rank))
 
     def _report(self, returncode: int, code: int) -> None:
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

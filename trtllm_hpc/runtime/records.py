@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 
 TOKEN_VARIABLE = "TRTLLM_HPC_SUBMISSION"
@@ -68,6 +70,58 @@ class Endpoint(JsonRecord):
     """Seconds since the epoch."""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Duration of each phase from the job's first line to ready, in seconds."""
+    key_file: str | None = None
+    """File with the key that the door asks for; ``None`` if everybody may call the server."""
+    certificate_file: str | None = None
+    """File with the certificate that the door shows; ``None`` if it does not encrypt."""
+    fingerprint: str | None = None
+    """Of that certificate, by SHA-256."""
+    instances: int = 1
+    """Servers behind the door."""
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header that every call needs, over HTTP and gRPC; empty without a key.
+
+        Raises:
+            RequestFailed: the key cannot be read: it is only for the run's owner.
+        """
+        if self.key_file is None:
+            return {}
+        try:
+            key = Path(self.key_file).read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise RequestFailed(
+                f"The server at {self.http} asks for a key, and {self.key_file} cannot be read: "
+                f"{error.strerror}.",
+                hint="ask the owner of the run for the key",
+            ) from None
+        return {"authorization": f"Bearer {key}"}
+
+    @property
+    def scheme(self) -> str:
+        """``https`` if the door encrypts, else ``http``."""
+        return "http" if self.certificate_file is None else "https"
+
+    def tls(self, *protocols: str) -> ssl.SSLContext | None:
+        """Return what trusts the door's certificate and no other; ``None`` if the door does not encrypt.
+
+        Args:
+            protocols: to be agreed on by ALPN, e.g. ``h2``.
+
+        Raises:
+            RequestFailed: the certificate cannot be read.
+        """
+        if self.certificate_file is None:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.certificate_file)
+        except OSError as error:
+            sentence = f"The certificate {self.certificate_file} cannot be read: {error.strerror or error}."
+            raise RequestFailed(sentence) from None
+        if protocols:
+            context.set_alpn_protocols(list(protocols))
+        return context
 
     @property
     def http(self) -> str:
@@ -81,8 +135,8 @@ class Endpoint(JsonRecord):
 
     @property
     def metrics(self) -> str:
-        """URL of the metrics page."""
-        return f"http://{self.address}:{self.metrics_port}/metrics"
+        """URL of the metrics page; behind a door, of instance 0."""
+        return f"{self.scheme}://{self.address}:{self.metrics_port}/metrics"
 
 
 @dataclass(frozen=True)
@@ -116,9 +170,9 @@ def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:
     return sorted((record for record in found if record is not None), key=lambda record: record.rank)
 
 
-def leader_has_ended(paths: RunPaths) -> bool:
-    """Return whether rank 0 of the server has recorded its end."""
-    record = RankRecord.read(paths.rank_record("serve", 0))
+def leader_has_ended(paths: RunPaths, step: str = "serve") -> bool:
+    """Return whether rank 0 of an instance has recorded its end."""
+    record = RankRecord.read(paths.rank_record(step, 0))
     return record is not None and record.ended_at is not None
 
 

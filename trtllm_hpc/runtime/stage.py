@@ -97,7 +97,12 @@ def _remove_last_attempt(paths: RunPaths) -> None:
     request = StopRequest.read(paths.stop_request)
     token = os.environ.get(TOKEN_VARIABLE)
     keep_stop = request is not None and token is not None and request.token == token
-    for file in (paths.endpoint, paths.heartbeat, *(() if keep_stop else (paths.stop_request,))):
+    for file in (
+        paths.endpoint,
+        paths.heartbeat,
+        paths.instances,
+        *(() if keep_stop else (paths.stop_request,)),
+    ):
         file.unlink(missing_ok=True)
     for record in paths.ranks.glob("*.json"):
         record.unlink(missing_ok=True)

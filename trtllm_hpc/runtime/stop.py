@@ -49,8 +49,11 @@ def beat_while(paths: RunPaths, pid: int) -> None:
 
 
 def server_has_ended(paths: RunPaths) -> bool:
-    """Return whether rank 0, or the whole serve stage, has recorded its end."""
-    if leader_has_ended(paths):
+    """Return whether rank 0, or the whole serve stage, has recorded its end.
+
+    Behind a door an instance that has ended may be started again.
+    """
+    if not paths.instances.exists() and leader_has_ended(paths):
         return True
     marks = [event.name for event in read_events(paths, "serve") if event.name.startswith("stage_")]
     return bool(marks) and marks[-1] == "stage_end"

@@ -36,6 +36,9 @@ COMMANDS = {
 }
 """Debian package of each command that a sandbox or its jobs run."""
 
+OPTIONAL = {"haproxy": "haproxy"}
+"""The same for what only some job files need (``serve.door``): installed with the others, but not missed."""
+
 LIBRARIES = {"/usr/lib/*/libpmix.so": "libpmix-dev"}
 """Debian package of each library; `srun --mpi=pmix` loads this one by the name that only -dev has."""
 
@@ -71,10 +74,11 @@ def check_root() -> None:
         )
 
 
-def missing_packages() -> list[str]:
+def missing_packages(*, optional: bool = False) -> list[str]:
     """The Debian packages with the commands and libraries that this machine lacks, sorted."""
     path = processes.search_path()
-    lacking = {package for command, package in COMMANDS.items() if shutil.which(command, path=path) is None}
+    commands = {**COMMANDS, **OPTIONAL} if optional else COMMANDS
+    lacking = {package for command, package in commands.items() if shutil.which(command, path=path) is None}
     lacking |= {package for file, package in LIBRARIES.items() if not any(Path("/").glob(file.lstrip("/")))}
     return sorted(lacking)
 
@@ -119,7 +123,7 @@ def install_missing(*, tell: Callable[[str], None]) -> list[str]:
     """
     check_platform()
     check_root()
-    packages = missing_packages()
+    packages = missing_packages(optional=True)
     if not packages:
         return []
     if shutil.which("apt-get") is None:

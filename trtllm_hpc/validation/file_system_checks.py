@@ -207,17 +207,29 @@ def _programs(context: Context) -> list[str]:
     return [word for word in words if isinstance(word, str) and word.endswith(".py")]
 
 
+def door(context: Context) -> Diagnostic | None:
+    """HAProxy is there; only the job can tell on the nodes."""
+    if not context.has_job or not context.plan.has_door:
+        return None
+    program = context.cluster.haproxy
+    if context.on_slurm:
+        return unknown(f"the serve job looks for {program} on its nodes")
+    found = shutil.which(program)
+    hint = "install HAProxy (package haproxy), set haproxy in the profile, or set serve.door to none"
+    return ok(f"HAProxy is {found}") if found else fail(f"there is no program {program!r}", hint)
+
+
 def shared(context: Context) -> Diagnostic:
     """Measured here only if the job runs here; else the preflight measures on each node."""
     if context.on_slurm:
         return unknown("the preflight looks at /dev/shm on each node")
-    ranks = context.plan.layout.ranks_per_node if context.has_job else 1
+    ranks = context.plan.allocation.ranks_per_node if context.has_job else 1
     return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
 
 
 def locked(context: Context) -> Diagnostic:
     """Only network cards need it; slurmd's limit counts, which the preflight reads."""
-    if not context.on_slurm or (context.has_job and context.plan.layout.nodes == 1):
+    if not context.on_slurm or (context.has_job and context.plan.allocation.nodes == 1):
         return ok("one node needs no locked memory for a network card")
     return unknown("the preflight looks at the limit on locked memory on each node")
 
@@ -310,6 +322,7 @@ CHECKS = (
     Check("mpi4py", "ranks can be joined", mpi4py),
     Check("tritonserver", "the server is there", server),
     Check("examples", "upstream's programs are there", examples),
+    Check("door", "the door can be opened", door),
     Check("shared-memory", "/dev/shm is large enough", shared),
     Check("locked-memory", "memory may be locked", locked),
 )

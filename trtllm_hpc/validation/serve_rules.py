@@ -19,35 +19,79 @@ _FIRST_RELEASE = {
 def ranks_spread(facts: JobFacts) -> Diagnostics:
     """Every node runs the same number of ranks, and the local scheduler has one node."""
     job, cluster = facts.job, facts.cluster
-    world, nodes = job.engine.world_size, job.serve.nodes
+    world, nodes, count = job.engine.world_size, job.serve.nodes, job.serve.instances
     if nodes is None or job.serve.mode != "leader":
         return
+    ranks = "1 rank" if world == 1 else f"{world} ranks"
     if cluster.scheduler == "local" and nodes != 1:
         message = f"the profile {cluster.name!r} is this one machine, but the job asks for {nodes} nodes"
         hint = "leave serve.nodes out, type --set serve.nodes=1, or choose a Slurm profile with --cluster"
         yield in_job("conflict", "serve.nodes", message, hint, nodes)
-    elif world % nodes:
-        ranks = "1 rank" if world == 1 else f"{world} ranks"
-        message = f"{ranks} cannot be spread evenly over {nodes} nodes"
-        hint = f"set serve.nodes in the job file to a divisor of {world}, or type --set serve.nodes=1"
+    elif count > 1 and count % nodes and nodes % count:
+        message = f"{count} instances cannot be spread evenly over {nodes} nodes"
+        hint = f"set serve.nodes to a divisor or a multiple of {count}, or leave it out"
+        yield in_job("conflict", "serve.nodes", message, hint, nodes)
+    elif world % max(1, nodes // count):
+        each = nodes // count
+        if count == 1:
+            message = f"{ranks} cannot be spread evenly over {nodes} nodes"
+            hint = f"set serve.nodes in the job file to a divisor of {world}, or type --set serve.nodes=1"
+        else:
+            message = f"{ranks} of an instance cannot be spread evenly over {each} nodes"
+            hint = f"set serve.nodes to {count} times a divisor of {world}"
         yield in_job("conflict", "serve.nodes", message, hint, nodes)
 
 
 def gpus_suffice(facts: JobFacts) -> Diagnostics:
     """A node has a GPU for each of its ranks, if the cluster has GPUs."""
     job, cluster = facts.job, facts.cluster
-    world, gpus = job.engine.world_size, cluster.gpus_per_node
+    world, gpus, count = job.engine.world_size, cluster.gpus_per_node, job.serve.instances
     nodes = 1 if cluster.scheduler == "local" else job.serve.nodes
-    if job.serve.mode != "leader":
+    if job.serve.mode != "leader" or not gpus or nodes is None:
         return
-    if not gpus or nodes is None or world % nodes or world // nodes <= gpus:
+    instances, ranks = max(1, count // nodes), world // max(1, nodes // count)
+    sharing = -(-instances // job.serve.instances_per_gpu)
+    if any(True for _ in ranks_spread(facts)) or sharing * ranks <= gpus:
         return
-    message = f"{world // nodes} ranks on a node need as many GPUs, but a node of {cluster.name!r} has {gpus}"
-    if cluster.scheduler == "local":
+    needs = f"{ranks} ranks on a node need as many GPUs"
+    if instances > 1:
+        needs = (
+            f"{instances} instances of {ranks} rank{'s' * (ranks > 1)} on a node need {sharing * ranks} GPUs"
+        )
+    message = f"{needs}, but a node of {cluster.name!r} has {gpus}"
+    if instances > 1:
+        hint = "raise serve.nodes or serve.instances_per_gpu, or lower serve.instances"
+        yield in_job("conflict", "serve.instances", message, hint, count)
+    elif cluster.scheduler == "local":
         yield in_job("conflict", "engine", message, f"lower engine.tensor_parallel to {gpus} or less", world)
-        return
-    fewest = world // next(ranks for ranks in range(gpus, 0, -1) if world % ranks == 0)
-    yield in_job("conflict", "serve.nodes", message, f"set serve.nodes to {fewest}", nodes)
+    else:
+        fewest = count * world // next(ranks for ranks in range(gpus, 0, -1) if world % ranks == 0)
+        yield in_job("conflict", "serve.nodes", message, f"set serve.nodes to {fewest}", nodes)
+
+
+def instances_can_serve(facts: JobFacts) -> Diagnostics:
+    """Several instances need a door, GPUs to share, and the mode leader."""
+    job, serve = facts.job, facts.job.serve
+    count = serve.instances
+    if serve.minimum_instances is not None and serve.minimum_instances > count:
+        message = f"{serve.minimum_instances} instances must live, but there are {count}"
+        hint = f"set it to at most {count}, or raise serve.instances"
+        yield in_job("conflict", "serve.minimum_instances", message, hint, serve.minimum_instances)
+    if count > 1 and serve.mode != "leader":
+        message = f"serve.mode {serve.mode} serves with one instance"
+        yield in_job("conflict", "serve.instances", message, "set it to 1, or serve.mode to leader", count)
+    elif count > 1 and serve.door == "none":
+        message = f"{count} instances need a door in front of them"
+        yield in_job("conflict", "serve.door", message, "set serve.door to haproxy", serve.door)
+    if serve.instances_per_gpu > 1 and count % serve.instances_per_gpu:
+        message = f"{count} instances cannot share their GPUs by {serve.instances_per_gpu}"
+        hint = f"set serve.instances to a multiple of {serve.instances_per_gpu}"
+        yield in_job("conflict", "serve.instances_per_gpu", message, hint, serve.instances_per_gpu)
+    elif serve.instances_per_gpu > 1 and serve.placement == "spread":
+        message = "instances on different nodes cannot share GPUs"
+        yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
+    if job.serve.tls and serve.door == "none":
+        yield in_job("conflict", "serve.tls", "only a door encrypts", "set serve.door to haproxy", serve.tls)
 
 
 def build_gpus(facts: JobFacts) -> Diagnostics:

@@ -31,6 +31,7 @@ _ERROR_TAG = b"\x0a"
 _TIMED_OUT = "DEADLINE_EXCEEDED"
 _BARE_TIMEOUT_MESSAGES = ("", "deadline exceeded")
 """Messages of a server that keeps the deadline; they do not name the timeout."""
+_LOST = "the server was lost before it had answered: try again"
 _SERVICE = "/inference.GRPCInferenceService/"
 _CODES = (
     "OK",
@@ -71,13 +72,14 @@ def call_headers(target: Target) -> list[tuple[str, str]]:
     # handles a cancellation that nobody asked for, and now and then ends with a segmentation fault.
     return [
         (":method", "POST"),
-        (":scheme", "http"),
+        (":scheme", target.endpoint.scheme),
         (":path", _SERVICE + method),
         (":authority", target.endpoint.grpc),
         ("te", "trailers"),
         ("content-type", "application/grpc"),
         ("user-agent", "trtllm-hpc"),
         ("grpc-timeout", _timeout_header(target.timeout_s)),
+        *target.endpoint.authorization.items(),
     ]
 
 
@@ -93,7 +95,7 @@ def _status_of(trailers: Mapping[str, str], http_status: str) -> tuple[str, str 
         return OK, None
     if code is None:
         http_status = trailers.get(":status", http_status)
-        message = "the stream ended without a status" if http_status == "200" else f"HTTP {http_status}"
+        message = _LOST if http_status == "200" else f"HTTP {http_status}"
         return _CODE_OF_HTTP.get(http_status, "UNKNOWN"), message
     name = _CODES[int(code)] if code.isdecimal() and int(code) < len(_CODES) else "UNKNOWN"
     return name, unquote(trailers.get("grpc-message", "")) or None
@@ -287,6 +289,7 @@ class GrpcClient:
                 lambda: Connection(self._headers, self._on_connection_change),
                 endpoint.address,
                 endpoint.grpc_port,
+                ssl=endpoint.tls("h2"),
             )
             try:
                 await connection.ready

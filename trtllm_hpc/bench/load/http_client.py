@@ -34,7 +34,8 @@ class HttpClient:
         self._clock = clock
         self._on_end = on_end
         method = "generate_stream" if target.streaming else "generate"
-        self._url = f"http://{target.endpoint.http}/v2/models/{quote(target.model, safe='')}/{method}"
+        server = f"{target.endpoint.scheme}://{target.endpoint.http}"
+        self._url = f"{server}/v2/models/{quote(target.model, safe='')}/{method}"
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> None:
@@ -44,15 +45,17 @@ class HttpClient:
             NotReady: it does not.
         """
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._target.endpoint.tls() or True),
             timeout=aiohttp.ClientTimeout(total=self._target.timeout_s),
-            headers={"Content-Type": "application/json"},
+            headers={"Content-Type": "application/json", **self._target.endpoint.authorization},
             trust_env=False,
         )
         endpoint = self._target.endpoint
         timeout = aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)
         try:
-            async with self._session.get(f"http://{endpoint.http}/v2/health/live", timeout=timeout):
+            async with self._session.get(
+                f"{endpoint.scheme}://{endpoint.http}/v2/health/live", timeout=timeout
+            ):
                 return
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise NotReady(

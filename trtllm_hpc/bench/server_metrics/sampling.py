@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,12 +67,12 @@ class Samples:
     """The pages of a measurement; to be read when the sampling is over.
 
     Args:
-        url: the page's URL, for warnings.
+        endpoint: whose page it is.
         max_pages: with more, every second page is dropped and the interval doubles.
     """
 
-    def __init__(self, url: str, max_pages: int) -> None:
-        self._url, self._max_pages = url, max_pages
+    def __init__(self, endpoint: Endpoint, max_pages: int) -> None:
+        self._endpoint, self._max_pages = endpoint, max_pages
         self._pages: list[_RawPage] = []
         self._attempts = self._failures = 0
         self._last_failure = ""
@@ -112,9 +112,10 @@ class Samples:
         """A sentence if the page could not be read, always or sometimes."""
         if self._failures:
             often = f"{self._failures} of {self._attempts} times" if self._pages else "at any time"
-            return f"The server's metrics at {self._url} could not be read {often} ({self._last_failure})."
+            url = self._endpoint.metrics
+            return f"The server's metrics at {url} could not be read {often} ({self._last_failure})."
         if len(self.samples) < len(self._pages):
-            return f"{self._url} is not a page of metrics."
+            return f"{self._endpoint.metrics} is not a page of metrics."
         return None
 
     def fetch(self, connection: HTTPConnection, clock: Clock) -> _RawPage | None:
@@ -122,7 +123,7 @@ class Samples:
         self._attempts += 1
         begun_s = clock.now()
         try:
-            text = _get(connection)
+            text = _get(connection, self._endpoint)
         except RequestFailed as error:
             self._failures += 1
             self._last_failure = error.message
@@ -162,7 +163,7 @@ def sampled(
     Args:
         to: the samples are written there even after an error, when the last ones matter most.
     """
-    samples, ended = Samples(endpoint.metrics, max_pages), threading.Event()
+    samples, ended = Samples(endpoint, max_pages), threading.Event()
     thread = threading.Thread(
         target=_sample, args=(endpoint, clock, interval_s, samples, ended), name="metrics", daemon=True
     )
@@ -179,7 +180,7 @@ def sampled(
 def _sample(
     endpoint: Endpoint, clock: Clock, interval_s: float, samples: Samples, ended: threading.Event
 ) -> None:
-    connection = HTTPConnection(endpoint.address, endpoint.metrics_port, timeout=_TIMEOUT_S)
+    connection = _connection(endpoint)
     while not ended.is_set():
         if (page := samples.fetch(connection, clock)) is not None:
             samples.add(page)
@@ -191,14 +192,27 @@ def _sample(
     connection.close()
 
 
-def _get(connection: HTTPConnection) -> bytes:
-    """Return the page's bytes. The connection is kept: a new one each time costs both sides more.
+def _connection(endpoint: Endpoint) -> HTTPConnection:
+    if (context := endpoint.tls()) is not None:
+        return HTTPSConnection(endpoint.address, endpoint.metrics_port, timeout=_TIMEOUT_S, context=context)
+    return HTTPConnection(endpoint.address, endpoint.metrics_port, timeout=_TIMEOUT_S)
+
+
+def _get(connection: HTTPConnection, endpoint: Endpoint) -> bytes:
+    """Return the pages of all instances, one after the other: their figures are added up.
+
+    The connection is kept: a new one each time costs both sides more.
 
     Raises:
         RequestFailed: in a few words.
     """
+    further = (f"/metrics/{instance}" for instance in range(1, endpoint.instances))
+    return b"".join(_get_page(connection, path, endpoint.authorization) for path in ("/metrics", *further))
+
+
+def _get_page(connection: HTTPConnection, path: str, headers: Mapping[str, str]) -> bytes:
     try:
-        connection.request("GET", "/metrics")
+        connection.request("GET", path, headers=dict(headers))
         reply = connection.getresponse()
         text = reply.read()
     except (OSError, HTTPException) as error:
@@ -215,9 +229,9 @@ def fetch_page(endpoint: Endpoint) -> Page:
     Raises:
         RequestFailed: it cannot be read, or is not a page of metrics.
     """
-    connection = HTTPConnection(endpoint.address, endpoint.metrics_port, timeout=_TIMEOUT_S)
+    connection = _connection(endpoint)
     try:
-        return Page(_get(connection).decode("utf-8", errors="replace"))
+        return Page(_get(connection, endpoint).decode("utf-8", errors="replace"))
     except (RequestFailed, ValueError) as error:
         raise RequestFailed(f"The metrics at {endpoint.metrics} could not be read: {error}") from None
     finally:

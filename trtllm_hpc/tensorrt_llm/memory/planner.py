@@ -157,10 +157,10 @@ class _Planner:
         """Bytes of one rank: of its GPU, or of its share of a node without GPUs."""
         if self.cluster.gpus_per_node:
             memory = self.cluster.gpu_memory_gib
-            share = self.job.repository.instances
+            share = self.job.repository.instances * self.job.serve.instances_per_gpu
             return None if memory is None else round(memory * GIB / share)
         per_node, nodes = self.job.serve.memory_gib_per_node, self.job.serve.nodes or 1
-        ranks = max(self.job.engine.world_size // nodes, 1)
+        ranks = max(self.job.serve.instances * self.job.engine.world_size // nodes, 1)
         return None if per_node is None else round(per_node * GIB / ranks)
 
     def _tokens(self, left: int | None, per_token: int) -> tuple[int | None, int | None]:

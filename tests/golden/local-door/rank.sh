@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# One rank of the server; every task of the serve step runs this.
+# Rendered by trtllm-hpc 0.1.0.
+set -euo pipefail
+run='/scratch/ana/runs of june/local-door'
+rank=${TRTLLM_HPC_PROCID}
+# Two jobs may share a node, and two ranks too: the name of the shared memory
+# that Triton's Python backend makes carries both.
+prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_${rank}_"
+
+# Triton's Python backend puts the model's path into a shell command as it is, so it
+# gets one without spaces or quotes: a link in a folder of this rank's own.
+scratch=$(mktemp -d "/tmp/${prefix}XXXXXXXX")
+ln -s "$run/repository" "$scratch/repository"
+
+# Containers on Slurm have no --ulimit option: take what the host allows.
+ulimit -S -l "$(ulimit -H -l)"
+
+arguments=(
+  --model-repository="$scratch/repository"
+  --disable-auto-complete-config
+  --backend-config="python,shm-region-prefix-name=$prefix"
+  --allow-gpu-metrics=false
+)
+if [ "$rank" -eq 0 ]; then
+  # The leader: the whole repository, and sockets in a folder that no other user may enter.
+  mkdir -m 700 "$TRTLLM_HPC_SOCKETS"
+  arguments+=(
+    --http-address="unix:$TRTLLM_HPC_SOCKETS/http"
+    --grpc-address="unix:$TRTLLM_HPC_SOCKETS/grpc"
+    --metrics-address="unix:$TRTLLM_HPC_SOCKETS/metrics"
+  )
+else
+  # A worker: it never returns from loading its part, and opens no port.
+  arguments+=(
+    --model-control-mode=explicit
+    --load-model=tensorrt_llm
+    --allow-http=false
+    --allow-grpc=false
+    --allow-metrics=false
+  )
+fi
+
+exec /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=2 \
+  --ranks-per-node=2 --prefix="$prefix" --scratch="$scratch" \
+  --ready-timeout-seconds=600 \
+  --instance="$TRTLLM_HPC_INSTANCE" \
+  --server=pytriton -- "${arguments[@]}"

@@ -1,0 +1,283 @@
+"""Several instances behind one door, on three nodes of a real Slurm, as an ordinary user would have them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pwd
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sharing import sandbox_name
+from tests.slurm.conftest import Person, user_processes
+from tests.waiting import eventually
+from trtllm_hpc.bench.records import read_records
+from trtllm_hpc.bench.results import read_measurement
+from trtllm_hpc.client.http import is_ready
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import Endpoint, read_events
+from trtllm_hpc.sandbox import Sandbox
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("instances")]
+
+LENIENT = (
+    "--min-requests",
+    "1",
+    "--max-late-share",
+    "1",
+    "--min-window-seconds",
+    "0",
+    "--max-error-share",
+    "1",
+)
+NOTICED_S = 2.0
+"""After this time nothing is sent to an instance that has died."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Sandbox]:
+    """Three nodes: two for instances, one for whoever asks them."""
+    made = Sandbox(sandbox_name("instances"))
+    made.up(3, 4)
+    yield made
+    made.down()
+
+
+def start(person: Person, engine: Path, serve: dict[str, Any], **sections: Any) -> RunPaths:
+    whole = {
+        "engine": {"tensor_parallel": 2, "directory": str(engine)},
+        "repository": {"bls_instances": 1, "decoupled": True},
+        "serve": {"ready_timeout_seconds": 120, "door": "haproxy", **serve},
+        "companion": {"enabled": False},
+        **sections,
+    }
+    name = f"i{time.monotonic_ns()}"
+    _, run = person.submit(person.job(name, **whole), wait=False)
+    assert eventually(lambda: run.endpoint.exists(), 90), person.status(run)
+    return run
+
+
+def end(person: Person, run: RunPaths) -> None:
+    person.types("cancel", run.folder)
+    assert person.has_no_jobs()
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+
+
+def endpoint_of(run: RunPaths) -> Endpoint:
+    endpoint = Endpoint.read(run.endpoint)
+    assert endpoint is not None
+    return endpoint
+
+
+def states(person: Person, run: RunPaths) -> list[str]:
+    return [one["state"] for one in person.status(run)["instances"]]
+
+
+def answered(run: RunPaths) -> list[int]:
+    """Requests that each instance has answered, by its own metrics; -1 while it does not say."""
+    endpoint = endpoint_of(run)
+    return [_answered(endpoint, path) for path in ("/metrics", "/metrics/1")]
+
+
+def _answered(endpoint: Endpoint, path: str) -> int:
+    connection = http.client.HTTPConnection(endpoint.address, endpoint.metrics_port, timeout=5)
+    try:
+        connection.request("GET", path, headers=endpoint.authorization)
+        page = connection.getresponse().read().decode()
+        found = re.search(r'nv_inference_request_success{model="ensemble"[^}]*} (\d+)', page)
+        return int(found[1]) if found else -1
+    finally:
+        connection.close()
+
+
+def server_of(person: Person, run: RunPaths, instance: int) -> int:
+    """Process id of an instance's leading tritonserver."""
+    job = endpoint_of(run).job_id
+    mark = f"/dev/shm/trt{job}_{instance}_0_sockets/http"
+    found = [
+        process.pid
+        for node in person.sandbox.nodes
+        for process in user_processes(node)
+        if f"--http-address=unix:{mark}" in process.arguments and "rank" not in process.arguments
+    ]
+    assert len(found) == 1, found
+    return int(found[0])
+
+
+def test_two_instances_behind_one_door(person: Person, engine: Path) -> None:
+    few = {"requests": 20, "rate_per_second": 4.0, "max_tokens": 8, "min_requests": 1, "max_late_share": 1.0}
+    serve = {"instances": 2, "nodes": 2, "keep_running": True}
+    run = start(person, engine, serve, companion={"benchmark": few})
+    assert_names(person, run)
+    assert_strangers_are_refused(person, run)
+    assert_measured_through_the_door(person, run)
+    assert_a_killed_instance_costs_only_what_it_had_begun(person, run)
+    end(person, run)
+
+
+def assert_a_killed_instance_costs_only_what_it_had_begun(person: Person, served: RunPaths) -> None:
+    words = ("trtllm-hpc", "bench", "run", served.folder, "--save-as", "killed", "--concurrency", "8")
+    load = ("--duration", "20", "--max-tokens", "16", "--warmup", "0", "--streaming")
+    began, before = time.monotonic(), answered(served)
+    bench = person.command(*words, *load, *LENIENT)
+    loaded = [count + 3 for count in before]
+    assert eventually(lambda: all(map(int.__gt__, answered(served), loaded)), 20)
+    killed = server_of(person, served, 1)
+    os.kill(killed, signal.SIGKILL)
+    killed_at = time.time()
+    output, errors = bench.communicate(timeout=120)
+    assert bench.returncode == 0, output + errors
+    assert time.monotonic() - began < 90
+    records = read_records(served.measurement("killed").requests)
+    failed = [record for record in records if record.status != "ok"]
+    assert 0 < len(failed) <= 8, [record.error for record in failed]
+    assert len(records) > 50
+    # All of them had been begun by the instance that died, and say what to do.
+    first = min(record.sent_s for record in failed)
+    last = max(record.sent_s for record in failed)
+    assert last - first < NOTICED_S
+    assert all("try again" in (record.error or "") for record in failed), failed
+    # It is back, and used again.
+    ends = [event for event in read_events(served, "serve") if event.name == "instance_end"]
+    assert [event.data["instance"] for event in ends] == [1]
+    assert "was killed by signal 9" in ends[0].data["why"] and "1 of 3 times" in ends[0].data["then"]
+    assert eventually(lambda: states(person, served) == ["ready", "ready"], 60), person.status(served)
+    back = [event.time for event in read_events(served, "serve") if event.name == "instance_ready"][-1]
+    assert back > killed_at
+    shown = person.types("status", served.folder)
+    assert "instance 1: ready, started again 1 times; rank 0 on" in shown.stdout, shown.stdout
+    again = person.types("bench", "run", served.folder, "--concurrency", "4", "--requests", "16", *LENIENT)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert answered(served)[1] > 0
+    print(f"{len(failed)} of {len(records)} requests failed; back after {back - killed_at:.1f} s")
+
+
+def assert_names(person: Person, served: RunPaths) -> None:
+    listing = person.types("logs", served.folder)
+    for name in ("serve.0", "serve.1"):
+        assert name in listing.stdout
+    one = person.types("logs", served.folder, "--instance", "1", "--rank", "1")
+    assert "rank 1 on" in one.stdout and "serve.1_1" not in one.stdout
+    wrong = person.types("logs", served.folder, "--instance", "2")
+    assert wrong.returncode == 2 and "has instances 0 to 1" in wrong.stderr
+    ranks = person.status(served)["ranks"]
+    assert [(rank["instance"], rank["rank"]) for rank in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len({rank["host"] for rank in ranks}) == 2
+    text = person.types("status", served.folder).stdout
+    assert "instance 1 rank 1 on" in text
+
+
+_ASK = """
+import http.client, json, sys
+found = []
+for address, port, path in json.loads(sys.argv[1]):
+    connection = http.client.HTTPConnection(address, port, timeout=5)
+    try:
+        connection.request('GET', path)
+        found.append(connection.getresponse().status)
+    except OSError as error:
+        found.append(type(error).__name__)
+print(json.dumps(found))
+"""
+
+
+def assert_strangers_are_refused(person: Person, served: RunPaths) -> None:
+    endpoint = endpoint_of(served)
+    doors = [(endpoint.address, endpoint.http_port, "/v2/health/ready")]
+    doors.append((endpoint.address, endpoint.metrics_port, "/metrics"))
+    [record] = [json.loads(file.read_text()) for file in served.ranks.glob("door_*.json")]
+    doors += [
+        (record["address"], port, "/metrics" if name.startswith("metrics") else "/v2/health/ready")
+        for name, port in record["ports"].items()
+        if not name.startswith("grpc")
+    ]
+    for node in person.sandbox.nodes:
+        stranger = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups"]
+        said = node.run([*stranger, "/usr/bin/python3", "-I", "-c", _ASK, json.dumps(doors)])
+        assert json.loads(said) == [401] * 4, node.name
+    # No server listens on the network itself.
+    for node in person.sandbox.nodes:
+        listening = node.run(["ss", "-H", "-t", "-l", "-n", "-p"])
+        assert "tritonserver" not in listing_of_servers(listening)
+
+
+def listing_of_servers(listening: str) -> str:
+    return "\n".join(line for line in listening.splitlines() if "tritonserver" in line)
+
+
+def test_too_few_instances_end_the_run_with_the_cause(person: Person, engine: Path) -> None:
+    serve = {"instances": 2, "nodes": 1, "restarts": 0, "tls": True, "instances_per_gpu": 2}
+    run = start(person, engine, serve)
+    endpoint = endpoint_of(run)
+    # Both have the same two GPUs, and each half of the cache.
+    seen = [Path(f"/proc/{server_of(person, run, instance)}/environ").read_bytes() for instance in (0, 1)]
+    gpus = [next(word for word in words.split(b"\0") if word.startswith(b"CUDA_VIS")) for words in seen]
+    assert gpus == [b"CUDA_VISIBLE_DEVICES=0,1"] * 2
+    assert 'string_value: "0.45"' in (run.repository / "tensorrt_llm" / "config.pbtxt").read_text()
+    assert endpoint.fingerprint is not None and len(endpoint.fingerprint) == 95
+    answer = person.types("client", run.folder, "--prompt", "Hello", "--max-tokens", "4")
+    assert answer.returncode == 0, answer.stderr
+    few = ("--requests", "4", "--concurrency", "2", *LENIENT)
+    for protocol in ("grpc", "http"):
+        measured = person.types("bench", "run", run.folder, *few, "--protocol", protocol)
+        assert measured.returncode == 0, measured.stdout + measured.stderr
+    os.kill(server_of(person, run, 0), signal.SIGKILL)
+    assert eventually(lambda: person.status(run)["state"] == "failed", 60), person.status(run)
+    sentence = person.status(run)["sentence"]
+    assert "1 of 2 instances live, and serve.minimum_instances is 2; instance 0: rank 0 on" in sentence
+    assert "was killed by signal 9" in sentence
+    assert person.has_no_jobs()
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+
+
+def assert_measured_through_the_door(person: Person, run: RunPaths) -> None:
+    def companion() -> str:
+        stages = {stage["stage"]: stage["state"] for stage in person.status(run)["stages"]}
+        return str(stages["companion"])
+
+    assert eventually(lambda: companion() == "COMPLETED", 90), person.status(run)
+    measured = read_measurement(run.measurement("benchmark").summary)
+    assert measured.verdict.valid, measured.verdict.findings
+    server = measured.provenance["server"]
+    assert server["instances"] == 2 and len(server["ranks"]) == 4 and len(server["nodes"]) == 2
+    assert measured.levels[0].passes[0].failed == 0
+
+
+def test_two_users_on_one_node_do_not_meet(person: Person, engine: Path) -> None:
+    theirs = person.folder.parent / "another"
+    theirs.mkdir(exist_ok=True)
+    user = pwd.getpwnam("daemon")
+    shutil.chown(theirs, user.pw_uid, user.pw_gid)
+    here = f"sbatch_options: [--nodelist={person.sandbox.nodes[0].name}]"
+    lines = person.profile.read_text().splitlines()
+    profiles = [theirs / "mine.yaml", theirs / "theirs.yaml"]
+    profiles[0].write_text("\n".join([*lines, here]))
+    folders = [f"{name}_folder: {json.dumps(str(theirs / name))}" for name in ("runs", "engines")]
+    others = [line for line in lines if not line.startswith(("runs_folder", "engines_folder"))]
+    profiles[1].write_text("\n".join([*others, *folders, here]))
+    people = [replace(person, profile=profiles[0])]
+    people.append(replace(person, profile=profiles[1], folder=theirs, user=user))
+    runs = [start(one, engine, {"instances": 1, "nodes": 1}) for one in people]
+    endpoints = [endpoint_of(run) for run in runs]
+    assert endpoints[0].host == endpoints[1].host
+    for one, run in zip(people, runs, strict=True):
+        answer = one.types("client", run.folder, "--prompt", "Hello", "--max-tokens", "4")
+        assert answer.returncode == 0, answer.stderr
+    for mine, other in ((0, 1), (1, 0)):
+        swapped = replace(endpoints[other], key_file=endpoints[mine].key_file)
+        assert not is_ready(swapped, 5.0) and is_ready(endpoints[other], 5.0)
+        refused = people[mine].types("client", runs[other].folder, "--prompt", "Hello")
+        assert refused.returncode != 0 and "Traceback" not in refused.stderr
+    people[1].types("cancel", runs[1].folder)
+    assert people[1].has_no_jobs()
+    assert is_ready(endpoints[0], 5.0)  # the end of the other's run has harmed nothing
+    end(people[0], runs[0])

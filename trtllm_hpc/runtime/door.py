@@ -1,0 +1,227 @@
+"""The door: HAProxy between everybody and the servers.
+
+A server listens on Unix sockets in a folder that no other user may enter.
+HAProxy listens on the network, asks for the run's key, and passes on what has
+it. The door on the job's first node stands in front of all instances; other
+nodes on which an instance's leader runs have a door of their own, with the
+same key, to which the first one passes requests on. The configurations are
+rendered with the other scripts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_hpc.errors import ExitCode, StartFailed
+from trtllm_hpc.paths import RunPaths, write_text
+from trtllm_hpc.runtime.node import free_ports, remove_leftovers
+from trtllm_hpc.runtime.process import on_signals, start_bound
+from trtllm_hpc.runtime.records import JsonRecord
+
+KINDS = ("http", "grpc", "metrics")
+
+SOCKETS_VARIABLE = "TRTLLM_HPC_SOCKETS"
+"""Environment variable: the folder of an instance's sockets."""
+
+_GRPC_PORT = 8001
+"""Triton's default; the name of its socket for gRPC ends with it."""
+
+_TICK_S = 0.2
+_GRACE_S = 5.0
+"""For answers on their way to a client after the server has ended."""
+
+
+@dataclass(frozen=True)
+class DoorRecord(JsonRecord):
+    """Where the door of a further node listens."""
+
+    address: str
+    ports: dict[str, int]
+    """By ``http_1``, ``grpc_1``, ``metrics_1`` for instance 1, and so on."""
+
+
+class Door:
+    """HAProxy on this node.
+
+    Args:
+        node: number of this node within the job.
+        ports: by the names of the frontends: ``http``, ``grpc``, ``metrics``, or the same with ``_INSTANCE``.
+        servers: where HAProxy reaches the servers, by ``http_0``, ``grpc_0``, ``metrics_0`` and so on.
+
+    Raises:
+        StartFailed: there is no HAProxy here.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        node: int,
+        program: str,
+        address: str,
+        ports: Mapping[str, int],
+        servers: Mapping[str, str],
+    ) -> None:
+        self.folder = Path(f"{_shared_memory_prefix()}door{node}")
+        self.folder.mkdir(mode=0o700)
+        if paths.key.exists():
+            # HAProxy reads the header of its own questions to other doors from here.
+            write_text(self.folder / "key.map", f"key {paths.key.read_text().strip()}\n", mode=0o600)
+        self._command = [program, "-db", "-f", str(paths.door(node))]
+        self._environment = {
+            **os.environ,
+            "TRTLLM_HPC_ADDRESS": address,
+            "TRTLLM_HPC_DOOR": str(self.folder),
+            "TRTLLM_HPC_DOOR_THREADS": str(threads()),
+            "TRTLLM_HPC_KEY": str(paths.key),
+            "TRTLLM_HPC_CERTIFICATE": str(paths.certificate),
+            "TRTLLM_HPC_CERTIFICATE_KEY": str(paths.certificate_key),
+            **{f"TRTLLM_HPC_PORT_{name.upper()}": str(port) for name, port in ports.items()},
+            **{f"TRTLLM_HPC_{name.upper()}": where for name, where in servers.items()},
+        }
+        self._log = os.open(paths.batch_log("door"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._process = self._start()
+
+    def is_open(self) -> bool:
+        """Return whether HAProxy runs."""
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process of HAProxy."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int:
+        """The exit code of HAProxy, once it has ended."""
+        return self._process.returncode
+
+    def restart(self) -> None:
+        """Start HAProxy again after it has ended."""
+        self._process = self._start()
+
+    def servers_up(self) -> int:
+        """Return how many instances get requests, over HTTP and over gRPC."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(1.0)
+                connection.connect(str(self.folder / "socket"))
+                connection.sendall(b"show stat\n")
+                with connection.makefile(encoding="utf-8") as answer:
+                    lines = [line.split(",") for line in answer]
+        except OSError:
+            return 0
+        up = [line[0] for line in lines if len(line) > 17 and line[17] == "UP" and line[1] != "BACKEND"]
+        return min(up.count("http"), up.count("grpc"))
+
+    def close(self) -> None:
+        """Let open requests end, for a moment, and then end HAProxy."""
+        # HAProxy's "soft stop": no new connections, open ones may finish.
+        self._process.send_signal(signal.SIGUSR1)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+        self._process.kill()
+        self._process.wait()
+        os.close(self._log)
+        remove_leftovers(self.folder.name)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        program = self._command[0]
+        try:
+            return start_bound(self._command, self._environment, self._log)
+        except OSError as error:
+            raise StartFailed(
+                f"the door cannot be opened: {program} cannot be started on {os.uname().nodename} "
+                f"({error.strerror})",
+                hint="install HAProxy on the nodes (the package haproxy of every distribution), or set "
+                "haproxy in the cluster profile to its path, or serve without a door: serve.door: none",
+            ) from error
+
+
+def threads() -> int:
+    """Threads of HAProxy: a quarter of the cores, four at most. By default it would take all."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
+
+
+def _shared_memory_prefix() -> str:
+    return f"/dev/shm/trt{os.environ['TRTLLM_HPC_JOB_ID']}_"
+
+
+def local_servers(instances: Sequence[int]) -> dict[str, str]:
+    """Where HAProxy reaches the servers of instances whose leaders are on its own node."""
+    found = {}
+    for instance in instances:
+        folder = f"unix@{_shared_memory_prefix()}{instance}_0_sockets"
+        for kind in KINDS:
+            found[f"{kind}_{instance}"] = f"{folder}/{kind}" + f":{_GRPC_PORT}" * (kind == "grpc")
+    return found
+
+
+def run_node_door(paths: RunPaths, node: int, program: str, address: str, instances: Sequence[int]) -> int:
+    """Run the door of a further node until this process is told to end; returns its exit code."""
+    parent, stops = os.getppid(), list[str]()
+    on_signals(stops.append)
+    names = [f"{kind}_{instance}" for instance in instances for kind in KINDS]
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    try:
+        door = Door(paths, node, program, address, ports, local_servers(instances))
+    except StartFailed as error:
+        print(f"error: {error.message}.\n  next: {error.hint}", file=sys.stderr, flush=True)
+        return ExitCode.START
+    DoorRecord(address, ports).write(paths.door_ports(node))
+    while door.is_open() and not stops and os.getppid() == parent:
+        time.sleep(_TICK_S)
+    door.close()
+    return ExitCode.OK if stops else ExitCode.START
+
+
+# Key and certificate ----------------------------------------------------------------------
+
+
+def write_key(file: Path) -> None:
+    """Write a new random key that only this user can read; one that is there stays."""
+    if not file.exists():
+        write_text(file, f"{secrets.token_urlsafe(32)}\n", mode=0o600)
+
+
+def write_certificate(paths: RunPaths, address: str) -> None:
+    """Write a certificate for this host and address, signed by itself, and its private key.
+
+    Raises:
+        StartFailed: ``openssl`` is missing, or has failed.
+    """
+    names = f"subjectAltName=IP:{address},IP:127.0.0.1,DNS:{socket.gethostname()},DNS:localhost"
+    key = paths.certificate_key.with_suffix(".key")
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *("-days", "365", "-subj", "/CN=trtllm-hpc", "-addext", names),
+        *("-keyout", str(key), "-out", str(paths.certificate)),
+    ]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        write_text(paths.certificate_key, key.read_text() + paths.certificate.read_text(), mode=0o600)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or error
+        raise StartFailed(
+            f"the certificate cannot be made: {said}",
+            hint="install openssl on the nodes, or set serve.tls to false",
+        ) from error
+    finally:
+        key.unlink(missing_ok=True)
+
+
+def fingerprint(certificate: Path) -> str:
+    """Return the SHA-256 fingerprint of a certificate (PEM), as ``openssl x509 -fingerprint`` shows it."""
+    digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.read_text())).hexdigest().upper()
+    return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))

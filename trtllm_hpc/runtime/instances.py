@@ -1,0 +1,393 @@
+"""The supervisor of a run with a door: opens it, starts every instance, and starts again what dies.
+
+It runs on the job's first node, outside of any container, and alone writes
+the endpoint and the events of the stage. Each instance is a child process
+(``instance.sh``, which starts the ranks), and tells by a file when it is ready.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+
+from trtllm_hpc.errors import ExitCode, StartFailed
+from trtllm_hpc.paths import RunPaths, serve_steps, write_json
+from trtllm_hpc.runtime.door import (
+    KINDS,
+    Door,
+    DoorRecord,
+    fingerprint,
+    local_servers,
+    write_certificate,
+    write_key,
+)
+from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases
+from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, start_bound
+from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, rank_records
+from trtllm_hpc.runtime.stop import request_stop
+
+_TICK_S = 0.2
+_DOORS_TIMEOUT_S = 60.0
+"""For the doors of the other nodes to open."""
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+"""Between the death of an instance and its next start; doubled each time."""
+_STOP_GRACE_S = 60.0
+"""From a stop request to the end of all instances; each rank takes at most 45 s."""
+_SIGNAL_GRACE_S = 10.0
+"""The same after a signal. Slurm itself kills after KillWait, 30 s unless the site says less."""
+_DOOR_RESTARTS = 3
+
+
+@dataclass(frozen=True)
+class SupervisorOptions:
+    """The options that ``serve.sbatch`` passes."""
+
+    count: int
+    minimum: int
+    """Fewest instances that must live."""
+    restarts: int
+    """Of each instance that has served."""
+    program: str
+    """HAProxy."""
+    key: bool
+    tls: bool
+    leaders: Mapping[int, Sequence[int]]
+    """The instances whose leaders are on each node, by the node's number within the job."""
+    address: str
+    companion_start_seconds: float | None
+    companion_silence_seconds: float | None
+
+
+@dataclass
+class Instance:
+    """One instance, as the supervisor sees it."""
+
+    number: int
+    step: str
+    state: str = "starting"
+    """``starting``, ``ready``, ``restarting``, ``failed`` or ``ended``."""
+    restarts: int = 0
+    reason: str | None = None
+    """How it ended the last time."""
+    has_served: bool = False
+    child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    restart_at: float = 0.0
+
+    @property
+    def lives(self) -> bool:
+        """Whether it serves, or may come to."""
+        return self.state in ("starting", "ready", "restarting")
+
+    def as_json(self) -> dict[str, object]:
+        """What ``status`` shows."""
+        return {
+            "instance": self.number,
+            "state": self.state,
+            "restarts": self.restarts,
+            "reason": self.reason,
+        }
+
+
+class Supervisor:
+    """Runs all instances and their door to the end of the run."""
+
+    def __init__(self, paths: RunPaths, options: SupervisorOptions) -> None:
+        self._paths = paths
+        self._options = options
+        self._instances = [Instance(number, step) for number, step in enumerate(serve_steps(options.count))]
+        self._ports = dict(zip(KINDS, free_ports(len(KINDS)), strict=True))
+        self._node_doors: list[subprocess.Popen[bytes]] = []
+        self._door: Door | None = None
+        self._door_restarts = 0
+        self._companion = CompanionWatch(
+            paths, options.companion_start_seconds, options.companion_silence_seconds
+        )
+        self._signal: str | None = None
+        self._stopping_since: float | None = None
+        self._published = False
+        self._code: int = ExitCode.OK
+
+    def run(self) -> int:
+        """Serve until the run is told to stop, or too few instances live; returns the exit code."""
+        on_signals(self._note_signal)
+        adopt_orphans()
+        try:
+            self._open_doors()
+            for instance in self._instances:
+                self._start(instance)
+            self._note()
+            while self._tick():
+                time.sleep(_TICK_S)
+        except StartFailed as error:
+            self._fail(error.message, ExitCode.START)
+            print(f"error: {error.message}.\n  next: {error.hint}", file=sys.stderr, flush=True)
+        finally:
+            self._withdraw()
+            self._close()
+        return 143 if self._signal is not None and self._code == ExitCode.OK else self._code
+
+    # The door -----------------------------------------------------------------------
+
+    def _open_doors(self) -> None:
+        options = self._options
+        if options.key:
+            write_key(self._paths.key)
+        if options.tls:
+            write_certificate(self._paths, options.address)
+        servers = local_servers(options.leaders.get(0, ()))
+        for node, instances in options.leaders.items():
+            if node != 0:
+                self._paths.door_ports(node).unlink(missing_ok=True)
+                words = [str(self._paths.script("door")), str(node), *map(str, instances)]
+                self._node_doors.append(start_bound(["bash", *words], os.environ))
+        for node in options.leaders:
+            if node != 0:
+                servers |= self._servers_behind(node)
+        self._door = Door(self._paths, 0, options.program, options.address, self._ports, servers)
+
+    def _servers_behind(self, node: int) -> dict[str, str]:
+        """Where the first door reaches the servers behind the door of another node, once that is open."""
+        deadline = time.monotonic() + _DOORS_TIMEOUT_S
+        while (record := DoorRecord.read(self._paths.door_ports(node))) is None:
+            ended = any(door.poll() is not None for door in self._node_doors)
+            if ended or self._signal is not None or time.monotonic() > deadline:
+                raise StartFailed(
+                    f"the door of node {node} of the job did not open",
+                    hint=f"read {self._paths.batch_log('door')}",
+                )
+            time.sleep(_TICK_S)
+        return {name: f"{record.address}:{port}" for name, port in record.ports.items()}
+
+    def _watch_door(self) -> None:
+        assert self._door is not None
+        if not self._door.is_open():
+            sentence = f"the door (HAProxy) ended by itself, with exit code {self._door.returncode}"
+            if self._door_restarts >= _DOOR_RESTARTS or not self._published:
+                raise StartFailed(sentence, hint=f"read {self._paths.batch_log('door')}")
+            self._door_restarts += 1
+            add_event(self._paths, "serve", "door_restarted", why=sentence)
+            self._door.restart()
+        if any(door.poll() is not None for door in self._node_doors):
+            raise StartFailed(
+                "the door of another node has ended", hint=f"read {self._paths.batch_log('door')}"
+            )
+
+    # Instances ----------------------------------------------------------------------
+
+    def _start(self, instance: Instance) -> None:
+        self._paths.ready_record(instance.step).unlink(missing_ok=True)
+        for record in self._paths.ranks.glob(f"{instance.step}_*.json"):
+            record.unlink(missing_ok=True)
+        instance.state = "starting"
+        command = ["bash", str(self._paths.script("instance")), str(instance.number)]
+        instance.child = start_bound(command, os.environ)
+
+    def _tick(self) -> bool:
+        """Look at everything once; returns whether anything is left to do."""
+        self._watch_door()
+        if self._stopping_since is None and (self._signal or StopRequest.read(self._paths.stop_request)):
+            self._stop()
+        for instance in self._instances:
+            if instance.child is not None:
+                self._look_at(instance, instance.child)
+            elif instance.state == "restarting" and time.monotonic() > instance.restart_at:
+                self._start(instance)
+                self._note()
+        if self._stopping_since is None:
+            self._publish_or_watch()
+        elif self._is_overdue():
+            return False
+        return any(instance.child is not None or instance.lives for instance in self._instances)
+
+    def _look_at(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
+        if child.poll() is not None:
+            instance.child = None
+            self._has_ended(instance, child.returncode)
+            self._note()
+        elif instance.state == "starting" and self._paths.ready_record(instance.step).exists():
+            instance.state, instance.has_served = "ready", True
+            add_event(self._paths, "serve", "instance_ready", instance=instance.number)
+            self._note()
+
+    def _has_ended(self, instance: Instance, code: int) -> None:
+        records = rank_records(self._paths, instance.step)
+        was_cancelled = bool(records) and all(_was_signalled(record) for record in records)
+        if self._stopping_since is not None or was_cancelled:
+            # Slurm ends the ranks of a cancelled job before this process hears of it.
+            instance.state = "ended"
+            self._signal = self._signal or ("SIGTERM" if self._stopping_since is None else None)
+            return
+        instance.reason = _how_it_ended(records, code)
+        if instance.has_served and instance.restarts < self._options.restarts:
+            pause_s = min(_FIRST_PAUSE_S * 2**instance.restarts, _LONGEST_PAUSE_S)
+            instance.state, instance.restart_at = "restarting", time.monotonic() + pause_s
+            instance.restarts += 1
+        else:
+            instance.state = "failed"
+        self._tell(instance)
+        living = sum(each.lives for each in self._instances)
+        if living < self._options.minimum:
+            self._fail(self._too_few(living, instance), code if 0 < code < 128 else ExitCode.START)
+
+    def _tell(self, instance: Instance) -> None:
+        if instance.state == "failed":
+            then = "it is not started again"
+        else:
+            then = f"it is started again ({instance.restarts} of {self._options.restarts} times)"
+        print(f"instance {instance.number} has ended: {instance.reason}; {then}", flush=True)
+        # Not as "reason": the run may go on.
+        add_event(
+            self._paths, "serve", "instance_end", instance=instance.number, why=instance.reason, then=then
+        )
+
+    def _too_few(self, living: int, instance: Instance) -> str:
+        if self._options.count == 1:
+            return instance.reason or "the server has ended"
+        return (
+            f"{living} of {self._options.count} instances live, and serve.minimum_instances is "
+            f"{self._options.minimum}; instance {instance.number}: {instance.reason}"
+        )
+
+    # The endpoint -------------------------------------------------------------------
+
+    def _publish_or_watch(self) -> None:
+        if self._published:
+            if (sentence := self._companion.missing()) is not None:
+                request_stop(self._paths, by="supervisor", reason=sentence)
+                add_event(self._paths, "serve", "companion_missing", reason=sentence)
+                self._code = ExitCode.START
+            return
+        assert self._door is not None
+        living = [instance for instance in self._instances if instance.lives]
+        if all(instance.state == "ready" for instance in living) and self._door.servers_up() >= len(living):
+            self._publish(living)
+
+    def _publish(self, instances: Sequence[Instance]) -> None:
+        records = [ReadyRecord.read(self._paths.ready_record(instance.step)) for instance in instances]
+        known = [record for record in records if record is not None]
+        if len(known) < len(instances):
+            return  # one has just ended
+        ready_at, options = time.time(), self._options
+        endpoint = Endpoint(
+            job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
+            host=socket.gethostname(),
+            address=options.address,
+            http_port=self._ports["http"],
+            grpc_port=self._ports["grpc"],
+            metrics_port=self._ports["metrics"],
+            models=sorted(set.intersection(*(set(record.models) for record in known))),
+            ready_at=ready_at,
+            phases_s=phases(self._paths, max(record.started_at for record in known), ready_at),
+            key_file=str(self._paths.key) if options.key else None,
+            certificate_file=str(self._paths.certificate) if options.tls else None,
+            fingerprint=fingerprint(self._paths.certificate) if options.tls else None,
+            instances=options.count,
+        )
+        endpoint.write(self._paths.endpoint)
+        self._published = True
+        self._companion.begin()
+        add_event(self._paths, "serve", "ready", **asdict(endpoint))
+        models = ", ".join(endpoint.models)
+        print(f"ready: {models} at http {endpoint.http}, grpc {endpoint.grpc}", flush=True)
+
+    def _withdraw(self) -> None:
+        with suppress(OSError):  # on a full disk the servers must stop all the same
+            if self._published:
+                self._paths.endpoint.unlink(missing_ok=True)
+                add_event(self._paths, "serve", "server_stop")
+        self._published = False
+
+    # Ending -------------------------------------------------------------------------
+
+    def _note_signal(self, name: str) -> None:
+        # Nothing else in a handler: the code that it interrupts may hold a lock.
+        self._signal = self._signal or name
+
+    def _fail(self, sentence: str, code: int) -> None:
+        self._code = self._code or code
+        with suppress(OSError):  # on a full disk the reason must be printed all the same
+            add_event(self._paths, "serve", "failed", reason=sentence)
+            request_stop(self._paths, by="supervisor", reason=sentence)
+
+    def _stop(self) -> None:
+        """Withdraw the endpoint; the ranks obey the stop request, or the signal, by themselves."""
+        self._stopping_since = time.monotonic()
+        self._withdraw()
+        for instance in self._instances:
+            if instance.state == "restarting":
+                instance.state = "ended"
+        if self._signal is not None:
+            self._terminate()
+
+    def _is_overdue(self) -> bool:
+        assert self._stopping_since is not None
+        grace_s = _STOP_GRACE_S if self._signal is None else _SIGNAL_GRACE_S
+        return time.monotonic() - self._stopping_since > grace_s
+
+    def _terminate(self) -> None:
+        """Signal everything below this process but the doors, which close last."""
+        doors = {child.pid for child in self._node_doors}
+        for pid in descendants(os.getpid()):
+            if pid not in doors and (self._door is None or pid != self._door.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 15)
+
+    def _close(self) -> None:
+        # After a failure there is a stop request, which the ranks obey by themselves.
+        self._wait_for_instances(_STOP_GRACE_S, until_signal=True)
+        if any(self._running()):
+            self._terminate()
+            self._wait_for_instances(_SIGNAL_GRACE_S, until_signal=False)
+        if self._door is not None:
+            self._door.close()
+        for door in self._node_doors:
+            door.terminate()
+        for door in self._node_doors:
+            with suppress(subprocess.TimeoutExpired):
+                door.wait(_SIGNAL_GRACE_S)
+        kill_descendants()
+        self._note()
+
+    def _wait_for_instances(self, timeout_s: float, *, until_signal: bool) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and any(self._running()):
+            if until_signal and self._signal is not None:
+                return
+            time.sleep(_TICK_S)
+
+    def _running(self) -> Iterator[bool]:
+        for instance in self._instances:
+            yield instance.child is not None and instance.child.poll() is None
+
+    def _note(self) -> None:
+        with suppress(OSError):
+            write_json(self._paths.instances, [instance.as_json() for instance in self._instances])
+
+
+def _was_signalled(record: RankRecord) -> bool:
+    return (record.stopped_by or "").startswith("SIG")
+
+
+def _how_it_ended(records: Sequence[RankRecord], code: int) -> str:
+    """Return one sentence, from the records of an instance's ranks."""
+    ended = [record for record in records if record.ended_at is not None and record.stopped_by != "leader"]
+    silent = [record for record in records if record.ended_at is None]
+    if silent:
+        return f"rank {silent[0].rank} on {silent[0].host} was killed before it could record its end"
+    if not ended:
+        return f"no rank was started (exit code {code})"
+    first = min(ended, key=lambda record: (record.exit_code == 0, record.ended_at, record.rank))
+    if first.exit_code is not None and first.exit_code < 0:
+        how = f"was killed by signal {-first.exit_code}"
+    else:
+        how = f"ended with exit code {first.exit_code}"
+    because = f": {first.reason.rstrip('.')}" if first.reason else ""
+    return f"rank {first.rank} on {first.host} {how}{because}"
