@@ -47,7 +47,7 @@ _HOW = (
     the same machine. Whole answers to many requests at once come in bursts, so over a few seconds their rate
     is only as exact as the number of bursts; ratios are therefore of the mean times of answers. A response
     with several tokens counts as that many equal inter-token times, see
-    [metrics](metrics.md#between-tokens). Two instances behind one door are not measured yet.
+    [metrics](metrics.md#between-tokens).
     """,
 )
 
@@ -126,6 +126,8 @@ def _where(story: Record) -> str:
         f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions
     )
     ranks = f"{server['world_size']} rank{'s' * (server['world_size'] != 1)}"
+    if (instances := server.get("instances", 1)) > 1:
+        ranks = f"{instances} instances of {ranks}"
     return _paragraph(
         f"{story['settings']['measured_at']}: {ranks} on {nodes} node{'s' * (nodes != 1)}, {hardware}; "
         f"{client['cpu']}, {client['cpus_of_host']} cores; {libraries}. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +21,23 @@ class Story:
     title: str
     tensor_parallel: int
     nodes: int
+    instances: int = 1
+    """Several are behind a door."""
 
     @property
     def gpus_per_node(self) -> int:
         """GPUs of each node, one for each rank on it."""
-        return self.tensor_parallel // self.nodes
+        return self.instances * self.tensor_parallel // self.nodes
+
+    @property
+    def can_be_told(self) -> bool:
+        """Whether this machine has the program for the door, if there is one."""
+        return self.instances == 1 or shutil.which("haproxy") is not None
 
     def job_file(self, settings: Settings) -> str:
         """The job file: the server alone, which serves until it is cancelled."""
         longest = max(settings.input_tokens, settings.long_prompt)
+        door = {"instances": self.instances, "door": "haproxy"} if self.instances > 1 else {}
         sections: dict[str, Any] = {
             "name": self.name,
             "model": {"synthetic": settings.model},
@@ -41,7 +50,7 @@ class Story:
                 "max_seq_len": longest + settings.output_tokens,
             },
             "repository": {"decoupled": True},
-            "serve": {"nodes": self.nodes, "time_limit_minutes": 30},
+            "serve": {"nodes": self.nodes, "time_limit_minutes": 30, **door},
             "companion": {"enabled": False},
         }
         # JSON values are YAML.
@@ -54,7 +63,7 @@ STORIES = {
         Story("tp1", "one GPU", tensor_parallel=1, nodes=1),
         Story("tp2", "two GPUs of one node", tensor_parallel=2, nodes=1),
         Story("tp2-two-nodes", "two nodes of one GPU each", tensor_parallel=2, nodes=2),
-        # Two instances behind one door come here once a job file can ask for them.
+        Story("two-instances", "two GPUs, an instance each", tensor_parallel=1, nodes=1, instances=2),
     )
 }
 """All stories by name, in the order in which they are told."""

@@ -174,7 +174,8 @@ def test_job_files_spread_one_rank_over_each_gpu(
     assert left.value.code == 0, capsys.readouterr().err
     plan: Any = json.loads(next((tmp_path / "runs").glob("*/plan.json")).read_text())
     layout = plan["layout"]
-    assert (layout["nodes"], layout["gpus_per_node"]) == (story.nodes, story.gpus_per_node)
+    gpus = layout["gpus_per_node"] * plan["instances"]
+    assert (layout["nodes"], gpus, plan["instances"]) == (story.nodes, story.gpus_per_node, story.instances)
     assert layout["world_size"] == story.tensor_parallel
 
 

@@ -125,7 +125,7 @@ _STRANGER = """
 import glob, http.client, json, socket, sys
 key_file, sockets, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 found = []
-for file in [key_file, *glob.glob(sockets.rstrip('/').rsplit('_', 1)[0] + '*')]:
+for file in [key_file, *glob.glob(sockets.rsplit('_door', 1)[0] + '*')]:
     try:
         open(file, 'rb').read(1)
         found.append(file)
@@ -145,9 +145,9 @@ print(json.dumps([found, connection.getresponse().status]))
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
 def test_another_user_of_the_node_gets_nothing(run: RunPaths, endpoint: Endpoint) -> None:
-    sockets = f"/dev/shm/trt{endpoint.job_id}_0_0_sockets"
-    assert (Path(sockets) / "http").is_socket()
-    words = ["/usr/bin/python3", "-I", "-c", _STRANGER, str(run.key), sockets, str(endpoint.http_port)]
+    [sockets] = Path("/dev/shm").glob(f"trt{endpoint.job_id}_door0_*/0")
+    assert (sockets / "http").is_socket()
+    words = ["/usr/bin/python3", "-I", "-c", _STRANGER, str(run.key), str(sockets), str(endpoint.http_port)]
     answer = subprocess.run(words, capture_output=True, text=True, user="nobody", cwd="/", check=True)
     assert json.loads(answer.stdout) == [[], 401]
 
@@ -252,3 +252,15 @@ def test_a_missing_haproxy_is_told_with_what_to_do(tmp_path: Path) -> None:
     assert answer.returncode == ExitCode.CONFIG, answer.stderr
     assert "there is no program '/no/such/haproxy'" in answer.stderr
     assert "or set serve.door to none" in answer.stderr
+
+
+def test_a_server_that_fails_at_its_start_is_told(tmp_path: Path) -> None:
+    words = ("--set", "cluster.triton.server=/bin/false")
+    _, run = submit(tmp_path, *words, engine=built(), serve=DOOR, companion={"enabled": False})
+    assert eventually(lambda: state(run) == "failed", 60), state(run)
+    status = json.loads(types("status", run.folder, "--json").stdout)
+    assert status["exit_code"] == ExitCode.START
+    assert "ended with exit code 1" in status["sentence"], status["sentence"]
+    assert [one["state"] for one in status["instances"]] == ["failed"]
+    assert "Traceback" not in run.batch_log("serve").read_text()
+    assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)

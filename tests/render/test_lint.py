@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -146,3 +147,39 @@ def test_hostile_text_arrives_unharmed_and_is_never_run(tmp_path: Path) -> None:
     assert [call["prompt"] for call in seen if "prompt" in call] == [f"{text}\n"]
     assert any({f"/m/{owned.name} $(id)", text} < set(call["argv"]) for call in seen)  # the build
     assert all(call["note"] == text for call in seen if call["argv"][0].endswith("srun"))
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (.ci/test does)")
+@pytest.mark.parametrize(
+    "name", [name for name, (job, _) in CASES.items() if job.get("serve", {}).get("door")]
+)
+def test_haproxy_takes_its_configurations(name: str, tmp_path: Path) -> None:
+    files = {file: text for file, text in render_case(name).items() if file.startswith("haproxy")}
+    assert files
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    names = ("-subj", "/CN=x", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "crt"))
+    subprocess.run([*made, *names], check=True, capture_output=True)
+    certificate = tmp_path / "certificate.pem"
+    certificate.write_text((tmp_path / "key").read_text() + (tmp_path / "crt").read_text())
+    for file in ("key.map", "run-key"):
+        (tmp_path / file).write_text("key secret\n")
+    known = {
+        "TRTLLM_HPC_ADDRESS": "127.0.0.1",
+        "TRTLLM_HPC_DOOR": str(tmp_path),
+        "TRTLLM_HPC_DOOR_THREADS": "1",
+        "TRTLLM_HPC_KEY": str(tmp_path / "run-key"),
+        "TRTLLM_HPC_CERTIFICATE": str(tmp_path / "crt"),
+        "TRTLLM_HPC_CERTIFICATE_KEY": str(certificate),
+    }
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+        found = re.findall(r"TRTLLM_HPC_\w+", text)
+        # Of the instances: their sockets, and the ports of the frontends.
+        others = {each: "30001" if "_PORT_" in each else "unix@/tmp/s" for each in found}
+        answer = subprocess.run(
+            ["haproxy", "-c", "-f", str(tmp_path / file)],
+            env={**os.environ, **others, **known},
+            capture_output=True,
+            text=True,
+        )
+        assert answer.returncode == 0 and "WARNING" not in answer.stderr, answer.stderr

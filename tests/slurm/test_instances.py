@@ -70,6 +70,10 @@ def end(person: Person, run: RunPaths) -> None:
     person.types("cancel", run.folder)
     assert person.has_no_jobs()
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    status = person.status(run)
+    assert status["state"] == "cancelled", status
+    # Neither the door nor an instance is blamed.
+    assert not [event for event in read_events(run, "serve") if event.name in ("failed", "door_restarted")]
 
 
 def endpoint_of(run: RunPaths) -> Endpoint:
@@ -102,12 +106,12 @@ def _answered(endpoint: Endpoint, path: str) -> int:
 def server_of(person: Person, run: RunPaths, instance: int) -> int:
     """Process id of an instance's leading tritonserver."""
     job = endpoint_of(run).job_id
-    mark = f"/dev/shm/trt{job}_{instance}_0_sockets/http"
+    mark = re.compile(rf"--http-address=unix:/dev/shm/trt{job}_door\d_\w+/{instance}/http")
     found = [
         process.pid
         for node in person.sandbox.nodes
         for process in user_processes(node)
-        if f"--http-address=unix:{mark}" in process.arguments and "rank" not in process.arguments
+        if any(map(mark.fullmatch, process.arguments)) and "rank" not in process.arguments
     ]
     assert len(found) == 1, found
     return int(found[0])

@@ -13,7 +13,7 @@ from trtllm_hpc.runtime.records import RankRecord, rank_records
 _RECORDED = ("preflight", "serve")
 """Steps whose ranks write a record; other steps have one rank, whose state is the stage's."""
 
-_STAGE_OF = {"repository": "serve", "preflight": "serve"}
+_STAGE_OF = {"repository": "serve", "preflight": "serve", "door": "serve"}
 """Stage of the steps that are no stage themselves."""
 
 
@@ -98,6 +98,11 @@ def list_logs(
     for name in STEPS if step is None else (step,):
         if rank is None and instance is None:
             logs += _batch_log(paths, name)
+            if name == "serve" and paths.batch_log("door").exists():
+                over = stage_over(paths, name)
+                logs.append(
+                    LogFile("door", None, paths.batch_log("door"), None, stage_state(paths, name), over)
+                )
         steps = serve_steps(instance_count(paths)) if name == "serve" else [name]
         for one in steps if instance is None else steps[instance : instance + 1]:
             ranks = _known_ranks(paths, one) if rank is None else {rank}
@@ -117,7 +122,8 @@ def _batch_log(paths: RunPaths, stage: str) -> list[LogFile]:
 
 def _rank_log(paths: RunPaths, step: str, rank: int, over: bool) -> LogFile:
     record = RankRecord.read(paths.rank_record(step, rank))
-    ended = over or (record is not None and record.ended_at is not None)
+    # Behind a door an instance that has ended may be started again.
+    ended = over or (record is not None and record.ended_at is not None and not paths.instances.exists())
     host = None if record is None else record.host
     state = rank_state(record, over) if _kind(step) in _RECORDED else stage_state(paths, step)
     return LogFile(step, rank, paths.rank_log(step, rank), host, state, ended)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.errors import ExitCode, SubmissionError
@@ -288,7 +288,15 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
     code = _exit_code(state, failed, paths)
     folder = str(paths.folder)
     return RunStatus(
-        paths.run_id, folder, state, sentence, tuple(stages), _ranks(paths), _instances(paths), endpoint, code
+        paths.run_id,
+        folder,
+        state,
+        sentence,
+        tuple(stages),
+        _ranks(paths),
+        _instances(paths, stages),
+        endpoint,
+        code,
     )
 
 
@@ -299,12 +307,16 @@ def _ranks(paths: RunPaths) -> tuple[RankStatus, ...]:
     )
 
 
-def _instances(paths: RunPaths) -> tuple[InstanceStatus, ...]:
+def _instances(paths: RunPaths, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
+    """Return what the supervisor told last; after the stage's end none can still serve."""
     try:
         told = read_json(paths.instances) or []
     except (ValueError, OSError):
         return ()
-    return tuple(InstanceStatus(**known_fields(InstanceStatus, one)) for one in told)
+    instances = (InstanceStatus(**known_fields(InstanceStatus, one)) for one in told)
+    if any(stage.stage == "serve" and stage.final for stage in stages):
+        instances = (one if one.state == "failed" else replace(one, state="ended") for one in instances)
+    return tuple(instances)
 
 
 def _run_state(

@@ -13,11 +13,13 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +28,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, write_text
-from trtllm_hpc.runtime.node import free_ports, remove_leftovers
+from trtllm_hpc.runtime.node import SHM, free_ports
 from trtllm_hpc.runtime.process import on_signals, start_bound
 from trtllm_hpc.runtime.records import JsonRecord
 
@@ -34,6 +36,9 @@ KINDS = ("http", "grpc", "metrics")
 
 SOCKETS_VARIABLE = "TRTLLM_HPC_SOCKETS"
 """Environment variable: the folder of an instance's sockets."""
+
+DOOR_RESTARTS = 3
+"""How often HAProxy is started again on a node."""
 
 _GRPC_PORT = 8001
 """Triton's default; the name of its socket for gRPC ends with it."""
@@ -50,6 +55,8 @@ class DoorRecord(JsonRecord):
     address: str
     ports: dict[str, int]
     """By ``http_1``, ``grpc_1``, ``metrics_1`` for instance 1, and so on."""
+    folder: str
+    """With the sockets of the instances of that node."""
 
 
 class Door:
@@ -58,7 +65,8 @@ class Door:
     Args:
         node: number of this node within the job.
         ports: by the names of the frontends: ``http``, ``grpc``, ``metrics``, or the same with ``_INSTANCE``.
-        servers: where HAProxy reaches the servers, by ``http_0``, ``grpc_0``, ``metrics_0`` and so on.
+        instances: those whose leaders are on this node.
+        further: where HAProxy reaches other servers, by ``http_1``, ``grpc_1``, ``metrics_1`` and so on.
 
     Raises:
         StartFailed: there is no HAProxy here.
@@ -71,10 +79,13 @@ class Door:
         program: str,
         address: str,
         ports: Mapping[str, int],
-        servers: Mapping[str, str],
+        instances: Sequence[int],
+        further: Mapping[str, str],
     ) -> None:
-        self.folder = Path(f"{_shared_memory_prefix()}door{node}")
-        self.folder.mkdir(mode=0o700)
+        # Its name cannot be guessed, so nobody else can make it first; mode 0700.
+        prefix = f"trt{os.environ['TRTLLM_HPC_JOB_ID']}_door{node}_"
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHM))
+        servers = {**self._local_servers(instances), **further}
         if paths.key.exists():
             # HAProxy reads the header of its own questions to other doors from here.
             write_text(self.folder / "key.map", f"key {paths.key.read_text().strip()}\n", mode=0o600)
@@ -134,7 +145,19 @@ class Door:
         self._process.kill()
         self._process.wait()
         os.close(self._log)
-        remove_leftovers(self.folder.name)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def sockets(self, instance: int) -> Path:
+        """Return the folder for the sockets of an instance, which its leader makes."""
+        return self.folder / str(instance)
+
+    def _local_servers(self, instances: Sequence[int]) -> dict[str, str]:
+        found = {}
+        for instance in instances:
+            for kind in KINDS:
+                where = f"unix@{self.sockets(instance)}/{kind}"
+                found[f"{kind}_{instance}"] = where + f":{_GRPC_PORT}" * (kind == "grpc")
+        return found
 
     def _start(self) -> subprocess.Popen[bytes]:
         program = self._command[0]
@@ -154,20 +177,6 @@ def threads() -> int:
     return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
 
-def _shared_memory_prefix() -> str:
-    return f"/dev/shm/trt{os.environ['TRTLLM_HPC_JOB_ID']}_"
-
-
-def local_servers(instances: Sequence[int]) -> dict[str, str]:
-    """Where HAProxy reaches the servers of instances whose leaders are on its own node."""
-    found = {}
-    for instance in instances:
-        folder = f"unix@{_shared_memory_prefix()}{instance}_0_sockets"
-        for kind in KINDS:
-            found[f"{kind}_{instance}"] = f"{folder}/{kind}" + f":{_GRPC_PORT}" * (kind == "grpc")
-    return found
-
-
 def run_node_door(paths: RunPaths, node: int, program: str, address: str, instances: Sequence[int]) -> int:
     """Run the door of a further node until this process is told to end; returns its exit code."""
     parent, stops = os.getppid(), list[str]()
@@ -175,13 +184,17 @@ def run_node_door(paths: RunPaths, node: int, program: str, address: str, instan
     names = [f"{kind}_{instance}" for instance in instances for kind in KINDS]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     try:
-        door = Door(paths, node, program, address, ports, local_servers(instances))
+        door = Door(paths, node, program, address, ports, instances, {})
+        DoorRecord(address, ports, str(door.folder)).write(paths.door_ports(node))
+        restarts = 0
+        while not stops and os.getppid() == parent and restarts <= DOOR_RESTARTS:
+            if not door.is_open():
+                restarts += 1
+                door.restart()
+            time.sleep(_TICK_S)
     except StartFailed as error:
         print(f"error: {error.message}.\n  next: {error.hint}", file=sys.stderr, flush=True)
         return ExitCode.START
-    DoorRecord(address, ports).write(paths.door_ports(node))
-    while door.is_open() and not stops and os.getppid() == parent:
-        time.sleep(_TICK_S)
     door.close()
     return ExitCode.OK if stops else ExitCode.START
 

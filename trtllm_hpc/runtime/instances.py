@@ -15,15 +15,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, serve_steps, write_json
 from trtllm_hpc.runtime.door import (
+    DOOR_RESTARTS,
     KINDS,
+    SOCKETS_VARIABLE,
     Door,
     DoorRecord,
     fingerprint,
-    local_servers,
     write_certificate,
     write_key,
 )
@@ -43,7 +45,10 @@ _STOP_GRACE_S = 60.0
 """From a stop request to the end of all instances; each rank takes at most 45 s."""
 _SIGNAL_GRACE_S = 10.0
 """The same after a signal. Slurm itself kills after KillWait, 30 s unless the site says less."""
-_DOOR_RESTARTS = 3
+_REACH_TIMEOUT_S = 60.0
+"""From all instances' being ready to the door's seeing them."""
+_SETTLE_S = 1.0
+"""For a signal to the job to arrive here, when something else has ended first."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class Instance:
 
     number: int
     step: str
+    sockets: Path
     state: str = "starting"
     """``starting``, ``ready``, ``restarting``, ``failed`` or ``ended``."""
     restarts: int = 0
@@ -102,7 +108,7 @@ class Supervisor:
     def __init__(self, paths: RunPaths, options: SupervisorOptions) -> None:
         self._paths = paths
         self._options = options
-        self._instances = [Instance(number, step) for number, step in enumerate(serve_steps(options.count))]
+        self._instances: list[Instance] = []
         self._ports = dict(zip(KINDS, free_ports(len(KINDS)), strict=True))
         self._node_doors: list[subprocess.Popen[bytes]] = []
         self._door: Door | None = None
@@ -113,6 +119,8 @@ class Supervisor:
         self._signal: str | None = None
         self._stopping_since: float | None = None
         self._published = False
+        self._ready_since: float | None = None
+        self._has_failed = False
         self._code: int = ExitCode.OK
 
     def run(self) -> int:
@@ -127,8 +135,13 @@ class Supervisor:
             while self._tick():
                 time.sleep(_TICK_S)
         except StartFailed as error:
-            self._fail(error.message, ExitCode.START)
-            print(f"error: {error.message}.\n  next: {error.hint}", file=sys.stderr, flush=True)
+            if self._signal is None:
+                self._fail(error.message, ExitCode.START)
+                print(f"error: {error.message}.\n  next: {error.hint}", file=sys.stderr, flush=True)
+        except OSError as error:
+            sentence = f"the supervisor cannot go on: {error}"
+            self._fail(sentence, ExitCode.START)
+            print(f"error: {sentence}.\n  next: look at the file system", file=sys.stderr, flush=True)
         finally:
             self._withdraw()
             self._close()
@@ -142,19 +155,27 @@ class Supervisor:
             write_key(self._paths.key)
         if options.tls:
             write_certificate(self._paths, options.address)
-        servers = local_servers(options.leaders.get(0, ()))
         for node, instances in options.leaders.items():
             if node != 0:
                 self._paths.door_ports(node).unlink(missing_ok=True)
                 words = [str(self._paths.script("door")), str(node), *map(str, instances)]
                 self._node_doors.append(start_bound(["bash", *words], os.environ))
-        for node in options.leaders:
-            if node != 0:
-                servers |= self._servers_behind(node)
-        self._door = Door(self._paths, 0, options.program, options.address, self._ports, servers)
+        records = {node: self._record_of(node) for node in options.leaders if node != 0}
+        further = {
+            name: f"{record.address}:{port}"
+            for record in records.values()
+            for name, port in record.ports.items()
+        }
+        local = options.leaders.get(0, ())
+        self._door = Door(self._paths, 0, options.program, options.address, self._ports, local, further)
+        folders = {instance: self._door.sockets(instance) for instance in local}
+        for node, record in records.items():
+            folders |= {instance: Path(record.folder) / str(instance) for instance in options.leaders[node]}
+        steps = enumerate(serve_steps(options.count))
+        self._instances = [Instance(number, step, folders[number]) for number, step in steps]
 
-    def _servers_behind(self, node: int) -> dict[str, str]:
-        """Where the first door reaches the servers behind the door of another node, once that is open."""
+    def _record_of(self, node: int) -> DoorRecord:
+        """Where the door of another node is, once it is open."""
         deadline = time.monotonic() + _DOORS_TIMEOUT_S
         while (record := DoorRecord.read(self._paths.door_ports(node))) is None:
             ended = any(door.poll() is not None for door in self._node_doors)
@@ -164,21 +185,29 @@ class Supervisor:
                     hint=f"read {self._paths.batch_log('door')}",
                 )
             time.sleep(_TICK_S)
-        return {name: f"{record.address}:{port}" for name, port in record.ports.items()}
+        return record
 
     def _watch_door(self) -> None:
+        """Open the door again if it has ended, unless the job is being ended."""
         assert self._door is not None
-        if not self._door.is_open():
-            sentence = f"the door (HAProxy) ended by itself, with exit code {self._door.returncode}"
-            if self._door_restarts >= _DOOR_RESTARTS or not self._published:
-                raise StartFailed(sentence, hint=f"read {self._paths.batch_log('door')}")
-            self._door_restarts += 1
-            add_event(self._paths, "serve", "door_restarted", why=sentence)
-            self._door.restart()
-        if any(door.poll() is not None for door in self._node_doors):
-            raise StartFailed(
-                "the door of another node has ended", hint=f"read {self._paths.batch_log('door')}"
-            )
+        hint = f"read {self._paths.batch_log('door')}"
+        ended = [door for door in self._node_doors if door.poll() is not None]
+        if self._door.is_open() and not ended:
+            return
+        time.sleep(_SETTLE_S)
+        if any(door.returncode == 0 for door in ended):
+            # A door ends well only when it is told to: Slurm ends the job's steps.
+            self._signal = self._signal or "SIGTERM"
+        if self._signal is not None:
+            return
+        if ended:
+            raise StartFailed("the door of another node has ended", hint=hint)
+        sentence = f"the door (HAProxy) ended by itself, with exit code {self._door.returncode}"
+        if self._door_restarts >= DOOR_RESTARTS or not self._published:
+            raise StartFailed(sentence, hint=hint)
+        self._door_restarts += 1
+        self._tell_event("door_restarted", why=sentence)
+        self._door.restart()
 
     # Instances ----------------------------------------------------------------------
 
@@ -187,14 +216,16 @@ class Supervisor:
         for record in self._paths.ranks.glob(f"{instance.step}_*.json"):
             record.unlink(missing_ok=True)
         instance.state = "starting"
+        self._tell_event("server_start", instance=instance.number)
         command = ["bash", str(self._paths.script("instance")), str(instance.number)]
-        instance.child = start_bound(command, os.environ)
+        instance.child = start_bound(command, {**os.environ, SOCKETS_VARIABLE: str(instance.sockets)})
 
     def _tick(self) -> bool:
         """Look at everything once; returns whether anything is left to do."""
-        self._watch_door()
-        if self._stopping_since is None and (self._signal or StopRequest.read(self._paths.stop_request)):
-            self._stop()
+        if self._stopping_since is None:
+            self._watch_door()
+            if self._signal or self._has_failed or StopRequest.read(self._paths.stop_request):
+                self._stop()
         for instance in self._instances:
             if instance.child is not None:
                 self._look_at(instance, instance.child)
@@ -214,16 +245,20 @@ class Supervisor:
             self._note()
         elif instance.state == "starting" and self._paths.ready_record(instance.step).exists():
             instance.state, instance.has_served = "ready", True
-            add_event(self._paths, "serve", "instance_ready", instance=instance.number)
+            self._tell_event("instance_ready", instance=instance.number)
             self._note()
 
     def _has_ended(self, instance: Instance, code: int) -> None:
         records = rank_records(self._paths, instance.step)
-        was_cancelled = bool(records) and all(_was_signalled(record) for record in records)
-        if self._stopping_since is not None or was_cancelled:
+        if self._stopping_since is not None:
+            instance.state = "ended"
+            if self._signal is None:
+                self._code = self._code or code  # one that had to be killed
+            return
+        if records and len(records) == records[0].world_size and all(map(_was_signalled, records)):
             # Slurm ends the ranks of a cancelled job before this process hears of it.
             instance.state = "ended"
-            self._signal = self._signal or ("SIGTERM" if self._stopping_since is None else None)
+            self._signal = self._signal or "SIGTERM"
             return
         instance.reason = _how_it_ended(records, code)
         if instance.has_served and instance.restarts < self._options.restarts:
@@ -244,9 +279,7 @@ class Supervisor:
             then = f"it is started again ({instance.restarts} of {self._options.restarts} times)"
         print(f"instance {instance.number} has ended: {instance.reason}; {then}", flush=True)
         # Not as "reason": the run may go on.
-        add_event(
-            self._paths, "serve", "instance_end", instance=instance.number, why=instance.reason, then=then
-        )
+        self._tell_event("instance_end", instance=instance.number, why=instance.reason, then=then)
 
     def _too_few(self, living: int, instance: Instance) -> str:
         if self._options.count == 1:
@@ -261,14 +294,22 @@ class Supervisor:
     def _publish_or_watch(self) -> None:
         if self._published:
             if (sentence := self._companion.missing()) is not None:
-                request_stop(self._paths, by="supervisor", reason=sentence)
-                add_event(self._paths, "serve", "companion_missing", reason=sentence)
-                self._code = ExitCode.START
+                self._fail(sentence, ExitCode.START, event="companion_missing")
             return
         assert self._door is not None
         living = [instance for instance in self._instances if instance.lives]
-        if all(instance.state == "ready" for instance in living) and self._door.servers_up() >= len(living):
+        if not living or any(instance.state != "ready" for instance in living):
+            self._ready_since = None
+            return
+        self._ready_since = self._ready_since or time.monotonic()
+        seen = self._door.servers_up()
+        if seen >= len(living):
             self._publish(living)
+        elif time.monotonic() - self._ready_since > _REACH_TIMEOUT_S:
+            raise StartFailed(
+                f"the door sees {seen} of {len(living)} instances, though all are ready",
+                hint=f"read {self._paths.batch_log('door')}; a container must share the host's /dev/shm",
+            )
 
     def _publish(self, instances: Sequence[Instance]) -> None:
         records = [ReadyRecord.read(self._paths.ready_record(instance.step)) for instance in instances]
@@ -294,7 +335,7 @@ class Supervisor:
         endpoint.write(self._paths.endpoint)
         self._published = True
         self._companion.begin()
-        add_event(self._paths, "serve", "ready", **asdict(endpoint))
+        self._tell_event("ready", **asdict(endpoint))
         models = ", ".join(endpoint.models)
         print(f"ready: {models} at http {endpoint.http}, grpc {endpoint.grpc}", flush=True)
 
@@ -311,11 +352,16 @@ class Supervisor:
         # Nothing else in a handler: the code that it interrupts may hold a lock.
         self._signal = self._signal or name
 
-    def _fail(self, sentence: str, code: int) -> None:
+    def _fail(self, sentence: str, code: int, *, event: str = "failed") -> None:
+        self._has_failed = True
         self._code = self._code or code
-        with suppress(OSError):  # on a full disk the reason must be printed all the same
-            add_event(self._paths, "serve", "failed", reason=sentence)
+        self._tell_event(event, reason=sentence)
+        with suppress(OSError):  # on a full disk the run must end all the same
             request_stop(self._paths, by="supervisor", reason=sentence)
+
+    def _tell_event(self, name: str, **data: object) -> None:
+        with suppress(OSError):  # a full disk is no reason to end what serves
+            add_event(self._paths, "serve", name, **data)
 
     def _stop(self) -> None:
         """Withdraw the endpoint; the ranks obey the stop request, or the signal, by themselves."""
@@ -324,7 +370,7 @@ class Supervisor:
         for instance in self._instances:
             if instance.state == "restarting":
                 instance.state = "ended"
-        if self._signal is not None:
+        if self._signal is not None or StopRequest.read(self._paths.stop_request) is None:
             self._terminate()
 
     def _is_overdue(self) -> bool:

@@ -144,7 +144,8 @@ def make_private(prefix: str) -> None:
     everybody whatever the umask (Boost.Interprocess sets the mode itself).
     """
     for region in SHM.glob(f"{glob.escape(prefix)}*"):
-        with suppress(FileNotFoundError):
+        # One with such a name may be somebody else's, who wants to be in the way.
+        with suppress(FileNotFoundError, PermissionError):
             mode = region.stat().st_mode
             if mode & 0o077:
                 region.chmod(mode & 0o700)

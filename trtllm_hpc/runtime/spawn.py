@@ -31,7 +31,10 @@ def spawn(command: Sequence[str], ntasks: int, output: str) -> int:
     failure = 0
     deadline: float | None = None
     # A list and not a generator: poll() must be called for every task.
+    parent = os.getppid()
     while any([task.poll() is None for task in tasks]):
+        if os.getppid() != parent:
+            signals.append("SIGTERM")  # who started this was killed
         codes = [task.returncode for task in tasks if task.returncode]
         failure = failure or next(iter(codes), 0)
         if deadline is None and (failure or signals):

@@ -87,6 +87,14 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
         message = f"{count} instances cannot share their GPUs by {serve.instances_per_gpu}"
         hint = f"set serve.instances to a multiple of {serve.instances_per_gpu}"
         yield in_job("conflict", "serve.instances_per_gpu", message, hint, serve.instances_per_gpu)
+    elif serve.placement == "spread" and (
+        facts.cluster.scheduler == "local" or (serve.nodes is not None and serve.nodes < count)
+    ):
+        nodes = 1 if facts.cluster.scheduler == "local" else serve.nodes
+        message = (
+            f"{count} instances cannot have nodes of their own: there {'is' if nodes == 1 else 'are'} {nodes}"
+        )
+        yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
     elif serve.instances_per_gpu > 1 and serve.placement == "spread":
         message = "instances on different nodes cannot share GPUs"
         yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)

@@ -8,8 +8,6 @@ runtime() { "$python" "$run/runtime.pyz" "$@"; }
 export TRTLLM_HPC_INSTANCE="$1"
 step=serve
 prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
-# The leader's sockets: in memory that host and container share.
-export TRTLLM_HPC_SOCKETS="/dev/shm/${prefix}0_sockets"
 # A signal is for the ranks; what they leave is removed below.
 trap : TERM INT HUP
 

@@ -7,8 +7,6 @@ python=/opt/trtllm-hpc/bin/python3
 export TRTLLM_HPC_INSTANCE="$1"
 step=serve."$TRTLLM_HPC_INSTANCE"
 prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
-# The leader's sockets: in memory that host and container share.
-export TRTLLM_HPC_SOCKETS="/dev/shm/${prefix}0_sockets"
 # A signal is for the ranks; what they leave is removed below.
 trap : TERM INT HUP
 

@@ -22,7 +22,8 @@ arguments=(
   --backend-config="python,shm-region-prefix-name=$prefix"
 )
 if [ "$rank" -eq 0 ]; then
-  # The leader: the whole repository, and sockets in a folder that no other user may enter.
+  # The leader: the whole repository, and sockets in the door's folder, which no other user may enter.
+  rm -rf "$TRTLLM_HPC_SOCKETS"
   mkdir -m 700 "$TRTLLM_HPC_SOCKETS"
   arguments+=(
     --http-address="unix:$TRTLLM_HPC_SOCKETS/http"

@@ -207,7 +207,15 @@ def _get(connection: HTTPConnection, endpoint: Endpoint) -> bytes:
         RequestFailed: in a few words.
     """
     further = (f"/metrics/{instance}" for instance in range(1, endpoint.instances))
-    return b"".join(_get_page(connection, path, endpoint.authorization) for path in ("/metrics", *further))
+    pages: list[bytes] = []
+    for path in ("/metrics", *further):
+        try:
+            pages.append(_get_page(connection, path, endpoint.authorization))
+        except RequestFailed as error:
+            missing = error  # an instance that is being started again has no page
+    if not pages:
+        raise missing
+    return b"".join(pages)
 
 
 def _get_page(connection: HTTPConnection, path: str, headers: Mapping[str, str]) -> bytes:

@@ -122,6 +122,10 @@ class _Planner:
         # 0.9 of what is free, 0.85 before release 0.8: upstream's own default.
         default = 0.9 if release is None or release.at_least("0.8") else 0.85
         self.fraction = job.repository.kv_cache_free_gpu_mem_fraction or default
+        sharing = job.serve.instances_per_gpu
+        if sharing > 1:
+            # Each takes its share of what those before it have left: the last gets least.
+            self.fraction *= (1 - self.fraction / sharing) ** (sharing - 1)
 
     def room(self, parallel: Parallel) -> Room:
         """What the layout takes and leaves."""
