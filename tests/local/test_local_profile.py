@@ -18,7 +18,7 @@ from tests.sharing import engine_for_two_ranks
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import Endpoint, RankRecord
+from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 
 pytestmark = pytest.mark.triton
 
@@ -79,8 +79,8 @@ def processes_of(run: RunPaths) -> list[str]:
 
 
 def leftovers(run: RunPaths) -> list[str]:
-    record = RankRecord.read(run.rank_record("serve", 0))
-    prefix = f"trt{record.job_id}_" if record else "trtlocal"
+    begun = [event.data["job_id"] for event in read_events(run, "serve") if event.name == "stage_begin"]
+    prefix = f"trt{begun[-1]}_" if begun else "trtlocal"
     folders = (Path("/dev/shm"), Path("/tmp"))
     files = [file.name for folder in folders for file in folder.iterdir() if file.name.startswith(prefix)]
     return files + processes_of(run)

@@ -105,7 +105,10 @@ def decode(bench: Bench, requests: Mapping[int, GenerationRequest]) -> Decoded:
     """Read all prompts in one pass, then decode them together, greedily."""
     admitted = tuple(bench.admission(slot, request) for slot, request in requests.items())
     chunks = tuple(Chunk(slot, 0, len(request.prompt)) for slot, request in requests.items())
-    logits = bench.executor.run(Step(admitted=admitted, chunks=chunks)).logits
+    read = bench.executor.run(Step(admitted=admitted, chunks=chunks))
+    assert read.logits is not None
+    # On a GPU a prompt without an adapter is read by itself, and before the others.
+    logits: torch.Tensor | None = read.logits[[read.slots.index(slot) for slot in requests]]
     answers: list[list[int]] = [[] for _ in requests]
     seen = []
     for index in range(NEW_TOKENS):
