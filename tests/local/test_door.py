@@ -20,7 +20,7 @@ import pytest
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import Endpoint, read_events
+from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 
 from .test_local_profile import built, leftovers, state, submit, types
 
@@ -263,4 +263,14 @@ def test_a_server_that_fails_at_its_start_is_told(tmp_path: Path) -> None:
     assert "ended with exit code 1" in status["sentence"], status["sentence"]
     assert [one["state"] for one in status["instances"]] == ["failed"]
     assert "Traceback" not in run.batch_log("serve").read_text()
+    assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
+
+
+def test_a_run_that_is_done_ends_at_once(tmp_path: Path) -> None:
+    answer, run = submit(tmp_path, "--wait", engine=built(), serve=DOOR)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    times = {event.name: event.time for event in read_events(run, "serve")}
+    # Triton waits 30 s for connections that stay open.
+    assert times["stage_end"] - times["server_stop"] < 20
+    assert RankRecord.read(run.rank_record("serve", 0)).exit_code == 0  # type: ignore[union-attr]
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
