@@ -430,7 +430,16 @@ def _how_it_ended(records: Sequence[RankRecord], code: int) -> str:
         return f"rank {silent[0].rank} on {silent[0].host} was killed before it could record its end"
     if not ended:
         return f"no rank was started (exit code {code})"
-    first = min(ended, key=lambda record: (record.exit_code == 0, record.ended_at, record.rank))
+    # The one that died by itself comes first, and before those that give a reason: they had time to notice.
+    first = min(
+        ended,
+        key=lambda record: (
+            record.stopped_by is not None,
+            record.exit_code == 0,
+            record.reason is not None,
+            record.ended_at,
+        ),
+    )
     if first.exit_code is not None and first.exit_code < 0:
         how = f"was killed by signal {-first.exit_code}"
     else:
