@@ -158,7 +158,7 @@ def assert_a_killed_instance_costs_only_what_it_had_begun(person: Person, served
     back = [event.time for event in read_events(served, "serve") if event.name == "instance_ready"][-1]
     assert back > killed_at
     shown = person.types("status", served.folder)
-    assert "instance 1: ready, started again 1 times; rank 0 on" in shown.stdout, shown.stdout
+    assert "instance 1: ready, restarts: 1; rank 0 on" in shown.stdout, shown.stdout
     again = person.types("bench", "run", served.folder, "--concurrency", "4", "--requests", "16", *LENIENT)
     assert again.returncode == 0, again.stdout + again.stderr
     assert answered(served)[1] > 0

@@ -36,7 +36,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     console.print(f"run {status.run_id}")
     print_table(status_table(status.as_json()))
     for one in status.instances:
-        restarts = f", started again {one.restarts} times" if one.restarts else ""
+        restarts = f", restarts: {one.restarts}" if one.restarts else ""
         console.print(
             f"instance {one.instance}: {one.state}{restarts}{f'; {one.reason}' if one.reason else ''}"
         )

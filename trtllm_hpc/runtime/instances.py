@@ -8,6 +8,7 @@ the endpoint and the events of the stage. Each instance is a child process
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -384,7 +385,7 @@ class Supervisor:
         for pid in descendants(os.getpid()):
             if pid not in doors and (self._door is None or pid != self._door.pid):
                 with suppress(ProcessLookupError):
-                    os.kill(pid, 15)
+                    os.kill(pid, signal.SIGTERM)
 
     def _close(self) -> None:
         # After a failure there is a stop request, which the ranks obey by themselves.

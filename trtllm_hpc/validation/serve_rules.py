@@ -91,9 +91,7 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
         facts.cluster.scheduler == "local" or (serve.nodes is not None and serve.nodes < count)
     ):
         nodes = 1 if facts.cluster.scheduler == "local" else serve.nodes
-        message = (
-            f"{count} instances cannot have nodes of their own: there {'is' if nodes == 1 else 'are'} {nodes}"
-        )
+        message = f"{count} instances cannot each have nodes of their own: the job has only {nodes}"
         yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
     elif serve.instances_per_gpu > 1 and serve.placement == "spread":
         message = "instances on different nodes cannot share GPUs"
