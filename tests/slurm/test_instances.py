@@ -136,6 +136,9 @@ def assert_a_killed_instance_costs_only_what_it_had_begun(person: Person, served
     loaded = [count + 3 for count in before]
     assert eventually(lambda: all(map(int.__gt__, answered(served), loaded)), 20)
     killed = server_of(person, served, 1)
+    # Stopped for a moment first: so it surely has requests when it dies.
+    os.kill(killed, signal.SIGSTOP)
+    time.sleep(0.5)
     os.kill(killed, signal.SIGKILL)
     killed_at = time.time()
     output, errors = bench.communicate(timeout=120)

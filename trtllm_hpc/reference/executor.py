@@ -8,7 +8,7 @@ alone, so that all ranks do the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,6 +98,8 @@ class Executor:
     @torch.no_grad()
     def run(self, step: Step) -> Outcome:
         """Carry out a step. Collective."""
+        if step.prepares:
+            self._record_next()
         for slot in step.released:
             self._release(slot)
         for adapter in step.adapters:
@@ -146,15 +148,28 @@ class Executor:
         """
         if has_kernels:
             fuse(self._model)
-        for graphs in (*self._graphs.values(), self._prompt_graphs):
-            if graphs is not None:
-                graphs.record_usual()
+        for graphs in self._all_graphs():
+            graphs.record_usual()
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether there is nothing left that a step with ``prepares`` could prepare."""
+        return all(graphs.is_complete for graphs in self._all_graphs())
 
     def close(self) -> None:
         """Forget the CUDA graphs, before the ranks disconnect: NCCL waits for recorded graphs."""
-        for graphs in (*self._graphs.values(), self._prompt_graphs):
-            if graphs is not None:
-                graphs.close()
+        for graphs in self._all_graphs():
+            graphs.close()
+
+    def _all_graphs(self) -> Iterator[DecodeGraphs | PromptGraphs]:
+        yield from self._graphs.values()
+        if self._prompt_graphs is not None:
+            yield self._prompt_graphs
+
+    def _record_next(self) -> None:
+        incomplete = next((graphs for graphs in self._all_graphs() if not graphs.is_complete), None)
+        if incomplete is not None:
+            incomplete.record_next()
 
     def _release(self, slot: int) -> None:
         admission = self._admitted.pop(slot)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -21,6 +22,9 @@ from trtllm_hpc.reference.stop_words import to_device
 
 Row = tuple[int, int, int]
 """Slot, token, position."""
+
+Shape = tuple[int, int]
+"""Rows or tokens of a pass, and the blocks that each row reads."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,14 +56,43 @@ PromptPass = Callable[[PromptInputs, int], torch.Tensor]
 
 
 class _Graphs:
-    """Recorded passes by their shape: rows or tokens, and the blocks that each row reads."""
+    """Recorded passes by their shape."""
 
     def __init__(self, tokens_per_block: int) -> None:
         self._tokens_per_block = tokens_per_block
         self._pool = torch.cuda.graph_pool_handle()
-        self._recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._recorded: dict[Shape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._later: deque[Shape] = deque()
 
-    def replay(self, shape: tuple[int, int], run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    @property
+    def is_complete(self) -> bool:
+        """Whether all graphs are recorded that most servers need."""
+        return not self._later
+
+    def record_usual(self) -> None:
+        """Record the graphs that the first requests need; the others follow with ``record_next``."""
+        started = time.perf_counter()
+        first, later = self._usual()
+        for shape in first:
+            self._replay(shape)
+        self._later.extend(later)
+        took_s = time.perf_counter() - started
+        _log.info("%d CUDA graphs recorded in %.1f s; %d to follow", len(first), took_s, len(later))
+
+    def record_next(self) -> None:
+        """Record one more graph, unless there are all."""
+        if self._later:
+            self._replay(self._later.popleft())
+
+    def _usual(self) -> tuple[list[Shape], list[Shape]]:
+        """The graphs that most servers need: those to record first, and the others."""
+        raise NotImplementedError
+
+    def _pass_of(self, shape: Shape) -> torch.Tensor:
+        """Run the pass of a shape on its inputs."""
+        raise NotImplementedError
+
+    def _replay(self, shape: Shape) -> torch.Tensor:
         """Replay the pass of a shape; its result is overwritten by the next replay.
 
         A pass is recorded when it is first needed.
@@ -67,7 +100,7 @@ class _Graphs:
         if shape not in self._recorded:
             is_long = shape[1] * self._tokens_per_block >= _PLANNED_FROM
             with attention.planned() if is_long else nullcontext():
-                self._record(shape, run)
+                self._record(shape)
         graph, result = self._recorded[shape]
         graph.replay()
         return result
@@ -79,17 +112,17 @@ class _Graphs:
             graph.reset()
         self._recorded.clear()
 
-    def _record(self, shape: tuple[int, int], run: Callable[[], torch.Tensor]) -> None:
+    def _record(self, shape: Shape) -> None:
         # In the first pass of a shape, libraries choose and load kernels, which cannot be recorded.
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            run()
+            self._pass_of(shape)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         # NCCL's watchdog thread queries events meanwhile, which only this mode allows.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = run()
+            result = self._pass_of(shape)
         self._recorded[shape] = (graph, result)
 
 
@@ -111,18 +144,17 @@ class DecodeGraphs(_Graphs):
         size = next(size for size in self._row_sizes if size >= len(rows))
         self._staging[:, :size] = torch.tensor([*rows, *[padding] * (size - len(rows))]).T
         self._inputs[:, :size].copy_(self._staging[:, :size], non_blocking=True)
-        return self._replay(size, _at_least(blocks, self._block_sizes))[: len(rows)]
+        return self._replay((size, _at_least(blocks, self._block_sizes)))[: len(rows)]
 
-    def record_usual(self) -> None:
-        """Record the graphs of short sequences, which every server needs."""
-        started = time.perf_counter()
-        for size in reversed(self._row_sizes):
-            self._replay(size, self._block_sizes[0])
-        _log.info("%d CUDA graphs recorded in %.1f s", len(self._recorded), time.perf_counter() - started)
+    def _usual(self) -> tuple[list[Shape], list[Shape]]:
+        """Short sequences: first the fewest numbers of rows between which a step's time hardly grows."""
+        shapes = [(size, self._block_sizes[0]) for size in reversed(self._row_sizes)]
+        first = _doubling(1, self._row_sizes[-1])
+        return [it for it in shapes if it[0] in first], [it for it in shapes if it[0] not in first]
 
-    def _replay(self, rows: int, blocks: int) -> torch.Tensor:
-        inputs = DecodeInputs(*self._inputs[:, :rows].unbind())
-        return self.replay((rows, blocks), lambda: self._pass(inputs, blocks))
+    def _pass_of(self, shape: Shape) -> torch.Tensor:
+        rows, blocks = shape
+        return self._pass(DecodeInputs(*self._inputs[:, :rows].unbind()), blocks)
 
 
 class PromptGraphs(_Graphs):
@@ -155,23 +187,21 @@ class PromptGraphs(_Graphs):
         self._slot.copy_(to_device(torch.tensor([slot]), self._inputs.device))
         blocks = -(-(start + count) // self._tokens_per_block)
         # Copied: the next part may have the same shape.
-        return self._replay(width, _at_least(blocks, self._block_sizes)).clone()
+        return self._replay((width, _at_least(blocks, self._block_sizes))).clone()
 
-    def record_usual(self) -> None:
-        """Record the graphs of short prompts, and those of the parts of a long one."""
-        started = time.perf_counter()
-        for width in reversed(self._widths):
-            blocks = _at_least(-(-width // self._tokens_per_block), self._block_sizes)
-            self._replay(width, blocks)
-        for blocks in self._block_sizes:
-            if blocks * self._tokens_per_block >= self._widths[-1]:
-                self._replay(self._widths[-1], blocks)
-        _log.info("%d CUDA graphs recorded in %.1f s", len(self._recorded), time.perf_counter() - started)
+    def _usual(self) -> tuple[list[Shape], list[Shape]]:
+        """Short prompts first, then the later parts of a long one."""
+        shapes = [
+            (width, _at_least(-(-width // self._tokens_per_block), self._block_sizes))
+            for width in reversed(self._widths)
+        ]
+        widest, its_blocks = shapes[0]
+        return shapes, [(widest, blocks) for blocks in self._block_sizes if blocks > its_blocks]
 
-    def _replay(self, width: int, blocks: int) -> torch.Tensor:
+    def _pass_of(self, shape: Shape) -> torch.Tensor:
+        width, blocks = shape
         tokens, positions, real = self._inputs[:, :width].unbind()
-        inputs = PromptInputs(tokens, positions, real, self._slot)
-        return self.replay((width, blocks), lambda: self._pass(inputs, blocks))
+        return self._pass(PromptInputs(tokens, positions, real, self._slot), blocks)
 
 
 def _at_least(size: int, sizes: Sequence[int]) -> int:
@@ -188,11 +218,11 @@ _PLANNED_FROM = 512
 
 
 def _doubling(first: int, last: int) -> tuple[int, ...]:
-    """``first``, its doubles, and ``last``."""
+    """``first``, its doubles as far as they are well below ``last``, and ``last``."""
     sizes = [first]
-    while sizes[-1] < last:
+    while sizes[-1] * 2 <= last * 0.8:
         sizes.append(sizes[-1] * 2)
-    return (*sizes[:-1], last)
+    return (*(size for size in sizes if size < last), last)
 
 
 def _row_sizes(most: int) -> tuple[int, ...]:

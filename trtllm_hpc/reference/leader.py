@@ -171,8 +171,17 @@ class Leader:
         self._on_step(self._load)
         if self._is_stopping:
             return False
-        self._commands.get()()
+        if self._executor.is_prepared:
+            self._commands.get()()
+        elif self._commands.empty():
+            self._prepare()
         return True
+
+    def _prepare(self) -> None:
+        """Use the pause: a request that arrives meanwhile waits for one preparation, not for all."""
+        step = Step(prepares=True)
+        self._channel.send(step)
+        self._executor.run(step)
 
     def _begin_stop(self) -> None:
         self._is_stopping = True

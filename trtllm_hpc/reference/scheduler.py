@@ -77,6 +77,8 @@ class Step:
     chunks: tuple[Chunk, ...] = ()
     beams: tuple[int, ...] = ()
     """Slots of beam searches that advance by one token."""
+    prepares: bool = False
+    """Whether to prepare, while no request waits, one more thing that later requests would wait for."""
 
 
 @dataclass(frozen=True)
