@@ -33,12 +33,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "name": "tiny-llama",
             "engine": {"tensor_parallel": 2},
-            "serve": {"instances": 4, "nodes": 2, "door": "haproxy", "tls": True, "minimum_instances": 2},
+            "serve": {"instances": 4, "nodes": 2, "tls": True, "minimum_instances": 2},
         },
         {"name": "sandbox", "partition": "batch", "gpus_per_node": 4, "triton": {"server": "pytriton"}},
     ),
     "local-door": (
-        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"door": "haproxy", "key": False}},
+        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"key": False}},
         {"name": "here", "scheduler": "local", "triton": {"server": "pytriton"}},
     ),
     "pyxis-large-instances": (
@@ -46,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "name": "llama-70b",
             "model": _MODEL,
             "engine": {"tensor_parallel": 8, "dtype": "bfloat16"},
-            "serve": {"instances": 2, "door": "haproxy", "restarts": 1},
+            "serve": {"instances": 2, "restarts": 1},
         },
         {
             "name": "pyxis",
@@ -93,7 +93,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "name": "llama",
             "engine": {"directory": "/engines/llama tp2", "tensor_parallel": 2},
-            "serve": {"keep_running": True},
+            "serve": {"keep_running": True, "door": "none"},
             "companion": {"benchmark": None},
         },
         {
@@ -143,7 +143,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "name": "llama-llmapi",
             "model": {"path": "/models/llama", "synthetic": None},
             "engine": {"backend": "llmapi", "tensor_parallel": 8},
-            "serve": {"nodes": 2},
+            "serve": {"nodes": 2, "door": "none"},
             "companion": {"enabled": False},
         },
         {
@@ -205,7 +205,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "local": (
-        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}},
+        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"door": "none"}},
         {"name": "local", "scheduler": "local", "triton": {"server": "pytriton"}},
     ),
 }

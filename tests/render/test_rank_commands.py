@@ -29,8 +29,8 @@ NO_GPUS = ["--allow-gpu-metrics=false"]
 
 TABLE: list[tuple[str, int, int, str, list[str], str | None]] = [
     # case, instance, rank -> shared memory, options after those that all have, GPUs
-    ("sandbox-two-ranks", 0, 0, "trt7_0_", LEADER, "4,5,6,7"),
-    ("sandbox-two-ranks", 0, 1, "trt7_1_", WORKER, "4,5,6,7"),
+    ("sandbox-two-ranks", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
+    ("sandbox-two-ranks", 0, 1, "trt7_0_1_", WORKER, "4,5,6,7"),
     ("local", 0, 0, "trt7_0_", [*NO_GPUS, *LEADER, *LOOPBACK], "4,5,6,7"),
     ("local", 0, 1, "trt7_1_", [*NO_GPUS, *WORKER], "4,5,6,7"),
     ("local-door", 0, 0, "trt7_0_0_", [*NO_GPUS, *SOCKETS], "4,5,6,7"),
@@ -40,16 +40,16 @@ TABLE: list[tuple[str, int, int, str, list[str], str | None]] = [
     ("sandbox-instances", 2, 0, "trt7_2_0_", SOCKETS, "4,5"),
     ("pyxis-large-instances", 1, 0, "trt7_1_0_", SOCKETS, "4,5,6,7"),
     ("pyxis-large-instances", 1, 7, "trt7_1_7_", WORKER, "4,5,6,7"),
-    ("tensorrt-llm-two-nodes", 0, 0, "trt7_0_", LEADER, "4,5,6,7"),
-    ("tensorrt-llm-two-nodes", 0, 7, "trt7_7_", WORKER, "4,5,6,7"),
+    ("tensorrt-llm-two-nodes", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
+    ("tensorrt-llm-two-nodes", 0, 7, "trt7_0_7_", WORKER, "4,5,6,7"),
     ("llmapi-two-nodes", 0, 0, "trt7_0_", LEADER, "4,5,6,7"),
-    ("orchestrator", 0, 0, "trt7_0_", LEADER, "4,5,6,7"),
-    ("disaggregated", 0, 0, "trt7_0_", LEADER, "4,5,6,7"),
+    ("orchestrator", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
+    ("disaggregated", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
     (
         "disaggregated",
         0,
         1,
-        "trt7_1_",
+        "trt7_0_1_",
         ["--model-control-mode=explicit", "--load-model=context", "--load-model=generation", *CLOSED],
         "4,5,6,7",
     ),

@@ -218,18 +218,18 @@ def test_what_cannot_be_spread_is_refused_with_what_would_fit(
 @pytest.mark.parametrize(
     ("serve", "field", "words"),
     [
-        ("instances: 2", "serve.door", "2 instances need a door"),
-        ("instances: 2, door: haproxy, minimum_instances: 3", "serve.minimum_instances", "there are 2"),
-        ("instances: 3, door: haproxy, nodes: 2", "serve.nodes", "3 instances cannot be spread evenly"),
-        ("instances: 2, door: haproxy, nodes: 6", "serve.nodes", "2 ranks of an instance cannot be spread"),
+        ("instances: 2, door: none", "serve.door", "2 instances need a door"),
+        ("instances: 2, minimum_instances: 3", "serve.minimum_instances", "there are 2"),
+        ("instances: 3, nodes: 2", "serve.nodes", "3 instances cannot be spread evenly"),
+        ("instances: 2, nodes: 6", "serve.nodes", "2 ranks of an instance cannot be spread"),
         (
-            "instances: 4, door: haproxy, nodes: 1",
+            "instances: 4, nodes: 1",
             "serve.instances",
             "need 8 GPUs, but a node of 'here' has 4",
         ),
-        ("instances: 3, door: haproxy, instances_per_gpu: 2", "serve.instances_per_gpu", "by 2"),
-        ("instances: 2, door: haproxy, nodes: 1, placement: spread", "serve.placement", "has only 1"),
-        ("tls: true", "serve.tls", "only a door encrypts"),
+        ("instances: 3, instances_per_gpu: 2", "serve.instances_per_gpu", "by 2"),
+        ("instances: 2, nodes: 1, placement: spread", "serve.placement", "has only 1"),
+        ("tls: true, door: none", "serve.tls", "only a door encrypts"),
     ],
 )
 def test_instances_that_cannot_serve_are_refused(files: Folder, serve: str, field: str, words: str) -> None:

@@ -98,7 +98,7 @@ class Serve(Section):
     time_limit_minutes: Minutes = 60
     ready_timeout_seconds: Seconds = 600
     """Bound from the first rank's start to every model READY."""
-    door: Literal["none", "haproxy"] = "none"
+    door: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: the endpoint is that of HAProxy, which asks for the run's key; the servers listen on Unix
     sockets that other users cannot reach. ``none``: everybody who reaches the node may call the server."""
     key: bool = True

@@ -6,7 +6,7 @@ run='/scratch/ana/runs of june/sandbox-two-ranks'
 rank=${SLURM_PROCID}
 # Two jobs may share a node, and two ranks too: the name of the shared memory
 # that Triton's Python backend makes carries both.
-prefix="trt${TRTLLM_HPC_JOB_ID}_${rank}_"
+prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_${rank}_"
 
 # Triton's Python backend puts the model's path into a shell command as it is, so it
 # gets one without spaces or quotes: a link in a folder of this rank's own.
@@ -22,11 +22,13 @@ arguments=(
   --backend-config="python,shm-region-prefix-name=$prefix"
 )
 if [ "$rank" -eq 0 ]; then
-  # The leader: the whole repository, and the ports.
+  # The leader: the whole repository, and sockets in the door's folder, which no other user may enter.
+  rm -rf "$TRTLLM_HPC_SOCKETS"
+  mkdir -m 700 "$TRTLLM_HPC_SOCKETS"
   arguments+=(
-    --http-port="$TRTLLM_HPC_HTTP_PORT"
-    --grpc-port="$TRTLLM_HPC_GRPC_PORT"
-    --metrics-port="$TRTLLM_HPC_METRICS_PORT"
+    --http-address="unix:$TRTLLM_HPC_SOCKETS/http"
+    --grpc-address="unix:$TRTLLM_HPC_SOCKETS/grpc"
+    --metrics-address="unix:$TRTLLM_HPC_SOCKETS/metrics"
   )
 else
   # A worker: it never returns from loading its part, and opens no port.
@@ -42,5 +44,5 @@ fi
 exec /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=2 \
   --ranks-per-node=1 --prefix="$prefix" --scratch="$scratch" \
   --ready-timeout-seconds=600 \
-  --companion-start-seconds=3600 --companion-silence-seconds=120 \
+  --instance="$TRTLLM_HPC_INSTANCE" \
   --server=pytriton -- "${arguments[@]}"
