@@ -37,7 +37,7 @@ class Story:
     def job_file(self, settings: Settings) -> str:
         """The job file: the server alone, which serves until it is cancelled."""
         longest = max(settings.input_tokens, settings.long_prompt)
-        door = {"instances": self.instances, "door": "haproxy"} if self.instances > 1 else {}
+        door = {"instances": self.instances} if self.instances > 1 else {"door": "none"}
         sections: dict[str, Any] = {
             "name": self.name,
             "model": {"synthetic": settings.model},

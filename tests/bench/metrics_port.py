@@ -47,7 +47,7 @@ def serving(answer: Callable[[int], tuple[int, str]], *, ready: int = 200) -> It
 
         def do_GET(self) -> None:
             status, text = ready if self.path == "/v2/health/ready" else 404, ""
-            if self.path == "/metrics":
+            if self.path.startswith("/metrics"):
                 asked.append(self.path)
                 status, text = answer(len(asked) - 1)
             self.send_response(status)

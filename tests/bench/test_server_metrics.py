@@ -4,6 +4,7 @@ import re
 import socket
 import time
 import urllib.request
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -109,6 +110,16 @@ def _as_page(found: Gauges) -> str:
         for family, group in found.items()
         for label, value in group.items()
     )
+
+
+def test_figures_of_instances_are_added_up_but_not_those_of_what_they_share() -> None:
+    busy = 'nv_gpu_utilization{{gpu_uuid="GPU-{}"}} {}\n'
+    pages = [page(finished=3) + busy.format("a", 0.5), page(finished=4) + busy.format("a", 0.6)]
+    pages[1] += busy.format("b", 0.25)
+    with serving(lambda number: (200, pages[number])) as endpoint:
+        found = since_start(fetch_page(replace(endpoint, instances=2)))
+    assert found["finished[tensorrt_llm]"] == 7 and found["kv_blocks_max"] == 80
+    assert found["cpu_share"] == 0.5 and found["gpus_busy"] == 0.75
 
 
 # Sampling -------------------------------------------------------------------------------

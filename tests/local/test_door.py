@@ -6,18 +6,23 @@ import http.client
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.waiting import eventually
+from trtllm_hpc.client.generate import grpc_client
+from trtllm_hpc.client.http import is_ready
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
@@ -183,8 +188,41 @@ def test_a_body_beyond_the_bound_is_refused_before_it_is_sent(
         assert connection.recv(4096).split()[1] == answer
 
 
-def test_ten_thousand_malformed_requests_harm_nobody(endpoint: Endpoint) -> None:
-    draw = random.Random(1)
+@pytest.mark.parametrize(
+    ("elements", "options", "answer"),
+    [
+        (10, {}, "not found"),
+        # HAProxy resets the stream whose message it does not read; gRPC's library may see only that.
+        (1 << 19, {}, "larger than serve.max_request_mib, 1 MiB|CANCELLED.*RST_STREAM"),
+        (10, {"compression_algorithm": "gzip"}, "UNIMPLEMENTED.*compressed messages are not taken"),
+    ],
+)
+def test_a_message_over_grpc_is_bounded(
+    endpoint: Endpoint, elements: int, options: dict[str, Any], answer: str
+) -> None:
+    import numpy as np
+    from tritonclient.grpc import InferInput
+    from tritonclient.utils import InferenceServerException
+
+    tensor = InferInput("x", [elements], "INT32")
+    tensor.set_data_from_numpy(np.zeros(elements, np.int32))
+    with grpc_client(endpoint) as client, pytest.raises(InferenceServerException, match=answer):
+        client.infer("nosuch", [tensor], **options)
+
+
+def memory_mib(run: RunPaths) -> float:
+    """Resident memory of HAProxy and all processes of the server."""
+    found = 0.0
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words, status = (entry / "cmdline").read_bytes().split(b"\0"), (entry / "status").read_text()
+            if any(os.fsencode(run.folder) in word or b"door0_" in word for word in words):
+                found += int(re.findall(r"VmRSS:\s*(\d+)", status)[0]) / 1024
+    return found
+
+
+def test_ten_thousand_malformed_requests_harm_nobody(run: RunPaths, endpoint: Endpoint) -> None:
+    draw, before = random.Random(1), memory_mib(run)
     beginnings = (
         b"",
         b"GET / HTTP/1.1\r\n",
@@ -198,6 +236,8 @@ def test_ten_thousand_malformed_requests_harm_nobody(endpoint: Endpoint) -> None
     headers = endpoint.authorization
     assert status_of(endpoint.http_port, "GET", "/v2/health/ready", headers) == 200
     assert status_of(endpoint.metrics_port, "GET", "/metrics", headers) == 200
+    assert before > 100
+    assert memory_mib(run) < before + 20
 
 
 def test_a_killed_door_is_opened_again(run: RunPaths, endpoint: Endpoint) -> None:
@@ -260,10 +300,71 @@ def test_a_server_that_fails_at_its_start_is_told(tmp_path: Path) -> None:
     assert eventually(lambda: state(run) == "failed", 60), state(run)
     status = json.loads(types("status", run.folder, "--json").stdout)
     assert status["exit_code"] == ExitCode.START
-    assert "ended with exit code 1" in status["sentence"], status["sentence"]
+    assert "died first: exit code 1" in status["sentence"], status["sentence"]
     assert [one["state"] for one in status["instances"]] == ["failed"]
     assert "Traceback" not in run.batch_log("serve").read_text()
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
+
+
+def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
+    given = signed_certificate(tmp_path, "door.cluster.example")
+    serve = {**DOOR, "tls": True, "certificate": str(given)}
+    _, run = submit(tmp_path, engine=built(), serve=serve, companion={"enabled": False})
+    try:
+        assert eventually(lambda: run.endpoint.exists(), 60), state(run)
+        endpoint = Endpoint.read(run.endpoint)
+        assert endpoint is not None
+        shown = ssl.get_server_certificate((endpoint.address, endpoint.http_port))
+        assert shown == (tmp_path / "door.crt").read_text()
+        few = ("--requests", "4", "--concurrency", "2", "--min-requests", "1", "--min-window-seconds", "0")
+        for words in (
+            ("client", run.folder, "--prompt", "Hello", "--max-tokens", "4"),
+            ("bench", "run", run.folder, *few, "--protocol", "grpc"),
+            ("bench", "run", run.folder, *few, "--protocol", "http"),
+            ("metrics", run.folder),
+        ):
+            answer = types(*words)
+            assert answer.returncode == 0, (words, answer.stdout, answer.stderr)
+        assert f"SHA-256 {endpoint.fingerprint}" in types("status", run.folder).stdout
+        # Another one by the same signer, for the same name, is not the door's.
+        other = signed_certificate(tmp_path, "door.cluster.example", name="other", with_authority=False)
+        run.certificate.write_text((tmp_path / "other.crt").read_text())
+        assert other.exists() and not is_ready(endpoint, 5.0)
+        key = re.findall(r"KEY-----\n(.+)\n", given.read_text())[0].encode()
+        files = [file for file in run.folder.rglob("*") if file.is_file() and not file.is_symlink()]
+        assert [file for file in files if key in file.read_bytes()] == []
+    finally:
+        types("cancel", run.folder)
+    assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
+
+
+def signed_certificate(folder: Path, domain: str, *, name: str = "door", with_authority: bool = True) -> Path:
+    """A certificate signed by an authority of the test's own, with its chain and key in one file."""
+    if with_authority:
+        made = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=authority")
+        openssl(folder, *made, "-keyout", "authority.key", "-out", "authority.crt")
+    asked = ("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=door")
+    openssl(folder, *asked, "-keyout", f"{name}.key", "-out", f"{name}.csr")
+    (folder / "names").write_text(f"subjectAltName=DNS:{domain}\n")
+    signer = ("-CA", "authority.crt", "-CAkey", "authority.key", "-CAcreateserial", "-extfile", "names")
+    openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signer, "-out", f"{name}.crt")
+    whole = folder / f"{name}.pem"
+    parts = (f"{name}.crt", "authority.crt", f"{name}.key")
+    whole.write_text("".join((folder / part).read_text() for part in parts))
+    return whole
+
+
+def openssl(folder: Path, *words: str) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_a_certificate_without_its_key_is_told(tmp_path: Path) -> None:
+    signed_certificate(tmp_path, "door.cluster.example")
+    serve = {**DOOR, "tls": True, "certificate": str(tmp_path / "door.crt")}
+    _, run = submit(tmp_path, engine=built(), serve=serve, companion={"enabled": False})
+    assert eventually(lambda: state(run) == "failed", 60), state(run)
+    sentence = json.loads(types("status", run.folder, "--json").stdout)["sentence"]
+    assert "door.crt holds no private key" in sentence
 
 
 def test_a_run_that_is_done_ends_at_once(tmp_path: Path) -> None:

@@ -155,9 +155,7 @@ def test_hostile_text_arrives_unharmed_and_is_never_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (.ci/test does)")
-@pytest.mark.parametrize(
-    "name", [name for name, case in CASES.items() if plan_of(*case, "/run").has_door]
-)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if plan_of(*case, "/run").has_door])
 def test_haproxy_takes_its_configurations(name: str, tmp_path: Path) -> None:
     files = {file: text for file, text in render_case(name).items() if file.startswith("haproxy")}
     assert files

@@ -9,7 +9,9 @@ import pwd
 import re
 import shutil
 import signal
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +58,7 @@ def start(person: Person, engine: Path, serve: dict[str, Any], **sections: Any) 
     whole = {
         "engine": {"tensor_parallel": 2, "directory": str(engine)},
         "repository": {"bls_instances": 1, "decoupled": True},
-        "serve": {"ready_timeout_seconds": 120, "door": "haproxy", **serve},
+        "serve": {"ready_timeout_seconds": 120, **serve},
         "companion": {"enabled": False},
         **sections,
     }
@@ -93,7 +95,9 @@ def answered(run: RunPaths) -> list[int]:
 
 
 def _answered(endpoint: Endpoint, path: str) -> int:
-    connection = http.client.HTTPConnection(endpoint.address, endpoint.metrics_port, timeout=5)
+    connection = http.client.HTTPSConnection(
+        endpoint.address, endpoint.metrics_port, timeout=5, context=endpoint.tls()
+    )
     try:
         connection.request("GET", path, headers=endpoint.authorization)
         page = connection.getresponse().read().decode()
@@ -119,11 +123,12 @@ def server_of(person: Person, run: RunPaths, instance: int) -> int:
 
 def test_two_instances_behind_one_door(person: Person, engine: Path) -> None:
     few = {"requests": 20, "rate_per_second": 4.0, "max_tokens": 8, "min_requests": 1, "max_late_share": 1.0}
-    serve = {"instances": 2, "nodes": 2, "keep_running": True}
+    serve = {"instances": 2, "placement": "spread", "minimum_instances": 1, "tls": True, "keep_running": True}
     run = start(person, engine, serve, companion={"benchmark": few})
     assert_names(person, run)
     assert_strangers_are_refused(person, run)
     assert_measured_through_the_door(person, run)
+    assert_a_killed_door_of_a_node_is_opened_again(person, run)
     assert_a_killed_instance_costs_only_what_it_had_begun(person, run)
     end(person, run)
 
@@ -184,37 +189,100 @@ def assert_names(person: Person, served: RunPaths) -> None:
 
 
 _ASK = """
-import http.client, json, sys
+import http.client, json, ssl, sys
+import grpc, numpy
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
+
+PATHS = (
+    ("GET", "/v2/health/ready"),
+    ("POST", "/v2/models/ensemble/generate"),
+    ("POST", "/v2/repository/index"),
+    ("POST", "/v2/repository/models/ensemble/unload"),
+    ("POST", "/v2/systemsharedmemory/region/x/register"),
+    ("POST", "/v2/logging"),
+    ("POST", "/v2/trace/setting"),
+)
+
+def over_http(address, port, paths):
+    for method, path in paths:
+        connection = http.client.HTTPSConnection(
+            address, port, timeout=5, context=ssl._create_unverified_context()
+        )
+        connection.request(method, path, b"{}" if method == "POST" else None)
+        yield connection.getresponse().status
+
+def over_grpc(address, port):
+    shown = ssl.get_server_certificate((address, port)).encode()
+    # The certificate is for the job's first node, and for this name.
+    name = [("grpc.ssl_target_name_override", "localhost")]
+    credentials = grpc.ssl_channel_credentials(shown)
+    client = InferenceServerClient(f"{address}:{port}", ssl=True, creds=credentials, channel_args=name)
+    tensor = InferInput("input_ids", [1], "INT32")
+    tensor.set_data_from_numpy(numpy.zeros(1, numpy.int32))
+    for call in (
+        client.is_server_live,
+        client.get_model_repository_index,
+        lambda: client.load_model("ensemble"),
+        lambda: client.unload_model("ensemble"),
+        lambda: client.register_system_shared_memory("x", "/x", 64),
+        lambda: client.update_log_settings({"log_error": False}),
+        lambda: client.update_trace_settings(settings={"trace_level": "OFF"}),
+        lambda: client.infer("tensorrt_llm", [tensor]),
+    ):
+        try:
+            yield repr(call())
+        except InferenceServerException as error:
+            yield error.status()
+    client.close()
+
 found = []
-for address, port, path in json.loads(sys.argv[1]):
-    connection = http.client.HTTPConnection(address, port, timeout=5)
-    try:
-        connection.request('GET', path)
-        found.append(connection.getresponse().status)
-    except OSError as error:
-        found.append(type(error).__name__)
+for kind, address, port in json.loads(sys.argv[1]):
+    if kind == "grpc":
+        found += over_grpc(address, port)
+    else:
+        found += over_http(address, port, PATHS if kind == "http" else [("GET", "/metrics")])
 print(json.dumps(found))
 """
+"""Asks for everything without the key, at doors that encrypt."""
 
 
 def assert_strangers_are_refused(person: Person, served: RunPaths) -> None:
     endpoint = endpoint_of(served)
-    doors = [(endpoint.address, endpoint.http_port, "/v2/health/ready")]
-    doors.append((endpoint.address, endpoint.metrics_port, "/metrics"))
+    ports = {"http": endpoint.http_port, "grpc": endpoint.grpc_port, "metrics": endpoint.metrics_port}
+    doors = [(kind, endpoint.address, port) for kind, port in ports.items()]
     [record] = [json.loads(file.read_text()) for file in served.ranks.glob("door_*.json")]
-    doors += [
-        (record["address"], port, "/metrics" if name.startswith("metrics") else "/v2/health/ready")
-        for name, port in record["ports"].items()
-        if not name.startswith("grpc")
-    ]
+    assert len({endpoint.address, record["address"]}) == 2
+    doors += [(name.partition("_")[0], record["address"], port) for name, port in record["ports"].items()]
+    assert len(doors) == 6
+    stranger = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups", str(person.bin / "python")]
     for node in person.sandbox.nodes:
-        stranger = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups"]
-        said = node.run([*stranger, "/usr/bin/python3", "-I", "-c", _ASK, json.dumps(doors)])
-        assert json.loads(said) == [401] * 4, node.name
+        found = json.loads(node.run([*stranger, "-I", "-c", _ASK, json.dumps(doors)]))
+        of_a_door = Counter({401: 8, "StatusCode.UNAUTHENTICATED": 8})
+        assert Counter(found) == of_a_door + of_a_door, (node.name, found)
     # No server listens on the network itself.
     for node in person.sandbox.nodes:
         listening = node.run(["ss", "-H", "-t", "-l", "-n", "-p"])
         assert "tritonserver" not in listing_of_servers(listening)
+
+
+def assert_a_killed_door_of_a_node_is_opened_again(person: Person, served: RunPaths) -> None:
+    def door() -> list[int]:
+        found = subprocess.run(["pgrep", "-f", f"haproxy.*{served.door(1)}"], capture_output=True, text=True)
+        return [int(word) for word in found.stdout.split()]
+
+    [killed] = door()
+    os.kill(killed, signal.SIGKILL)
+    assert eventually(lambda: door() not in ([], [killed]), 10)
+    # The first door reaches the instance behind it again.
+    before = answered(served)[1]
+    few = ("--concurrency", "4", "--requests", "8", *LENIENT)
+    assert eventually(
+        lambda: (
+            person.types("bench", "run", served.folder, *few).returncode == 0 and answered(served)[1] > before
+        ),
+        30,
+    )
 
 
 def listing_of_servers(listening: str) -> str:

@@ -109,11 +109,14 @@ def grpc_client(endpoint: Endpoint) -> Iterator[Any]:
     from tritonclient.grpc import InferenceServerClient
 
     # A proxy for the outside world cannot reach compute nodes; see http.py.
+    options: list[tuple[str, int | str]] = [("grpc.enable_http_proxy", 0)]
+    if endpoint.certificate_name is not None:
+        options.append(("grpc.ssl_target_name_override", endpoint.certificate_name))
     client = InferenceServerClient(
         endpoint.grpc,
         ssl=endpoint.certificate_file is not None,
         root_certificates=endpoint.certificate_file,
-        channel_args=[("grpc.enable_http_proxy", 0)],
+        channel_args=options,
     )
     client.register_plugin(_KeyPlugin(endpoint.authorization))
     try:

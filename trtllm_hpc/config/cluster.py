@@ -112,8 +112,8 @@ class ClusterProfile(Section):
     container: Container = Field(default_factory=Container)
     triton: Triton = Field(default_factory=Triton)
     haproxy: OneLine = "haproxy"
-    """HAProxy (2.4 or later) on the nodes, outside any container: a path, or a name on ``PATH``. For
-    ``serve.door`` in job files."""
+    """HAProxy (2.4 or later) on the nodes, outside any container: a path, or a name on ``PATH``. Not needed
+    with ``serve.door: none`` in job files."""
     environment: dict[VariableName, AnyText] = Field(default_factory=dict)
     """Variables set in every script. No secrets: scripts are files."""
     setup: list[OneLine] = Field(default_factory=list)

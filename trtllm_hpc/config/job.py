@@ -104,9 +104,12 @@ class Serve(Section):
     key: bool = True
     """Whether the door asks for a key. Without one everybody who reaches the node may call the server."""
     max_request_mib: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Largest body of a request over HTTP that the door lets through."""
+    """Largest request that the door lets through: a body over HTTP, a message over gRPC outside streams."""
     tls: bool = False
-    """Whether the door encrypts, with a certificate of its own whose fingerprint is in the endpoint."""
+    """Whether the door encrypts; the fingerprint of its certificate is in the endpoint."""
+    certificate: AbsolutePath | None = None
+    """The door's certificate, those that have signed it, and its private key in one PEM file; ``None``: one
+    that is made for the run."""
     keep_running: bool = False
     """Go on serving after the companion is done, until the time limit or ``cancel``."""
 

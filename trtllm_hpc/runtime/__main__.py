@@ -99,6 +99,7 @@ def _add_server_commands(commands: _Commands) -> None:
     instances.add_argument("--program", required=True, help="HAProxy")
     instances.add_argument("--key", action="store_true", help="ask for a key")
     instances.add_argument("--tls", action="store_true", help="encrypt")
+    instances.add_argument("--certificate", type=Path, help="a given one with its private key")
     instances.add_argument(
         "--leaders", type=_leaders, required=True, help="NODE:INSTANCE,INSTANCE of each node"
     )

@@ -10,13 +10,12 @@ rendered with the other scripts.
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
 import os
 import secrets
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -42,6 +41,9 @@ DOOR_RESTARTS = 3
 
 _GRPC_PORT = 8001
 """Triton's default; the name of its socket for gRPC ends with it."""
+
+_OWNER = "owner"
+"""File in a door's folder that the door's process holds locked."""
 
 _TICK_S = 0.2
 _GRACE_S = 5.0
@@ -85,6 +87,7 @@ class Door:
         # Its name cannot be guessed, so nobody else can make it first; mode 0700.
         prefix = f"trt{os.environ['TRTLLM_HPC_JOB_ID']}_door{node}_"
         self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHM))
+        self._owned = _own(self.folder)
         servers = {**self._local_servers(instances), **further}
         if paths.key.exists():
             # HAProxy reads the header of its own questions to other doors from here.
@@ -146,6 +149,7 @@ class Door:
         self._process.wait()
         os.close(self._log)
         shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._owned)
 
     def sockets(self, instance: int) -> Path:
         """Return the folder for the sockets of an instance, which its leader makes."""
@@ -170,6 +174,28 @@ class Door:
                 hint="install HAProxy on the nodes (the package haproxy of every distribution), or set "
                 "haproxy in the cluster profile to its path, or serve without a door: serve.door: none",
             ) from error
+
+
+def _own(folder: Path) -> int:
+    """Lock a file in a door's folder for as long as this process lives; returns its descriptor."""
+    descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def remove_abandoned(sockets: Path) -> None:
+    """Remove the folder of a door whose process was killed, and could not do it.
+
+    Args:
+        sockets: the folder of an instance's sockets, in the door's.
+    """
+    with suppress(OSError):
+        descriptor = os.open(sockets.parent / _OWNER, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(sockets.parent, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def threads() -> int:
@@ -199,42 +225,7 @@ def run_node_door(paths: RunPaths, node: int, program: str, address: str, instan
     return ExitCode.OK if stops else ExitCode.START
 
 
-# Key and certificate ----------------------------------------------------------------------
-
-
 def write_key(file: Path) -> None:
     """Write a new random key that only this user can read; one that is there stays."""
     if not file.exists():
         write_text(file, f"{secrets.token_urlsafe(32)}\n", mode=0o600)
-
-
-def write_certificate(paths: RunPaths, address: str) -> None:
-    """Write a certificate for this host and address, signed by itself, and its private key.
-
-    Raises:
-        StartFailed: ``openssl`` is missing, or has failed.
-    """
-    names = f"subjectAltName=IP:{address},IP:127.0.0.1,DNS:{socket.gethostname()},DNS:localhost"
-    key = paths.certificate_key.with_suffix(".key")
-    command = [
-        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-        *("-days", "365", "-subj", "/CN=trtllm-hpc", "-addext", names),
-        *("-keyout", str(key), "-out", str(paths.certificate)),
-    ]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        write_text(paths.certificate_key, key.read_text() + paths.certificate.read_text(), mode=0o600)
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", None) or error
-        raise StartFailed(
-            f"the certificate cannot be made: {said}",
-            hint="install openssl on the nodes, or set serve.tls to false",
-        ) from error
-    finally:
-        key.unlink(missing_ok=True)
-
-
-def fingerprint(certificate: Path) -> str:
-    """Return the SHA-256 fingerprint of a certificate (PEM), as ``openssl x509 -fingerprint`` shows it."""
-    digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.read_text())).hexdigest().upper()
-    return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))

@@ -20,21 +20,13 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, serve_steps, write_json
-from trtllm_hpc.runtime.door import (
-    DOOR_RESTARTS,
-    KINDS,
-    SOCKETS_VARIABLE,
-    Door,
-    DoorRecord,
-    fingerprint,
-    write_certificate,
-    write_key,
-)
+from trtllm_hpc.runtime.certificate import fingerprint, make_certificate, take_certificate
+from trtllm_hpc.runtime.door import DOOR_RESTARTS, KINDS, SOCKETS_VARIABLE, Door, DoorRecord, write_key
 from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, start_bound
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, rank_records
-from trtllm_hpc.runtime.stop import request_stop
+from trtllm_hpc.runtime.stop import SUPERVISOR, request_stop
 
 _TICK_S = 0.2
 _DOORS_TIMEOUT_S = 60.0
@@ -65,6 +57,8 @@ class SupervisorOptions:
     """HAProxy."""
     key: bool
     tls: bool
+    certificate: Path | None
+    """A given one, with its private key; ``None``: one is made."""
     leaders: Mapping[int, Sequence[int]]
     """The instances whose leaders are on each node, by the node's number within the job."""
     address: str
@@ -114,6 +108,7 @@ class Supervisor:
         self._node_doors: list[subprocess.Popen[bytes]] = []
         self._door: Door | None = None
         self._door_restarts = 0
+        self._certificate_name: str | None = None
         self._companion = CompanionWatch(
             paths, options.companion_start_seconds, options.companion_silence_seconds
         )
@@ -154,8 +149,10 @@ class Supervisor:
         options = self._options
         if options.key:
             write_key(self._paths.key)
-        if options.tls:
-            write_certificate(self._paths, options.address)
+        if options.certificate is not None:
+            self._certificate_name = take_certificate(self._paths, options.certificate)
+        elif options.tls:
+            make_certificate(self._paths, options.address)
         for node, instances in options.leaders.items():
             if node != 0:
                 self._paths.door_ports(node).unlink(missing_ok=True)
@@ -271,7 +268,7 @@ class Supervisor:
         self._tell(instance)
         living = sum(each.lives for each in self._instances)
         if living < self._options.minimum:
-            self._fail(self._too_few(living, instance), code if 0 < code < 128 else ExitCode.START)
+            self._end_with(instance, living, code if 0 < code < 128 else ExitCode.START)
 
     def _tell(self, instance: Instance) -> None:
         if instance.state == "failed":
@@ -282,13 +279,17 @@ class Supervisor:
         # Not as "reason": the run may go on.
         self._tell_event("instance_end", instance=instance.number, why=instance.reason, then=then)
 
-    def _too_few(self, living: int, instance: Instance) -> str:
+    def _end_with(self, instance: Instance, living: int, code: int) -> None:
+        """End the run: too few instances live."""
         if self._options.count == 1:
-            return instance.reason or "the server has ended"
-        return (
+            # Records and logs of its ranks tell more of the cause than is known here.
+            self._fail(instance.reason or "the server has ended", code, is_cause=False)
+            return
+        sentence = (
             f"{living} of {self._options.count} instances live, and serve.minimum_instances is "
             f"{self._options.minimum}; instance {instance.number}: {instance.reason}"
         )
+        self._fail(sentence, code)
 
     # The endpoint -------------------------------------------------------------------
 
@@ -331,6 +332,7 @@ class Supervisor:
             key_file=str(self._paths.key) if options.key else None,
             certificate_file=str(self._paths.certificate) if options.tls else None,
             fingerprint=fingerprint(self._paths.certificate) if options.tls else None,
+            certificate_name=self._certificate_name,
             instances=options.count,
         )
         endpoint.write(self._paths.endpoint)
@@ -353,12 +355,12 @@ class Supervisor:
         # Nothing else in a handler: the code that it interrupts may hold a lock.
         self._signal = self._signal or name
 
-    def _fail(self, sentence: str, code: int, *, event: str = "failed") -> None:
+    def _fail(self, sentence: str, code: int, *, event: str = "failed", is_cause: bool = True) -> None:
         self._has_failed = True
         self._code = self._code or code
-        self._tell_event(event, reason=sentence)
+        self._tell_event(event, **{"reason" if is_cause else "why": sentence})
         with suppress(OSError):  # on a full disk the run must end all the same
-            request_stop(self._paths, by="supervisor", reason=sentence)
+            request_stop(self._paths, by=SUPERVISOR, reason=sentence)
 
     def _tell_event(self, name: str, **data: object) -> None:
         with suppress(OSError):  # a full disk is no reason to end what serves

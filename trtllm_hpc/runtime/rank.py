@@ -14,9 +14,11 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.leader import RankOptions, make_leader
 from trtllm_hpc.runtime.node import interface_towards, make_private, remove_leftovers
 from trtllm_hpc.runtime.process import (
@@ -83,6 +85,8 @@ class Supervisor:
         finally:
             kill_descendants()
             remove_leftovers(self._options.prefix)
+            if self._options.instance is not None:
+                remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
         self._write_end(child.returncode)
         self._report(child.returncode, code)
         return code

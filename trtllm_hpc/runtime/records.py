@@ -76,6 +76,8 @@ class Endpoint(JsonRecord):
     """File with the certificate that the door shows; ``None`` if it does not encrypt."""
     fingerprint: str | None = None
     """Of that certificate, by SHA-256."""
+    certificate_name: str | None = None
+    """A name that it is for, if it is a given one; ``None``: for ``address``."""
     instances: int = 1
     """Servers behind the door."""
 
@@ -119,6 +121,10 @@ class Endpoint(JsonRecord):
         except OSError as error:
             sentence = f"The certificate {self.certificate_file} cannot be read: {error.strerror or error}."
             raise RequestFailed(sentence) from None
+        # A given certificate may be signed by another one, and be for other names than the address. It is the
+        # only one that is trusted, so neither matters.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.check_hostname = self.certificate_name is None
         if protocols:
             context.set_alpn_protocols(list(protocols))
         return context

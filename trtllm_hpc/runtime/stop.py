@@ -18,6 +18,9 @@ from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, leader_has_e
 
 HEARTBEAT_INTERVAL_S = 5.0
 
+SUPERVISOR = "supervisor"
+"""Who requests the stop of all instances after a failure."""
+
 
 def request_stop(paths: RunPaths, *, by: str, reason: str) -> None:
     """Request rank 0 to end the server in good order. The first request stays on record."""
@@ -38,7 +41,9 @@ def beat_while(paths: RunPaths, pid: int) -> None:
         if time.monotonic() >= next_beat:
             paths.heartbeat.touch()
             next_beat = time.monotonic() + HEARTBEAT_INTERVAL_S
-        if StopRequest.read(paths.stop_request) is None and server_has_ended(paths):
+        request = StopRequest.read(paths.stop_request)
+        # The supervisor's own request says that the server is lost; others mean that the companion is done.
+        if (request is None or request.by == SUPERVISOR) and server_has_ended(paths):
             print("error: the server has ended before the companion was done", file=sys.stderr, flush=True)
             for child in descendants(pid):
                 if child != os.getpid():

@@ -98,6 +98,9 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
     if job.serve.tls and serve.door == "none":
         yield in_job("conflict", "serve.tls", "only a door encrypts", "set serve.door to haproxy", serve.tls)
+    if serve.certificate is not None and not serve.tls:
+        message = "is set, but serve.tls is false"
+        yield in_job("conflict", "serve.certificate", message, "set serve.tls to true, or remove it")
 
 
 def build_gpus(facts: JobFacts) -> Diagnostics:

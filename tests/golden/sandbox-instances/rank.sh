@@ -8,6 +8,10 @@ rank=${SLURM_PROCID}
 # that Triton's Python backend makes carries both.
 prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_${rank}_"
 
+# The instances of a node share its cores; by default each would start a thread for every one.
+cores=$(($(nproc) / 4))
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 1 ? cores : 1))}"
+
 # This instance's share of the node's GPUs.
 IFS=, read -ra gpus <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
 slot=$((TRTLLM_HPC_INSTANCE % 2))

@@ -77,6 +77,7 @@ def test_the_jobs_first_step_makes_the_repository(tmp_path: Path, engine: Path) 
         request = urllib.request.Request(
             f"http://{endpoint.address}:{endpoint.http_port}/v2/models/ensemble/generate",
             json.dumps({"text_input": "hello", "max_tokens": 4}).encode(),
+            endpoint.authorization,
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
             assert json.load(answer)["text_output"] == f"hello|{engine}|{engine}"

@@ -199,7 +199,7 @@ def _connection(endpoint: Endpoint) -> HTTPConnection:
 
 
 def _get(connection: HTTPConnection, endpoint: Endpoint) -> bytes:
-    """Return the pages of all instances, one after the other: their figures are added up.
+    """Return the pages of all instances as one, whose figures are added up.
 
     The connection is kept: a new one each time costs both sides more.
 
@@ -215,7 +215,26 @@ def _get(connection: HTTPConnection, endpoint: Endpoint) -> bytes:
             missing = error  # an instance that is being started again has no page
     if not pages:
         raise missing
-    return b"".join(pages)
+    return _joined(pages)
+
+
+def _joined(pages: list[bytes]) -> bytes:
+    """Join the pages of instances, without what two of them tell of the same thing.
+
+    Figures of a GPU bear its UUID, and are taken from one page; those of the
+    host bear no name, and are taken from the first page, and so from its node.
+    """
+    known: set[bytes] = set()
+    lines: list[bytes] = []
+    for number, page in enumerate(pages):
+        for line in page.splitlines(keepends=True):
+            if line.startswith(b"nv_gpu_") or (line.startswith(b"nv_cpu_") and number):
+                figure = line.rpartition(b" ")[0]
+                if figure in known or line.startswith(b"nv_cpu_"):
+                    continue
+                known.add(figure)
+            lines.append(line)
+    return b"".join(lines)
 
 
 def _get_page(connection: HTTPConnection, path: str, headers: Mapping[str, str]) -> bytes:
