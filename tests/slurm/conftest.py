@@ -119,9 +119,9 @@ class Person:
         record: dict[str, Any] = json.loads(answer.stdout)
         return record
 
-    def jobs_in_queue(self) -> list[str]:
+    def jobs_in_queue(self, *options: str) -> list[str]:
         """Ids of this user's jobs that have not ended."""
-        return self.slurm("squeue", "--noheader", "--format=%i", "--me").split()
+        return self.slurm("squeue", "--noheader", "--format=%i", "--me", *options).split()
 
     def has_no_jobs(self) -> bool:
         """Whether this user's jobs have ended; Slurm lists a job for a moment after its last step."""
@@ -235,7 +235,8 @@ def person(cluster: Sandbox, installed: Path, home: Path) -> Iterator[Person]:
     )
     someone = Person(cluster, installed, home, profile)
     yield someone
-    left = someone.jobs_in_queue()
+    # Not those that have ended, and are completing.
+    left = someone.jobs_in_queue("--states=PENDING,CONFIGURING,RUNNING,SUSPENDED")
     if left:
         someone.slurm("scancel", *left)
         eventually(lambda: not someone.jobs_in_queue(), 30)
