@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from trtllm_hpc.cli.client import command
-from trtllm_hpc.client.generate import Answer, generate_grpc, generate_http
+from trtllm_hpc.client.generate import Answer, Request, generate_grpc, generate_http
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.records import Endpoint
@@ -63,7 +63,7 @@ def test_the_llm_apis_model_gets_its_own_inputs(generate: Generate, endpoint: En
 
 
 def test_both_protocols_answer_and_the_answer_is_saved(run: RunPaths) -> None:
-    result = client(run, "--prompt", "hello", "--save")
+    result = client(run, "--prompt", "hello", "--protocol", "both", "--save")
     assert result.exit_code == 0, result.output
     saved = read_json(run.answer)
     assert saved is not None and saved["prompt"] == "hello"
@@ -106,11 +106,11 @@ def test_a_slow_answer_times_out(generate: Generate, endpoint: Endpoint) -> None
 
 
 def test_different_answers_are_an_error(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(endpoint: Endpoint, prompt: str, *others: object) -> object:
-        return generate_grpc(endpoint, prompt + "!", 4, 10)
+    def other(endpoint: Endpoint, request: Request) -> Answer:
+        return generate_grpc(endpoint, request.prompt + "!", 4, 10)
 
-    monkeypatch.setattr("trtllm_hpc.client.generate.generate_http", other)
-    error = client(run, "--prompt", "x").exception
+    monkeypatch.setattr("trtllm_hpc.client.generate.ask_http", other)
+    error = client(run, "--prompt", "x", "--protocol", "both").exception
     assert isinstance(error, RequestFailed) and "'X'" in error.message and "'X!'" in error.message
 
 

@@ -29,7 +29,10 @@ class Configuration(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(json.dumps({"input": [{"name": "text_input"}], "max_batch_size": 8}).encode())
+        names = ("text_input", "max_tokens", "bad_words", "stop_words")
+        types = {"max_tokens": "TYPE_INT32"}
+        inputs = [{"name": name, "data_type": types.get(name, "TYPE_STRING")} for name in names]
+        self.wfile.write(json.dumps({"input": inputs, "max_batch_size": 8}).encode())
 
     def log_message(self, *_: object) -> None:
         pass

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import eventually
-from trtllm_hpc.client.generate import grpc_client
+from trtllm_hpc.client.connection import grpc_client
 from trtllm_hpc.client.http import is_ready
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths

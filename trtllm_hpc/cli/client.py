@@ -1,47 +1,116 @@
-"""``trtllm-hpc client``: send the served model a prompt."""
+"""``trtllm-hpc client``: ask the served model."""
 
 from __future__ import annotations
 
 import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.options import json_option, print_json, run_argument, valid_text, wait_option
-from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.cli.options import runs_folder, runs_option, valid_text, wait_option
+from trtllm_hpc.client.options import OPTIONS, Kind, Option
+from trtllm_hpc.errors import RequestFailed, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, call_name, write_aside, write_json
+from trtllm_hpc.runs.find import find_run
 
 if TYPE_CHECKING:
-    from trtllm_hpc.client.generate import Answer
+    from trtllm_hpc.client.generate import Answer, Request
     from trtllm_hpc.runtime.records import Endpoint
 
-_REQUEST_TIMEOUT_S = 120.0
+_CLICK_TYPES: dict[Kind, Any] = {
+    "count": click.INT,
+    "number": click.FLOAT,
+    "text": click.STRING,
+    "texts": click.STRING,
+    "numbers": click.FLOAT,
+}
+_DEFAULTS = {"max_tokens": 16}
+
+Command = Callable[..., Any]
 
 
-def _prompt(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Callback of ``--prompt``: the text itself, or for ``-`` what standard input holds."""
-    if value == "-":
-        value = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
-    return str(valid_text(ctx, param, value))
+def _prompts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Callback of ``--prompt``: the texts themselves, or for ``-`` what standard input holds."""
+    texts = tuple(
+        sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n") if it == "-" else it
+        for it in values
+    )
+    return tuple(valid_text(ctx, param, texts))
+
+
+def _request_options(command: Command) -> Command:
+    """An option for each of a request; the command gets them as keyword arguments."""
+    for option in reversed(OPTIONS):
+        command = _click_option(option)(command)
+    return command
+
+
+def _click_option(option: Option) -> Callable[[Command], Command]:
+    if option.kind == "flag":
+        return click.option(option.flag, option.name, is_flag=True, help=option.help)
+    several = option.kind in ("texts", "numbers")
+    return click.option(
+        option.flag,
+        option.name,
+        type=_CLICK_TYPES[option.kind],
+        multiple=several,
+        default=None if several else _DEFAULTS.get(option.name),
+        show_default=option.name in _DEFAULTS,
+        help=option.help,
+        callback=valid_text if option.kind == "texts" else None,
+    )
 
 
 @click.command("client")
-@run_argument
+@runs_option
+@click.argument("words", nargs=-1, metavar="[RUN] [PROMPT]...", callback=valid_text)
 @click.option(
     "--prompt",
-    required=True,
-    callback=_prompt,
-    help="The prompt, as text; - reads standard input and drops a final newline.",
+    "more",
+    multiple=True,
+    callback=_prompts,
+    help="A prompt that other users of this machine must not see in the list of processes comes with"
+    " '--prompt -' from standard input; a final newline is dropped.  [repeatable]",
 )
-@click.option("--max-tokens", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option(
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Prompts, one a line.",
+)
+@click.option("--model", metavar="NAME", help="[default: ensemble, or the first that takes text]")
 @click.option(
     "--protocol",
     type=click.Choice(["grpc", "http", "both"]),
-    default="both",
+    default="grpc",
     show_default=True,
     help="With 'both', the two answers must be equal.",
 )
-@click.option("--model", default="ensemble", show_default=True)
+@click.option(
+    "--stream/--no-stream",
+    default=None,
+    help="Show the text as it is generated.  [default: of a single prompt over gRPC, if the model streams]",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Prompts asked at once.",
+)
+@click.option(
+    "--stop-after-ms",
+    type=click.IntRange(min=1),
+    metavar="MS",
+    help="End each answer after this time, on the server too.",
+)
+@click.option(
+    "--timeout-seconds", type=click.FloatRange(min=0.1), default=120.0, show_default=True, metavar="S"
+)
 @wait_option
 @click.option(
     "--context-logits",
@@ -55,62 +124,250 @@ def _prompt(ctx: click.Context, param: click.Parameter, value: str) -> str:
     help="Write the answer into the run folder as results/request.json, and logits beside it as .npy;"
     " this replaces the companion's answer.",
 )
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, a line each.")
+@_request_options
+@click.pass_context
 def command(
-    run: RunPaths,
-    runs: Any,
-    prompt: str,
-    max_tokens: int,
+    ctx: click.Context,
+    /,
+    runs: Path | None,
+    words: tuple[str, ...],
+    more: tuple[str, ...],
+    file: Path | None,
+    model: str | None,
     protocol: str,
-    model: str,
+    stream: bool | None,
+    concurrency: int,
+    stop_after_ms: int | None,
+    timeout_seconds: float,
     wait_seconds: float,
     context_logits: bool,
     generation_logits: bool,
     save: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
-    """Send the served model of RUN a prompt and print its answer.
+    """Ask the served model of RUN, and print its answers.
+
+    RUN is latest by default. An answer is shown as it is generated where the model streams; Ctrl-C
+    ends it on the server too. Options that the served model does not have are refused by name.
 
     \b
-    Example:
-      trtllm-hpc client latest --prompt "What is machine learning?" --max-tokens 64
+    Examples:
+      trtllm-hpc client "What is machine learning?" --max-tokens 64
+      trtllm-hpc client latest "A poem:" --temperature 0.8 --top-p 0.9 --seed 7
       trtllm-hpc client latest --prompt - < question.txt
+      trtllm-hpc client latest --file prompts.txt --concurrency 8 --json
     """
     from trtllm_hpc.runs.endpoint import endpoint_of
 
-    requested = {"context_logits": context_logits, "generation_logits": generation_logits}
-    logits = [name for name, wanted in requested.items() if wanted]
-    if logits and protocol == "http":
-        raise click.UsageError("Logits come over gRPC only: leave out --protocol http.")
+    run, prompts = _run_and_prompts(words, [*more, *_lines(file)], ctx)
+    wanted = {"context_logits": context_logits, "generation_logits": generation_logits}
+    logits = [name for name, is_wanted in wanted.items() if is_wanted]
+    _refuse_over_http(protocol, logits, stream, stop_after_ms)
+    if save and len(prompts) > 1:
+        raise click.UsageError("--save keeps one answer: ask one prompt.")
     endpoint = endpoint_of(run, wait_seconds)
+    given = {name: list(it) if isinstance(it, tuple) else it for name, it in options.items() if it or it == 0}
+    given = {name: it for name, it in given.items() if it is not False}
     try:
-        answers = _generate(endpoint, protocol, prompt, max_tokens, model, logits)
+        requests = _requests(
+            endpoint,
+            model,
+            prompts,
+            given,
+            logits,
+            protocol,
+            stream,
+            stop_after_ms,
+            timeout_seconds,
+            shows=len(prompts) == 1 and not as_json,
+        )
+        _ask_all(run, endpoint, requests, protocol, concurrency, as_json=as_json, save=save)
     except RequestFailed as error:
         error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"
         raise
-    record = {
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "model": model,
-        "host": endpoint.host,
-        "answers": [answer.as_json() for answer in answers],
-    }
-    if save:
-        _save(run, record, answers)
-    if as_json:
-        print_json(record)
+
+
+def _run_and_prompts(
+    words: Sequence[str], more: Sequence[str], ctx: click.Context
+) -> tuple[RunPaths, list[str]]:
+    """Tell the run from the prompts: the first word, if it is one, or if more words follow."""
+    folder = runs_folder(ctx)
+    if not words:
+        run, prompts = find_run("latest", folder), list(more)
+    elif len(words) == 1 and not more:
+        try:
+            run, prompts = find_run(words[0], folder), []
+        except TrtllmHpcError:
+            run, prompts = find_run("latest", folder), [words[0]]
     else:
-        from trtllm_hpc.logs.reading import for_output
-
-        for answer in answers:
-            click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_output(answer.text)}")
-            for name, array in answer.logits.items():
-                where = f" in {run.logits(name)}" if save else ""
-                click.echo(f"{name}: {' x '.join(map(str, array.shape))}{where}")
-    _refuse_different(answers)
+        run, prompts = find_run(words[0], folder), [*words[1:], *more]
+    if not prompts:
+        raise click.UsageError("A prompt is missing: trtllm-hpc client [RUN] PROMPT.")
+    return run, prompts
 
 
-def _save(run: RunPaths, record: dict[str, Any], answers: list[Answer]) -> None:
+def _lines(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        return [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+    except ValueError:
+        raise click.UsageError(f"{file} is not valid UTF-8.") from None
+
+
+def _refuse_over_http(
+    protocol: str, logits: list[str], stream: bool | None, stop_after_ms: int | None
+) -> None:
+    if protocol == "http" and logits:
+        raise click.UsageError("Logits come over gRPC only: leave out --protocol http.")
+    if protocol != "grpc" and (stream or stop_after_ms):
+        raise click.UsageError("--stream and --stop-after-ms work over gRPC only.")
+
+
+def _requests(
+    endpoint: Endpoint,
+    name: str | None,
+    prompts: Sequence[str],
+    options: dict[str, Any],
+    logits: list[str],
+    protocol: str,
+    stream: bool | None,
+    stop_after_ms: int | None,
+    timeout_s: float,
+    *,
+    shows: bool,
+) -> list[Request]:
+    """Return the requests; ``shows``: whether the answer can be shown as it is generated."""
+    from trtllm_hpc.client.generate import Request
+    from trtllm_hpc.client.inputs import MODELS
+    from trtllm_hpc.client.served_model import describe
+
+    name = name or next((known for known in MODELS if known in endpoint.models), MODELS[0])
+    model = describe(endpoint, name, timeout_s)
+    if stream is None:
+        # Beams and several sequences come as a whole, and logits in each response.
+        whole = logits or any(options.get(it, 1) > 1 for it in ("beam_width", "return_sequences"))
+        stream = protocol == "grpc" and shows and not whole and _streams(endpoint, model, timeout_s)
+    stop_after_s = None if stop_after_ms is None else stop_after_ms / 1000
+    return [Request(model, prompt, options, logits, stream, stop_after_s, timeout_s) for prompt in prompts]
+
+
+def _streams(endpoint: Endpoint, model: Any, timeout_s: float) -> bool:
+    """Whether the model can answer token by token; of an ensemble, its core model decides."""
+    from trtllm_hpc.client.served_model import describe
+
+    if not model.ensemble:
+        return bool(model.decoupled)
+    return "tensorrt_llm" in endpoint.models and describe(endpoint, "tensorrt_llm", timeout_s).decoupled
+
+
+def _ask_all(
+    run: RunPaths,
+    endpoint: Endpoint,
+    requests: Sequence[Request],
+    protocol: str,
+    concurrency: int,
+    *,
+    as_json: bool,
+    save: bool,
+) -> None:
+    """Ask the prompts, and print the answers in their order."""
+    live = len(requests) == 1 and not as_json and requests[0].stream
+    on_text = _echo_part if live else None
+
+    def ask(request: Request, interrupted: threading.Event) -> list[Answer]:
+        return _ask(endpoint, request, protocol, on_text, interrupted)
+
+    for request, answers in zip(requests, _in_order(ask, requests, concurrency), strict=True):
+        record = {
+            "prompt": request.prompt,
+            **request.options,
+            "model": request.model.name,
+            "host": endpoint.host,
+            "answers": [answer.as_json() for answer in answers],
+        }
+        if save:
+            _save(run, record, answers)
+        if as_json:
+            import json
+
+            click.echo(json.dumps(record, ensure_ascii=False))
+        else:
+            _show(run, answers, is_shown=live, save=save)
+        _refuse_different(answers)
+
+
+def _in_order(
+    ask: Callable[[Request, threading.Event], list[Answer]], requests: Sequence[Request], concurrency: int
+) -> Iterator[list[Answer]]:
+    """Ask in threads; Ctrl-C ends what is being answered, and yields what came until then."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    interrupted = threading.Event()
+    threads = ThreadPoolExecutor(concurrency)
+    try:
+        waiting = deque(threads.submit(ask, request, interrupted) for request in requests)
+        while waiting:
+            first = waiting.popleft()
+            try:
+                answers = first.result()
+            except KeyboardInterrupt:
+                interrupted.set()
+                yield first.result()
+                yield from (each.result() for each in waiting if not each.cancel())
+                raise
+            yield answers
+    finally:
+        interrupted.set()
+        threads.shutdown(cancel_futures=True)
+
+
+def _ask(
+    endpoint: Endpoint,
+    request: Request,
+    protocol: str,
+    on_text: Callable[[str], object] | None,
+    interrupted: threading.Event,
+) -> list[Answer]:
+    from trtllm_hpc.client.generate import ask_grpc, ask_http
+
+    answers = [] if protocol == "http" else [ask_grpc(endpoint, request, on_text, interrupted)]
+    return answers if protocol == "grpc" else [*answers, ask_http(endpoint, request)]
+
+
+def _echo_part(text: str) -> None:
+    from trtllm_hpc.logs.reading import for_output
+
+    click.echo(for_output(text), nl=False)
+
+
+def _show(run: RunPaths, answers: Sequence[Answer], *, is_shown: bool, save: bool) -> None:
+    from trtllm_hpc.logs.reading import for_output
+
+    for answer in answers:
+        if is_shown:
+            click.echo()
+        else:
+            for text in answer.texts or (answer.text,):
+                click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_output(text)}")
+        notes = [f"{answer.output_tokens} tokens" if answer.output_tokens is not None else ""]
+        if answer.first_text_s is not None:
+            notes.append(f"first text after {answer.first_text_s * 1000:.0f} ms")
+            notes.append(f"all after {answer.latency_s * 1000:.0f} ms")
+        if answer.is_stopped:
+            notes.append("stopped early")
+        if is_shown or answer.is_stopped:
+            click.echo(", ".join(filter(None, notes)), err=True)
+        if answer.log_probs is not None:
+            click.echo("log-probs: " + " ".join(f"{value:.3f}" for value in answer.log_probs))
+        for name, array in answer.logits.items():
+            where = f" in {run.logits(name)}" if save else ""
+            click.echo(f"{name}: {' x '.join(map(str, array.shape))}{where}")
+
+
+def _save(run: RunPaths, record: dict[str, Any], answers: Sequence[Answer]) -> None:
     import numpy as np
 
     run.results.mkdir(exist_ok=True)
@@ -121,17 +378,7 @@ def _save(run: RunPaths, record: dict[str, Any], answers: list[Answer]) -> None:
     write_json(run.answer, record)
 
 
-def _generate(
-    endpoint: Endpoint, protocol: str, prompt: str, max_tokens: int, model: str, logits: list[str]
-) -> list[Answer]:
-    from trtllm_hpc.client.generate import generate_grpc, generate_http
-
-    request = (endpoint, prompt, max_tokens, _REQUEST_TIMEOUT_S, model)
-    answers = [] if protocol == "http" else [generate_grpc(*request, logits=logits)]
-    return answers if protocol == "grpc" else [*answers, generate_http(*request)]
-
-
-def _refuse_different(answers: list[Answer]) -> None:
+def _refuse_different(answers: Sequence[Answer]) -> None:
     if len({answer.text for answer in answers}) > 1:
         texts = "; ".join(f"{answer.protocol}: {answer.text!r}" for answer in answers)
         raise RequestFailed(

@@ -5,7 +5,7 @@ Tensors have upstream's names (``ensemble``, ``tensorrt_llm_bls``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -39,11 +39,17 @@ class TextModel:
 class ServedModel:
     """The part of a model's configuration that a client needs."""
 
-    inputs: frozenset[str]
+    name: str
+    inputs: Mapping[str, str]
+    """Type of each input by its name, e.g. ``TYPE_INT32``."""
     batched: bool
     """Whether these have a batch dimension."""
     decoupled: bool
     """Whether a request may have any number of responses: it then takes streaming calls only."""
+    ensemble: bool = False
+    """Whether it consists of other models. Triton does not pass on that a request to it was cancelled."""
+    accumulates: bool = False
+    """Whether each response of a stream repeats the text so far (``accumulate_tokens`` of BLS)."""
 
     @property
     def text(self) -> TextModel:
@@ -58,9 +64,15 @@ def describe(endpoint: Endpoint, model: str, timeout_s: float) -> ServedModel:
         RequestFailed: with the server's error message, for example that it has no such model.
     """
     config = call_json(endpoint, f"v2/models/{quote(model, safe='')}/config", timeout_s)
-    names = frozenset(str(tensor.get("name")) for tensor in config.get("input", ()))
-    policy = config.get("model_transaction_policy", {})
-    return ServedModel(names, bool(config.get("max_batch_size", 0)), bool(policy.get("decoupled", False)))
+    accumulates = config.get("parameters", {}).get("accumulate_tokens", {}).get("string_value", "")
+    return ServedModel(
+        name=model,
+        inputs={str(it.get("name")): str(it.get("data_type", "")) for it in config.get("input", ())},
+        batched=bool(config.get("max_batch_size", 0)),
+        decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
+        ensemble=config.get("platform") == "ensemble",
+        accumulates=accumulates.lower() == "true",
+    )
 
 
 def text_inputs(prompt: str, max_tokens: int, model: TextModel) -> dict[str, NDArray[Any]]:
@@ -76,14 +88,3 @@ def text_inputs(prompt: str, max_tokens: int, model: TextModel) -> dict[str, NDA
         return {"text_input": text, LLM_API_LENGTH: length}
     empty = np.array([b""], dtype=np.object_).reshape(shape)
     return {"text_input": text, "max_tokens": length, "bad_words": empty, "stop_words": empty}
-
-
-def logits_inputs(names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the inputs that request ``context_logits`` or ``generation_logits`` from a text model."""
-    return {f"return_{name}": np.array([[True]]) for name in names}
-
-
-def first_text(output: NDArray[Any]) -> str:
-    """Return the first string of a BYTES tensor; invalid UTF-8 is replaced."""
-    value = output.reshape(-1)[0]
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)

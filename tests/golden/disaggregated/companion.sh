@@ -27,5 +27,5 @@ runtime begin companion
 # Not as an option: everybody on the node sees command lines.
 printf '%s\n' 'What is machine learning?' |
   "$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
-  --prompt=- --max-tokens=16 \
+  --prompt=- --protocol=both --max-tokens=16 \
   --model=ensemble --save

@@ -28,7 +28,7 @@ runtime begin companion
 printf '%s\n' 'it'"'"'s $(hostname) "quoted"
 and a second line' |
   "$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
-  --prompt=- --max-tokens=32 \
+  --prompt=- --protocol=both --max-tokens=32 \
   --model=ensemble --save
 
 # Its settings stand in spec.yaml, companion.benchmark; any option of "trtllm-hpc bench" may be added here.

@@ -18,7 +18,7 @@ from trtllm_hpc.bench.workload.request import (
     Vocabulary,
     settings_error,
 )
-from trtllm_hpc.client.generate import grpc_client, grpc_error, infer_inputs
+from trtllm_hpc.client.connection import grpc_client, grpc_error, infer_inputs
 from trtllm_hpc.client.http import call_json
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import RequestFailed

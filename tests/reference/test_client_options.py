@@ -1,0 +1,245 @@
+"""Every option of a request has its effect on a real server, through the client's own functions."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.waiting import eventually
+from trtllm_hpc.cli.client import command
+from trtllm_hpc.client.generate import Answer, Request, ask_grpc, ask_http
+from trtllm_hpc.client.options import OPTIONS
+from trtllm_hpc.client.served_model import describe
+from trtllm_hpc.errors import ExitCode, RequestFailed
+from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.runtime.records import Endpoint
+
+from .clients import ask_one, token_inputs, tokens
+from .servers import World
+
+pytestmark = pytest.mark.triton
+
+PROMPT = "What is machine learning?"
+TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
+MODELS = ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"]
+
+
+@pytest.fixture
+def endpoint(alone: World) -> Endpoint:
+    return Endpoint(
+        "1", "node", "127.0.0.1", alone.http_port, alone.grpc_port, alone.metrics_port, MODELS, 0.0
+    )
+
+
+class Asked:
+    """One model, asked with options; answers have eight tokens and no prompt unless an option says so."""
+
+    def __init__(self, endpoint: Endpoint, model: str) -> None:
+        self.endpoint = endpoint
+        self.model = describe(endpoint, model, 10.0)
+
+    def __call__(self, *, protocol: str = "grpc", stream: bool = False, **options: Any) -> Answer:
+        given = {"max_tokens": 8, "exclude_input": True, "end_id": -1, **options}
+        given = {name: value for name, value in given.items() if value is not None}
+        request = Request(self.model, PROMPT, given, stream=stream)
+        return ask_http(self.endpoint, request) if protocol == "http" else ask_grpc(self.endpoint, request)
+
+
+@pytest.fixture(params=TEXT_MODELS)
+def ask(request: pytest.FixtureRequest, endpoint: Endpoint) -> Asked:
+    return Asked(endpoint, request.param)
+
+
+@pytest.fixture
+def ensemble(endpoint: Endpoint) -> Asked:
+    return Asked(endpoint, "ensemble")
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_both_protocols_take_every_kind_of_option(ask: Asked, protocol: str) -> None:
+    sampled: dict[str, Any] = {"temperature": 5.0, "top_k": 50, "seed": 7}
+    again = ask(protocol=protocol, **sampled).text
+    assert ask(**sampled).text == again != ask().text
+    other = {**sampled, "seed": 2**63 + 1}
+    assert ask(protocol=protocol, **other).text != again
+    assert ask(protocol=protocol, exclude_input=None).text.startswith(PROMPT)
+    bias: dict[str, Any] = {"embedding_bias_words": ["the"], "embedding_bias_weights": [1e4]}
+    assert ask(protocol=protocol, **bias).text.count("the") > 1
+
+
+def a_word_of_the_answer(ask: Asked) -> str:
+    """One that is a token."""
+    shown: list[str] = []
+    options = {"max_tokens": 8, "exclude_input": True, "end_id": -1}
+    ask_grpc(ask.endpoint, Request(ask.model, PROMPT, options, stream=True), shown.append)
+    return next(part for part in shown if part.isascii() and part.isalnum())
+
+
+def test_length_and_words(ask: Asked) -> None:
+    whole = ask(stream=True, log_probs=True)
+    assert whole.responses <= 8 and whole.log_probs is not None and len(whole.log_probs) == 8
+    assert all(value <= 0 for value in whole.log_probs)
+    assert len(ask(max_tokens=3, log_probs=True).log_probs or ()) == 3
+    word = a_word_of_the_answer(ask)
+    assert len(ask(stop_words=[word]).text) < len(whole.text)
+    assert word not in ask(bad_words=[word]).text
+
+
+def test_what_makes_sampling_greedy(ask: Asked) -> None:
+    greedy = ask().text
+    hot: dict[str, Any] = {"temperature": 5.0, "seed": 3}
+    assert ask(**hot, top_k=50).text != greedy
+    assert ask(**hot, top_k=1).text == greedy
+    assert ask(**hot, top_k=50, top_p=1e-6).text == greedy
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_a_penalty_changes_the_answer(ask: Asked, name: str) -> None:
+    penalty: dict[str, Any] = {name: 5.0}
+    assert ask(max_tokens=40, **penalty).text != ask(max_tokens=40).text
+
+
+def test_beams_and_several_answers(ask: Asked) -> None:
+    beams = ask(beam_width=3, length_penalty=1.0)
+    assert len(beams.texts) == 3 and len(set(beams.texts)) == 3
+    several = ask(return_sequences=2, top_k=50, temperature=5.0)
+    assert len(several.texts) == 2
+
+
+def test_a_shortest_answer_outlasts_its_end(ask: Asked, alone: World, tokenizer: TextTokenizer) -> None:
+    inputs = token_inputs(tokenizer.encode(PROMPT), 1, exclude_input_in_output=True)
+    [first] = tokens(ask_one(alone, "tensorrt_llm", inputs))
+    assert len(ask(end_id=first, log_probs=True).log_probs or ()) == 1
+    assert len(ask(end_id=first, min_tokens=4, log_probs=True).log_probs or ()) >= 4
+
+
+def test_a_stream_says_what_the_whole_answer_says(ask: Asked) -> None:
+    shown: list[str] = []
+    request = Request(ask.model, PROMPT, {"max_tokens": 12, "exclude_input": True}, stream=True)
+    answer = ask_grpc(ask.endpoint, request, shown.append)
+    assert len(shown) > 2
+    assert "".join(shown) == answer.text == ask(max_tokens=12, end_id=None).text
+    assert answer.first_text_s is not None and answer.first_text_s < answer.latency_s
+
+
+def requests_active(alone: World) -> str:
+    name = r'nv_trt_llm_request_metrics\{[^}]*request_type="active"[^}]*\} (\S+)'
+    found: list[str] = re.findall(name, alone.metrics())
+    return found[0]
+
+
+def test_an_answer_that_is_interrupted_is_ended_on_the_server(ask: Asked, alone: World) -> None:
+    shown: list[str] = []
+    interrupted = threading.Event()
+
+    def show(text: str) -> None:
+        shown.append(text)
+        if len(shown) == 3:
+            interrupted.set()
+
+    options = {"max_tokens": 100, "end_id": -1, "exclude_input": True}
+    answer = ask_grpc(ask.endpoint, Request(ask.model, PROMPT, options, stream=True), show, interrupted)
+    assert answer.is_stopped and 3 <= answer.responses < 100
+    assert answer.text.startswith("".join(shown[:3])) and ask().text.startswith("".join(shown[:3]))
+    assert eventually(lambda: requests_active(alone) == "0", 5)
+
+
+def test_an_answer_ends_after_a_time(ask: Asked, alone: World) -> None:
+    options = {"max_tokens": 100, "end_id": -1, "exclude_input": True}
+    answer = ask_grpc(ask.endpoint, Request(ask.model, PROMPT, options, stream=True, stop_after_s=0.02))
+    assert answer.is_stopped and answer.responses < 100
+    assert eventually(lambda: requests_active(alone) == "0", 5)
+
+
+def test_a_number_that_does_not_fit_is_not_sent(ask: Asked) -> None:
+    for protocol in ("grpc", "http"):
+        with pytest.raises(RequestFailed, match=r"4294967299 does not fit .* int32"):
+            ask(protocol=protocol, max_tokens=2**32 + 3)
+        with pytest.raises(RequestFailed, match=r"-1 does not fit .* uint64"):
+            ask(protocol=protocol, seed=-1)
+
+
+def test_options_and_models_that_do_not_fit_are_named(ensemble: Asked) -> None:
+    with pytest.raises(RequestFailed, match="has no input for --min-p"):
+        ensemble(min_p=0.1)
+    with pytest.raises(RequestFailed, match="takes token ids, not text"):
+        Asked(ensemble.endpoint, "tensorrt_llm")()
+
+
+def test_each_option_that_the_models_have_is_tried_here() -> None:
+    source = Path(__file__).read_text(encoding="utf-8")
+    without_effect = {"pad_id", "lora_task_id"}  # one only fills up, the other has tests of its own
+    assert [it.name for it in OPTIONS if it.name not in source and it.name not in without_effect] == []
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
+    paths = RunPaths(tmp_path / "runs" / "demo-1")
+    paths.make_folders()
+    write_json(paths.plan, {"name": "demo"})
+    endpoint.write(paths.endpoint)
+    return paths
+
+
+def types(run: RunPaths, *words: str) -> Any:
+    return CliRunner().invoke(command, ["--runs", str(run.folder.parent), *words])
+
+
+def test_one_run_and_one_prompt_need_no_more_words(run: RunPaths) -> None:
+    plain = types(run, PROMPT, "--max-tokens", "4", "--no-stream")
+    assert plain.exit_code == 0 and f"ms): {PROMPT}" in plain.output
+    streamed = types(run, PROMPT, "--max-tokens", "4")
+    assert streamed.exit_code == 0 and "first text after" in streamed.output
+    assert types(run, "latest").exit_code == 2
+
+
+def test_ctrl_c_ends_the_answer_on_the_server_and_shows_what_came(run: RunPaths, alone: World) -> None:
+    words = (PROMPT, "--max-tokens", "100", "--end-id", "-1", "--runs", str(run.folder.parent))
+    with subprocess.Popen(
+        [sys.executable, "-m", "trtllm_hpc", "client", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as asking:
+        assert asking.stdout is not None
+        began = asking.stdout.read(3)
+        asking.send_signal(signal.SIGINT)
+        rest, told = asking.communicate(timeout=30)
+    assert asking.returncode == ExitCode.INTERRUPTED and began + rest
+    assert "stopped early" in told and "Traceback" not in told
+    assert eventually(lambda: requests_active(alone) == "0", 5)
+
+
+def test_many_prompts_are_answered_in_their_order(run: RunPaths) -> None:
+    prompts = [f"Number {number} is" for number in range(12)]
+    (run.folder / "prompts.txt").write_text("\n".join(prompts))
+    file, short = str(run.folder / "prompts.txt"), ("--json", "--max-tokens", "5", "--exclude-input")
+    answer = types(
+        run, "--file", file, "--concurrency", "6", "--json", "--max-tokens", "5", "--exclude-input"
+    )
+    assert answer.exit_code == 0, answer.output
+    records = [json.loads(line) for line in answer.output.splitlines()]
+    assert [record["prompt"] for record in records] == prompts
+    one_by_one = types(run, "latest", *prompts, *short)
+    texts = [json.loads(line)["answers"][0]["text"] for line in one_by_one.output.splitlines()]
+    assert texts == [record["answers"][0]["text"] for record in records]
+
+
+def test_a_word_that_is_no_run_is_not_taken_for_a_prompt(run: RunPaths) -> None:
+    refused = types(run, "demmo", "What is it?")
+    assert refused.exit_code != 0 and "demmo" in str(refused.exception)
