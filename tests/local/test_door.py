@@ -24,14 +24,16 @@ import pytest
 from tests.waiting import eventually
 from trtllm_hpc.client.connection import grpc_client
 from trtllm_hpc.client.http import is_ready
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.certificate import take_certificate
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 
 from .test_local_profile import built, leftovers, state, submit, types
 
 pytestmark = [
     pytest.mark.triton,
+    pytest.mark.xdist_group("door"),
     pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (.ci/test does)"),
 ]
 
@@ -329,7 +331,8 @@ def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
         ):
             answer = types(*words)
             assert answer.returncode == 0, (words, answer.stdout, answer.stderr)
-        assert f"SHA-256 {endpoint.fingerprint}" in types("status", run.folder).stdout
+        told = types("status", run.folder).stdout
+        assert f"SHA-256 {endpoint.fingerprint}" in told, told
         # Another one by the same signer, for the same name, is not the door's.
         other = signed_certificate(tmp_path, "door.cluster.example", name="other", with_authority=False)
         run.certificate.write_text((tmp_path / "other.crt").read_text())
@@ -362,13 +365,11 @@ def openssl(folder: Path, *words: str) -> None:
     subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
 
-def test_a_certificate_without_its_key_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "lacks"), [("door.crt", "private key"), ("door.key", "certificate")])
+def test_half_a_certificate_is_told(tmp_path: Path, part: str, lacks: str) -> None:
     signed_certificate(tmp_path, "door.cluster.example")
-    serve = {**DOOR, "tls": True, "certificate": str(tmp_path / "door.crt")}
-    _, run = submit(tmp_path, engine=built(), serve=serve, companion={"enabled": False})
-    assert eventually(lambda: state(run) == "failed", 60), state(run)
-    sentence = json.loads(types("status", run.folder, "--json").stdout)["sentence"]
-    assert "door.crt holds no private key" in sentence
+    with pytest.raises(StartFailed, match=f"{part} holds no {lacks}"):
+        take_certificate(RunPaths(tmp_path / "run"), tmp_path / part)
 
 
 def test_a_run_that_is_done_ends_at_once(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ def has_sandbox(benchmark: subprocess.Popen[str]) -> bool:
     return Path(f"/run/trtllm-hpc/gpu-story-{benchmark.pid}").exists()
 
 
-def test_a_story_on_two_nodes_is_measured_and_told(tmp_path: Path) -> None:
+def test_a_story_is_measured_and_told(tmp_path: Path) -> None:
     with subprocess.Popen(
-        benchmark(tmp_path, "tp2-two-nodes"),
+        benchmark(tmp_path, "tp1"),
         cwd=ROOT,
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -36,17 +36,17 @@ def test_a_story_on_two_nodes_is_measured_and_told(tmp_path: Path) -> None:
     ) as done:
         _, errors = done.communicate(timeout=400)
     assert done.returncode == 0, errors
-    story = json.loads((tmp_path / "out" / "gpu.json").read_text())["stories"]["tp2-two-nodes"]
+    story = json.loads((tmp_path / "out" / "gpu.json").read_text())["stories"]["tp1"]
     assert "failure" not in story
     assert len(story["levels"]) == 3 * 2
     assert all(level["output_tokens_per_s"] is not None for level in story["levels"])
     assert [start["built"] for start in story["starts"]] == [True, False]
     assert all(start["phases_s"]["load"] > 0 for start in story["starts"])
-    assert len(story["provenance"]["server"]["nodes"]) == 2
+    assert len(story["provenance"]["server"]["nodes"]) == 1
     assert story["long_prompts"]["beside"]["requests"] > 0
     page = (tmp_path / "out" / "gpu.md").read_text()
-    assert "## `tp2-two-nodes`: two nodes of one GPU each" in page
-    assert "2 ranks on 2 nodes" in page
+    assert "## `tp1`: one GPU" in page
+    assert "1 rank on 1 node" in page
     assert not has_sandbox(done)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,6 +159,7 @@ def command(
       trtllm-hpc client latest --prompt - < question.txt
       trtllm-hpc client latest --file prompts.txt --concurrency 8 --json
     """
+    from trtllm_hpc.client.served_model import can_stream
     from trtllm_hpc.runs.endpoint import endpoint_of
 
     run, prompts = _run_and_prompts(words, [*more, *_lines(file)], ctx)
@@ -171,18 +172,11 @@ def command(
     given = {name: list(it) if isinstance(it, tuple) else it for name, it in options.items() if it or it == 0}
     given = {name: it for name, it in given.items() if it is not False}
     try:
-        requests = _requests(
-            endpoint,
-            model,
-            prompts,
-            given,
-            logits,
-            protocol,
-            stream,
-            stop_after_ms,
-            timeout_seconds,
-            shows=len(prompts) == 1 and not as_json,
-        )
+        request = _request(endpoint, model, given, logits, stop_after_ms, timeout_seconds)
+        if stream is None:
+            shows = len(prompts) == 1 and not as_json and protocol == "grpc"
+            stream = shows and _is_single(request) and can_stream(endpoint, request.model, timeout_seconds)
+        requests = [replace(request, prompt=prompt, stream=stream) for prompt in prompts]
         _ask_all(run, endpoint, requests, protocol, concurrency, as_json=as_json, save=save)
     except RequestFailed as error:
         error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"
@@ -226,41 +220,27 @@ def _refuse_over_http(
         raise click.UsageError("--stream and --stop-after-ms work over gRPC only.")
 
 
-def _requests(
+def _request(
     endpoint: Endpoint,
-    name: str | None,
-    prompts: Sequence[str],
+    model: str | None,
     options: dict[str, Any],
     logits: list[str],
-    protocol: str,
-    stream: bool | None,
     stop_after_ms: int | None,
     timeout_s: float,
-    *,
-    shows: bool,
-) -> list[Request]:
-    """Return the requests; ``shows``: whether the answer can be shown as it is generated."""
+) -> Request:
+    """Return what is asked with each prompt."""
     from trtllm_hpc.client.generate import Request
-    from trtllm_hpc.client.inputs import MODELS
-    from trtllm_hpc.client.served_model import describe
+    from trtllm_hpc.client.served_model import describe, usual_model
 
-    name = name or next((known for known in MODELS if known in endpoint.models), MODELS[0])
-    model = describe(endpoint, name, timeout_s)
-    if stream is None:
-        # Beams and several sequences come as a whole, and logits in each response.
-        whole = logits or any(options.get(it, 1) > 1 for it in ("beam_width", "return_sequences"))
-        stream = protocol == "grpc" and shows and not whole and _streams(endpoint, model, timeout_s)
+    served = describe(endpoint, model or usual_model(endpoint), timeout_s)
     stop_after_s = None if stop_after_ms is None else stop_after_ms / 1000
-    return [Request(model, prompt, options, logits, stream, stop_after_s, timeout_s) for prompt in prompts]
+    return Request(served, "", options, logits, stop_after_s=stop_after_s, timeout_s=timeout_s)
 
 
-def _streams(endpoint: Endpoint, model: Any, timeout_s: float) -> bool:
-    """Whether the model can answer token by token; of an ensemble, its core model decides."""
-    from trtllm_hpc.client.served_model import describe
-
-    if not model.ensemble:
-        return bool(model.decoupled)
-    return "tensorrt_llm" in endpoint.models and describe(endpoint, "tensorrt_llm", timeout_s).decoupled
+def _is_single(request: Request) -> bool:
+    """Whether one text comes back, without logits: what else there is comes as a whole."""
+    several = (request.options.get(name, 1) > 1 for name in ("beam_width", "return_sequences"))
+    return not request.logits and not any(several)
 
 
 def _ask_all(
@@ -274,13 +254,15 @@ def _ask_all(
     save: bool,
 ) -> None:
     """Ask the prompts, and print the answers in their order."""
+    from trtllm_hpc.client.generate import answers as answers_to
+
     live = len(requests) == 1 and not as_json and requests[0].stream
     on_text = _echo_part if live else None
 
     def ask(request: Request, interrupted: threading.Event) -> list[Answer]:
         return _ask(endpoint, request, protocol, on_text, interrupted)
 
-    for request, answers in zip(requests, _in_order(ask, requests, concurrency), strict=True):
+    for request, answers in zip(requests, answers_to(ask, requests, concurrency), strict=True):
         record = {
             "prompt": request.prompt,
             **request.options,
@@ -297,31 +279,6 @@ def _ask_all(
         else:
             _show(run, answers, is_shown=live, save=save)
         _refuse_different(answers)
-
-
-def _in_order(
-    ask: Callable[[Request, threading.Event], list[Answer]], requests: Sequence[Request], concurrency: int
-) -> Iterator[list[Answer]]:
-    """Ask in threads; Ctrl-C ends what is being answered, and yields what came until then."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    interrupted = threading.Event()
-    threads = ThreadPoolExecutor(concurrency)
-    try:
-        waiting = deque(threads.submit(ask, request, interrupted) for request in requests)
-        while waiting:
-            first = waiting.popleft()
-            try:
-                answers = first.result()
-            except KeyboardInterrupt:
-                interrupted.set()
-                yield first.result()
-                yield from (each.result() for each in waiting if not each.cancel())
-                raise
-            yield answers
-    finally:
-        interrupted.set()
-        threads.shutdown(cancel_futures=True)
 
 
 def _ask(

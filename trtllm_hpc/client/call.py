@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtllm_hpc.client.connection import grpc_client, grpc_error, infer_inputs
-from trtllm_hpc.client.served_model import LENGTH_OUTPUT, TEXT_OUTPUT, ServedModel
+from trtllm_hpc.client.served_model import CORE_MODEL, LENGTH_OUTPUT, TEXT_OUTPUT, ServedModel
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -25,8 +25,6 @@ _STOP_TIMEOUT_S = 5.0
 """From a stop request to the last response."""
 
 _TICK_S = 0.02
-
-_CORE_MODEL = "tensorrt_llm"
 
 
 @dataclass(frozen=True)
@@ -83,56 +81,63 @@ class Call:
         from tritonclient.utils import InferenceServerException
 
         arrived: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
-        started = time.monotonic()
-        deadline = started + self._timeout_s
-        stop_at = math.inf if self._stop_after_s is None else started + self._stop_after_s
-        is_answered = False
+        self._is_answered = False
         try:
-            self._client.start_stream(
-                lambda result, error: arrived.put((result, error)), stream_timeout=self._timeout_s
-            )
-            # The last response may be empty; Triton only sends it if asked, and it alone marks the end.
-            self._client.async_stream_infer(
-                self._model.name,
-                infer_inputs(self._inputs),
-                request_id=self._request_id,
-                enable_empty_final_response=True,
-            )
-            while not is_answered:
-                now = time.monotonic()
-                if not self.is_stopped and (self._interrupted.is_set() or now >= stop_at):
-                    self.is_stopped = True
-                    if not self._stop():
-                        return
-                    deadline = time.monotonic() + _STOP_TIMEOUT_S
-                try:
-                    result, error = arrived.get(timeout=max(0.0, min(_TICK_S, deadline - now)))
-                except Empty:
-                    if time.monotonic() >= deadline:
-                        raise
-                    continue
-                if error is not None:
-                    is_answered = True
-                    raise error
-                is_answered = result.get_response().parameters["triton_final_response"].bool_param
-                if (piece := _piece(result)) is not None:
-                    yield piece
+            self._send(arrived)
+            yield from self._pieces(arrived)
         except Empty:
-            if self.is_stopped:
-                return
             raise RequestFailed(
                 f"Model {self._model.name!r} at {self._endpoint.grpc} did not answer within "
                 f"{self._timeout_s:g} s."
             ) from None
         except InferenceServerException as error:
             raise RequestFailed(grpc_error(error, self._endpoint, self._model.name)) from error
-        except GeneratorExit:
+        except (GeneratorExit, KeyboardInterrupt):
             # Triton does not tell the models of an ensemble that its client has gone.
             self._stop()
             raise
         finally:
             # Triton 2.51 loses a call that is cancelled just as it ends, and cannot stop for 30 s then.
-            self._client.stop_stream(cancel_requests=not is_answered)
+            self._client.stop_stream(cancel_requests=not self._is_answered)
+
+    def _send(self, arrived: SimpleQueue[tuple[Any, Any]]) -> None:
+        self._client.start_stream(
+            lambda result, error: arrived.put((result, error)), stream_timeout=self._timeout_s
+        )
+        # The last response may be empty; Triton only sends it if asked, and it alone marks the end.
+        self._client.async_stream_infer(
+            self._model.name,
+            infer_inputs(self._inputs),
+            request_id=self._request_id,
+            enable_empty_final_response=True,
+        )
+
+    def _pieces(self, arrived: SimpleQueue[tuple[Any, Any]]) -> Generator[Piece]:
+        """Yield the responses to the last one; raises ``Empty`` if they do not come in time."""
+        started = time.monotonic()
+        deadline = started + self._timeout_s
+        stop_at = math.inf if self._stop_after_s is None else started + self._stop_after_s
+        while not self._is_answered:
+            now = time.monotonic()
+            if not self.is_stopped and (self._interrupted.is_set() or now >= stop_at):
+                self.is_stopped = True
+                if not self._stop():
+                    return
+                deadline = time.monotonic() + _STOP_TIMEOUT_S
+            try:
+                result, error = arrived.get(timeout=max(0.0, min(_TICK_S, deadline - now)))
+            except Empty:
+                if time.monotonic() < deadline:
+                    continue
+                if self.is_stopped:
+                    return
+                raise
+            if error is not None:
+                self._is_answered = True
+                raise error
+            self._is_answered = result.get_response().parameters["triton_final_response"].bool_param
+            if (piece := _piece(result)) is not None:
+                yield piece
 
     def _stop(self) -> bool:
         """Have the server end the request; returns whether a last response is still to come."""
@@ -141,7 +146,7 @@ class Call:
         # As upstream's own client does it (inflight_batcher_llm_client.py, --stop-after-ms).
         zero, one = np.zeros((1, 1), np.int32), np.ones((1, 1), np.bool_)
         inputs = {"input_ids": zero, "input_lengths": zero, "request_output_len": zero, "stop": one}
-        model = ServedModel(_CORE_MODEL, {}, batched=True, decoupled=True)
+        model = ServedModel(CORE_MODEL, {}, batched=True, decoupled=True)
         with suppress(RequestFailed), grpc_client(self._endpoint) as client:
             call = Call(
                 client,

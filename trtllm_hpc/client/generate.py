@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from trtllm_hpc.client.call import Call, Piece
@@ -104,34 +106,16 @@ def ask_grpc(
         RequestFailed: with the server's error message.
     """
     model = request.model
-    inputs = request_inputs(
-        model, request.prompt, request.options, stream=request.stream, wants=request.logits
-    )
-    tensors = arrays(model, inputs)
     pieces: list[Piece] = []
-    shown = ""
     first_s: float | None = None
     started = time.monotonic()
-    with grpc_client(endpoint) as client:
-        call = Call(
-            client,
-            endpoint,
-            model,
-            tensors,
-            request_id=uuid.uuid4().hex,
-            timeout_s=request.timeout_s,
-            stop_after_s=request.stop_after_s,
-            interrupted=interrupted,
-        )
-        with closing(iter(call)) as responses:
-            for piece in responses:
-                pieces.append(piece)
-                if request.stream and first_s is None:
-                    first_s = time.monotonic() - started
-                if on_text is not None and piece.sequence == 0:
-                    text = piece.texts[0].removeprefix(shown if model.accumulates else "")
-                    shown += text
-                    on_text(text)
+    with _sent(endpoint, request, interrupted) as call, closing(iter(call)) as responses:
+        for piece in responses:
+            if request.stream and first_s is None:
+                first_s = time.monotonic() - started
+            if on_text is not None and (text := _new_text(model, piece, pieces)):
+                on_text(text)
+            pieces.append(piece)
     latency_s = time.monotonic() - started
     if not pieces and not call.is_stopped:
         raise RequestFailed(f"Model {model.name!r} answered over gRPC without a {TEXT_OUTPUT!r} output.")
@@ -149,6 +133,79 @@ def ask_grpc(
         len(pieces),
         {} if call.is_stopped else _logits(pieces, request.logits, model.name),
     )
+
+
+def streaming(endpoint: Endpoint, request: Request) -> Generator[str]:
+    """Yield the parts of the text as they come; closing it ends the answer on the server.
+
+    Raises:
+        RequestFailed: with the server's error message.
+    """
+    pieces: list[Piece] = []
+    with _sent(endpoint, request) as call, closing(iter(call)) as responses:
+        for piece in responses:
+            if text := _new_text(request.model, piece, pieces):
+                yield text
+            pieces.append(piece)
+
+
+Result = TypeVar("Result")
+
+
+def answers(
+    ask: Callable[[Request, threading.Event], Result], requests: Sequence[Request], concurrency: int
+) -> Iterator[Result]:
+    """Ask in threads and yield the results in order; Ctrl-C ends what is being answered, and yields that.
+
+    Args:
+        ask: asks one request, and ends early once the event is set.
+        concurrency: how many are asked at once.
+    """
+    interrupted = threading.Event()
+    threads = ThreadPoolExecutor(concurrency)
+    try:
+        waiting = deque(threads.submit(ask, request, interrupted) for request in requests)
+        while waiting:
+            first = waiting.popleft()
+            try:
+                result = first.result()
+            except KeyboardInterrupt:
+                interrupted.set()
+                yield first.result()
+                yield from (each.result() for each in waiting if not each.cancel())
+                raise
+            yield result
+    finally:
+        interrupted.set()
+        threads.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _sent(endpoint: Endpoint, request: Request, interrupted: threading.Event | None = None) -> Iterator[Call]:
+    """Yield the call of a request; raises RequestFailed if it cannot be sent as it is."""
+    inputs = request_inputs(
+        request.model, request.prompt, request.options, stream=request.stream, wants=request.logits
+    )
+    tensors = arrays(request.model, inputs)
+    with grpc_client(endpoint) as client:
+        yield Call(
+            client,
+            endpoint,
+            request.model,
+            tensors,
+            request_id=uuid.uuid4().hex,
+            timeout_s=request.timeout_s,
+            stop_after_s=request.stop_after_s,
+            interrupted=interrupted,
+        )
+
+
+def _new_text(model: ServedModel, piece: Piece, before: Sequence[Piece]) -> str:
+    """Return what a piece adds to the first text."""
+    if piece.sequence != 0:
+        return ""
+    known = before[-1].texts[0] if model.accumulates and before else ""
+    return piece.texts[0].removeprefix(known)
 
 
 def ask_http(endpoint: Endpoint, request: Request) -> Answer:

@@ -30,9 +30,6 @@ _STREAM_INPUTS = ("stream", "streaming")
 _ALWAYS_SENT = ("bad_words", "stop_words")
 """Old releases of upstream's ensemble do not declare these optional."""
 
-MODELS = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
-"""Text models by their names, the usual one first; the last is the LLM API's."""
-
 
 def request_inputs(
     model: ServedModel, prompt: str, options: Values, *, stream: bool = False, wants: Sequence[str] = ()

@@ -24,6 +24,10 @@ LENGTH_OUTPUT = "sequence_length"
 LLM_API_LENGTH = "sampling_param_max_tokens"
 """``max_tokens`` of the LLM API's model (upstream's ``all_models/llmapi``, 0.19 on)."""
 
+CORE_MODEL = "tensorrt_llm"
+_TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", CORE_MODEL)
+"""By their names, the usual one first; the last takes text if it is the LLM API's."""
+
 
 @dataclass(frozen=True)
 class TextModel:
@@ -73,6 +77,22 @@ def describe(endpoint: Endpoint, model: str, timeout_s: float) -> ServedModel:
         ensemble=config.get("platform") == "ensemble",
         accumulates=accumulates.lower() == "true",
     )
+
+
+def usual_model(endpoint: Endpoint) -> str:
+    """Return the served model that is asked unless another one is named."""
+    return next((name for name in _TEXT_MODELS if name in endpoint.models), _TEXT_MODELS[0])
+
+
+def can_stream(endpoint: Endpoint, model: ServedModel, timeout_s: float) -> bool:
+    """Return whether a model can answer token by token; of an ensemble, its core model decides.
+
+    Raises:
+        RequestFailed: the server does not answer.
+    """
+    if not model.ensemble:
+        return model.decoupled
+    return CORE_MODEL in endpoint.models and describe(endpoint, CORE_MODEL, timeout_s).decoupled
 
 
 def text_inputs(prompt: str, max_tokens: int, model: TextModel) -> dict[str, NDArray[Any]]:

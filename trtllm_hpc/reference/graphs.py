@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -55,7 +56,7 @@ PromptPass = Callable[[PromptInputs, int], torch.Tensor]
 """From the inputs and the number of blocks that they read to logits [1, vocabulary]."""
 
 
-class _Graphs:
+class _Graphs(ABC):
     """Recorded passes by their shape."""
 
     def __init__(self, tokens_per_block: int) -> None:
@@ -84,13 +85,13 @@ class _Graphs:
         if self._later:
             self._replay(self._later.popleft())
 
+    @abstractmethod
     def _usual(self) -> tuple[list[Shape], list[Shape]]:
         """The graphs that most servers need: those to record first, and the others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _pass_of(self, shape: Shape) -> torch.Tensor:
         """Run the pass of a shape on its inputs."""
-        raise NotImplementedError
 
     def _replay(self, shape: Shape) -> torch.Tensor:
         """Replay the pass of a shape; its result is overwritten by the next replay.

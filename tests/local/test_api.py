@@ -1,0 +1,112 @@
+"""The package from Python, from a job file to answers, on the local profile with a real tritonserver."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import eventually
+from trtllm_hpc import api
+from trtllm_hpc.errors import ConfigError, ExitCode, NotReady, RequestFailed, RunNotFound
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.status import RunState
+
+from .test_local_profile import built, leftovers
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.xdist_group("api"),
+    # The run's processes outlive the call that starts them, as they must.
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (.ci/test does)"),
+]
+
+PROMPT = "What is machine learning?"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("api")
+
+
+@pytest.fixture(scope="module")
+def job(folder: Path) -> Path:
+    file = folder / "job.yaml"
+    sections = {
+        "name": "from-python",
+        "engine": {**built(), "tensor_parallel": 2},
+        "repository": {"decoupled": True},
+        "companion": {"enabled": False},
+    }
+    file.write_text(json.dumps(sections))
+    return file
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, job: Path) -> Iterator[api.Run]:
+    settings = ["cluster.triton.server=pytriton"]
+    with api.submit(job, "local", settings, folder / "runs") as submitted:
+        assert submitted.wait("ready", timeout_s=120).state is RunState.SERVING
+        yield submitted
+    assert submitted.status.state is RunState.CANCELLED
+
+
+def test_a_run_is_found_and_told(run: api.Run, folder: Path) -> None:
+    assert [run.id] == [it.id for it in api.Run.list(folder / "runs")]
+    assert api.Run.find("from-python", folder / "runs").folder == run.folder
+    assert run.cause is None and run.endpoint is not None
+    assert "rank 1 on" in run.logs(rank=1) and "ready:" in run.logs()
+    with pytest.raises(RunNotFound):
+        api.Run.find("nosuch", folder / "runs")
+
+
+def test_a_client_asks_streams_and_asks_many(run: api.Run) -> None:
+    client = run.client()
+    whole = client.generate(PROMPT, max_tokens=8, exclude_input=True)
+    parts = list(client.stream(PROMPT, max_tokens=8, exclude_input=True))
+    assert len(parts) > 2 and "".join(parts) == whole.text
+    many = client.batch([PROMPT] * 5, concurrency=3, max_tokens=8, exclude_input=True)
+    assert [answer.text for answer in many] == [whole.text] * 5
+    with pytest.raises(RequestFailed, match="has no input for --min-p"):
+        client.generate(PROMPT, min_p=0.5)
+    with pytest.raises(TypeError, match="'temprature'"):
+        client.generate(PROMPT, temprature=0.5)
+
+
+def test_a_stream_that_is_left_ends_on_the_server(run: api.Run) -> None:
+    stream = run.client().stream(PROMPT, max_tokens=200, end_id=-1)
+    next(stream)
+    stream.close()
+    assert run.client().generate(PROMPT, max_tokens=2).text
+
+
+def test_plans_and_scripts_without_a_submission(job: Path, folder: Path) -> None:
+    plan = api.plan(job, "sandbox", ["serve.nodes=2"])
+    assert (plan.layout.nodes, plan.layout.world_size, plan.has_door) == (2, 2, True)
+    rendered = api.render(job, "local", runs=folder / "rendered")
+    assert rendered.status.state is RunState.RENDERED
+    with pytest.raises(NotReady):
+        rendered.client()
+    with pytest.raises(ConfigError) as caught:
+        api.plan(job, "local", ["engine.tensor_paralel=2"])
+    assert caught.value.exit_code == ExitCode.CONFIG and "tensor_parallel" in str(caught.value)
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import trtllm_hpc; print(sorted(set(sys.modules) - before))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "['trtllm_hpc']"
+
+
+def test_nothing_is_left(run: api.Run) -> None:
+    run.cancel()
+    assert eventually(lambda: leftovers(RunPaths(run.folder)) == [], 10)
