@@ -20,6 +20,7 @@ from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import Endpoint
 
 
 @pytest.mark.parametrize("name", ["status", "cancel", "logs"])
@@ -41,6 +42,16 @@ def test_status_shows_each_stage_and_what_failed(fake_slurm: FakeSlurm, home: Pa
     assert f"folder: {paths.folder}" in shown.output
     record = json.loads(types("status", "demo", "--json").output)
     assert (record["state"], record["exit_code"]) == ("failed", ExitCode.READINESS)
+
+
+def test_what_stands_between_colons_is_shown_as_it_is(
+    fake_slurm: FakeSlurm, home: Path, types: Types
+) -> None:
+    """A fingerprint with ``AB`` in it was shown with an emoji there."""
+    paths = run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "RUNNING")
+    secret: dict[str, Any] = {"key_file": "/k", "certificate_file": "/c", "fingerprint": "4E:AB:65:4D"}
+    Endpoint("2", "n1", "10.0.0.1", 1, 2, 3, ["ensemble"], 0.0, **secret).write(paths.endpoint)
+    assert "SHA-256 4E:AB:65:4D" in types("status").output
 
 
 def test_cancel_shows_the_final_state(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:

@@ -111,3 +111,9 @@ def test_sizes_are_written_in_the_largest_unit() -> None:
         "5.0 MiB",
         "3.0 GiB",
     ]
+
+
+def test_words_between_colons_are_no_emoji() -> None:
+    table = plain_table("text")
+    table.add_row("a :smile: and 4E:AB:65")
+    assert "a :smile: and 4E:AB:65" in as_text(table)

@@ -252,7 +252,7 @@ def terminal_bar() -> Iterator[Show | None]:
     """Draw a live bar on standard error; ``None`` if that is no terminal."""
     from rich.console import Console
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     if not console.is_terminal:
         yield None
         return

@@ -118,7 +118,7 @@ def _redraw(endpoint: Endpoint, interval_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    console = Console()
+    console = Console(emoji=False)
     with Live(console=console, auto_refresh=False) as live:
         for sample in _samples(endpoint, interval_s):
             live.update(Group(Text(_title(endpoint, sample)), server_table(sample.values)), refresh=True)

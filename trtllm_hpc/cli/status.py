@@ -32,7 +32,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     from trtllm_hpc.report.status import status_table
     from trtllm_hpc.report.tables import print_table
 
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
     console.print(f"run {status.run_id}")
     print_table(status_table(status.as_json()))
     for one in status.instances:

@@ -28,7 +28,7 @@ class LivePrinter:
     """
 
     def __init__(self, *, enabled: bool = True) -> None:
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, emoji=False)
         self._enabled = enabled
         self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
         self._printed: dict[str, tuple[str, str, float]] = {}

@@ -17,7 +17,7 @@ from trtllm_hpc.runtime.records import read_events
 
 def print_summary(paths: RunPaths) -> None:
     """Print the endpoint with the time of each phase, the answer and the benchmark, as far as they exist."""
-    console = Console(markup=False, highlight=False, soft_wrap=True)
+    console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
     for event in read_events(paths, "serve"):
         if event.name == "ready":
             console.print(_endpoint(event.data))

@@ -48,7 +48,7 @@ def fit(table: Table, width: int, optional: Sequence[str] = ()) -> tuple[Table, 
     """
     from rich.console import Console
 
-    console = Console(width=_PIPE_WIDTH, color_system=None)
+    console = Console(width=_PIPE_WIDTH, color_system=None, emoji=False)
     shown = [column.header for column in table.columns]
     left_out: list[str] = []
     candidates = [header for header in optional if header in shown]
@@ -129,7 +129,7 @@ def as_text(table: Table, width: int = 100, optional: Sequence[str] = ()) -> str
     from rich.console import Console
 
     text = StringIO()
-    Console(file=text, width=width, color_system=None, force_terminal=False).print(
+    Console(file=text, width=width, color_system=None, force_terminal=False, emoji=False).print(
         fit(table, width, optional)[0]
     )
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
@@ -148,7 +148,7 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> None:
     from rich.console import Console
 
     fitted, left_out = fit(table, width, optional)
-    Console(width=width).print(fitted)
+    Console(width=width, emoji=False).print(fitted)
     if left_out:
         note = f"(no room for: {', '.join(left_out)}; widen the terminal or use --json to see them)"
         sys.stdout.write(f"{wrap(note, width)}\n")
