@@ -10,6 +10,7 @@
 
 Every error is a :class:`trtllm_hpc.errors.TrtllmHpcError`: it has a sentence, an
 ``exit_code`` that tells what failed, and a ``hint`` where there is something to do.
+(A keyword that is no option of a request is a ``TypeError``, as for any function.)
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _HOW = (
     [sandbox](../README.md#a-cluster-for-trying-things-out) whose nodes share out the GPUs of one machine
     (`sandbox up --gpus real`), unless a profile was named. Nodes have their own network: between two of them
     NCCL goes through sockets, not through NVLink, so two nodes of one machine are slower than its two GPUs on
-    one node.
+    one node. A single server is asked directly (`serve.door: none`); two instances are behind a door.
     """,
     """
     A first start finds no engine and builds it; it is cancelled when the server is ready. The second start

@@ -55,7 +55,9 @@ def run(folder: Path, job: Path) -> Iterator[api.Run]:
     with api.submit(job, "local", settings, folder / "runs") as submitted:
         assert submitted.wait("ready", timeout_s=120).state is RunState.SERVING
         yield submitted
+    # The end of the context has cancelled it.
     assert submitted.status.state is RunState.CANCELLED
+    assert eventually(lambda: leftovers(RunPaths(submitted.folder)) == [], 10)
 
 
 def test_a_run_is_found_and_told(run: api.Run, folder: Path) -> None:
@@ -105,8 +107,3 @@ def test_importing_the_package_imports_nothing_else() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "['trtllm_hpc']"
-
-
-def test_nothing_is_left(run: api.Run) -> None:
-    run.cancel()
-    assert eventually(lambda: leftovers(RunPaths(run.folder)) == [], 10)

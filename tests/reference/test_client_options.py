@@ -168,6 +168,10 @@ def test_a_number_that_does_not_fit_is_not_sent(ask: Asked) -> None:
             ask(protocol=protocol, max_tokens=2**32 + 3)
         with pytest.raises(RequestFailed, match=r"-1 does not fit .* uint64"):
             ask(protocol=protocol, seed=-1)
+        with pytest.raises(RequestFailed, match=r"2.5 does not fit .* int32"):
+            ask(protocol=protocol, max_tokens=2.5)
+        with pytest.raises(RequestFailed, match=r"7 does not fit .* text"):
+            ask(protocol=protocol, stop_words=7)
 
 
 def test_options_and_models_that_do_not_fit_are_named(ensemble: Asked) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.load.messages import CoreModel, Target
-from trtllm_hpc.client.served_model import ServedModel, TextModel, describe
+from trtllm_hpc.client.served_model import STREAM_INPUTS, ServedModel, TextModel, describe
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
@@ -14,8 +14,6 @@ from trtllm_hpc.runtime.records import Endpoint
 _CORE_INPUT = "input_ids"
 _MIN_LENGTH_INPUTS = ("min_length", "sampling_param_min_tokens", "min_tokens")
 """Names of the input for the minimum length of an answer: upstream's, and the LLM API's (0.19 on)."""
-_STREAM_INPUTS = ("stream", "streaming")
-"""Names of the input that makes a decoupled model stream: upstream's text models', and ``tensorrt_llm``'s."""
 
 
 def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> list[Target]:
@@ -67,7 +65,7 @@ def _target(settings: Benchmark, endpoint: Endpoint, name: str) -> Target:
         streaming=served.decoupled if settings.streaming is None else settings.streaming,
         timeout_s=settings.request_timeout_seconds,
         decoupled=served.decoupled,
-        stream_input=next((known for known in _STREAM_INPUTS if known in served.inputs), None),
+        stream_input=next((known for known in STREAM_INPUTS if known in served.inputs), None),
         min_length_input=_min_length_input(name, served) if settings.exact_output else None,
     )
 

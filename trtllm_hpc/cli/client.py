@@ -13,7 +13,7 @@ import click
 
 from trtllm_hpc.cli.options import runs_folder, runs_option, valid_text, wait_option
 from trtllm_hpc.client.options import OPTIONS, Kind, Option
-from trtllm_hpc.errors import RequestFailed, TrtllmHpcError
+from trtllm_hpc.errors import RequestFailed, RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name, write_aside, write_json
 from trtllm_hpc.runs.find import find_run
 
@@ -169,8 +169,8 @@ def command(
     if save and len(prompts) > 1:
         raise click.UsageError("--save keeps one answer: ask one prompt.")
     endpoint = endpoint_of(run, wait_seconds)
-    given = {name: list(it) if isinstance(it, tuple) else it for name, it in options.items() if it or it == 0}
-    given = {name: it for name, it in given.items() if it is not False}
+    is_given = {name: it for name, it in options.items() if it not in (None, ()) and it is not False}
+    given = {name: list(it) if isinstance(it, tuple) else it for name, it in is_given.items()}
     try:
         request = _request(endpoint, model, given, logits, stop_after_ms, timeout_seconds)
         if stream is None:
@@ -193,7 +193,7 @@ def _run_and_prompts(
     elif len(words) == 1 and not more:
         try:
             run, prompts = find_run(words[0], folder), []
-        except TrtllmHpcError:
+        except RunNotFound:
             run, prompts = find_run("latest", folder), [words[0]]
     else:
         run, prompts = find_run(words[0], folder), [*words[1:], *more]

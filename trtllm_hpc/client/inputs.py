@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtllm_hpc.client.options import BY_NAME, Option, Values
-from trtllm_hpc.client.served_model import ServedModel
+from trtllm_hpc.client.served_model import ALWAYS_SENT, LLM_API_LENGTH, STREAM_INPUTS, ServedModel
 from trtllm_hpc.errors import RequestFailed
 
 if TYPE_CHECKING:
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 _TYPES: dict[str, type[Any]] = {
     "TYPE_BOOL": np.bool_,
+    "TYPE_INT8": np.int8,
+    "TYPE_INT16": np.int16,
     "TYPE_INT32": np.int32,
     "TYPE_INT64": np.int64,
+    "TYPE_UINT8": np.uint8,
+    "TYPE_UINT16": np.uint16,
     "TYPE_UINT32": np.uint32,
     "TYPE_UINT64": np.uint64,
+    "TYPE_FP16": np.float16,
     "TYPE_FP32": np.float32,
     "TYPE_FP64": np.float64,
     "TYPE_STRING": np.object_,
 }
 """Types of Triton's configuration (``model_config.proto``)."""
-
-_STREAM_INPUTS = ("stream", "streaming")
-_ALWAYS_SENT = ("bad_words", "stop_words")
-"""Old releases of upstream's ensemble do not declare these optional."""
 
 
 def request_inputs(
@@ -48,8 +49,8 @@ def request_inputs(
             f"Model {model.name!r} takes token ids, not text.", hint="choose another one: --model ensemble"
         )
     found: dict[str, Any] = {"text_input": prompt}
-    if "sampling_param_max_tokens" not in model.inputs:
-        found |= dict.fromkeys(_ALWAYS_SENT, "")
+    if LLM_API_LENGTH not in model.inputs:
+        found |= dict.fromkeys(ALWAYS_SENT, "")
     for name, value in options.items():
         found[_input_of(model, BY_NAME[name])] = value
     for output in wants:
@@ -60,7 +61,7 @@ def request_inputs(
             )
         found[f"return_{output}"] = True
     if stream:
-        found |= {name: True for name in _STREAM_INPUTS if name in model.inputs}
+        found |= {name: True for name in STREAM_INPUTS if name in model.inputs}
     return found
 
 
@@ -95,28 +96,30 @@ def _input_of(model: ServedModel, option: Option) -> str:
 def _array(model: ServedModel, name: str, value: Any) -> NDArray[Any]:
     kind = _TYPES.get(model.inputs.get(name, ""), np.object_)
     items = value if isinstance(value, list) else [value]
+    for item in items:
+        _refuse_misfit(model, name, kind, item)
     if kind is np.object_:
         items = [item.encode("utf-8", errors="replace") for item in items]
-    else:
-        for item in items:
-            _refuse_misfit(model, name, kind, item)
     array = np.array(items, dtype=kind)
     return array.reshape(1, -1) if model.batched else array
 
 
-def _refuse_misfit(model: ServedModel, name: str, kind: type[Any], value: float) -> None:
-    least: float
-    most: float
-    if issubclass(kind, np.integer):
+def _refuse_misfit(model: ServedModel, name: str, kind: type[Any], value: Any) -> None:
+    """Refuse a value that the type cannot hold as it is, instead of cutting it."""
+    if kind is np.object_:
+        fits, wanted, what = isinstance(value, str), "text", "text"
+    elif kind is np.bool_:
+        fits, wanted, what = isinstance(value, bool), "true or false", "bool"
+    elif issubclass(kind, np.integer):
         least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
-    elif issubclass(kind, np.floating):
-        most = float(np.finfo(kind).max)
-        least = -most
+        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        wanted, what = f"a whole number from {least:,} to {most:,}", np.dtype(kind).name
     else:
-        return
-    if not least <= value <= most:
+        bound = float(np.finfo(kind).max)
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= bound
+        wanted, what = f"a number of at most {bound:.3g}", np.dtype(kind).name
+    if not fits:
         raise RequestFailed(
-            f"{value} does not fit into the input {name!r} of model {model.name!r}, which is "
-            f"{np.dtype(kind).name}.",
-            hint=f"choose a number from {least:,} to {most:,}",
+            f"{value!r} does not fit into the input {name!r} of model {model.name!r}, which is {what}.",
+            hint=f"it takes {wanted}",
         )

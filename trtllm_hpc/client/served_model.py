@@ -23,6 +23,10 @@ LENGTH_OUTPUT = "sequence_length"
 """Output tokens of each sequence, for models that declare it."""
 LLM_API_LENGTH = "sampling_param_max_tokens"
 """``max_tokens`` of the LLM API's model (upstream's ``all_models/llmapi``, 0.19 on)."""
+STREAM_INPUTS = ("stream", "streaming")
+"""Names of the input that makes a decoupled model stream: upstream's text models', and ``tensorrt_llm``'s."""
+ALWAYS_SENT = ("bad_words", "stop_words")
+"""Inputs that old releases of upstream's ensemble do not declare optional; an empty text asks for nothing."""
 
 CORE_MODEL = "tensorrt_llm"
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", CORE_MODEL)
@@ -96,15 +100,11 @@ def can_stream(endpoint: Endpoint, model: ServedModel, timeout_s: float) -> bool
 
 
 def text_inputs(prompt: str, max_tokens: int, model: TextModel) -> dict[str, NDArray[Any]]:
-    """Return the inputs of one request, batch of one.
-
-    ``bad_words`` and ``stop_words`` are always sent to upstream's ensemble,
-    empty: its old releases do not declare them optional.
-    """
+    """Return the inputs of one request, batch of one."""
     shape = (1, 1) if model.batched else (1,)
     text = np.array([prompt.encode("utf-8", errors="replace")], dtype=np.object_).reshape(shape)
     length = np.full(shape, max_tokens, dtype=np.int32)
     if model.takes_sampling_params:
         return {"text_input": text, LLM_API_LENGTH: length}
     empty = np.array([b""], dtype=np.object_).reshape(shape)
-    return {"text_input": text, "max_tokens": length, "bad_words": empty, "stop_words": empty}
+    return {"text_input": text, "max_tokens": length, **dict.fromkeys(ALWAYS_SENT, empty)}

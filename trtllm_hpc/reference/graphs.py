@@ -148,7 +148,7 @@ class DecodeGraphs(_Graphs):
         return self._replay((size, _at_least(blocks, self._block_sizes)))[: len(rows)]
 
     def _usual(self) -> tuple[list[Shape], list[Shape]]:
-        """Short sequences: first the fewest numbers of rows between which a step's time hardly grows."""
+        """Short sequences: first 1, 2, 4, 8 rows and so on; the sizes between these only save padding."""
         shapes = [(size, self._block_sizes[0]) for size in reversed(self._row_sizes)]
         first = _doubling(1, self._row_sizes[-1])
         return [it for it in shapes if it[0] in first], [it for it in shapes if it[0] not in first]
