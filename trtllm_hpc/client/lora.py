@@ -1,0 +1,196 @@
+"""LoRA adapters as requests send them, read from the folders that ``hf_lora_convert.py`` writes.
+
+The first request with an adapter sends its weights and their configuration, later ones only its number
+(tensorrtllm_backend, docs/lora.md). A server that does not know the number, or not any more, says so:
+:func:`is_unknown_adapter`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtllm_hpc.errors import RequestFailed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TASK_ID_INPUT = "lora_task_id"
+WEIGHTS_INPUT = "lora_weights"
+CONFIG_INPUT = "lora_config"
+MAX_TASK_ID = 2**64 - 1
+"""``lora_task_id`` is a UINT64."""
+
+WEIGHTS_FILE = "model.lora_weights.npy"
+CONFIG_FILES = ("model.lora_config.npy", "model.lora_keys.npy")
+"""Old releases wrote the second; upstream's client takes the first that is there."""
+
+_HINT = (
+    "convert the adapter: python3 hf_lora_convert.py -i ADAPTER -o FOLDER --storage-type float16; "
+    "the build does it for those in engine.lora.adapters"
+)
+_ROW = 3
+"""Values in a row of the configuration: module, layer and rank. New releases may write a fourth."""
+_UNKNOWN = (
+    # cpp/tensorrt_llm/batch_manager/peftCacheManager.cpp (addRequestPeft), with various words before it.
+    re.compile(r"LoRA task \d+ not found in cache"),
+    # The reference backend, trtllm_hpc/reference/lora.py.
+    re.compile(r"LoRA adapter \d+ \(lora_task_id\) is not loaded"),
+)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter that fits the inputs ``lora_weights`` and ``lora_config``."""
+
+    task_id: int
+    """By which requests name it."""
+    weights: NDArray[np.float16]
+    """Of shape [1, modules, values]: a row for each module of each layer."""
+    config: NDArray[np.int32]
+    """Of shape [1, modules, 3]: number of the module, layer, and rank."""
+
+    @property
+    def rank(self) -> int:
+        """The highest rank among its modules."""
+        return int(self.config[..., 2].max())
+
+    def inputs(self) -> dict[str, NDArray[Any]]:
+        """Return the tensors of a request that makes it known to the server, a batch of one."""
+        return {**task_inputs(self.task_id), WEIGHTS_INPUT: self.weights, CONFIG_INPUT: self.config}
+
+
+def task_inputs(task_id: int) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a request with an adapter that the server knows, a batch of one."""
+    return {TASK_ID_INPUT: np.array([[task_id]], dtype=np.uint64)}
+
+
+def is_unknown_adapter(error: str) -> bool:
+    """Return whether a server's error says that it does not know the adapter, or not any more.
+
+    The same request with the adapter's weights then makes it known.
+    """
+    return any(pattern.search(error) for pattern in _UNKNOWN)
+
+
+def read_adapter(folder: Path, task_id: int) -> Adapter:
+    """Read an adapter.
+
+    Raises:
+        RequestFailed: the folder lacks a file, or a file holds something else than an adapter.
+    """
+    if not 0 <= task_id <= MAX_TASK_ID:
+        raise RequestFailed(
+            f"{task_id} is no number of a LoRA adapter.", hint=f"take one from 0 to {MAX_TASK_ID}"
+        )
+    weights_file, config_file = _files(folder)
+    weights, config = _load(weights_file), _load(config_file)
+    _check_types(weights_file, weights, config_file, config)
+    weights = _with_batch(weights_file, weights, "[1, modules, values]")
+    config = _without_dora(config_file, _with_batch(config_file, config, "[1, modules, 3]"))
+    _check_values(weights_file, weights, config_file, config)
+    return Adapter(task_id, weights, config)
+
+
+def _files(folder: Path) -> tuple[Path, Path]:
+    """The files of the weights and of the configuration."""
+    if not folder.is_dir():
+        raise RequestFailed(
+            f"{folder} is no folder: there is no LoRA adapter.",
+            hint=f"name the folder that holds {WEIGHTS_FILE}",
+        )
+    weights = folder / WEIGHTS_FILE
+    if not weights.is_file():
+        what = (
+            "it is a Hugging Face adapter that has not been converted"
+            if (folder / "adapter_config.json").is_file()
+            else f"it has no {WEIGHTS_FILE}"
+        )
+        raise RequestFailed(f"{folder} holds no converted LoRA adapter: {what}.", hint=_HINT)
+    found = [folder / name for name in CONFIG_FILES if (folder / name).is_file()]
+    if not found:
+        raise RequestFailed(
+            f"{folder} holds {WEIGHTS_FILE}, but neither {' nor '.join(CONFIG_FILES)}.", hint=_HINT
+        )
+    return weights, found[0]
+
+
+def _load(path: Path) -> NDArray[Any]:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise RequestFailed(
+            f"{path} cannot be read: {error.strerror or error}.", hint=f"ls -l {path}"
+        ) from None
+    except (ValueError, EOFError):
+        raise RequestFailed(f"{path} is no NumPy file, or only the beginning of one.", hint=_HINT) from None
+    if not isinstance(array, np.ndarray):
+        raise RequestFailed(f"{path} holds several arrays instead of one.", hint=_HINT)
+    return array
+
+
+def _check_types(weights_file: Path, weights: NDArray[Any], config_file: Path, config: NDArray[Any]) -> None:
+    if weights.dtype != np.float16:
+        # NumPy has no bfloat16: the program stores its bits as "V2".
+        name = "bfloat16" if weights.dtype == np.dtype("V2") else str(weights.dtype)
+        raise RequestFailed(
+            f"{weights_file} holds values of type {name}, but the input {WEIGHTS_INPUT} takes float16 only.",
+            hint="convert it again with --storage-type float16 (engine.lora.storage_type)",
+        )
+    if config.dtype != np.int32:
+        raise RequestFailed(
+            f"{config_file} holds values of type {config.dtype}, "
+            f"but the input {CONFIG_INPUT} takes int32 only.",
+            hint=_HINT,
+        )
+
+
+def _with_batch(path: Path, array: NDArray[Any], wanted: str) -> NDArray[Any]:
+    """The array as a batch of one, which the file may leave out."""
+    batch = array[np.newaxis] if array.ndim == 2 else array
+    if batch.ndim != 3 or batch.shape[0] != 1 or 0 in batch.shape:
+        raise RequestFailed(f"{path} has shape {list(array.shape)}; it must be {wanted}.", hint=_HINT)
+    return batch
+
+
+def _without_dora(path: Path, config: NDArray[Any]) -> NDArray[Any]:
+    """The configuration without the fourth column, which the input lacks: 1 for a module with DoRA scales.
+
+    Without the column no module has them (TensorRT-LLM, docs/source/advanced/lora.md).
+    """
+    if config.shape[2] == _ROW + 1:
+        if config[..., _ROW].any():
+            raise RequestFailed(
+                f"{path} is of a DoRA adapter, which the input {CONFIG_INPUT} cannot describe.",
+                hint="use an adapter without DoRA (use_dora: false in its adapter_config.json)",
+            )
+        config = np.ascontiguousarray(config[..., :_ROW])
+    if config.shape[2] != _ROW:
+        raise RequestFailed(
+            f"{path} has {config.shape[2]} values for each module; it must have 3: module, layer and rank.",
+            hint=_HINT,
+        )
+    return config
+
+
+def _check_values(weights_file: Path, weights: NDArray[Any], config_file: Path, config: NDArray[Any]) -> None:
+    if weights.shape[1] != config.shape[1]:
+        raise RequestFailed(
+            f"{weights_file} holds {weights.shape[1]} modules and {config_file.name} {config.shape[1]}: "
+            "they are not of the same adapter.",
+            hint=_HINT,
+        )
+    module, layer, rank = config[0].min(axis=0).tolist()
+    if module < 0 or layer < 0 or rank < 1:
+        raise RequestFailed(
+            f"{config_file} has a row with a negative module or layer, or a rank below 1.", hint=_HINT
+        )
+    if not np.isfinite(weights).all():
+        raise RequestFailed(
+            f"{weights_file} holds a NaN or an infinite value.",
+            hint="a value above 65,504 does not fit into float16: train or scale the adapter again",
+        )
