@@ -16,16 +16,16 @@ Every error is a :class:`trtllm_hpc.errors.TrtllmHpcError`: it has a sentence, a
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
-from trtllm_hpc.client.generate import TIMEOUT_S, Answer, Request, answers, ask_grpc, streaming
-from trtllm_hpc.client.options import BY_NAME, Values
-from trtllm_hpc.client.served_model import can_stream, describe, usual_model
+from trtllm_hpc.client.async_client import AsyncClient
+from trtllm_hpc.client.connect import Address
+from trtllm_hpc.client.lora import Adapter, read_adapter
+from trtllm_hpc.client.request import Answer
+from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.paths import RunPaths, default_runs_folder
 from trtllm_hpc.plan.model import Plan
@@ -38,6 +38,19 @@ from trtllm_hpc.runs.submit import create_for_submission, submit_stages
 from trtllm_hpc.runs.watch import Progress, follow
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.validation.checks import check_rendering
+
+__all__ = [
+    "Adapter",
+    "Address",
+    "Answer",
+    "AsyncClient",
+    "Client",
+    "Run",
+    "plan",
+    "read_adapter",
+    "render",
+    "submit",
+]
 
 READY_TIMEOUT_S = 3600.0
 
@@ -150,71 +163,17 @@ class Run:
         """
         return Client(endpoint_of(self._paths, 0.0), model)
 
+    def async_client(self, model: str | None = None) -> AsyncClient:
+        """Return a client of the server for asyncio, a context manager.
+
+        Raises:
+            NotReady: it is not ready.
+        """
+        return AsyncClient(endpoint_of(self._paths, 0.0), model)
+
     def cancel(self) -> RunStatus:
         """Cancel all jobs, and wait until they have ended."""
         return cancel_run(self._paths)
-
-
-class Client:
-    """Asks one served model. Every method may be called from several threads at once.
-
-    Args:
-        endpoint: of a run, with key and certificate.
-        model: by default ``ensemble``, or the first served model that takes text.
-
-    Raises:
-        RequestFailed: there is no such model, or the server does not answer.
-    """
-
-    def __init__(self, endpoint: Endpoint, model: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._endpoint = endpoint
-        self._timeout_s = timeout_s
-        self.model = describe(endpoint, model or usual_model(endpoint), timeout_s)
-        """Its inputs, and what it can do."""
-
-    def generate(self, prompt: str, **options: Any) -> Answer:
-        """Return the whole answer to a prompt.
-
-        Args:
-            options: of the request, by the names in docs/client.md with underscores: ``max_tokens=64``.
-
-        Raises:
-            RequestFailed: the model has no input for an option, a value does not fit, or the server says why.
-        """
-        return ask_grpc(self._endpoint, self._request(prompt, options))
-
-    def stream(self, prompt: str, **options: Any) -> Generator[str]:
-        """Yield the text of an answer as it is generated.
-
-        Closing the generator ends the answer on the server. Needs a model that streams
-        (``repository.decoupled``); from others the text comes as a whole.
-        Arguments and errors are those of :meth:`generate`.
-        """
-        with closing(streaming(self._endpoint, self._request(prompt, options, stream=True))) as texts:
-            yield from texts
-
-    def batch(self, prompts: Sequence[str], *, concurrency: int = 8, **options: Any) -> list[Answer]:
-        """Return the answers to several prompts, in their order.
-
-        Args:
-            concurrency: how many are asked at once.
-
-        Other arguments and errors are those of :meth:`generate`.
-        """
-        requests = [self._request(prompt, options) for prompt in prompts]
-
-        def ask(request: Request, interrupted: threading.Event) -> Answer:
-            return ask_grpc(self._endpoint, request, interrupted=interrupted)
-
-        return list(answers(ask, requests, concurrency))
-
-    def _request(self, prompt: str, options: Values, *, stream: bool = False) -> Request:
-        unknown = [name for name in options if name not in BY_NAME]
-        if unknown:
-            raise TypeError(f"no option of a request is called {unknown[0]!r}: {', '.join(BY_NAME)}")
-        given = {name: value for name, value in options.items() if value is not None}
-        streams = stream and can_stream(self._endpoint, self.model, self._timeout_s)
-        return Request(self.model, prompt, given, stream=streams, timeout_s=self._timeout_s)
 
 
 def plan(

@@ -39,6 +39,10 @@ class ExitCode(enum.IntEnum):
     """No such run, or its folder cannot be read."""
     SANDBOX_IMPOSSIBLE = 15
     """This machine cannot run a sandbox: no root, no namespaces, packages missing."""
+    UNREACHABLE = 16
+    """A server cannot be reached, or was lost before it had answered."""
+    TIMEOUT = 17
+    """A server did not answer a request in time."""
     INTERRUPTED = 130
 
 
@@ -181,6 +185,24 @@ class RequestFailed(TrtllmHpcError):
     """A request was refused or answered wrongly."""
 
     exit_code = ExitCode.REQUEST
+
+
+class InvalidRequest(RequestFailed):
+    """A request that was not sent: the served model cannot take it."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ServerUnreachable(RequestFailed):
+    """The server cannot be reached, or was lost before any part of the answer had come."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+
+class AnswerTimedOut(RequestFailed):
+    """The server did not answer in time."""
+
+    exit_code = ExitCode.TIMEOUT
 
 
 class InvalidMeasurement(TrtllmHpcError):

@@ -9,17 +9,19 @@ import numpy as np
 
 from benchmarks.load.figures import percentile
 from benchmarks.load.server import INSTANT, TOKENS
-from trtllm_hpc.bench.load.messages import infer_request
+from trtllm_hpc.client.connection import infer_request
 
 TOKENS_PER_S = 50
 
 
 def instant() -> bytes:
-    return infer_request(INSTANT, {"INPUT": np.zeros((1, 1), dtype=np.int32)}, "1")
+    return bytes(infer_request(INSTANT, {"INPUT": np.zeros((1, 1), dtype=np.int32)}, "1").SerializeToString())
 
 
 def tokens(count: int) -> bytes:
-    return infer_request(TOKENS, {"COUNT": np.full((1, 1), count, dtype=np.int32)}, "1")
+    return bytes(
+        infer_request(TOKENS, {"COUNT": np.full((1, 1), count, dtype=np.int32)}, "1").SerializeToString()
+    )
 
 
 def gap_error_p99_ms(streams: Iterable[Sequence[tuple[float, bytes]]]) -> float:

@@ -257,12 +257,12 @@ def counted(endpoint: Endpoint) -> int:
 
 @pytest.mark.triton
 def test_a_real_server_tells_its_series(tmp_path: Path) -> None:
-    from trtllm_hpc.client.generate import generate_grpc
+    from trtllm_hpc.client.sync_client import Client
 
     with echo_server(tmp_path) as endpoint, sampled(endpoint, MONOTONIC, 0.05) as found:
         assert eventually(lambda: len(found))
-        for _ in range(10):
-            generate_grpc(endpoint, "a question", 4, 10.0, "ensemble")
+        with Client(endpoint) as client:
+            client.batch(["a question"] * 10, max_tokens=4)
         # Triton counts a request a moment after its answer has arrived; the last look is after that.
         assert eventually(lambda: counted(endpoint) >= 10), counted(endpoint)
     first, last = found.samples[0], found.samples[-1]

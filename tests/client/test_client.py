@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from trtllm_hpc.cli.client import command
-from trtllm_hpc.client.generate import Answer, Request, generate_grpc, generate_http
-from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.client.connect import Protocol
+from trtllm_hpc.client.over_http import HttpServer
+from trtllm_hpc.client.request import Answer, Request
+from trtllm_hpc.client.sync_client import Client
+from trtllm_hpc.client.triton_model import TritonModel
+from trtllm_hpc.errors import AnswerTimedOut, RequestFailed
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -21,7 +27,19 @@ from .echo_server import echo_server
 
 pytestmark = pytest.mark.triton
 
-Generate = Callable[..., Answer]
+PROTOCOLS = ("grpc", "http")
+
+
+def generate(
+    endpoint: Endpoint,
+    prompt: str,
+    max_tokens: int,
+    protocol: Protocol = "grpc",
+    model: str = "ensemble",
+    timeout_s: float = 10,
+) -> Answer:
+    with Client(endpoint, model, protocol=protocol, timeout_s=timeout_s) as client:
+        return client.generate(prompt, max_tokens=max_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +62,22 @@ def client(paths: RunPaths, *arguments: str, stdin: str | bytes = "") -> Result:
     return CliRunner().invoke(command, words, input=stdin)
 
 
-@pytest.mark.parametrize("generate", [generate_grpc, generate_http])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("prompt", ["hello", "", 'a "quoted" \\ $(x)\n', "straße 東京 🙂"])
-def test_texts_arrive_unchanged_both_ways(generate: Generate, prompt: str, endpoint: Endpoint) -> None:
-    answer = generate(endpoint, prompt, 16, 10)
+def test_texts_arrive_unchanged_both_ways(protocol: Protocol, prompt: str, endpoint: Endpoint) -> None:
+    answer = generate(endpoint, prompt, 16, protocol)
     assert (answer.text, answer.output_tokens) == (prompt.upper(), 15)
     assert 0 < answer.latency_s < 10
 
 
 def test_all_responses_of_a_decoupled_model_are_received(endpoint: Endpoint) -> None:
-    answer = generate_grpc(endpoint, "straße, letter by letter", 16, 10, model="decoupled")
+    answer = generate(endpoint, "straße, letter by letter", 16, model="decoupled")
     assert (answer.text, answer.output_tokens) == ("STRASSE, LETTER BY LETTER", 25)
 
 
-@pytest.mark.parametrize("generate", [generate_grpc, generate_http])
-def test_the_llm_apis_model_gets_its_own_inputs(generate: Generate, endpoint: Endpoint) -> None:
-    assert generate(endpoint, "hello", 16, 10, model="llm_api").output_tokens == 15
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_llm_apis_model_gets_its_own_inputs(protocol: Protocol, endpoint: Endpoint) -> None:
+    assert generate(endpoint, "hello", 16, protocol, model="llm_api").output_tokens == 15
 
 
 def test_both_protocols_answer_and_the_answer_is_saved(run: RunPaths) -> None:
@@ -99,17 +117,20 @@ def test_an_unknown_model_is_named(run: RunPaths, protocol: str) -> None:
     assert isinstance(error, RequestFailed) and "no_such" in error.message
 
 
-@pytest.mark.parametrize("generate", [generate_grpc, generate_http])
-def test_a_slow_answer_times_out(generate: Generate, endpoint: Endpoint) -> None:
-    with pytest.raises(RequestFailed):
-        generate(endpoint, "sleep 0.5: x", 4, 0.1)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_slow_answer_times_out(protocol: Protocol, endpoint: Endpoint) -> None:
+    with pytest.raises(AnswerTimedOut, match=r"did not answer within 0\.1 s"):
+        generate(endpoint, "sleep 0.5: x", 4, protocol, timeout_s=0.1)
 
 
 def test_different_answers_are_an_error(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(endpoint: Endpoint, request: Request) -> Answer:
-        return generate_grpc(endpoint, request.prompt + "!", 4, 10)
+    ask = TritonModel.ask
 
-    monkeypatch.setattr("trtllm_hpc.client.generate.ask_http", other)
+    async def other(self: TritonModel, request: Request, *further: Any) -> tuple[Answer, ...]:
+        prompts = ("X!",) if isinstance(self.server, HttpServer) else request.prompts
+        return await ask(self, replace(request, prompts=prompts), *further)
+
+    monkeypatch.setattr(TritonModel, "ask", other)
     error = client(run, "--prompt", "x", "--protocol", "both").exception
     assert isinstance(error, RequestFailed) and "'X'" in error.message and "'X!'" in error.message
 

@@ -18,8 +18,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
 from tests.waiting import eventually
-from trtllm_hpc.client.generate import generate_grpc
-from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.client.sync_client import Client
+from trtllm_hpc.errors import AnswerTimedOut, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
 
 
@@ -93,14 +93,14 @@ def test_a_call_that_has_ended_is_closed_and_not_cancelled(reply: Any) -> None:
     """Triton 2.51 loses a call that is cancelled just as it ends, and waits 30 s for it when it stops."""
     streams = Streams(reply)
     with serving(streams) as endpoint:
-        with suppress(RequestFailed):
-            generate_grpc(endpoint, "hello", 4, 10)
+        with Client(endpoint) as client, suppress(RequestFailed):
+            client.generate("hello", max_tokens=4)
         assert eventually(lambda: streams.ends) == ["closed"]
 
 
 def test_a_call_that_is_given_up_is_cancelled() -> None:
     streams = Streams(None)
     with serving(streams) as endpoint:
-        with pytest.raises(RequestFailed):
-            generate_grpc(endpoint, "hello", 4, 2)
+        with Client(endpoint, timeout_s=2) as client, pytest.raises(AnswerTimedOut):
+            client.generate("hello", max_tokens=4)
         assert eventually(lambda: streams.ends) == ["cancelled"]

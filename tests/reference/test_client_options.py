@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from click.testing import CliRunner
 
 from tests.waiting import eventually
 from trtllm_hpc.cli.client import command
-from trtllm_hpc.client.generate import Answer, Request, ask_grpc, ask_http
+from trtllm_hpc.client.async_client import AsyncClient
+from trtllm_hpc.client.connect import Protocol
 from trtllm_hpc.client.options import OPTIONS
-from trtllm_hpc.client.served_model import describe
+from trtllm_hpc.client.request import Answer, Prompt
 from trtllm_hpc.errors import ExitCode, RequestFailed
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference.text import TextTokenizer
@@ -46,14 +49,39 @@ class Asked:
     """One model, asked with options; answers have eight tokens and no prompt unless an option says so."""
 
     def __init__(self, endpoint: Endpoint, model: str) -> None:
-        self.endpoint = endpoint
-        self.model = describe(endpoint, model, 10.0)
+        self._endpoint = endpoint
+        self._model = model
 
-    def __call__(self, *, protocol: str = "grpc", stream: bool = False, **options: Any) -> Answer:
-        given = {"max_tokens": 8, "exclude_input": True, "end_id": -1, **options}
-        given = {name: value for name, value in given.items() if value is not None}
-        request = Request(self.model, PROMPT, given, stream=stream)
-        return ask_http(self.endpoint, request) if protocol == "http" else ask_grpc(self.endpoint, request)
+    def __call__(
+        self,
+        *,
+        protocol: Protocol = "grpc",
+        stream: bool = False,
+        prompt: Prompt = PROMPT,
+        on_text: Callable[[str], object] | None = None,
+        ended: asyncio.Event | None = None,
+        **options: Any,
+    ) -> Answer:
+        [answer] = self.batch([prompt], protocol, stream, on_text, ended, **options)
+        return answer
+
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        protocol: Protocol = "grpc",
+        stream: bool = False,
+        on_text: Callable[[str], object] | None = None,
+        ended: asyncio.Event | None = None,
+        **options: Any,
+    ) -> tuple[Answer, ...]:
+        async def ask() -> tuple[Answer, ...]:
+            async with AsyncClient(self._endpoint, self._model, protocol=protocol) as client:
+                request = client.request(tuple(prompts), given)
+                return await client.ask(replace(request, stream=stream), on_text, ended)
+
+        defaults = {"max_tokens": 8, "exclude_input": True, "end_id": -1}
+        given = {name: it for name, it in {**defaults, **options}.items() if it is not None}
+        return asyncio.run(ask())
 
 
 @pytest.fixture(params=TEXT_MODELS)
@@ -67,7 +95,7 @@ def ensemble(endpoint: Endpoint) -> Asked:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_both_protocols_take_every_kind_of_option(ask: Asked, protocol: str) -> None:
+def test_both_protocols_take_every_kind_of_option(ask: Asked, protocol: Protocol) -> None:
     sampled: dict[str, Any] = {"temperature": 5.0, "top_k": 50, "seed": 7}
     again = ask(protocol=protocol, **sampled).text
     assert ask(**sampled).text == again != ask().text
@@ -81,8 +109,7 @@ def test_both_protocols_take_every_kind_of_option(ask: Asked, protocol: str) -> 
 def a_word_of_the_answer(ask: Asked) -> str:
     """One that is a token."""
     shown: list[str] = []
-    options = {"max_tokens": 8, "exclude_input": True, "end_id": -1}
-    ask_grpc(ask.endpoint, Request(ask.model, PROMPT, options, stream=True), shown.append)
+    ask(stream=True, on_text=shown.append)
     return next(part for part in shown if part.isascii() and part.isalnum())
 
 
@@ -126,8 +153,7 @@ def test_a_shortest_answer_outlasts_its_end(ask: Asked, alone: World, tokenizer:
 
 def test_a_stream_says_what_the_whole_answer_says(ask: Asked) -> None:
     shown: list[str] = []
-    request = Request(ask.model, PROMPT, {"max_tokens": 12, "exclude_input": True}, stream=True)
-    answer = ask_grpc(ask.endpoint, request, shown.append)
+    answer = ask(stream=True, on_text=shown.append, max_tokens=12, end_id=None)
     assert len(shown) > 2
     assert "".join(shown) == answer.text == ask(max_tokens=12, end_id=None).text
     assert answer.first_text_s is not None and answer.first_text_s < answer.latency_s
@@ -141,29 +167,28 @@ def requests_active(alone: World) -> str:
 
 def test_an_answer_that_is_interrupted_is_ended_on_the_server(ask: Asked, alone: World) -> None:
     shown: list[str] = []
-    interrupted = threading.Event()
+    ended = asyncio.Event()
 
     def show(text: str) -> None:
         shown.append(text)
         if len(shown) == 3:
-            interrupted.set()
+            ended.set()
 
-    options = {"max_tokens": 100, "end_id": -1, "exclude_input": True}
-    answer = ask_grpc(ask.endpoint, Request(ask.model, PROMPT, options, stream=True), show, interrupted)
+    answer = ask(stream=True, max_tokens=100, on_text=show, ended=ended)
     assert answer.is_stopped and 3 <= answer.responses < 100
     assert answer.text.startswith("".join(shown[:3])) and ask().text.startswith("".join(shown[:3]))
     assert eventually(lambda: requests_active(alone) == "0", 5)
 
 
 def test_an_answer_ends_after_a_time(ask: Asked, alone: World) -> None:
-    options = {"max_tokens": 100, "end_id": -1, "exclude_input": True}
-    answer = ask_grpc(ask.endpoint, Request(ask.model, PROMPT, options, stream=True, stop_after_s=0.02))
+    answer = ask(stream=True, max_tokens=100, stop_after_s=0.02)
     assert answer.is_stopped and answer.responses < 100
     assert eventually(lambda: requests_active(alone) == "0", 5)
 
 
 def test_a_number_that_does_not_fit_is_not_sent(ask: Asked) -> None:
-    for protocol in ("grpc", "http"):
+    protocols: tuple[Protocol, ...] = ("grpc", "http")
+    for protocol in protocols:
         with pytest.raises(RequestFailed, match=r"4294967299 does not fit .* int32"):
             ask(protocol=protocol, max_tokens=2**32 + 3)
         with pytest.raises(RequestFailed, match=r"-1 does not fit .* uint64"):
@@ -177,8 +202,6 @@ def test_a_number_that_does_not_fit_is_not_sent(ask: Asked) -> None:
 def test_options_and_models_that_do_not_fit_are_named(ensemble: Asked) -> None:
     with pytest.raises(RequestFailed, match="has no input for --min-p"):
         ensemble(min_p=0.1)
-    with pytest.raises(RequestFailed, match="takes token ids, not text"):
-        Asked(ensemble.endpoint, "tensorrt_llm")()
 
 
 def test_each_option_that_the_models_have_is_tried_here() -> None:

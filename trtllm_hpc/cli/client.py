@@ -1,25 +1,22 @@
-"""``trtllm-hpc client``: ask the served model."""
+"""``trtllm-hpc client``: ask a served model."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.options import runs_folder, runs_option, valid_text, wait_option
+from trtllm_hpc.cli.options import OutputFile, runs_folder, runs_option, valid_text, wait_option
 from trtllm_hpc.client.options import OPTIONS, Kind, Option
 from trtllm_hpc.errors import RequestFailed, RunNotFound
-from trtllm_hpc.paths import RunPaths, call_name, write_aside, write_json
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.find import find_run
 
 if TYPE_CHECKING:
-    from trtllm_hpc.client.generate import Answer, Request
-    from trtllm_hpc.runtime.records import Endpoint
+    from trtllm_hpc.client.connect import Target
 
 _CLICK_TYPES: dict[Kind, Any] = {
     "count": click.INT,
@@ -27,7 +24,10 @@ _CLICK_TYPES: dict[Kind, Any] = {
     "text": click.STRING,
     "texts": click.STRING,
     "numbers": click.FLOAT,
+    "ids": click.STRING,
+    "array": click.Path(exists=True, dir_okay=False, path_type=Path),
 }
+_METAVARS: dict[Kind, str] = {"ids": "ID,ID,...", "array": "FILE"}
 _DEFAULTS = {"max_tokens": 16}
 
 Command = Callable[..., Any]
@@ -40,6 +40,61 @@ def _prompts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
         for it in values
     )
     return tuple(valid_text(ctx, param, texts))
+
+
+def _ids(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Callback of an option with token ids: one list, or one for each time it was given."""
+    if value is None:
+        return None
+    try:
+        lists = [[int(word) for word in text.replace(",", " ").split()] for text in _several(value)]
+    except ValueError:
+        raise click.BadParameter(
+            "token ids are whole numbers with commas between them, e.g. 5,7,9."
+        ) from None
+    if not all(lists):
+        raise click.BadParameter("a list of token ids is empty.")
+    return lists[0] if isinstance(value, str) else tuple(lists)
+
+
+def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else value
+
+
+def _array(ctx: click.Context, param: click.Parameter, value: Path | None) -> Any:
+    """Callback of an option with a NumPy file."""
+    if value is None:
+        return None
+    import numpy as np
+
+    try:
+        return np.load(value, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise click.BadParameter(f"{value} is no NumPy array (.npy): {error}") from None
+
+
+def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    """Callback of ``--input``: values by input, as JSON where they are JSON."""
+    import json
+
+    found: dict[str, Any] = {}
+    for each in values:
+        name, separator, text = each.partition("=")
+        if not separator or not name:
+            raise click.BadParameter(f"{each!r} is not NAME=VALUE.")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        if value is None or isinstance(value, dict):
+            raise click.BadParameter(
+                f"{each!r}: a value is a text, a number, true, false, or a list of these."
+            )
+        found[name] = value
+    return found
+
+
+_CALLBACKS: dict[Kind, Any] = {"texts": valid_text, "ids": _ids, "array": _array}
 
 
 def _request_options(command: Command) -> Command:
@@ -57,11 +112,12 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
         option.flag,
         option.name,
         type=_CLICK_TYPES[option.kind],
+        metavar=_METAVARS.get(option.kind),
         multiple=several,
         default=None if several else _DEFAULTS.get(option.name),
         show_default=option.name in _DEFAULTS,
-        help=option.help,
-        callback=valid_text if option.kind == "texts" else None,
+        help=option.help + ("  [repeatable]" if several else ""),
+        callback=_CALLBACKS.get(option.kind),
     )
 
 
@@ -81,18 +137,46 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Prompts, one a line.",
 )
+@click.option(
+    "--token-ids",
+    multiple=True,
+    metavar="ID,ID,...",
+    callback=_ids,
+    help="A prompt of token ids, for 'tensorrt_llm'.  [repeatable]",
+)
 @click.option("--model", metavar="NAME", help="[default: ensemble, or the first that takes text]")
+@click.option(
+    "--url",
+    help="Ask a server that was not started by this program instead of a run: http:// or https:// for Triton"
+    " or OpenAI's protocol, grpc:// or grpcs:// for Triton's gRPC port.",
+)
+@click.option(
+    "--key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the key that the server of --url asks for.",
+)
+@click.option(
+    "--certificate",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Certificate (PEM) that is trusted for --url.  [default: those of the system]",
+)
 @click.option(
     "--protocol",
     type=click.Choice(["grpc", "http", "both"]),
     default="grpc",
     show_default=True,
-    help="With 'both', the two answers must be equal.",
+    help="How to ask a run; with 'both', the two answers must be equal.",
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Ask the prompts every way the server has, and fail if the answers differ: its models one after the"
+    " other by hand, 'ensemble', BLS and OpenAI's protocol, over gRPC and HTTP.",
 )
 @click.option(
     "--stream/--no-stream",
     default=None,
-    help="Show the text as it is generated.  [default: of a single prompt over gRPC, if the model streams]",
+    help="Show the text as it is generated.  [default: of a single prompt, if the model streams]",
 )
 @click.option(
     "--concurrency",
@@ -102,6 +186,7 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
     metavar="N",
     help="Prompts asked at once.",
 )
+@click.option("--batch", is_flag=True, help="Send all prompts as one request.")
 @click.option(
     "--stop-after-ms",
     type=click.IntRange(min=1),
@@ -111,13 +196,40 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
 @click.option(
     "--timeout-seconds", type=click.FloatRange(min=0.1), default=120.0, show_default=True, metavar="S"
 )
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Send a request again if the server cannot be reached or was lost, and nothing of the answer came.",
+)
 @wait_option
+@click.option(
+    "--lora-dir",
+    "lora_dirs",
+    multiple=True,
+    metavar="FOLDER",
+    callback=valid_text,
+    help="Folder with a LoRA adapter as hf_lora_convert.py makes it. It is sent once, and again if the server"
+    " has evicted it. For several prompts, one for each: '' is none.  [repeatable]",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_inputs,
+    help="Any other input of the served model by its own name, e.g. early_stopping=true.  [repeatable]",
+)
+@click.option("--request-id", metavar="ID", help="Id of the request on the server.  [default: a random one]")
 @click.option(
     "--context-logits",
     is_flag=True,
     help="Request the logits of the prompt too (over gRPC; the engine must gather them).",
 )
 @click.option("--generation-logits", is_flag=True, help="Request the logits of the answer too.")
+@click.option("--save-logits", type=OutputFile(), metavar="FILE", help="Write them into a NumPy file (.npz).")
 @click.option(
     "--save",
     is_flag=True,
@@ -130,22 +242,14 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
 def command(
     ctx: click.Context,
     /,
-    runs: Path | None,
     words: tuple[str, ...],
     more: tuple[str, ...],
     file: Path | None,
-    model: str | None,
-    protocol: str,
-    stream: bool | None,
-    concurrency: int,
-    stop_after_ms: int | None,
-    timeout_seconds: float,
     wait_seconds: float,
-    context_logits: bool,
-    generation_logits: bool,
-    save: bool,
-    as_json: bool,
-    **options: Any,
+    url: str | None,
+    key_file: Path | None,
+    certificate: Path | None,
+    **given: Any,
 ) -> None:
     """Ask the served model of RUN, and print its answers.
 
@@ -158,48 +262,60 @@ def command(
       trtllm-hpc client latest "A poem:" --temperature 0.8 --top-p 0.9 --seed 7
       trtllm-hpc client latest --prompt - < question.txt
       trtllm-hpc client latest --file prompts.txt --concurrency 8 --json
+      trtllm-hpc client latest "Born in" --check
+      trtllm-hpc client --url http://node7:8000 "What is machine learning?"
     """
-    from trtllm_hpc.client.served_model import can_stream
+    from trtllm_hpc.cli.client_run import Asking, Settings
+    from trtllm_hpc.client.connect import Address
     from trtllm_hpc.runs.endpoint import endpoint_of
 
-    run, prompts = _run_and_prompts(words, [*more, *_lines(file)], ctx)
-    wanted = {"context_logits": context_logits, "generation_logits": generation_logits}
-    logits = [name for name, is_wanted in wanted.items() if is_wanted]
-    _refuse_over_http(protocol, logits, stream, stop_after_ms)
-    if save and len(prompts) > 1:
-        raise click.UsageError("--save keeps one answer: ask one prompt.")
-    endpoint = endpoint_of(run, wait_seconds)
-    is_given = {name: it for name, it in options.items() if it not in (None, ()) and it is not False}
-    given = {name: list(it) if isinstance(it, tuple) else it for name, it in is_given.items()}
+    prompts: list[Any] = [*more, *_lines(file), *given.pop("token_ids")]
+    run: RunPaths | None = None
+    target: Target
+    if url is not None:
+        prompts = [*words, *prompts]
+        target = Address(url, key_file, certificate)
+    elif key_file is not None or certificate is not None:
+        raise click.UsageError("--key-file and --certificate go with --url; those of a run are known.")
+    else:
+        run, prompts = _run_and_prompts(words, prompts, ctx)
+    if not prompts:
+        raise click.UsageError("A prompt is missing: trtllm-hpc client [RUN] PROMPT.")
+    given["options"] = _given_options(given)
+    given["logits"] = [name for name in ("context_logits", "generation_logits") if given.pop(name)]
+    settings = Settings(prompts=tuple(prompts), **{name: given[name] for name in Settings.names()})
+    settings.refuse_contradictions(is_run=run is not None)
+    if run is not None:
+        target = endpoint_of(run, wait_seconds)
     try:
-        request = _request(endpoint, model, given, logits, stop_after_ms, timeout_seconds)
-        if stream is None:
-            shows = len(prompts) == 1 and not as_json and protocol == "grpc"
-            stream = shows and _is_single(request) and can_stream(endpoint, request.model, timeout_seconds)
-        requests = [replace(request, prompt=prompt, stream=stream) for prompt in prompts]
-        _ask_all(run, endpoint, requests, protocol, concurrency, as_json=as_json, save=save)
+        Asking(target, settings, run).carry_out()
     except RequestFailed as error:
-        error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"
+        if run is not None:
+            error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"
         raise
 
 
-def _run_and_prompts(
-    words: Sequence[str], more: Sequence[str], ctx: click.Context
-) -> tuple[RunPaths, list[str]]:
+def _given_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the model's options that were given."""
+    found = {}
+    for option in OPTIONS:
+        value = given.pop(option.name)
+        if value is not None and value is not False and not (isinstance(value, tuple) and not value):
+            found[option.name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _run_and_prompts(words: Sequence[str], more: list[Any], ctx: click.Context) -> tuple[RunPaths, list[Any]]:
     """Tell the run from the prompts: the first word, if it is one, or if more words follow."""
     folder = runs_folder(ctx)
     if not words:
-        run, prompts = find_run("latest", folder), list(more)
-    elif len(words) == 1 and not more:
+        return find_run("latest", folder), more
+    if len(words) == 1 and not more:
         try:
-            run, prompts = find_run(words[0], folder), []
+            return find_run(words[0], folder), []
         except RunNotFound:
-            run, prompts = find_run("latest", folder), [words[0]]
-    else:
-        run, prompts = find_run(words[0], folder), [*words[1:], *more]
-    if not prompts:
-        raise click.UsageError("A prompt is missing: trtllm-hpc client [RUN] PROMPT.")
-    return run, prompts
+            return find_run("latest", folder), [words[0]]
+    return find_run(words[0], folder), [*words[1:], *more]
 
 
 def _lines(file: Path | None) -> list[str]:
@@ -209,136 +325,3 @@ def _lines(file: Path | None) -> list[str]:
         return [line for line in file.read_text(encoding="utf-8").splitlines() if line]
     except ValueError:
         raise click.UsageError(f"{file} is not valid UTF-8.") from None
-
-
-def _refuse_over_http(
-    protocol: str, logits: list[str], stream: bool | None, stop_after_ms: int | None
-) -> None:
-    if protocol == "http" and logits:
-        raise click.UsageError("Logits come over gRPC only: leave out --protocol http.")
-    if protocol != "grpc" and (stream or stop_after_ms):
-        raise click.UsageError("--stream and --stop-after-ms work over gRPC only.")
-
-
-def _request(
-    endpoint: Endpoint,
-    model: str | None,
-    options: dict[str, Any],
-    logits: list[str],
-    stop_after_ms: int | None,
-    timeout_s: float,
-) -> Request:
-    """Return what is asked with each prompt."""
-    from trtllm_hpc.client.generate import Request
-    from trtllm_hpc.client.served_model import describe, usual_model
-
-    served = describe(endpoint, model or usual_model(endpoint), timeout_s)
-    stop_after_s = None if stop_after_ms is None else stop_after_ms / 1000
-    return Request(served, "", options, logits, stop_after_s=stop_after_s, timeout_s=timeout_s)
-
-
-def _is_single(request: Request) -> bool:
-    """Whether one text comes back, without logits: what else there is comes as a whole."""
-    several = (request.options.get(name, 1) > 1 for name in ("beam_width", "return_sequences"))
-    return not request.logits and not any(several)
-
-
-def _ask_all(
-    run: RunPaths,
-    endpoint: Endpoint,
-    requests: Sequence[Request],
-    protocol: str,
-    concurrency: int,
-    *,
-    as_json: bool,
-    save: bool,
-) -> None:
-    """Ask the prompts, and print the answers in their order."""
-    from trtllm_hpc.client.generate import answers as answers_to
-
-    live = len(requests) == 1 and not as_json and requests[0].stream
-    on_text = _echo_part if live else None
-
-    def ask(request: Request, interrupted: threading.Event) -> list[Answer]:
-        return _ask(endpoint, request, protocol, on_text, interrupted)
-
-    for request, answers in zip(requests, answers_to(ask, requests, concurrency), strict=True):
-        record = {
-            "prompt": request.prompt,
-            **request.options,
-            "model": request.model.name,
-            "host": endpoint.host,
-            "answers": [answer.as_json() for answer in answers],
-        }
-        if save:
-            _save(run, record, answers)
-        if as_json:
-            import json
-
-            click.echo(json.dumps(record, ensure_ascii=False))
-        else:
-            _show(run, answers, is_shown=live, save=save)
-        _refuse_different(answers)
-
-
-def _ask(
-    endpoint: Endpoint,
-    request: Request,
-    protocol: str,
-    on_text: Callable[[str], object] | None,
-    interrupted: threading.Event,
-) -> list[Answer]:
-    from trtllm_hpc.client.generate import ask_grpc, ask_http
-
-    answers = [] if protocol == "http" else [ask_grpc(endpoint, request, on_text, interrupted)]
-    return answers if protocol == "grpc" else [*answers, ask_http(endpoint, request)]
-
-
-def _echo_part(text: str) -> None:
-    from trtllm_hpc.logs.reading import for_output
-
-    click.echo(for_output(text), nl=False)
-
-
-def _show(run: RunPaths, answers: Sequence[Answer], *, is_shown: bool, save: bool) -> None:
-    from trtllm_hpc.logs.reading import for_output
-
-    for answer in answers:
-        if is_shown:
-            click.echo()
-        else:
-            for text in answer.texts or (answer.text,):
-                click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_output(text)}")
-        notes = [f"{answer.output_tokens} tokens" if answer.output_tokens is not None else ""]
-        if answer.first_text_s is not None:
-            notes.append(f"first text after {answer.first_text_s * 1000:.0f} ms")
-            notes.append(f"all after {answer.latency_s * 1000:.0f} ms")
-        if answer.is_stopped:
-            notes.append("stopped early")
-        if is_shown or answer.is_stopped:
-            click.echo(", ".join(filter(None, notes)), err=True)
-        if answer.log_probs is not None:
-            click.echo("log-probs: " + " ".join(f"{value:.3f}" for value in answer.log_probs))
-        for name, array in answer.logits.items():
-            where = f" in {run.logits(name)}" if save else ""
-            click.echo(f"{name}: {' x '.join(map(str, array.shape))}{where}")
-
-
-def _save(run: RunPaths, record: dict[str, Any], answers: Sequence[Answer]) -> None:
-    import numpy as np
-
-    run.results.mkdir(exist_ok=True)
-    for answer in answers:
-        for name, array in answer.logits.items():
-            with write_aside(run.logits(name)) as aside, aside.open("wb") as file:
-                np.save(file, array)
-    write_json(run.answer, record)
-
-
-def _refuse_different(answers: Sequence[Answer]) -> None:
-    if len({answer.text for answer in answers}) > 1:
-        texts = "; ".join(f"{answer.protocol}: {answer.text!r}" for answer in answers)
-        raise RequestFailed(
-            f"The two protocols gave different answers to the same prompt. {texts}",
-            hint="try --protocol grpc and --protocol http one by one; sampling makes answers differ",
-        )

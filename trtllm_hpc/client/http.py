@@ -8,7 +8,7 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any
 
-from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.errors import AnswerTimedOut, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 
 
@@ -48,9 +48,11 @@ def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None)
             reason = error_message(error.read(65536)) or error.reason
         raise RequestFailed(f"{url} answered {error.code}: {reason}") from error
     except TimeoutError as error:
-        raise RequestFailed(f"{url} did not answer within {timeout_s:g} s.") from error
-    except (OSError, HTTPException, ValueError) as error:
-        raise RequestFailed(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from error
+        raise AnswerTimedOut(f"{url} did not answer within {timeout_s:g} s.") from error
+    except (OSError, HTTPException) as error:
+        raise ServerUnreachable(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from error
+    except ValueError as error:
+        raise RequestFailed(f"{url} answered what is not JSON: {error}") from error
 
 
 def error_message(body: bytes) -> str:

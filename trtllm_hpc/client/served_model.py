@@ -29,7 +29,7 @@ ALWAYS_SENT = ("bad_words", "stop_words")
 """Inputs that old releases of upstream's ensemble do not declare optional; an empty text asks for nothing."""
 
 CORE_MODEL = "tensorrt_llm"
-_TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", CORE_MODEL)
+TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", CORE_MODEL)
 """By their names, the usual one first; the last takes text if it is the LLM API's."""
 
 
@@ -60,6 +60,16 @@ class ServedModel:
     """Whether each response of a stream repeats the text so far (``accumulate_tokens`` of BLS)."""
 
     @property
+    def takes_text(self) -> bool:
+        """Whether prompts are texts; otherwise they are token ids."""
+        return "text_input" in self.inputs
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether it ends the request of an id when it is sent ``stop``, itself or by its core model."""
+        return self.ensemble or "stop" in self.inputs
+
+    @property
     def text(self) -> TextModel:
         """The form of its inputs, if it is a text model."""
         return TextModel(LLM_API_LENGTH in self.inputs, self.batched)
@@ -71,10 +81,14 @@ def describe(endpoint: Endpoint, model: str, timeout_s: float) -> ServedModel:
     Raises:
         RequestFailed: with the server's error message, for example that it has no such model.
     """
-    config = call_json(endpoint, f"v2/models/{quote(model, safe='')}/config", timeout_s)
+    return served_model(model, call_json(endpoint, f"v2/models/{quote(model, safe='')}/config", timeout_s))
+
+
+def served_model(name: str, config: Mapping[str, Any]) -> ServedModel:
+    """Return what a client needs of a model's configuration, as JSON."""
     accumulates = config.get("parameters", {}).get("accumulate_tokens", {}).get("string_value", "")
     return ServedModel(
-        name=model,
+        name=name,
         inputs={str(it.get("name")): str(it.get("data_type", "")) for it in config.get("input", ())},
         batched=bool(config.get("max_batch_size", 0)),
         decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
@@ -85,18 +99,7 @@ def describe(endpoint: Endpoint, model: str, timeout_s: float) -> ServedModel:
 
 def usual_model(endpoint: Endpoint) -> str:
     """Return the served model that is asked unless another one is named."""
-    return next((name for name in _TEXT_MODELS if name in endpoint.models), _TEXT_MODELS[0])
-
-
-def can_stream(endpoint: Endpoint, model: ServedModel, timeout_s: float) -> bool:
-    """Return whether a model can answer token by token; of an ensemble, its core model decides.
-
-    Raises:
-        RequestFailed: the server does not answer.
-    """
-    if not model.ensemble:
-        return model.decoupled
-    return CORE_MODEL in endpoint.models and describe(endpoint, CORE_MODEL, timeout_s).decoupled
+    return next((name for name in TEXT_MODELS if name in endpoint.models), TEXT_MODELS[0])
 
 
 def text_inputs(prompt: str, max_tokens: int, model: TextModel) -> dict[str, NDArray[Any]]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.client.connection import infer_request
 from trtllm_hpc.client.served_model import LENGTH_OUTPUT, TEXT_OUTPUT, TextModel, text_inputs
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -71,21 +72,7 @@ def encode_request(request: Request, target: Target, request_id: str = "") -> by
     inputs = _inputs(request, target)
     if target.protocol == "http":
         return _generate_body(inputs)
-    return infer_request(target.model, inputs, request_id)
-
-
-def infer_request(model: str, inputs: dict[str, NDArray[Any]], request_id: str = "") -> bytes:
-    """Return a serialised ``ModelInferRequest`` of Triton's gRPC service."""
-    from tritonclient.grpc import service_pb2
-    from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
-
-    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
-    for name, array in inputs.items():
-        datatype = np_to_triton_dtype(array.dtype)
-        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
-        raw = serialize_byte_tensor(array).item() if datatype == "BYTES" else array.tobytes()
-        request.raw_input_contents.append(raw)
-    return bytes(request.SerializeToString())
+    return bytes(infer_request(target.model, inputs, request_id).SerializeToString())
 
 
 def _inputs(request: Request, target: Target) -> dict[str, NDArray[Any]]:

@@ -1,0 +1,326 @@
+"""What ``trtllm-hpc client`` does: send the requests, and show the answers as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from trtllm_hpc.client.async_client import AsyncClient
+from trtllm_hpc.client.connect import Address, Protocol, Target
+from trtllm_hpc.client.lora import Adapter, read_adapter
+from trtllm_hpc.client.request import Answer, Prompt, Request
+from trtllm_hpc.errors import InvalidRequest, RequestFailed
+from trtllm_hpc.logs.reading import for_output
+from trtllm_hpc.paths import RunPaths, write_aside, write_json
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of the command; see its help."""
+
+    prompts: tuple[Prompt, ...]
+    options: dict[str, Any]
+    inputs: dict[str, Any]
+    logits: Sequence[str]
+    lora_dirs: tuple[str, ...]
+    model: str | None
+    protocol: str
+    check: bool
+    stream: bool | None
+    concurrency: int
+    batch: bool
+    stop_after_ms: int | None
+    timeout_seconds: float
+    retries: int
+    request_id: str | None
+    save_logits: Path | None
+    save: bool
+    as_json: bool
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The options' names, without the prompts."""
+        return [field.name for field in fields(cls) if field.name != "prompts"]
+
+    def refuse_contradictions(self, *, is_run: bool) -> None:
+        """Raise UsageError for options that do not go together."""
+        several = len(self.prompts) > 1
+        if self.protocol != "grpc" and not is_run:
+            raise click.UsageError("--protocol is for a run; a URL says it itself.")
+        if self.save and (several or not is_run):
+            raise click.UsageError("--save keeps one answer of a run: ask one prompt, without --url.")
+        if self.save_logits is not None and not self.logits:
+            raise click.UsageError("--save-logits needs --context-logits or --generation-logits.")
+        if self.request_id is not None and several and not self.batch:
+            raise click.UsageError("--request-id names one request: ask one prompt, or send a --batch.")
+        if len(self.lora_dirs) not in (0, 1, len(self.prompts)):
+            raise click.UsageError("--lora-dir is given once, or once for each prompt.")
+        if self.batch and len(set(self.lora_dirs)) > 1:
+            raise click.UsageError("A --batch has one LoRA adapter at most; send several requests instead.")
+        if self.check and (self.save or self.logits or self.stream):
+            raise click.UsageError("--check compares texts: leave out --stream, --save and logits.")
+        if len(self.lora_dirs) > 1 and "lora_task_id" in self.options:
+            raise click.UsageError("--lora-task-id names one adapter; several are numbered from 1 on.")
+
+
+class Asking:
+    """One call of the command.
+
+    Args:
+        run: whose server it is; ``None`` for another server.
+    """
+
+    def __init__(self, target: Target, settings: Settings, run: RunPaths | None) -> None:
+        self._target = target
+        self._settings = settings
+        self._run = run
+        self._failed: list[RequestFailed] = []
+        self._logits: dict[str, Any] = {}
+
+    def carry_out(self) -> None:
+        """Ask everything, and print the answers in the prompts' order.
+
+        Raises:
+            RequestFailed: a prompt was not answered, or protocols differ.
+            KeyboardInterrupt: after Ctrl-C, when all open requests have ended.
+        """
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        ended = asyncio.Event()
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # not in a main thread
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)
+        protocols: list[Protocol] = ["grpc", "http"] if self._settings.protocol == "both" else []
+        if self._settings.protocol != "both":
+            protocols = ["http" if self._settings.protocol == "http" else "grpc"]
+        async with AsyncExitStack() as open_clients:
+            clients = [await open_clients.enter_async_context(self._client(each)) for each in protocols]
+            if self._settings.check:
+                await self._compare(clients[0])
+            else:
+                await self._ask_all(clients, ended)
+        if self._logits and self._settings.save_logits is not None:
+            with write_aside(self._settings.save_logits) as aside, aside.open("wb") as file:
+                np.savez(file, **self._logits)
+        if ended.is_set():
+            raise KeyboardInterrupt
+        if self._failed:
+            raise self._summary()
+
+    def _client(self, protocol: Protocol) -> AsyncClient:
+        settings = self._settings
+        return AsyncClient(
+            self._target,
+            settings.model,
+            protocol=protocol,
+            timeout_s=settings.timeout_seconds,
+            retries=settings.retries,
+        )
+
+    async def _compare(self, client: AsyncClient) -> None:
+        from trtllm_hpc.client.functional_check import check
+        from trtllm_hpc.report.functional_check import print_check
+
+        if isinstance(self._target, Address):
+            raise click.UsageError("--check asks a run's server: leave out --url.")
+        result = await check(self._target, self._requests(client), self._settings.timeout_seconds)
+        print_check(result, as_json=self._settings.as_json)
+        if result.differences:
+            raise RequestFailed(
+                f"{len(result.differences)} of {len(result.answers)} answers differ, or are missing.",
+                hint="sampling makes answers differ: leave out --temperature, --top-k and --top-p",
+            )
+
+    async def _ask_all(self, clients: Sequence[AsyncClient], ended: asyncio.Event) -> None:
+        requests = self._requests(clients[0])
+        slots = asyncio.Semaphore(self._settings.concurrency)
+        is_live = len(self._settings.prompts) == 1 and not self._settings.as_json and requests[0].stream
+
+        async def ask(request: Request) -> list[tuple[Answer, ...]]:
+            async with slots:
+                if ended.is_set():
+                    return []
+                found = []
+                for client in clients:
+                    answers = await client.ask(request, _echo_part if is_live else None, ended)
+                    found.append(tuple(await client.count_tokens(answers, request.prompts)))
+                return found
+
+        asking = [asyncio.ensure_future(ask(request)) for request in requests]
+        try:
+            for request, each in zip(requests, asking, strict=True):
+                try:
+                    found = await each
+                except InvalidRequest:
+                    raise  # the others would fail for the same reason
+                except RequestFailed as error:
+                    self._tell_failure(request, clients[0], error)
+                    continue
+                for index, prompt in enumerate(request.prompts):
+                    answers = [answers[index] for answers in found]
+                    if answers:
+                        self._tell(request, prompt, clients[0], answers, is_shown=is_live)
+        finally:
+            for each in asking:
+                each.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    def _requests(self, client: AsyncClient) -> list[Request]:
+        settings = self._settings
+        stream = settings.stream
+        if stream is None:
+            is_alone = len(settings.prompts) == 1 and not settings.as_json and settings.protocol != "both"
+            stream = is_alone and not settings.check and _is_single(settings) and client.can_stream
+        request = Request(
+            (),
+            settings.options,
+            inputs=settings.inputs,
+            logits=settings.logits,
+            stream=stream,
+            stop_after_s=None if settings.stop_after_ms is None else settings.stop_after_ms / 1000,
+            timeout_s=settings.timeout_seconds,
+            retries=settings.retries,
+        )
+        adapters = self._adapters()
+        if settings.batch:
+            made = [replace(request, prompts=settings.prompts, adapter=adapters[0])]
+        else:
+            made = [
+                replace(request, prompts=(prompt,), adapter=adapter, request_id=Request(()).request_id)
+                for prompt, adapter in zip(settings.prompts, adapters, strict=True)
+            ]
+        return [replace(each, request_id=settings.request_id or each.request_id) for each in made]
+
+    def _adapters(self) -> list[Adapter | None]:
+        """Return the adapter of each prompt; the same folder is the same adapter."""
+        folders = self._settings.lora_dirs or ("",)
+        if len(folders) == 1:
+            folders *= len(self._settings.prompts)
+        known: dict[str, Adapter] = {}
+        for folder in filter(None, folders):
+            if folder not in known:
+                number = int(self._settings.options.get("lora_task_id", len(known) + 1))
+                known[folder] = read_adapter(Path(folder), number)
+        return [known.get(folder) for folder in folders]
+
+    def _tell(
+        self, request: Request, prompt: Prompt, client: AsyncClient, answers: list[Answer], *, is_shown: bool
+    ) -> None:
+        """Print, and keep, the answers to one prompt: one over each protocol."""
+        position = self._position(prompt)
+        for answer in answers:
+            for name, array in answer.logits.items():
+                self._logits[name if position is None else f"{name}_{position}"] = array
+        record = self._record(request, prompt, client) | {"answers": [answer.as_json() for answer in answers]}
+        if self._settings.save and self._run is not None:
+            _save(self._run, record, answers)
+        if self._settings.as_json:
+            click.echo(json.dumps(record, ensure_ascii=False))
+        else:
+            for answer in answers:
+                self._show(answer, is_shown=is_shown)
+        if (error := _difference(answers)) is not None:
+            self._failed.append(error)
+
+    def _tell_failure(self, request: Request, client: AsyncClient, error: RequestFailed) -> None:
+        self._failed.append(error)
+        if self._settings.as_json:
+            for prompt in request.prompts:
+                record = self._record(request, prompt, client) | {"answers": [], "error": error.message}
+                click.echo(json.dumps(record, ensure_ascii=False))
+        elif len(self._settings.prompts) > 1:
+            click.echo(f"prompt {self._position(request.prompts[0])}: {for_output(error.message)}", err=True)
+
+    def _position(self, prompt: Prompt) -> int | None:
+        """The number of a prompt from 1 on; ``None`` if it is the only one."""
+        prompts = self._settings.prompts
+        return None if len(prompts) == 1 else next(n for n, it in enumerate(prompts, 1) if it is prompt)
+
+    def _record(self, request: Request, prompt: Prompt, client: AsyncClient) -> dict[str, Any]:
+        options = {
+            name: value for name, value in request.options.items() if not isinstance(value, np.ndarray)
+        }
+        return {
+            "prompt": prompt,
+            "options": options,
+            "model": client.model.name,
+            "host": self._target.url if isinstance(self._target, Address) else self._target.host,
+        }
+
+    def _summary(self) -> RequestFailed:
+        if len(self._settings.prompts) == 1 or self._settings.batch:
+            return self._failed[0]
+        error = self._failed[0]
+        sentence = (
+            f"{len(self._failed)} of {len(self._settings.prompts)} prompts failed. The first: {error.message}"
+        )
+        return type(error)(sentence, hint=error.hint)
+
+    def _show(self, answer: Answer, *, is_shown: bool) -> None:
+        if is_shown:
+            click.echo()
+        else:
+            ids = [" ".join(map(str, each)) for each in answer.token_ids]
+            for text in answer.texts or ids or (answer.text,):
+                click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_output(text)}")
+        if is_shown or answer.is_stopped:
+            click.echo(", ".join(_notes(answer)), err=True)
+        if answer.log_probs is not None:
+            click.echo("log-probs: " + " ".join(f"{value:.3f}" for value in answer.log_probs))
+        for name, array in answer.logits.items():
+            places = [self._settings.save_logits]
+            if self._settings.save and self._run is not None:
+                places.append(self._run.logits(name))
+            where = "".join(f" in {place}" for place in places if place is not None)
+            click.echo(f"{name}: {' x '.join(map(str, array.shape))}{where}")
+
+
+def _is_single(settings: Settings) -> bool:
+    """Whether one text comes back, without logits: what else there is comes as a whole."""
+    several = (settings.options.get(name, 1) > 1 for name in ("beam_width", "return_sequences"))
+    return not settings.logits and not any(several)
+
+
+def _echo_part(text: str) -> None:
+    click.echo(for_output(text), nl=False)
+
+
+def _notes(answer: Answer) -> list[str]:
+    notes = []
+    if answer.output_tokens is not None:
+        about = "about " if answer.counted_by == "responses" else ""
+        notes.append(f"{about}{answer.output_tokens} tokens")
+    if answer.first_text_s is not None:
+        notes.append(f"first text after {answer.first_text_s * 1000:.0f} ms")
+        notes.append(f"all after {answer.latency_s * 1000:.0f} ms")
+    if answer.is_stopped:
+        notes.append("stopped early")
+    return notes
+
+
+def _save(run: RunPaths, record: dict[str, Any], answers: Sequence[Answer]) -> None:
+    run.results.mkdir(exist_ok=True)
+    for answer in answers:
+        for name, array in answer.logits.items():
+            with write_aside(run.logits(name)) as aside, aside.open("wb") as file:
+                np.save(file, array)
+    write_json(run.answer, record)
+
+
+def _difference(answers: Sequence[Answer]) -> RequestFailed | None:
+    if len({answer.text for answer in answers}) < 2:
+        return None
+    texts = "; ".join(f"{answer.protocol}: {answer.text!r}" for answer in answers)
+    return RequestFailed(
+        f"The two protocols gave different answers to the same prompt. {texts}",
+        hint="try --protocol grpc and --protocol http one by one; sampling makes answers differ",
+    )

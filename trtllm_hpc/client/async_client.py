@@ -1,0 +1,218 @@
+"""The client: asks a served model, any number of requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from trtllm_hpc.client.connect import Protocol, Target, connect
+from trtllm_hpc.client.options import BY_NAME
+from trtllm_hpc.client.over_openai import OpenAIModel
+from trtllm_hpc.client.request import RETRIES, TIMEOUT_S, Answer, Prompt, Request
+from trtllm_hpc.client.served_model import ServedModel
+from trtllm_hpc.client.triton_model import OnText, TritonModel
+from trtllm_hpc.errors import ServerUnreachable
+
+_FIRST_PAUSE_S = 0.25
+"""Before a request is sent again; twice as long each time."""
+
+_SETTINGS = frozenset({"inputs", "logits", "adapter", "stop_after_s", "timeout_s", "retries", "request_id"})
+"""Fields of a request that are no options of the model."""
+
+
+class AsyncClient:
+    """Asks one served model with asyncio; a context manager, which opens and closes its connection.
+
+    Args:
+        target: a run's endpoint, or the address of another server.
+        model: by default ``ensemble``, or the first served model that takes text.
+        protocol: of an endpoint; an address says it itself.
+        timeout_s: for each request.
+        retries: how often a request is sent again if the server was not reached, or lost before anything of
+            the answer had come.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        model: str | None = None,
+        *,
+        protocol: Protocol = "grpc",
+        timeout_s: float = TIMEOUT_S,
+        retries: int = RETRIES,
+    ) -> None:
+        self._target = target
+        self._name = model
+        self._protocol: Protocol = protocol
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._opened: TritonModel | OpenAIModel | None = None
+        self._ends: dict[str, asyncio.Event] = {}
+        self.can_stream = False
+        """Whether the model answers token by token."""
+
+    async def __aenter__(self) -> AsyncClient:
+        """Open the connection.
+
+        Raises:
+            RequestFailed: the server does not answer, or has no such model.
+        """
+        self._opened, self.can_stream = await connect(
+            self._target, self._name, self._protocol, self._timeout_s
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+            self._opened = None
+
+    @property
+    def model(self) -> ServedModel:
+        """Its inputs, and what it can do."""
+        return self._open.model
+
+    @property
+    def can_tokenize(self) -> bool:
+        """Whether the server turns texts into token ids and back for a model that takes ids."""
+        return isinstance(self._open, TritonModel) and self._open.can_tokenize
+
+    @property
+    def _open(self) -> TritonModel | OpenAIModel:
+        if self._opened is None:
+            raise RuntimeError("the client is not open: use it as a context manager")
+        return self._opened
+
+    async def generate(self, prompt: Prompt, **options: Any) -> Answer:
+        """Return the whole answer to a prompt.
+
+        Args:
+            prompt: a text, or token ids for a model that takes them.
+            options: of the request, by the names in docs/client.md with underscores: ``max_tokens=64``.
+                Besides, these fields of :class:`Request`: ``inputs``, ``logits``, ``adapter``,
+                ``stop_after_s``, ``timeout_s``, ``retries``, ``request_id``.
+
+        Raises:
+            InvalidRequest: the model has no input for an option, or a value does not fit.
+            ServerUnreachable, AnswerTimedOut: the server was not reached, or too slow.
+            RequestFailed: the server says why.
+        """
+        [answer] = await self.ask(self.request((prompt,), options))
+        return answer
+
+    async def stream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[str]:
+        """Yield the text of an answer as it is generated; closing the generator ends it on the server.
+
+        From models that do not stream the text comes as a whole.
+        Arguments and errors are those of :meth:`generate`.
+        """
+        parts: asyncio.Queue[str | None] = asyncio.Queue()
+        request = replace(self.request((prompt,), options), stream=self.can_stream)
+        asking = asyncio.ensure_future(self.ask(request, parts.put_nowait))
+        asking.add_done_callback(lambda _: parts.put_nowait(None))
+        try:
+            while (part := await parts.get()) is not None:
+                yield part
+            await asking
+        finally:
+            asking.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({asking})
+
+    async def batch(
+        self, prompts: Sequence[Prompt], *, concurrency: int = 8, together: bool = False, **options: Any
+    ) -> list[Answer]:
+        """Return the answers to several prompts, in their order.
+
+        Args:
+            concurrency: how many requests are open at once.
+            together: send all prompts as one request, a batch, whose answers Triton sends one by one.
+
+        Other arguments and errors are those of :meth:`generate`; after an error the others are ended.
+        """
+        if together:
+            return list(await self.ask(self.request(tuple(prompts), options)))
+        slots = asyncio.Semaphore(concurrency)
+
+        async def one(prompt: Prompt) -> Answer:
+            async with slots:
+                return await self.generate(prompt, **options)
+
+        asking = [asyncio.ensure_future(one(prompt)) for prompt in prompts]
+        try:
+            return list(await asyncio.gather(*asking))
+        finally:
+            for each in asking:
+                each.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def cancel(self, request_id: str) -> None:
+        """End the request with this id on the server; what it had generated by then is its answer.
+
+        One that another client has sent is ended if its model takes such a message: ``ensemble``,
+        ``tensorrt_llm`` and the LLM API's.
+        """
+        if request_id in self._ends:
+            self._ends[request_id].set()
+        else:
+            await self._open.stop(request_id)
+
+    def request(self, prompts: tuple[Prompt, ...], options: Mapping[str, Any]) -> Request:
+        """Return a request with the client's own time limit and retries.
+
+        Raises:
+            TypeError: an option has another name.
+        """
+        unknown = [name for name in options if name not in BY_NAME and name not in _SETTINGS]
+        if unknown:
+            raise TypeError(f"no option of a request is called {unknown[0]!r}: {', '.join(BY_NAME)}")
+        given = {name: value for name, value in options.items() if name in BY_NAME and value is not None}
+        settings = {name: value for name, value in options.items() if name in _SETTINGS}
+        return Request(prompts, given, **{"timeout_s": self._timeout_s, "retries": self._retries, **settings})
+
+    async def ask(
+        self, request: Request, on_text: OnText | None = None, ended: asyncio.Event | None = None
+    ) -> tuple[Answer, ...]:
+        """Send a request, and return the answer to each of its prompts.
+
+        Args:
+            on_text: called with each part of the first text as it comes.
+            ended: ends the answers early, once set.
+
+        Raises:
+            RequestFailed: see :meth:`generate`.
+        """
+        event = self._ends.setdefault(request.request_id, ended or asyncio.Event())
+        pause_s = _FIRST_PAUSE_S
+        try:
+            for _ in range(request.retries):
+                try:
+                    return await self._open.ask(request, on_text, event)
+                except ServerUnreachable:
+                    if event.is_set():
+                        raise
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
+            return await self._open.ask(request, on_text, event)
+        finally:
+            self._ends.pop(request.request_id, None)
+
+    async def count_tokens(self, answers: Sequence[Answer], prompts: Sequence[Prompt]) -> list[Answer]:
+        """Have the served tokenizer count the tokens of answers whose server did not."""
+        return [await self._counted(answer, prompt) for answer, prompt in zip(answers, prompts, strict=True)]
+
+    async def _counted(self, answer: Answer, prompt: Prompt) -> Answer:
+        if answer.counted_by == "server" or not isinstance(prompt, str) or not answer.text:
+            return answer
+        # Special tokens, and the prompt if it is repeated, are in both texts.
+        whole = answer.text if answer.text.startswith(prompt) else prompt + answer.text
+        counts = await self._open.count([whole, prompt])
+        if counts is None:
+            return answer
+        return replace(answer, output_tokens=counts[0] - counts[1], counted_by="tokenizer")

@@ -1,0 +1,201 @@
+"""From an endpoint or a URL to a served model that can be asked."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from trtllm_hpc.client.connection import grpc_client, unanswered
+from trtllm_hpc.client.http import call_json
+from trtllm_hpc.client.over_grpc import GrpcServer
+from trtllm_hpc.client.over_http import HttpServer
+from trtllm_hpc.client.over_openai import OpenAIModel, list_models
+from trtllm_hpc.client.served_model import (
+    CORE_MODEL,
+    ServedModel,
+    describe,
+    served_model,
+    usual_model,
+)
+from trtllm_hpc.client.triton_model import POSTPROCESSING, PREPROCESSING, Tokenizer, TritonModel
+from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
+from trtllm_hpc.runtime.records import Endpoint
+
+Protocol = Literal["grpc", "http"]
+
+_LOOK_TIMEOUT_S = 30.0
+"""For a server to say what it is, which is no work for its model."""
+
+_SCHEMES = ("grpc", "grpcs", "http", "https")
+
+
+@dataclass(frozen=True)
+class Address:
+    """A server that this toolkit did not start."""
+
+    url: str
+    """``http://`` or ``https://`` for Triton or OpenAI's protocol, ``grpc://`` or ``grpcs://`` for Triton."""
+    key_file: Path | None = None
+    """File with the key that it asks for, sent as a bearer token."""
+    certificate_file: Path | None = None
+    """Certificate that is trusted; by default those that the system trusts."""
+
+
+@dataclass(frozen=True)
+class _OpenAI:
+    """A server with OpenAI's protocol."""
+
+    url: str
+    key: str | None
+
+
+Target = Endpoint | Address
+
+
+def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
+    """Return a URL as the endpoint of a Triton server with one protocol.
+
+    Raises:
+        InvalidRequest: it is not a URL of these protocols.
+    """
+    try:
+        parts = urlsplit(address.url)
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidRequest(f"{address.url!r} is no URL: {error}.") from None
+    if scheme not in _SCHEMES or not host:
+        raise InvalidRequest(
+            f"{address.url!r} does not say which protocol the server speaks.",
+            hint=f"write http://{address.url.rsplit('/', 1)[-1]}, or grpc:// for Triton's gRPC port",
+        )
+    is_secure = scheme.endswith("s")
+    certificate = address.certificate_file or (_system_certificates() if is_secure else None)
+    protocol: Protocol = "grpc" if scheme.startswith("grpc") else "http"
+    port = port or {"grpc": 8001, "grpcs": 8001, "http": 80, "https": 443}[scheme]
+    return protocol, Endpoint(
+        job_id="",
+        host=host,
+        address=f"[{host}]" if ":" in host else host,
+        http_port=port,
+        grpc_port=port,
+        metrics_port=0,
+        models=[],
+        ready_at=0.0,
+        key_file=None if address.key_file is None else str(address.key_file),
+        certificate_file=None if certificate is None else str(certificate),
+    )
+
+
+def _system_certificates() -> str:
+    paths = ssl.get_default_verify_paths()
+    return paths.cafile or paths.openssl_cafile
+
+
+async def connect(
+    target: Target, model: str | None, protocol: Protocol, timeout_s: float
+) -> tuple[TritonModel | OpenAIModel, bool]:
+    """Return the model of a server, and whether it answers token by token.
+
+    Args:
+        model: its name; ``None``: the usual one.
+        protocol: for an endpoint; a URL says it itself.
+
+    Raises:
+        RequestFailed: the server does not answer, has no such model, or none can be chosen.
+    """
+    timeout_s = min(timeout_s, _LOOK_TIMEOUT_S)
+    if isinstance(target, Endpoint):
+        return await _triton(target, model, protocol, timeout_s)
+    protocol, endpoint = parse_url(target)
+    found = await asyncio.to_thread(_look, target, protocol, endpoint, timeout_s)
+    if isinstance(found, _OpenAI):
+        return await _openai(found, model, timeout_s), True
+    return await _triton(found, model, protocol, timeout_s)
+
+
+def _look(address: Address, protocol: Protocol, endpoint: Endpoint, timeout_s: float) -> Endpoint | _OpenAI:
+    """Ask a server what it is."""
+    if protocol == "grpc":
+        return replace(endpoint, models=_models_over_grpc(endpoint, timeout_s))
+    base = address.url.rstrip("/")
+    key = endpoint.authorization.get("authorization", "").removeprefix("Bearer ") or None
+    if urlsplit(base).path.endswith("/v1"):
+        return _OpenAI(base, key)
+    try:
+        call_json(endpoint, "v2", timeout_s)
+    except (ServerUnreachable, AnswerTimedOut):
+        raise
+    except RequestFailed:
+        return _OpenAI(f"{base}/v1", key)
+    try:
+        index = call_json(endpoint, "v2/repository/index", timeout_s, {})
+    except RequestFailed:
+        return endpoint  # it does not tell its models
+    return replace(endpoint, models=_ready(index))
+
+
+def _models_over_grpc(endpoint: Endpoint, timeout_s: float) -> list[str]:
+    from tritonclient.utils import InferenceServerException
+
+    with grpc_client(endpoint) as client:
+        try:
+            index = client.get_model_repository_index(as_json=True, client_timeout=timeout_s)
+        except InferenceServerException as error:
+            raise unanswered(error, endpoint, timeout_s) from error
+    return _ready(index.get("models", []))
+
+
+def _ready(index: Any) -> list[str]:
+    """Return the names of the models that are ready."""
+    entries = [entry for entry in index if isinstance(entry, dict)] if isinstance(index, list) else []
+    return [str(entry.get("name")) for entry in entries if entry.get("state", "READY") == "READY"]
+
+
+async def _triton(
+    endpoint: Endpoint, name: str | None, protocol: Protocol, timeout_s: float
+) -> tuple[TritonModel, bool]:
+    chosen = usual_model(endpoint) if name is None else name
+
+    def look() -> tuple[ServedModel, bool, Tokenizer | None]:
+        model = _describe(endpoint, chosen, protocol, timeout_s)
+        streams = model.decoupled
+        if model.ensemble:
+            streams = CORE_MODEL in endpoint.models and (
+                _describe(endpoint, CORE_MODEL, protocol, timeout_s).decoupled
+            )
+        tokenizer = None
+        if {PREPROCESSING, POSTPROCESSING} <= set(endpoint.models):
+            names = (PREPROCESSING, POSTPROCESSING)
+            tokenizer = Tokenizer(*(_describe(endpoint, each, protocol, timeout_s) for each in names))
+        return model, streams, tokenizer
+
+    model, streams, tokenizer = await asyncio.to_thread(look)
+    server = GrpcServer(endpoint) if protocol == "grpc" else HttpServer(endpoint)
+    return TritonModel(server, model, tokenizer), streams
+
+
+def _describe(endpoint: Endpoint, model: str, protocol: Protocol, timeout_s: float) -> ServedModel:
+    """Fetch a model's configuration: over HTTP unless the server is known by its gRPC port alone."""
+    if endpoint.http_port != endpoint.grpc_port or protocol == "http":
+        return describe(endpoint, model, timeout_s)
+    from tritonclient.utils import InferenceServerException
+
+    with grpc_client(endpoint) as client:
+        try:
+            answer = client.get_model_config(model, as_json=True, client_timeout=timeout_s)
+        except InferenceServerException as error:
+            raise unanswered(error, endpoint, timeout_s) from error
+    return served_model(model, answer.get("config", {}))
+
+
+async def _openai(server: _OpenAI, model: str | None, timeout_s: float) -> OpenAIModel:
+    models = await list_models(server.url, server.key, timeout_s) if model is None else [model]
+    if len(models) != 1:
+        raise InvalidRequest(
+            f"{server.url} serves {len(models)} models.", hint=f"--model NAME, one of: {', '.join(models)}"
+        )
+    return OpenAIModel(server.url, models[0], server.key)

@@ -1,0 +1,126 @@
+"""The functional check: the same prompts every way that a server has must give the same answers.
+
+Upstream's ``end_to_end_test.py`` does it for the models called by hand,
+``ensemble`` and ``tensorrt_llm_bls`` over one protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from trtllm_hpc.client.async_client import AsyncClient
+from trtllm_hpc.client.connect import Protocol
+from trtllm_hpc.client.request import Request
+from trtllm_hpc.client.served_model import CORE_MODEL, TEXT_MODELS
+from trtllm_hpc.errors import InvalidRequest, RequestFailed
+from trtllm_hpc.runtime.records import Endpoint
+
+BY_HAND = f"preprocessing, {CORE_MODEL}, postprocessing"
+
+
+@dataclass(frozen=True)
+class CheckedAnswer:
+    """One prompt, asked one way."""
+
+    prompt: str
+    way: str
+    """The models, and the protocol."""
+    text: str
+    """The answer without the prompt; empty if there is none."""
+    error: str | None
+    """Why there is no answer."""
+    is_equal: bool
+    """Whether it is what the first way answered."""
+    same_letters: int
+    """How many letters at the beginning are equal to those of the first way."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Check:
+    """All answers, prompt by prompt."""
+
+    answers: tuple[CheckedAnswer, ...]
+
+    @property
+    def differences(self) -> list[CheckedAnswer]:
+        """Those that differ from the first way's, or failed."""
+        return [answer for answer in self.answers if not answer.is_equal]
+
+
+@dataclass(frozen=True)
+class _Way:
+    name: str
+    client: AsyncClient
+
+
+async def check(endpoint: Endpoint, requests: Sequence[Request], timeout_s: float) -> Check:
+    """Ask every prompt every way.
+
+    Raises:
+        InvalidRequest: the server has only one way, or a prompt is not a text.
+        RequestFailed: it does not answer at all.
+    """
+    ways = await _ways(endpoint, timeout_s)
+    try:
+        if len(ways) < 2:
+            raise InvalidRequest(f"The server has one way to ask only ({ways[0].name}): nothing to compare.")
+        answers: list[CheckedAnswer] = []
+        for request in requests:
+            answers += await _compared(request, ways)
+        return Check(tuple(answers))
+    finally:
+        for way in ways:
+            await way.client.__aexit__(None, None, None)
+
+
+async def _ways(endpoint: Endpoint, timeout_s: float) -> list[_Way]:
+    """Open a client for each way; the models called by hand are the first."""
+    found: list[_Way] = []
+    for model in (CORE_MODEL, *(name for name in TEXT_MODELS if name != CORE_MODEL)):
+        if model not in endpoint.models:
+            continue
+        protocols: tuple[Protocol, ...] = ("grpc", "http")
+        for protocol in protocols:
+            client = await AsyncClient(endpoint, model, protocol=protocol, timeout_s=timeout_s).__aenter__()
+            if client.model.takes_text or (protocol == "grpc" and client.can_tokenize):
+                name = model if client.model.takes_text else BY_HAND
+                found.append(_Way(f"{name} ({protocol})", client))
+            else:
+                await client.__aexit__(None, None, None)
+    return found
+
+
+async def _compared(request: Request, ways: Sequence[_Way]) -> list[CheckedAnswer]:
+    [prompt] = request.prompts
+    if not isinstance(prompt, str):
+        raise InvalidRequest("The check asks texts, not token ids.")
+    outcomes = await asyncio.gather(*(_text(way, request, prompt) for way in ways))
+    first = outcomes[0][0]
+    return [
+        CheckedAnswer(
+            prompt, way.name, text, error, error is None and text == first, _same_letters(text, first)
+        )
+        for way, (text, error) in zip(ways, outcomes, strict=True)
+    ]
+
+
+async def _text(way: _Way, request: Request, prompt: str) -> tuple[str, str | None]:
+    try:
+        [answer] = await way.client.ask(replace(request, stream=False, request_id=Request(()).request_id))
+    except InvalidRequest:
+        raise
+    except RequestFailed as error:
+        return "", error.message
+    return answer.text.removeprefix(prompt), None
+
+
+def _same_letters(text: str, other: str) -> int:
+    pairs = zip(text, other, strict=False)
+    return next((at for at, (one, two) in enumerate(pairs) if one != two), min(len(text), len(other)))

@@ -1,0 +1,201 @@
+"""Requests to a server with OpenAI's completions, such as ``trtllm-serve`` or vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from trtllm_hpc.client.early_end import Course, until_ended
+from trtllm_hpc.client.options import BY_NAME
+from trtllm_hpc.client.reply import Outputs, Reply
+from trtllm_hpc.client.request import Answer, Request
+from trtllm_hpc.client.served_model import TEXT_OUTPUT, ServedModel
+from trtllm_hpc.client.triton_model import OnText
+from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
+
+_STANDARD = frozenset(
+    {
+        *("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "n"),
+        *("stop", "logprobs"),
+    }
+)
+"""Keys that OpenAI defines. The others are sent as further keys, which a server may not know and ignore."""
+
+_NO_KEY = "none"
+"""The library asks for a key in any case."""
+
+
+class OpenAIModel:
+    """One model of a server with OpenAI's protocol, for any number of requests at once.
+
+    Args:
+        url: of the server, with ``/v1``.
+        key: sent as the bearer token.
+    """
+
+    protocol = "openai"
+
+    def __init__(self, url: str, model: str, key: str | None) -> None:
+        from openai import AsyncOpenAI
+
+        self.model = ServedModel(model, {"text_input": ""}, batched=True, decoupled=True)
+        self._url = url
+        self._client = AsyncOpenAI(base_url=url, api_key=key or _NO_KEY, max_retries=0)
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._client.close()
+
+    async def count(self, texts: list[str]) -> list[int] | None:
+        """Return ``None``: the protocol has no tokenizer."""
+        return None
+
+    async def stop(self, request_id: str) -> None:
+        """Do nothing: the protocol has no such call; a request of this client ends with its connection."""
+
+    async def ask(
+        self, request: Request, on_text: OnText | None = None, ended: asyncio.Event | None = None
+    ) -> tuple[Answer, ...]:
+        """Send a request.
+
+        Args:
+            on_text: called with each part of the first text as it comes.
+            ended: ends the answers early, once set.
+
+        Raises:
+            RequestFailed: with the server's error message.
+        """
+        course = Course()
+        started = time.monotonic()
+        reply = Reply(self.model, request, self.protocol)
+        first_s: float | None = None
+        details = _Details()
+        responses = self._responses(request, details)
+        async with aclosing(until_ended(responses, course, request.stop_after_s, ended)) as bounded:
+            async for outputs in bounded:
+                new = reply.add(outputs)
+                if request.stream and first_s is None and reply.responses:
+                    first_s = time.monotonic() - started
+                if new and on_text is not None:
+                    on_text(new)
+        answers = reply.answers(time.monotonic() - started, first_s, is_stopped=course.is_stopped)
+        return tuple(details.added(answer, len(answers)) for answer in answers)
+
+    async def _responses(self, request: Request, details: _Details) -> AsyncGenerator[Outputs]:
+        """Yield each part of the texts as tensors of Triton's names."""
+        body = self._body(request)
+        several = request.options.get("return_sequences", 1)
+        with _told(self._url, request.timeout_s):
+            created = await self._client.completions.create(**body, timeout=request.timeout_s)
+            parts = created if request.stream else _whole(created)
+            async for part in parts:
+                details.add(part)
+                for choice in part.choices:
+                    prompt, sequence = divmod(choice.index, several)
+                    yield _outputs(choice.text or "", prompt, sequence)
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        """Return the request's body.
+
+        Raises:
+            InvalidRequest: the protocol has no key for an option.
+        """
+        if request.logits or request.adapter is not None:
+            raise InvalidRequest("OpenAI's protocol has neither logits nor LoRA adapters by their weights.")
+        prompts = [prompt if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
+        body: dict[str, Any] = {
+            "model": self.model.name,
+            "prompt": prompts[0] if len(prompts) == 1 else prompts,
+            "stream": request.stream,
+            "extra_headers": {"X-Request-Id": request.request_id},
+        }
+        further = dict(request.inputs)
+        for name, value in request.options.items():
+            key = BY_NAME[name].openai
+            if name == "exclude_input":
+                continue  # its answers never repeat the prompt
+            if not key:
+                raise InvalidRequest(
+                    f"OpenAI's protocol has no key for {BY_NAME[name].flag}.", hint="leave it out"
+                )
+            (body if key in _STANDARD else further)[key] = int(value) if key == "logprobs" else value
+        if request.stream:
+            body["stream_options"] = {"include_usage": True}
+        return body | ({"extra_body": further} if further else {})
+
+
+async def list_models(url: str, key: str | None, timeout_s: float) -> list[str]:
+    """Return the names of the served models.
+
+    Raises:
+        RequestFailed: the server has no such list.
+    """
+    from openai import AsyncOpenAI
+
+    with _told(url, timeout_s):
+        async with AsyncOpenAI(
+            base_url=url, api_key=key or _NO_KEY, max_retries=0, timeout=timeout_s
+        ) as client:
+            return [model.id async for model in client.models.list()]
+
+
+@contextmanager
+def _told(url: str, timeout_s: float) -> Iterator[None]:
+    """Turn the library's errors into ours."""
+    import openai
+
+    try:
+        yield
+    except openai.APITimeoutError:
+        raise AnswerTimedOut(
+            f"{url} did not answer within {timeout_s:g} s.", hint="give it longer: --timeout-seconds"
+        ) from None
+    except openai.APIStatusError as error:
+        kind = ServerUnreachable if error.status_code in (502, 503) else RequestFailed
+        raise kind(f"{url} answered {error.status_code}: {error.message}") from error
+    except openai.APIConnectionError as error:
+        raise ServerUnreachable(f"{url} cannot be reached: {error.__cause__ or error}") from error
+    except openai.OpenAIError as error:
+        raise RequestFailed(f"{url} answered what cannot be read: {error}") from error
+
+
+async def _whole(created: Any) -> AsyncGenerator[Any]:
+    yield created
+
+
+def _outputs(text: str, prompt: int, sequence: int) -> Outputs:
+    return {
+        TEXT_OUTPUT: np.array([text], dtype=np.object_),
+        "batch_index": np.array([prompt]),
+        "sequence_index": np.array([sequence]),
+    }
+
+
+@dataclass
+class _Details:
+    """What the server says of an answer besides its text."""
+
+    tokens: int | None = None
+    log_probs: list[float] = field(default_factory=list)
+
+    def add(self, part: Any) -> None:
+        """Take in a response."""
+        if part.usage is not None:
+            self.tokens = part.usage.completion_tokens
+        for choice in part.choices:
+            if choice.index == 0 and choice.logprobs is not None:
+                self.log_probs.extend(it for it in choice.logprobs.token_logprobs or () if it is not None)
+
+    def added(self, answer: Answer, count: int) -> Answer:
+        """Return the answer with them; tokens of a batch are only known together."""
+        if answer.log_probs is not None:
+            answer = replace(answer, log_probs=tuple(self.log_probs))
+        if self.tokens is None or count > 1 or len(answer.texts) > 1:
+            return answer
+        return replace(answer, output_tokens=self.tokens, counted_by="server")

@@ -1,0 +1,99 @@
+"""A request to a served model, and its answer."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from trtllm_hpc.client.lora import Adapter
+from trtllm_hpc.client.options import Values
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TIMEOUT_S = 120.0
+RETRIES = 2
+
+Prompt = str | Sequence[int]
+"""A text, or the token ids of one."""
+
+Counted = Literal["server", "tokenizer", "responses"]
+"""Who counted an answer's tokens: the server in its answer, the served tokenizer afterwards, or nobody: it
+is the number of responses of a stream, usually one for each token."""
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to ask."""
+
+    prompts: tuple[Prompt, ...]
+    """Several are sent as one batch."""
+    options: Values = field(default_factory=dict)
+    """By the names of :mod:`trtllm_hpc.client.options`."""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    """Further inputs by the served model's own names."""
+    logits: Sequence[str] = ()
+    """``context_logits`` and ``generation_logits``, over gRPC only."""
+    adapter: Adapter | None = None
+    """LoRA adapter whose weights are sent if the server does not have them."""
+    stream: bool = False
+    """Whether to have the text as it is generated."""
+    stop_after_s: float | None = None
+    """When to end the answer early; ``None``: never."""
+    timeout_s: float = TIMEOUT_S
+    """For the whole answer."""
+    retries: int = RETRIES
+    """How often it is sent again if the server was not reached or lost before anything of the answer came."""
+    request_id: str = field(default_factory=_new_id)
+    """By which the server knows it, so that it can be ended."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The model's answer to one prompt, and how long it took."""
+
+    protocol: str
+    """``grpc``, ``http`` or ``openai``."""
+    text: str
+    """The first one, if there are several; empty if the model answers with ids that nothing here decodes."""
+    latency_s: float
+    """From the call to the whole answer; of a batch, to the answers to all prompts."""
+    output_tokens: int | None = None
+    """Tokens of the first text, with the prompt's if the answer repeats it; ``None``: unknown."""
+    counted_by: Counted | None = None
+    texts: tuple[str, ...] = ()
+    """All of them, of beams or of ``return_sequences``."""
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    """Of each text, if the model answers with ids."""
+    first_text_s: float | None = None
+    """From the call to the first text; ``None`` if the answer came as a whole."""
+    is_stopped: bool = False
+    """Whether it was ended early."""
+    log_probs: tuple[float, ...] | None = None
+    """Of each token of the first text, if asked for."""
+    responses: int = 1
+    """How many the server sent; in a stream usually one for each token."""
+    logits: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """The requested ones, by output: ``context_logits`` of shape [1, prompt, vocabulary],
+    ``generation_logits`` of shape [1, beams, answer, vocabulary]."""
+    request_id: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer as plain JSON types, without what was not asked for; of logits the shapes."""
+        record = {name: value for name, value in vars(self).items() if name != "logits"}
+        if self.first_text_s is None:
+            del record["responses"]
+        if len(self.texts) < 2:
+            del record["texts"]
+        optional = ("first_text_s", "log_probs", "token_ids", "is_stopped", "counted_by")
+        for name in optional:
+            if record[name] in (None, (), False):
+                del record[name]
+        shapes = {name: list(array.shape) for name, array in self.logits.items()}
+        return {**record, "logits": shapes} if shapes else record
