@@ -2,8 +2,9 @@
 
 ``sleep S: text`` is answered after S seconds, ``fail: text`` with the error
 ``text``, ``escape`` with a terminal's escape sequence; any other prompt comes
-back in upper case. A decoupled model sends it letter by letter, the third one
-0.1 s late if the prompt begins with ``slow``. For token ids a decoupled model
+back in upper case, from ``tensorrt_llm_bls`` with 7 for T. The model ``mirror``
+answers with its inputs as JSON. A decoupled model sends the text letter by letter,
+the third one 0.1 s late if the prompt begins with ``slow``. For token ids a decoupled model
 sends the numbers from 1 on, each in its own response if ``streaming`` is set,
 but joined by one, two and three if the first id is 0. The model ``joined`` sends
 bytes so, each response decoded by itself.
@@ -24,6 +25,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         self._joins = config["name"] == "joined"
+        self._differs = config["name"] == "tensorrt_llm_bls"
+        self._mirrors = config["name"] == "mirror"
         self._outputs = [output["name"] for output in config["output"]]
         self._decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
 
@@ -67,6 +70,8 @@ class TritonPythonModel:
 
     def _answer(self, request: Any) -> Any:
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        if self._mirrors:
+            return pb_utils.InferenceResponse([_text(_as_json(inputs))])
         if "QUERY" in inputs:
             return _preprocessed(inputs)
         if "input_ids" in inputs:
@@ -78,10 +83,21 @@ class TritonPythonModel:
         if command.startswith("sleep "):
             time.sleep(float(command.split()[1]))
         text = "\x1b[31mred" if prompt == "escape" else prompt.upper()
-        tensors = [_text(text)]
+        tensors = [_text(text.replace("T", "7") if self._differs else text)]
         if "sequence_length" in self._outputs:
             tensors.append(pb_utils.Tensor("sequence_length", _length(inputs) - 1))
         return pb_utils.InferenceResponse(tensors)
+
+
+def _as_json(inputs: dict[str, Any]) -> str:
+    return json.dumps({name: _readable(array.tolist()) for name, array in inputs.items()})
+
+
+def _readable(value: Any) -> Any:
+    """Texts instead of bytes, in lists of lists."""
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _text(text: str) -> Any:

@@ -14,8 +14,33 @@ _TEXT_INPUTS = {"text_input": "STRING", "max_tokens": "INT32", "bad_words": "STR
 # Each model: its inputs and its outputs, all of one flexible dimension and batched.
 MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "ensemble": (_TEXT_INPUTS, {"text_output": "STRING", "sequence_length": "INT32"}),
+    "tensorrt_llm_bls": (_TEXT_INPUTS, {"text_output": "STRING"}),
     "uncounted": (_TEXT_INPUTS, {"text_output": "STRING"}),
     "decoupled": (_TEXT_INPUTS, {"text_output": "STRING", "sequence_length": "INT32"}),
+    # Inputs that the reference backend's release lacks: of the LLM API's model, and of release 0.19.
+    "mirror": (
+        {
+            "text_input": "STRING",
+            "sampling_param_max_tokens": "INT32",
+            "sampling_param_temperature": "FP32",
+            "sampling_param_top_k": "INT32",
+            "sampling_param_top_p": "FP32",
+            "sampling_param_min_p": "FP32",
+            "sampling_param_seed": "UINT64",
+            "sampling_param_presence_penalty": "FP32",
+            "sampling_param_frequency_penalty": "FP32",
+            "sampling_param_stop": "STRING",
+            "sampling_param_exclude_input_from_output": "BOOL",
+            "sampling_param_best_of": "INT32",
+            "guided_decoding_guide_type": "STRING",
+            "guided_decoding_guide": "STRING",
+            "draft_input_ids": "INT32",
+            "prompt_embedding_table": "FP16",
+            "prompt_vocab_size": "INT32",
+            "prompt_table_extra_ids": "UINT64",
+        },
+        {"text_output": "STRING"},
+    ),
     "llm_api": (
         {"text_input": "STRING", "sampling_param_max_tokens": "INT32"},
         {"text_output": "STRING", "sequence_length": "INT32"},
@@ -44,6 +69,7 @@ CORE_MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 _DECOUPLED = ("decoupled", "core_decoupled", "joined")
 _OPTIONAL = ("streaming",)
+_TABLES = ("output_ids", "prompt_embedding_table")
 
 
 @contextmanager
@@ -65,8 +91,9 @@ def _write_repository(folder: Path, core_models: bool) -> None:
             config.append("model_transaction_policy { decoupled: true }")
         for kind, tensors in (("input", inputs), ("output", outputs)):
             for tensor, datatype in tensors.items():
-                dims = "[ -1, -1 ]" if tensor == "output_ids" else "[ -1 ]"
-                optional = " optional: true" if tensor in _OPTIONAL else ""
+                dims = "[ -1, -1 ]" if tensor in _TABLES else "[ -1 ]"
+                is_optional = tensor in _OPTIONAL or (name == "mirror" and tensor != "text_input")
+                optional = " optional: true" if is_optional and kind == "input" else ""
                 config.append(
                     f'{kind} [ {{ name: "{tensor}" data_type: TYPE_{datatype} dims: {dims}{optional} }} ]'
                 )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -19,7 +20,7 @@ from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.client.triton_model import TritonModel
-from trtllm_hpc.errors import AnswerTimedOut, RequestFailed
+from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -121,6 +122,56 @@ def test_an_unknown_model_is_named(run: RunPaths, protocol: str) -> None:
 def test_a_slow_answer_times_out(protocol: Protocol, endpoint: Endpoint) -> None:
     with pytest.raises(AnswerTimedOut, match=r"did not answer within 0\.1 s"):
         generate(endpoint, "sleep 0.5: x", 4, protocol, timeout_s=0.1)
+
+
+MIRRORED: dict[str, Any] = {
+    "max_tokens": ("sampling_param_max_tokens", 7),
+    "temperature": ("sampling_param_temperature", 0.5),
+    "top_k": ("sampling_param_top_k", 5),
+    "top_p": ("sampling_param_top_p", 0.25),
+    "min_p": ("sampling_param_min_p", 0.125),
+    "seed": ("sampling_param_seed", 2**63 + 1),
+    "presence_penalty": ("sampling_param_presence_penalty", 1.5),
+    "frequency_penalty": ("sampling_param_frequency_penalty", -1.5),
+    "stop_words": ("sampling_param_stop", ["one", "zwei ü"]),
+    "exclude_input": ("sampling_param_exclude_input_from_output", True),
+    "guided_decoding_guide_type": ("guided_decoding_guide_type", "regex"),
+    "guided_decoding_guide": ("guided_decoding_guide", "[a-z]+"),
+}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_options_arrive_as_the_inputs_of_newer_models(endpoint: Endpoint, protocol: Protocol) -> None:
+    options = {name: value for name, (_, value) in MIRRORED.items()}
+    with Client(endpoint, "mirror", protocol=protocol) as asking:
+        answer = asking.generate("hi", **options, inputs={"sampling_param_best_of": 3})
+    expected = dict(MIRRORED.values()) | {"text_input": "hi", "sampling_param_best_of": 3}
+    as_lists = {name: value if isinstance(value, list) else [value] for name, value in expected.items()}
+    assert json.loads(answer.text) == {name: [value] for name, value in as_lists.items()}
+
+
+def test_drafts_and_tables_arrive(endpoint: Endpoint, run: RunPaths, tmp_path: Path) -> None:
+    table = np.arange(6, dtype=np.float32).reshape(3, 2) / 4
+    np.save(tmp_path / "table.npy", table)
+    words = ("--draft-tokens", "5,7,9", "--prompt-embedding-table", str(tmp_path / "table.npy"))
+    asked = client(
+        run, "--prompt", "hi", "--model", "mirror", *words, "--prompt-table-extra-id", "4", "--no-stream"
+    )
+    found = json.loads(asked.output.partition("ms): ")[2])
+    assert found["draft_input_ids"] == [[5, 7, 9]] and found["prompt_vocab_size"] == [[3]]
+    assert found["prompt_embedding_table"] == [table.tolist()] and found["prompt_table_extra_ids"] == [[4]]
+    with Client(endpoint, "mirror") as asking, pytest.raises(InvalidRequest, match="do not fit into float16"):
+        asking.generate("hi", prompt_embedding_table=table * 1e6)
+    refused = client(run, "--prompt", "hi", "--draft-tokens", "5,x")
+    assert refused.exit_code == 2 and "whole numbers with commas" in refused.output
+
+
+def test_the_check_shows_where_an_answer_differs(run: RunPaths) -> None:
+    checked = client(run, "--prompt", "hello there", "--prompt", "hello", "--check")
+    assert isinstance(checked.exception, RequestFailed)
+    assert "2 of 8 answers differ" in checked.exception.message
+    rows = [line for line in checked.output.splitlines() if "NO" in line]
+    assert len(rows) == 2 and all("from letter 7: HELLO 7HERE" in row for row in rows)
 
 
 def test_different_answers_are_an_error(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import click
 
 from trtllm_hpc.cli.options import OutputFile, runs_folder, runs_option, valid_text, wait_option
 from trtllm_hpc.client.options import OPTIONS, Kind, Option
+from trtllm_hpc.client.request import MAX_TOKENS
 from trtllm_hpc.errors import RequestFailed, RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.find import find_run
@@ -28,7 +29,7 @@ _CLICK_TYPES: dict[Kind, Any] = {
     "array": click.Path(exists=True, dir_okay=False, path_type=Path),
 }
 _METAVARS: dict[Kind, str] = {"ids": "ID,ID,...", "array": "FILE"}
-_DEFAULTS = {"max_tokens": 16}
+_DEFAULTS = {"max_tokens": MAX_TOKENS}
 
 Command = Callable[..., Any]
 

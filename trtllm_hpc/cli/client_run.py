@@ -297,7 +297,7 @@ def _echo_part(text: str) -> None:
 def _notes(answer: Answer) -> list[str]:
     notes = []
     if answer.output_tokens is not None:
-        about = "about " if answer.counted_by == "responses" else ""
+        about = "" if answer.counted_by == "server" else "about "
         notes.append(f"{about}{answer.output_tokens} tokens")
     if answer.first_text_s is not None:
         notes.append(f"first text after {answer.first_text_s * 1000:.0f} ms")

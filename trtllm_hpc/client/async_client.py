@@ -12,7 +12,7 @@ from typing import Any
 from trtllm_hpc.client.connect import Protocol, Target, connect
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_openai import OpenAIModel
-from trtllm_hpc.client.request import RETRIES, TIMEOUT_S, Answer, Prompt, Request
+from trtllm_hpc.client.request import MAX_TOKENS, RETRIES, TIMEOUT_S, Answer, Prompt, Request
 from trtllm_hpc.client.served_model import ServedModel
 from trtllm_hpc.client.triton_model import OnText, TritonModel
 from trtllm_hpc.errors import ServerUnreachable
@@ -172,7 +172,8 @@ class AsyncClient:
         unknown = [name for name in options if name not in BY_NAME and name not in _SETTINGS]
         if unknown:
             raise TypeError(f"no option of a request is called {unknown[0]!r}: {', '.join(BY_NAME)}")
-        given = {name: value for name, value in options.items() if name in BY_NAME and value is not None}
+        given = {name: it for name, it in options.items() if name in BY_NAME and it is not None}
+        given = {"max_tokens": MAX_TOKENS, **given}
         settings = {name: value for name, value in options.items() if name in _SETTINGS}
         return Request(prompts, given, **{"timeout_s": self._timeout_s, "retries": self._retries, **settings})
 

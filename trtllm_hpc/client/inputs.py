@@ -179,7 +179,8 @@ def _converted(model: ServedModel, name: str, kind: type[Any], array: NDArray[An
         raise InvalidRequest(
             f"The input {name!r} of model {model.name!r} is {np.dtype(kind).name}, not {array.dtype}."
         )
-    converted = array.astype(kind)
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = array.astype(kind)
     if not np.array_equal(np.isfinite(converted), np.isfinite(array)):
         raise InvalidRequest(f"Numbers for {name!r} do not fit into {np.dtype(kind).name}.")
     return converted

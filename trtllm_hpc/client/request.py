@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120.0
 RETRIES = 2
+MAX_TOKENS = 16
+"""Of an answer unless the request says another number; upstream's models need one."""
 
 Prompt = str | Sequence[int]
 """A text, or the token ids of one."""
 
 Counted = Literal["server", "tokenizer", "responses"]
 """Who counted an answer's tokens: the server in its answer, the served tokenizer afterwards, or nobody: it
-is the number of responses of a stream, usually one for each token."""
+is the number of responses of a stream, usually one for each token. Only the first is exact."""
 
 
 def _new_id() -> str:

@@ -1,0 +1,245 @@
+"""The client's ways to ask: token ids, batches, adapters, all ways compared, other servers by their URL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from trtllm_hpc.cli.client import command
+from trtllm_hpc.client.async_client import AsyncClient
+from trtllm_hpc.client.connect import Address
+from trtllm_hpc.client.sync_client import Client
+from trtllm_hpc.errors import ExitCode, InvalidRequest, RequestFailed
+from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.runtime.records import Endpoint
+
+from .servers import World
+
+pytestmark = pytest.mark.triton
+
+PROMPT = "What is machine learning?"
+PROMPTS = [PROMPT, "Born in north-east France,", "A"]
+MODELS = ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"]
+OPTIONS: dict[str, Any] = {"max_tokens": 8, "end_id": -1}
+
+
+@pytest.fixture
+def endpoint(alone: World) -> Endpoint:
+    return Endpoint(
+        "1", "node", "127.0.0.1", alone.http_port, alone.grpc_port, alone.metrics_port, MODELS, 0.0
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
+    paths = RunPaths(tmp_path / "runs" / "demo-1")
+    paths.make_folders()
+    write_json(paths.plan, {"name": "demo"})
+    endpoint.write(paths.endpoint)
+    return paths
+
+
+def types(run: RunPaths, *words: str) -> Any:
+    return CliRunner().invoke(command, ["--runs", str(run.folder.parent), *words])
+
+
+def records(said: Any) -> list[dict[str, Any]]:
+    assert said.exit_code == 0, (said.output, said.exception)
+    return [json.loads(line) for line in said.stdout.splitlines()]
+
+
+def test_a_model_that_takes_ids_is_asked_a_text(endpoint: Endpoint) -> None:
+    with Client(endpoint, "ensemble") as ensemble, Client(endpoint, "tensorrt_llm") as core:
+        assert core.generate(PROMPT, **OPTIONS).text == ensemble.generate(PROMPT, **OPTIONS).text
+        texts: dict[str, Any] = {"embedding_bias_words": ["the"], "embedding_bias_weights": [1e4]}
+        assert core.generate(PROMPT, **OPTIONS, **texts).text.count("the") > 1
+        assert "the" not in core.generate(PROMPT, **OPTIONS, **texts, bad_words=["the"]).text
+        sampled: dict[str, Any] = {"temperature": 5.0, "top_k": 50, "seed": 7, **OPTIONS}
+        assert core.generate(PROMPT, **sampled).text == ensemble.generate(PROMPT, **sampled).text
+
+
+def test_token_ids_are_asked_and_answered(endpoint: Endpoint, tokenizer: TextTokenizer) -> None:
+    ids = tokenizer.encode(PROMPT)
+    with Client(endpoint, "tensorrt_llm") as core, Client(endpoint, "ensemble") as ensemble:
+        answer = core.generate(ids, **OPTIONS, exclude_input=True)
+        assert len(answer.token_ids[0]) == answer.output_tokens == 8
+        assert answer.text == core.generate(PROMPT, **OPTIONS, exclude_input=True).text
+        with Client(endpoint, "tensorrt_llm", protocol="http") as over_http:
+            assert over_http.generate(ids, **OPTIONS, exclude_input=True).token_ids == answer.token_ids
+        with pytest.raises(InvalidRequest, match="takes text, not token ids"):
+            ensemble.generate(ids)
+        with pytest.raises(InvalidRequest, match="--stop-words as token ids"):
+            core.generate(ids, stop_words=["the"])
+        with pytest.raises(InvalidRequest, match=r"4294967296 does not fit .* int32"):
+            core.generate([2**32])
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
+def test_the_answers_of_a_batch_are_put_back_in_order(endpoint: Endpoint, model: str) -> None:
+    with Client(endpoint, model) as client:
+        one_by_one = [client.generate(prompt, **OPTIONS).text for prompt in PROMPTS]
+        together = client.batch(PROMPTS, together=True, **OPTIONS, log_probs=True)
+        assert [answer.text for answer in together] == one_by_one
+        assert len({answer.request_id for answer in together}) == 1
+        assert all(len(answer.log_probs or ()) == 8 for answer in together)
+
+
+def test_a_batch_of_ids_of_different_lengths(endpoint: Endpoint, tokenizer: TextTokenizer) -> None:
+    prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+    with Client(endpoint, "tensorrt_llm") as client:
+        together = client.batch(prompts, together=True, **OPTIONS, exclude_input=True)
+        alone = [client.generate(prompt, **OPTIONS, exclude_input=True) for prompt in prompts]
+        assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
+    with (
+        Client(endpoint, protocol="http") as over_http,
+        pytest.raises(InvalidRequest, match="over gRPC only"),
+    ):
+        over_http.batch(PROMPTS, together=True)
+
+
+def test_a_batch_from_the_command_line(run: RunPaths) -> None:
+    words = ("--json", "--max-tokens", "4", "latest", *PROMPTS)
+    one_by_one = [record["answers"][0]["text"] for record in records(types(run, *words))]
+    found = records(types(run, "--batch", *words))
+    assert [record["prompt"] for record in found] == PROMPTS
+    assert [record["answers"][0]["text"] for record in found] == one_by_one
+    assert {record["answers"][0]["counted_by"] for record in found} == {"tokenizer"}
+    # The tokenizer may read the letters of four tokens as other tokens.
+    assert all(2 <= record["answers"][0]["output_tokens"] <= 8 for record in found)
+
+
+def test_logits_are_written_into_one_file(run: RunPaths, tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    file = tmp_path / "logits.npz"
+    words = (
+        PROMPT,
+        "--max-tokens",
+        "3",
+        "--end-id",
+        "-1",
+        "--model",
+        "tensorrt_llm",
+        "--exclude-input",
+        "--json",
+    )
+    [record] = records(
+        types(run, *words, "--generation-logits", "--context-logits", "--save-logits", str(file), "--json")
+    )
+    with np.load(file) as saved:
+        assert saved["context_logits"].shape[1] == len(tokenizer.encode(PROMPT))
+        generated = saved["generation_logits"][0, 0].argmax(-1).tolist()
+    assert [generated] == record["answers"][0]["token_ids"]
+    assert types(run, *words, "--save-logits", str(file)).exit_code == ExitCode.USAGE
+
+
+def test_what_the_server_refuses_by_name_has_reached_it(endpoint: Endpoint) -> None:
+    table = np.ones((2, 64), dtype=np.float16)
+    with Client(endpoint, "tensorrt_llm") as client:
+        with pytest.raises(RequestFailed, match="draft_input_ids asks for speculative decoding"):
+            client.generate(PROMPT, draft_tokens=[5, 6])
+        with pytest.raises(RequestFailed, match="prompt_embedding_table asks for prompt tuning"):
+            client.generate(PROMPT, prompt_embedding_table=table)
+        with pytest.raises(RequestFailed, match="early_stopping=false"):
+            client.generate(PROMPT, beam_width=2, inputs={"early_stopping": False})
+        with pytest.raises(InvalidRequest, match="has no input 'erly_stopping'"):
+            client.generate(PROMPT, inputs={"erly_stopping": False})
+    refused = pytest.raises(RequestFailed, match="num_draft_tokens asks for speculative decoding")
+    with Client(endpoint, "tensorrt_llm_bls") as client, refused:
+        client.generate(PROMPT, num_draft_tokens=3)
+
+
+def test_a_request_is_ended_by_its_id_from_another_client(endpoint: Endpoint, alone: World) -> None:
+    async def ask_and_cancel(model: str) -> tuple[int, bool]:
+        async with AsyncClient(endpoint, model) as asking, AsyncClient(endpoint, model) as other:
+            open_request = asyncio.ensure_future(
+                asking.generate(PROMPT, max_tokens=100, end_id=-1, exclude_input=True, request_id="mine")
+            )
+            await asyncio.sleep(0.05)
+            await other.cancel("mine")
+            answer = await asyncio.wait_for(open_request, 5)
+            return len(answer.texts), answer.is_stopped
+
+    for model in ("ensemble", "tensorrt_llm"):
+        assert asyncio.run(ask_and_cancel(model)) == (1, False)
+
+
+# LoRA --------------------------------------------------------------------------------------------
+
+
+def write_adapter(folder: Path, seed: int) -> str:
+    """An adapter of rank 2 for the query projections of both layers, strong enough to change every answer."""
+    folder.mkdir()
+    hidden = 256
+    values = np.random.default_rng(seed).normal(0, 2, (1, 2, 4 * hidden)).astype(np.float16)
+    np.save(folder / "model.lora_weights.npy", values)
+    np.save(folder / "model.lora_config.npy", np.array([[[1, 0, 2], [1, 1, 2]]], dtype=np.int32))
+    return str(folder)
+
+
+def test_the_seeds_six_prompts_with_two_adapters(run: RunPaths, tmp_path: Path) -> None:
+    one, two = write_adapter(tmp_path / "one", 1), write_adapter(tmp_path / "two", 2)
+    words = ["--json", "--max-tokens", "8", "--end-id", "-1", "--exclude-input", "latest", *[PROMPT] * 6]
+    folders = ["", one, two, "", one, two]
+    given = [word for folder in folders for word in ("--lora-dir", folder)]
+    found = [it["answers"][0]["text"] for it in records(types(run, *given, "--concurrency", "6", *words))]
+    assert found[:3] == found[3:] and len(set(found)) == 3
+
+
+def test_an_evicted_adapter_is_sent_again(endpoint: Endpoint, tmp_path: Path) -> None:
+    from trtllm_hpc import api
+
+    folders = [Path(write_adapter(tmp_path / str(number), number)) for number in range(9)]
+    adapters = [api.read_adapter(folder, 100 + number) for number, folder in enumerate(folders)]
+    with Client(endpoint) as client:
+        first = [client.generate(PROMPT, adapter=it, **OPTIONS).text for it in adapters]
+        again = [client.generate(PROMPT, adapter=it, **OPTIONS).text for it in adapters]
+        assert first == again and len(set(first)) == 9
+        # Weights are not sent where the server has them: it takes the last adapter by its number.
+        assert client.generate(PROMPT, lora_task_id=108, **OPTIONS).text == first[-1]
+
+
+# All ways ----------------------------------------------------------------------------------------
+
+
+def test_every_way_to_ask_gives_the_same(run: RunPaths) -> None:
+    found = records(types(run, "latest", *PROMPTS, "--check", "--json", "--max-tokens", "12"))
+    assert all(row["is_equal"] for row in found)
+    ways = [row["way"] for row in found[:5]]
+    assert ways[0] == "preprocessing, tensorrt_llm, postprocessing (grpc)"
+    assert set(ways[1:]) == {
+        f"{model} ({it})" for model in ("ensemble", "tensorrt_llm_bls") for it in ("grpc", "http")
+    }
+    shown = types(run, PROMPT, "--check")
+    assert shown.exit_code == 0 and shown.output.count("yes") == 5
+
+
+# Other servers -----------------------------------------------------------------------------------
+
+
+def test_another_server_is_asked_by_its_url(endpoint: Endpoint) -> None:
+    for url in (f"http://127.0.0.1:{endpoint.http_port}", f"grpc://127.0.0.1:{endpoint.grpc_port}"):
+        words = ["--url", url, PROMPT, "--max-tokens", "4", "--json"]
+        [record] = records(CliRunner().invoke(command, words))
+        assert record["model"] == "ensemble" and record["host"] == url
+        assert record["answers"][0]["text"].startswith(PROMPT)
+        with Client(Address(url), "tensorrt_llm_bls") as client:
+            assert "".join(client.stream(PROMPT, **OPTIONS))
+            with pytest.raises(RequestFailed, match="no_such"):
+                Client(Address(url), "no_such")
+
+
+def test_servers_that_are_not_there_have_their_own_exit_code() -> None:
+    for url in ("http://127.0.0.1:1", "grpc://127.0.0.1:1", "http://127.0.0.1:1/v1"):
+        said = CliRunner().invoke(command, ["--url", url, PROMPT, "--retries", "0", "--model", "x"])
+        assert getattr(said.exception, "exit_code", None) == ExitCode.UNREACHABLE, (url, said.exception)
+    for url in ("127.0.0.1:8000", "ftp://127.0.0.1", "http://"):
+        said = CliRunner().invoke(command, ["--url", url, PROMPT])
+        assert getattr(said.exception, "exit_code", None) == ExitCode.USAGE and "protocol" in str(
+            said.exception
+        )
