@@ -98,7 +98,7 @@ class Call:
         finally:
             if not self._is_answered:
                 await self._leave()
-            elif self._source is not None:
+            else:
                 await self._finish()
 
     async def _finish(self) -> None:
@@ -108,22 +108,19 @@ class Call:
         """
         self._closed.set()
         with suppress(Exception):
-            await asyncio.wait_for(self._source.code(), STOP_TIMEOUT_S)
+            await asyncio.wait_for(self._drain(), STOP_TIMEOUT_S)
 
     async def _leave(self) -> None:
         """End a call whose responses nobody waits for."""
         # Triton does not tell the models of an ensemble that its client has gone.
         if self._model.ensemble and not self.is_stopped:
             await self._server.stop(self._model, self._request.request_id)
-            with suppress(Exception):
-                await asyncio.wait_for(self._drain(), STOP_TIMEOUT_S)
-                return await self._finish()
+            return await self._finish()
         self._source.cancel()
 
     async def _drain(self) -> None:
-        async for response in self._source:
-            if _is_last(response):
-                return
+        async for _ in self._source:
+            pass
 
 
 class GrpcServer:

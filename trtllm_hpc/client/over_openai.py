@@ -84,6 +84,8 @@ class OpenAIModel:
                     first_s = time.monotonic() - started
                 if new and on_text is not None:
                     on_text(new)
+        if (rest := reply.rest()) and on_text is not None:
+            on_text(rest)
         answers = reply.answers(time.monotonic() - started, first_s, is_stopped=course.is_stopped)
         return tuple(details.added(answer, len(answers)) for answer in answers)
 

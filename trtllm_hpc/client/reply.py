@@ -20,6 +20,9 @@ Outputs = Mapping[str, "NDArray[Any]"]
 IDS_OUTPUT = "output_ids"
 _LOG_PROBS = "output_log_probs"
 
+_FIRST = (0, 0, 0)
+"""Prompt, sequence and beam of the text that is shown as it comes."""
+
 
 def _decoder() -> codecs.IncrementalDecoder:
     # A letter of several bytes may arrive in two responses.
@@ -30,30 +33,35 @@ def _decoder() -> codecs.IncrementalDecoder:
 class _Text:
     """One text of an answer, as far as it has come."""
 
-    parts: list[str] = field(default_factory=list)
+    text: str = ""
+    told: int = 0
+    """Letters that :meth:`new` has returned."""
     ids: list[int] = field(default_factory=list)
     tokens: int | None = None
     log_probs: tuple[float, ...] = ()
     decoder: codecs.IncrementalDecoder = field(default_factory=_decoder)
 
-    def add(self, value: bytes | str, *, repeats: bool) -> str:
-        """Take in a text, and return what is new in it.
+    def add(self, value: bytes | str, *, repeats: bool) -> None:
+        """Take in what has come.
 
         Args:
             repeats: whether it begins with what was there before.
         """
         if repeats:
-            new = value if isinstance(value, str) else value.decode("utf-8", errors="replace")
-            before = "".join(self.parts)
-            self.parts = [new]
-            return new.removeprefix(before)
-        new = value if isinstance(value, str) else self.decoder.decode(value)
-        self.parts.append(new)
-        return new
+            self.text = value if isinstance(value, str) else value.decode("utf-8", errors="replace")
+        else:
+            self.text += value if isinstance(value, str) else self.decoder.decode(value)
 
-    def whole(self) -> str:
-        self.parts.append(self.decoder.decode(b"", True))
-        return "".join(self.parts)
+    def end(self) -> None:
+        """Take what is left of a broken letter."""
+        self.text += self.decoder.decode(b"", True)
+
+    def new(self, *, repeats: bool) -> str:
+        """Return what has come since the last call; a letter that may yet become another one is held back."""
+        end = len(self.text.rstrip("\N{REPLACEMENT CHARACTER}")) if repeats else len(self.text)
+        text = self.text[self.told : end]
+        self.told = max(self.told, end)
+        return text
 
 
 class Reply:
@@ -73,12 +81,11 @@ class Reply:
         self.responses = 0
 
     def add(self, outputs: Outputs) -> str:
-        """Take in a response, and return what is new in the first text.
+        """Take in a response, and return what is new in the first text; see also :meth:`rest`.
 
         Raises:
             RequestFailed: its tensors are not those of such a model.
         """
-        new = ""
         is_counted = False
         for prompt, row in self._rows(outputs):
             sequence = self._index(row, "sequence_index")
@@ -91,13 +98,19 @@ class Reply:
                 if isinstance(value, list):
                     text.ids.extend(value)
                 else:
-                    added = text.add(value, repeats=self._repeats)
-                    if (prompt, sequence, beam) == (0, 0, 0):
-                        new += added
+                    text.add(value, repeats=self._repeats)
                 self._count(text, row, beam, by_ids=isinstance(value, list))
             is_counted = is_counted or bool(values)
         self.responses += is_counted
-        return new
+        first = self._texts.get(_FIRST)
+        return first.new(repeats=self._repeats) if first is not None else ""
+
+    def rest(self) -> str:
+        """Return what was held back of the first text, after the last response."""
+        for text in self._texts.values():
+            text.end()
+        first = self._texts.get(_FIRST)
+        return first.new(repeats=False) if first is not None else ""
 
     def answers(
         self, latency_s: float, first_text_s: float | None = None, *, is_stopped: bool = False
@@ -121,7 +134,7 @@ class Reply:
         for name in () if is_stopped else self._request.logits:
             if name not in logits:
                 raise RequestFailed(self._missing(prompt, name))
-        texts = tuple(text.whole() for text in found) if self._model.takes_text else ()
+        texts = tuple(text.text for text in found) if self._model.takes_text else ()
         tokens, counted_by = self._counted(found)
         return Answer(
             protocol=self._protocol,

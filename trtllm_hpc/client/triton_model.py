@@ -148,6 +148,8 @@ class TritonModel:
                     first_s = time.monotonic() - started
                 if new and on_text is not None:
                     on_text(new)
+        if (rest := reply.rest()) and on_text is not None:
+            on_text(rest)
         answers = reply.answers(time.monotonic() - started, first_s, is_stopped=course.is_stopped)
         if self.model.takes_text or self._tokenizer is None:
             return answers

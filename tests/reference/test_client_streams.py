@@ -1,0 +1,76 @@
+"""Two hundred streams of one client: none is lost, and those that are left take no place on the server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.client.async_client import AsyncClient
+from trtllm_hpc.runtime.records import Endpoint
+
+from .servers import World
+
+pytestmark = pytest.mark.triton
+
+STREAMS = 200
+OPTIONS: dict[str, Any] = {"end_id": -1, "exclude_input": True}
+
+
+@pytest.fixture
+def endpoint(alone: World) -> Endpoint:
+    models = ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"]
+    ports = (alone.http_port, alone.grpc_port, alone.metrics_port)
+    return Endpoint("1", "node", "127.0.0.1", *ports, models, 0.0)
+
+
+def active(alone: World) -> int:
+    name = r'nv_trt_llm_request_metrics\{[^}]*request_type="(?:active|waiting)"[^}]*\} (\S+)'
+    return sum(int(value) for value in re.findall(name, alone.metrics()))
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_no_stream_is_lost_and_none_that_is_left_goes_on(
+    endpoint: Endpoint, alone: World, model: str
+) -> None:
+    async def read(client: AsyncClient, number: int, parts: int | None) -> str:
+        """The text of a stream; one with a number of parts is left after them."""
+        count, text = (8, "") if parts is None else (100, "")
+        stream = client.stream(f"Number {number % 10} is", max_tokens=count, **OPTIONS)
+        async with aclosing(stream):
+            async for part in stream:
+                text += part
+                parts = None if parts is None else parts - 1
+                if parts == 0:
+                    break
+        return text
+
+    async def many() -> tuple[list[str], list[str], float]:
+        async with AsyncClient(endpoint, model) as client:
+            whole = await asyncio.gather(*(read(client, number, None) for number in range(STREAMS)))
+            one_by_one = [
+                (await client.generate(f"Number {number} is", max_tokens=8, **OPTIONS)).text
+                for number in range(10)
+            ]
+            half = [read(client, number, 3 if number % 2 else None) for number in range(STREAMS)]
+            asking = [asyncio.ensure_future(each) for each in half]
+            await asyncio.wait(asking[1::2])
+            left = time.monotonic()
+            await asyncio.gather(*asking)
+            while await asyncio.to_thread(active, alone) and time.monotonic() - left < 20:
+                await asyncio.sleep(0.02)
+            assert [await each for each in asking[::2]] == whole[::2]
+            return list(whole), one_by_one, time.monotonic() - left
+
+    whole, one_by_one, waited_s = asyncio.run(many())
+    assert [plain(text) for text in whole] == [plain(one_by_one[number % 10]) for number in range(STREAMS)]
+    assert waited_s < 1.0
+
+
+def plain(text: str) -> str:
+    """A text without letters of several tokens, which a stream of the ensemble does not put together."""
+    return re.sub(r"[^ -~]", "", text)
