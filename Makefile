@@ -38,8 +38,9 @@ lint: setup ## ruff, mypy --strict, import-linter, shellcheck
 	if command -v shellcheck >/dev/null; then shellcheck .ci/*; fi
 
 .PHONY: golden
-golden: setup ## render the golden scripts anew, for `git diff` to review
+golden: setup ## write the golden scripts and the JSON Schemas anew, for `git diff` to review
 	$(BIN)/python -m tests.render.cases
+	$(BIN)/python -m tests.schemas
 
 .PHONY: bench
 bench: setup ## the project against its limits: how fast the command line starts

@@ -22,6 +22,10 @@ def command() -> None:
       trtllm-hpc init job job.yaml
       trtllm-hpc init job llama.yaml --backend tensorrtllm
       trtllm-hpc init cluster mysite.yaml
+      trtllm-hpc init schema job > job.schema.json
+
+    The first line of each file names the JSON Schema of this installation:
+    editors with a YAML language server complete and check keys by it.
     """
 
 
@@ -49,7 +53,7 @@ def job(file: Path, backend: str, force: bool) -> None:
 
     _refuse_existing(file, force)
     kind, cluster = ("reference", "local") if backend == "reference" else ("tensorrt_llm", "pyxis")
-    _write(file, "init/job.yaml.j2", title=_name_from(file, "my-job"), backend=kind)
+    _write(file, "job", title=_name_from(file, "my-job"), backend=kind)
     click.echo(f"Wrote {click.format_filename(file)}.")
     click.echo(f"  next: trtllm-hpc render {as_argument(click.format_filename(file))} --cluster {cluster}")
 
@@ -73,11 +77,25 @@ def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
     _refuse_existing(file, force)
     facts = _facts(from_slurm)
     chosen = facts.chosen if facts is not None else None
-    _write(file, "init/cluster.yaml.j2", title=_name_from(file, "my-cluster"), facts=facts, chosen=chosen)
+    _write(file, "cluster", title=_name_from(file, "my-cluster"), facts=facts, chosen=chosen)
     click.echo(f"Wrote {click.format_filename(file)}.")
     if chosen is not None:
         click.echo(f"  chosen: partition {chosen}")
     click.echo(f"  next: trtllm-hpc render tiny-llama --cluster {as_argument(click.format_filename(file))}")
+
+
+@command.command()
+@click.argument("kind", type=click.Choice(["job", "cluster"]))
+def schema(kind: str) -> None:
+    """Print the JSON Schema of either file, for editors.
+
+    \b
+    An editor uses a copy beside a file if the file begins with
+      # yaml-language-server: $schema=job.schema.json
+    """
+    from trtllm_hpc.config.files import schema_file
+
+    click.echo(schema_file(kind).read_text(encoding="utf-8"), nl=False)
 
 
 def _facts(from_slurm: bool | None) -> SlurmFacts | None:
@@ -110,13 +128,15 @@ def _refuse_existing(file: Path, force: bool) -> None:
         raise ConfigError([Diagnostic("exists", "already exists; it was not changed", str(file), hint=hint)])
 
 
-def _write(file: Path, template: str, **values: object) -> None:
+def _write(file: Path, kind: str, **values: object) -> None:
     from trtllm_hpc.config.dump import scalar
+    from trtllm_hpc.config.files import schema_file
     from trtllm_hpc.errors import ConfigError, Diagnostic
     from trtllm_hpc.paths import write_text
     from trtllm_hpc.render.environment import render_template
 
-    text = render_template(template, yaml=scalar, **values)
+    schema = schema_file(kind).as_uri()
+    text = render_template(f"init/{kind}.yaml.j2", yaml=scalar, schema=schema, kind=kind, **values)
     try:
         # The usual mode: the file holds no secret.
         write_text(file, text, mode=0o644)

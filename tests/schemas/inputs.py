@@ -1,0 +1,55 @@
+"""The schemas of job files and profiles, for editors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.schemas.generator import schema_of
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.layers import RELATIVE_PATHS
+from trtllm_hpc.config.validate import section_at
+
+
+def job_schema() -> dict[str, Any]:
+    """A whole job file. What its values must be to each other, ``trtllm-hpc doctor`` checks."""
+    schema: dict[str, Any] = _portable(schema_of(JobFile, "validation", "trtllm-hpc job file"))
+    for path in RELATIVE_PATHS:
+        section = section_at(JobFile, path[:-1])
+        assert section is not None
+        del schema["$defs"][section.__name__]["properties"][path[-1]]["pattern"]
+    return schema
+
+
+def cluster_schema() -> dict[str, Any]:
+    """A whole profile; ``job_defaults`` is a job file in which anything may be missing."""
+    schema: dict[str, Any] = _portable(schema_of(ClusterProfile, "validation", "trtllm-hpc cluster profile"))
+    job = job_schema()
+    sections = {**job.pop("$defs"), "JobDefaults": {key: job[key] for key in job if key[0] != "$"}}
+    for section in sections.values():
+        section.pop("required", None)
+    defaults = schema["properties"]["job_defaults"]
+    schema["properties"]["job_defaults"] = {
+        "description": defaults["description"],
+        "default": defaults["default"],
+        "$ref": "#/$defs/JobDefaults",
+    }
+    assert not sections.keys() & schema["$defs"].keys()
+    schema["$defs"] |= sections
+    return schema
+
+
+def _portable(schema: Any) -> Any:
+    r"""Replace ``\z``, which JSON Schema's regular expressions do not have; their ``$`` means the same."""
+    if isinstance(schema, list):
+        return [_portable(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: _portable(value) for key, value in schema.items()}
+    if isinstance(schema.get("pattern"), str):
+        schema["pattern"] = schema["pattern"].replace(r"\z", "$")
+    if "patternProperties" in schema:
+        named = schema["patternProperties"].items()
+        schema["patternProperties"] = {key.replace(r"\z", "$"): value for key, value in named}
+        schema["additionalProperties"] = False
+    return schema
