@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.bench.workload.helpers import read_workload
+from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.bench.analysis.compare import DifferentWorkloads, Worse
 from trtllm_hpc.bench.levels import Level
@@ -292,7 +293,7 @@ def test_a_measurement_is_shown_again_in_other_forms(run: RunPaths, tmp_path: Pa
     first = bench(run, "--requests", 12, "--rate", 100)
     name = f"{run.folder}:mine"
     assert types("bench", "show", name).stdout == first.stdout
-    assert json.loads(types("bench", "show", name, "--json").stdout)["name"] == "mine"
+    assert documented("bench show", types("bench", "show", name, "--json").stdout)["name"] == "mine"
     table = tmp_path / "table.csv"
     upstream = types("bench", "show", name, "--upstream-table", "--upstream-csv", table)
     assert "Requests/Sec" in upstream.stdout and "P99 latency (ms)" in upstream.stdout
@@ -325,7 +326,7 @@ def test_compare_finds_a_slower_server(run: RunPaths) -> None:
     assert worse.exception is not None and "is worse than" in str(worse.exception)
     assert "latency" in worse.stdout and "worse" in worse.stdout
     assert types("bench", "compare", before, before).exit_code == 0
-    rows = json.loads(types("bench", "compare", after, before, "--json").stdout)["rows"]
+    rows = documented("bench compare", types("bench", "compare", after, before, "--json").stdout)["rows"]
     [p50] = [row for row in rows if (row["key"], row["statistic"]) == ("latency_ms", "p50")]
     assert p50["better"] and p50["significant"] and p50["b"] < p50["a"] - 30
 
@@ -449,7 +450,7 @@ def test_a_killed_measurement_keeps_the_passes_before(run: RunPaths) -> None:
     found, kept = measured(run), records(run)
     passes = found.levels[0].passes
     assert len(kept) >= 20 * len(passes) >= 20 and "The measurement did not finish." in found.verdict.findings
-    listed = json.loads(types("bench", "list", run.folder, "--json").stdout)
+    listed = documented("bench list", types("bench", "list", run.folder, "--json").stdout)
     assert listed[0]["valid"] is False
 
 

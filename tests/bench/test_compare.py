@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from tests.schemas.check import documented
 from trtllm_hpc.bench.analysis.compare import (
     UPSTREAM_TOLERANCE,
     Comparison,
@@ -18,6 +18,7 @@ from trtllm_hpc.bench.analysis.compare import (
     raise_if_worse,
 )
 from trtllm_hpc.bench.results import Distribution, Figure, Verdict
+from trtllm_hpc.cli.options import json_text
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement
 
 from .measured import measured
@@ -185,7 +186,7 @@ def different_workloads() -> tuple[Side, Side]:
 def test_different_workloads_are_shown_and_not_judged() -> None:
     found = compare(*different_workloads())
     assert found.workload == ["workload.input_tokens: 32 against 64", "max_tokens: 16 against 32"]
-    assert not found.settings and not found.judged and found.as_json()["worse"] is None
+    assert not found.settings and not found.judged and found.worse is None
     with pytest.raises(DifferentWorkloads, match=r"workload\.input_tokens: 32 against 64") as caught:
         raise_if_worse(found, TOLERANCE)
     assert caught.value.exit_code is ExitCode.USAGE
@@ -194,7 +195,7 @@ def test_different_workloads_are_shown_and_not_judged() -> None:
 
 def test_different_workloads_are_judged_if_allowed() -> None:
     found = compare(*different_workloads(), allow_different_workload=True)
-    assert found.judged and found.as_json()["worse"] is True
+    assert found.judged and found.worse is True
     with pytest.raises(Worse, match="long is worse than short"):
         raise_if_worse(found, TOLERANCE)
 
@@ -285,10 +286,10 @@ def test_a_figure_that_only_one_has_is_no_row() -> None:
     assert {row.key for row in compare(a, b).rows} == {"latency_ms"}
 
 
-def test_it_is_written_as_json() -> None:
+def test_it_is_printed_as_json() -> None:
     found = compare(measured("a", repeats=3), measured("b", repeats=3, capacity_per_s=60, seed=1))
-    plain = json.loads(json.dumps(found.as_json()))
-    assert plain["worse"] is True and {"p_value", "change", "regressed"} <= plain["rows"][0].keys()
+    plain = documented("bench compare", json_text(found))
+    assert plain["worse"] is True and plain["rows"][0]["change"] == pytest.approx(found.rows[0].change)
 
 
 @pytest.mark.long

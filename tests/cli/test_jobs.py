@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from click.testing import CliRunner
 
+from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.files import jobs
 
 
 def listed() -> dict[str, dict[str, object]]:
     done = CliRunner().invoke(command, ["jobs", "list", "--json"], catch_exceptions=False)
-    return {job["name"]: job for job in json.loads(done.output)}
+    return {job["name"]: job for job in documented("jobs list", done.output)}
 
 
 def test_every_shipped_job_file_is_listed_with_what_it_shows() -> None:
@@ -37,7 +36,8 @@ def test_the_list_fits_a_terminal_without_a_broken_word(monkeypatch: pytest.Monk
 def test_a_job_file_is_shown_as_it_is() -> None:
     done = CliRunner().invoke(command, ["jobs", "show", "tiny-llama"], catch_exceptions=False)
     assert done.output == jobs()["tiny-llama"].read_text()
-    record = json.loads(CliRunner().invoke(command, ["jobs", "show", "tiny-llama", "--json"]).output)
+    shown = CliRunner().invoke(command, ["jobs", "show", "tiny-llama", "--json"])
+    record = documented("jobs show", shown.output)
     assert record["text"] == done.output and record["ranks"] == 2
     wrong = CliRunner().invoke(command, ["jobs", "show", "tiny"])
     assert wrong.exit_code == 2 and "tiny-llama" in wrong.output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from tests.bench.measured import measured
 from tests.bench.queueing import served
+from tests.schemas.check import documented
 from trtllm_hpc.bench.records import append_records
 from trtllm_hpc.bench.results import write_measurement
 from trtllm_hpc.cli import command as trtllm_hpc
@@ -32,7 +32,7 @@ def types(*words: str) -> Result:
 
 def test_a_summary_outside_a_run_folder_is_shown() -> None:
     shown = types("bench", "show", "up.json", "--json")
-    assert json.loads(shown.stdout)["name"] == "up"
+    assert documented("bench show", shown.stdout)["name"] == "up"
 
 
 def test_summaries_outside_a_run_folder_are_compared(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from click.testing import CliRunner
 
 from tests.bench.metrics_port import page, serving
 from tests.runs.made import written
+from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths
@@ -37,7 +37,7 @@ def test_one_look_has_counts_since_the_start(run: RunPaths) -> None:
     assert "counts and means since its start" in told
     assert re.search("KV cache in use +25 %", told)
     told = CliRunner().invoke(command, ["metrics", str(run.folder), "--json"]).stdout
-    record = json.loads(told)
+    record = documented("metrics", told)
     assert record["over_s"] is None and record["url"].endswith("/metrics")
     assert record["values"]["finished[tensorrt_llm]"] == 5  # the second look
 
@@ -46,7 +46,7 @@ def test_watching_tells_rates_until_it_is_interrupted(run: RunPaths) -> None:
     words = ["metrics", str(run.folder), "--watch", "--json", "--interval-seconds", "0.1"]
     with subprocess.Popen([sys.executable, "-m", "trtllm_hpc", *words], stdout=subprocess.PIPE) as watching:
         assert watching.stdout is not None
-        first, second = (json.loads(watching.stdout.readline()) for _ in range(2))
+        first, second = (documented("metrics", watching.stdout.readline().decode()) for _ in range(2))
         watching.send_signal(signal.SIGINT)
         assert watching.wait(10) == 0
     for record in (first, second):

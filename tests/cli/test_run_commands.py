@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from tests.cli.typed import home as home
 from tests.runs.made import run_with, written
 from tests.runs.test_find import make
 from tests.scheduler.fake_slurm import FakeSlurm
+from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
@@ -40,7 +40,7 @@ def test_status_shows_each_stage_and_what_failed(fake_slurm: FakeSlurm, home: Pa
     for words in ("demo-1", "COMPLETED", "FAILED", "n1", "failed: stage serve has failed (exit code 8)"):
         assert words in shown.output
     assert f"folder: {paths.folder}" in shown.output
-    record = json.loads(types("status", "demo", "--json").output)
+    record = documented("status", types("status", "demo", "--json").output)
     assert (record["state"], record["exit_code"]) == ("failed", ExitCode.READINESS)
 
 
@@ -126,7 +126,7 @@ def test_render_and_submit_name_the_run_as_status_does(
     (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
     for name, made in (("render", "scripts"), ("submit", "jobs")):
         shown = types(name, "job.yaml", "--cluster", "./here.yaml", "--json")
-        record = json.loads(shown.output)
+        record = documented(name, shown.output)
         assert list(record) == ["run_id", "folder", made, "engine"]
         assert Path(record["folder"]).name == record["run_id"]
 
@@ -248,7 +248,7 @@ def test_runs_may_be_kept_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         shown = CliRunner().invoke(command, arguments, env=environment)
         assert shown.exit_code == 0, shown.output
-        assert json.loads(shown.stdout)["run_id"] == "falcon-1"
+        assert documented("status", shown.stdout)["run_id"] == "falcon-1"
 
 
 def test_an_absurd_world_is_refused_at_once(home: Path, types: Types) -> None:

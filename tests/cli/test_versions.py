@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ConfigError, ExitCode
 
@@ -19,7 +19,7 @@ def versions(*words: str) -> Result:
 
 
 def as_json(*words: str) -> Any:
-    return json.loads(versions(*words).output)
+    return documented("versions show" if words[0] == "show" else "versions", versions(*words).output)
 
 
 def test_the_table_has_a_row_for_every_release() -> None:
@@ -94,7 +94,7 @@ def test_a_line_that_it_refuses() -> None:
 
 def test_the_verdict_as_json() -> None:
     result = versions("check", "--json", "24.07", *README_BUILD)
-    record = json.loads(result.output)
+    record = documented("versions check", result.output)
     assert result.exit_code == ExitCode.CONFIG
     assert record["accepted"] is False
     assert record["words"] == README_BUILD
@@ -111,7 +111,7 @@ def test_the_verdict_as_json() -> None:
     ],
 )
 def test_options_stand_on_either_side_of_the_release(words: tuple[str, ...]) -> None:
-    record = json.loads(versions("check", *words).output)
+    record = documented("versions check", versions("check", *words).output)
     assert record["words"] == README_BUILD
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.client.connection import grpc_client
 from trtllm_hpc.client.http import is_ready
@@ -58,7 +59,7 @@ def endpoint(run: RunPaths) -> Endpoint:
 
 
 def instances(run: RunPaths) -> list[dict[str, Any]]:
-    status = json.loads(types("status", run.folder, "--json").stdout)
+    status = documented("status", types("status", run.folder, "--json").stdout)
     found: list[dict[str, Any]] = status["instances"]
     return found
 
@@ -95,7 +96,7 @@ def test_the_runs_own_commands_are_let_in(run: RunPaths) -> None:
     for command in commands:
         answer = types(*command)
         assert answer.returncode == 0, (command, answer.stdout, answer.stderr)
-    summary = json.loads(types("bench", "show", run.folder, "--json").stdout)
+    summary = documented("bench show", types("bench", "show", run.folder, "--json").stdout)
     assert "metrics" not in json.dumps(summary["verdict"])
 
 
@@ -283,7 +284,7 @@ def test_a_door_that_cannot_be_opened_fails_the_run(tmp_path: Path) -> None:
     words = ("--set", f"cluster.haproxy={broken}")
     _, run = submit(tmp_path, *words, engine=built(), serve=DOOR, companion={"enabled": False})
     assert eventually(lambda: state(run) == "failed", 60), state(run)
-    status = json.loads(types("status", run.folder, "--json").stdout)
+    status = documented("status", types("status", run.folder, "--json").stdout)
     assert status["exit_code"] == ExitCode.START
     assert "the door (HAProxy) ended by itself, with exit code 3" in status["sentence"]
     assert "out of order" in run.batch_log("door").read_text()
@@ -304,7 +305,7 @@ def test_a_server_that_fails_at_its_start_is_told(tmp_path: Path) -> None:
     words = ("--set", "cluster.triton.server=/bin/false")
     _, run = submit(tmp_path, *words, engine=built(), serve=DOOR, companion={"enabled": False})
     assert eventually(lambda: state(run) == "failed", 60), state(run)
-    status = json.loads(types("status", run.folder, "--json").stdout)
+    status = documented("status", types("status", run.folder, "--json").stdout)
     assert status["exit_code"] == ExitCode.START
     assert "died first: exit code 1" in status["sentence"], status["sentence"]
     assert [one["state"] for one in status["instances"]] == ["failed"]

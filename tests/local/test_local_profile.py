@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.ended import ended_when_asked
+from tests.schemas.check import documented
 from tests.sharing import engine_for_two_ranks
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
@@ -56,11 +57,11 @@ def submit(folder: Path, *words: str, **sections: Any) -> tuple[subprocess.Compl
     job = folder / "job.yaml"
     job.write_text(json.dumps({**SECTIONS, **sections}))
     answer = types("submit", job, "--cluster", "local", "--runs", folder / "my runs", "--json", *words)
-    return answer, RunPaths(json.loads(answer.stdout)["folder"])
+    return answer, RunPaths(documented("submit", answer.stdout)["folder"])
 
 
 def state(run: RunPaths) -> str:
-    return str(json.loads(types("status", run.folder, "--json").stdout)["state"])
+    return str(documented("status", types("status", run.folder, "--json").stdout)["state"])
 
 
 def processes_of(run: RunPaths) -> list[str]:
@@ -89,7 +90,7 @@ def leftovers(run: RunPaths) -> list[str]:
 def test_the_same_chain_ends_well(tmp_path: Path) -> None:
     answer, run = submit(tmp_path, "--wait")
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert json.loads(answer.stdout)["state"] == "completed"
+    assert documented("submit", answer.stdout)["state"] == "completed"
     answers = json.loads(run.answer.read_text())["answers"]
     assert len({item["text"] for item in answers}) == 1
     assert "output" in run.measurement("benchmark").table.read_text()
@@ -132,7 +133,7 @@ def test_a_killed_rank_fails_the_run(tmp_path: Path) -> None:
     assert record is not None
     os.kill(record.pid, signal.SIGKILL)  # the supervisor itself: it cannot write a word
     assert eventually(lambda: state(run) == "failed", 15), state(run)
-    status = json.loads(types("status", run.folder, "--json").stdout)
+    status = documented("status", types("status", run.folder, "--json").stdout)
     assert status["exit_code"] == ExitCode.START
     assert "rank 1" in status["sentence"]
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from tests.runs.made import run_with
 from tests.scheduler.conftest import fake_slurm  # noqa: F401
 from tests.scheduler.fake_slurm import FakeSlurm
+from tests.schemas.check import documented
 from trtllm_hpc.errors import ExitCode, RunNotFound
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import RunPaths, write_json
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> RunPaths:
 
 
 def test_the_list_tells_state_size_and_first_error(run: RunPaths) -> None:
-    rows = json.loads(logs(run, "--json").output)
+    rows = documented("logs", logs(run, "--json").output)
     assert [(row["step"], row["rank"], row["host"], row["state"], row["size_bytes"]) for row in rows] == [
         ("build", None, None, "ended 0", 6),
         ("serve", None, None, "failed (signal 9 (SIGKILL))", 32),
@@ -54,7 +54,7 @@ def test_a_rank_without_record_and_a_running_one(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     add_event(run, "serve", "stage_begin")
     add_rank(run, 0, log="")
-    rows = json.loads(logs(run, "--json").output)
+    rows = documented("logs", logs(run, "--json").output)
     assert [(row["rank"], row["state"]) for row in rows] == [
         (None, "running"),
         (0, "running"),
@@ -135,7 +135,7 @@ def test_an_unknown_rank_is_a_usage_error(run: RunPaths) -> None:
 
 
 def states(run: RunPaths) -> list[tuple[str, int | None, str]]:
-    rows = json.loads(logs(run, "--json").output)
+    rows = documented("logs", logs(run, "--json").output)
     return [(row["step"], row["rank"], row["state"]) for row in rows]
 
 

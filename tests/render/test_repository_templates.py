@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.runtime.model_repository.upstream import write_all_models
+from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import RenderError, TrtllmHpcError
@@ -169,7 +170,7 @@ def test_fetch_list_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pyt
 
     fetched = run("templates", "fetch", "--cluster", site, "--json")
     assert fetched.exit_code == 0, fetched.output
-    listed = json.loads(run("templates", "list", "--json").stdout)
+    listed = documented("templates list", run("templates", "list", "--json").stdout)
     assert [(row["image"], row["whole"]) for row in listed] == [
         ("/images/tritonserver_24.12-trtllm-python-py3.sif", True)
     ]
@@ -182,7 +183,7 @@ def test_fetch_list_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pyt
     assert 'string_value: "/engines/llama"' in one
     assert "max_batch_size: 16" in one
     assert "${" not in one and "# ---- " not in one
-    record = json.loads(run("templates", "show", job, "--cluster", site, "--json").stdout)
+    record = documented("templates show", run("templates", "show", job, "--cluster", site, "--json").stdout)
     assert len(record) == 5 and record["tensorrt_llm"] == one
     chosen = json.loads(run("templates", "show", job, "--cluster", site, "ensemble", "--json").stdout)
     assert list(chosen) == ["ensemble"]

@@ -1,27 +1,27 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from rich.table import Table
 
 from trtllm_hpc.report.formatting import format_bytes
-from trtllm_hpc.report.log_table import fitted, print_logs
+from trtllm_hpc.report.log_table import LogRow, fitted, print_logs
 from trtllm_hpc.report.status import status_table
 from trtllm_hpc.report.tables import as_text, fit, plain_table, print_table, wrap
 from trtllm_hpc.report.versions import OPTIONAL_COLUMNS, releases_table
+from trtllm_hpc.runs.status import StageStatus
 from trtllm_hpc.tensorrt_llm.releases import releases
 
-ROWS: list[dict[str, Any]] = [
-    {"step": "build", "rank": None, "host": None, "state": "ended 0", "size_bytes": 6, "first_error": None},
-    {
-        "step": "serve",
-        "rank": 1,
-        "host": "gpu-node-0123.cluster.example.org",
-        "state": "failed (signal 9 (SIGKILL))",
-        "size_bytes": 123456,
-        "first_error": "E0721 10:02:03.123 1 model.cc:12] " + "a long start " * 20 + "to its end",
-    },
+ROWS = [
+    LogRow("build", None, None, "ended 0", 6, None, "/runs/r/logs/build.out"),
+    LogRow(
+        step="serve",
+        rank=1,
+        host="gpu-node-0123.cluster.example.org",
+        state="failed (signal 9 (SIGKILL))",
+        size_bytes=123456,
+        first_error="E0721 10:02:03.123 1 model.cc:12] " + "a long start " * 20 + "to its end",
+        path="/runs/r/logs/serve_1.out",
+    ),
 ]
 
 
@@ -41,15 +41,16 @@ def test_a_pipe_gets_whole_errors_a_log_a_line(capsys: pytest.CaptureFixture[str
 
 
 def test_the_status_fits_a_terminal_of_60_columns() -> None:
-    stage = {
-        "stage": "companion",
-        "job_id": "1234567",
-        "state": "OUT_OF_MEMORY",
-        "final": True,
-        "nodes": "gpu-node-[0123-0124]",
-        "sentence": "was killed since it needed more memory than it had asked for",
-    }
-    lines = as_text(status_table({"stages": [stage]}), 60).splitlines()
+    stage = StageStatus(
+        stage="companion",
+        state="OUT_OF_MEMORY",
+        final=True,
+        ok=False,
+        sentence="was killed since it needed more memory than it had asked for",
+        job_id="1234567",
+        nodes="gpu-node-[0123-0124]",
+    )
+    lines = as_text(status_table([stage]), 60).splitlines()
     assert all(len(line) <= 60 for line in lines)
     words = " ".join(lines).split()
     assert {"companion", "1234567", "OUT_OF_MEMORY", "memory", "asked"} <= set(words)

@@ -11,6 +11,8 @@ import pytest
 from tests.logs.runs import add_rank
 from tests.runs.made import run_with, submitted, written
 from tests.scheduler.fake_slurm import FakeSlurm
+from tests.schemas.check import documented
+from trtllm_hpc.cli.options import json_text
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs.cancel import cancel_run
@@ -251,7 +253,7 @@ def test_a_submission_record_of_a_newer_version_is_read(fake_slurm: FakeSlurm, t
 def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "PENDING")
     publish(paths)
-    record = json.loads(json.dumps(run_status(paths).as_json()))
+    record = documented("status", json_text(run_status(paths)))
     assert (record["state"], record["exit_code"], record["run_id"]) == ("serving", 0, "run")
     assert record["stages"][1] == {
         "stage": "serve",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 
 from tests.runs.made import written
 from tests.scheduler.fake_slurm import FakeSlurm
+from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths
@@ -208,7 +208,7 @@ def test_without_wait_the_ids_are_printed_and_that_is_all(fake_slurm: FakeSlurm,
     process = start_submit(tmp_path, "--json")
     output, errors = process.communicate(timeout=20)
     assert process.returncode == 0, errors
-    assert json.loads(output)["jobs"] == {"build": "101", "serve": "102", "companion": "103"}
+    assert documented("submit", output)["jobs"] == {"build": "101", "serve": "102", "companion": "103"}
     assert [call[0] for call in fake_slurm.calls()] == ["sbatch"] * 3
 
 

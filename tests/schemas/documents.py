@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.schemas.inputs import cluster_schema, job_schema
+from tests.schemas.outputs import OUTPUTS, output_schema
+from tests.schemas.page import page
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "templates" / "schemas"
@@ -14,10 +16,12 @@ SCHEMAS = ROOT / "templates" / "schemas"
 
 def documents() -> dict[Path, str]:
     """The text of each file, by its path."""
-    return {
-        SCHEMAS / "job.schema.json": as_text(job_schema()),
-        SCHEMAS / "cluster.schema.json": as_text(cluster_schema()),
+    inputs = {"job": job_schema(), "cluster": cluster_schema()}
+    outputs = {command.replace(" ", "-"): output_schema(command) for command in OUTPUTS}
+    schemas = {
+        SCHEMAS / f"{name}.schema.json": as_text(schema) for name, schema in (inputs | outputs).items()
     }
+    return {**schemas, ROOT / "docs" / "json.md": page()}
 
 
 def as_text(schema: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
@@ -80,7 +80,17 @@ class _Described(GenerateJsonSchema):
         return _described(super().model_schema(schema), schema["cls"])
 
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
-        return _described(super().dataclass_schema(schema), schema["cls"])
+        owner, found = schema["cls"], super().dataclass_schema(schema)
+        for name in getattr(owner, "PRINTED", ()):
+            found["properties"][name] = self._property_schema(getattr(owner, name))
+        return _described(found, owner)
+
+    def _property_schema(self, printed: property) -> JsonSchemaValue:
+        """The schema of a property whose type needs no definition of its own."""
+        assert printed.fget is not None
+        returned = get_type_hints(printed.fget)["return"]
+        inner = self.generate_inner(TypeAdapter(returned).core_schema)
+        return {"description": plain_text(printed.__doc__ or ""), **inner}
 
     def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
         return _described(super().typed_dict_schema(schema), schema["cls"])
@@ -119,5 +129,9 @@ def _described(schema: JsonSchemaValue, owner: type) -> JsonSchemaValue:
     if meaning and not meaning.startswith(f"{owner.__name__}("):
         result["description"] = plain_text(meaning.split("\n\n")[0])
     if is_dataclass(owner):
+        # Every field is printed, also one with a default.
         result["required"] = list(properties)
+        properties = {
+            name: {key: it[key] for key in it if key != "default"} for name, it in properties.items()
+        }
     return {**result, "properties": properties, "additionalProperties": False}

@@ -144,5 +144,5 @@ def test_what_init_writes_names_its_schema_and_is_valid(
     named = re.match(r"# yaml-language-server: \$schema=file://(/\S+)\n", path.read_text())
     assert named is not None
     schema = Path(unquote(named[1])).read_text(encoding="utf-8")
-    assert types("init", "schema", kind).output == schema
+    assert types("schema", kind).output == schema
     assert complaints(JOB if kind == "job" else CLUSTER, content(path)) == []

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.schemas.check import documented
 from tests.sharing import engine_for_two_ranks, made_once, sandbox_name
 from tests.waiting import eventually
 from trtllm_hpc.errors import SandboxError
@@ -116,7 +117,7 @@ class Person:
         """``trtllm-hpc status --json``."""
         answer = self.types("status", run.folder, "--json")
         assert answer.returncode == 0, answer.stderr
-        record: dict[str, Any] = json.loads(answer.stdout)
+        record: dict[str, Any] = documented("status", answer.stdout)
         return record
 
     def jobs_in_queue(self, *options: str) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.ended import ended_when_asked
+from tests.schemas.check import documented
 from tests.slurm.conftest import Person, user_processes
 from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
@@ -170,7 +171,7 @@ def test_sbatch_by_hand_does_the_same(person: Person) -> None:
     job = person.job("by-hand", **two_ranks())
     rendered = person.types("render", job, "--cluster", person.profile, "--json")
     assert rendered.returncode == 0, rendered.stderr
-    run = RunPaths(json.loads(rendered.stdout)["folder"])
+    run = RunPaths(documented("render", rendered.stdout)["folder"])
     assert person.status(run)["state"] == "rendered"
     build = person.slurm("sbatch", "--parsable", run.sbatch("build")).strip()
     serve = person.slurm("sbatch", "--parsable", f"--dependency=afterok:{build}", run.sbatch("serve")).strip()
@@ -189,7 +190,7 @@ def test_two_submissions_at_once_never_meet(person: Person, engine: Path) -> Non
     processes = [person.command(*words) for _ in range(2)]
     outputs = [process.communicate(timeout=150) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    runs = [RunPaths(json.loads(output)["folder"]) for output, _ in outputs]
+    runs = [RunPaths(documented("submit", output)["folder"]) for output, _ in outputs]
     assert runs[0].folder != runs[1].folder
     for run in runs:
         assert_served_and_measured(run)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.schemas.check import documented
 from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import two_ranks
 from trtllm_hpc.errors import ExitCode
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slurm
 
 def outcomes(person: Person, job: Path, *words: str) -> dict[str, dict[str, str]]:
     answer = person.types("doctor", job, "--cluster", person.profile, "--json", *words)
-    return {row["id"]: row for row in json.loads(answer.stdout)["checks"]}
+    return {row["id"]: row for row in documented("doctor", answer.stdout)["checks"]}
 
 
 def test_doctor_asks_this_slurm(person: Person, engine: Path) -> None:

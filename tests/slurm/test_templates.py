@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.model_repository.upstream import write_all_models
+from tests.schemas.check import documented
 from tests.slurm.conftest import USER, Person
 
 pytestmark = pytest.mark.slurm
@@ -33,7 +34,7 @@ def test_one_task_prints_the_templates_and_a_job_is_made_of_them(person: Person,
     version = ["--set", "cluster.container.tensorrt_llm_version=0.16.0"]
     fetched = person.types("templates", "fetch", *options, "--json")
     assert fetched.returncode == 0, fetched.stderr
-    record = json.loads(fetched.stdout)
+    record = documented("templates fetch", fetched.stdout)
     assert record["origin"] == str(all_models)
     assert record["whole"]
     assert "inflight_batcher_llm/tensorrt_llm" in record["models"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from tests.cli.typed import Types
 from tests.cli.typed import home as home
 from tests.scheduler.fake_slurm import FakeSlurm
+from tests.schemas.check import documented
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.validation.checks import CHECKS
 
@@ -64,7 +64,7 @@ def test_doctor_of_a_job_that_does_not_load_tells_its_diagnostics(types: Types, 
 
 def test_doctor_for_programs(types: Types) -> None:
     code, output, _ = types("doctor", "good.yaml", "--cluster", "local", "--json")
-    record = json.loads(output)
+    record = documented("doctor", output)
     assert code == 0 and set(record) == {"checks", "memory", "rules", "notes"}
     for row in record["checks"]:
         assert set(row) == {"id", "title", "outcome", "sentence", "remedy"}
@@ -120,7 +120,7 @@ def test_a_check_that_is_not_there_cannot_be_ignored(fake_slurm: FakeSlurm, type
 
 def test_render_only_warns(types: Types, home: Path) -> None:
     code, output, errors = types("render", "wordy.yaml", "--cluster", "./here.yaml", "--json")
-    assert code == 0 and Path(json.loads(output)["folder"]).is_dir()
+    assert code == 0 and Path(documented("render", output)["folder"]).is_dir()
     assert "warning: prompt-length: the companion's prompt" in errors and "(submit refuses this)" in errors
 
 

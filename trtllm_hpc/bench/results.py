@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.errors import RunNotFound
@@ -180,7 +180,17 @@ class Measurement:
     """The number of measured requests for each kind of error."""
     verdict: Verdict
     search: SearchResult | None = None
+    """With ``find_max``: the highest rate at which the limits hold."""
     format: int = FORMAT
+    """Version of the file format."""
+
+    PRINTED: ClassVar[tuple[str, ...]] = ("valid",)
+    """Properties that the file has too."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether the figures may be used."""
+        return self.verdict.valid
 
 
 @lru_cache(maxsize=1)
@@ -193,7 +203,7 @@ def _json_form() -> TypeAdapter[Measurement]:
 def write_measurement(path: Path, measurement: Measurement) -> None:
     """Write the measurement as JSON, atomically."""
     plain = _json_form().dump_python(measurement, mode="json")
-    write_json(path, {"valid": measurement.verdict.valid, **plain})
+    write_json(path, {"valid": measurement.valid, **plain})
 
 
 def read_measurement(path: Path) -> Measurement:

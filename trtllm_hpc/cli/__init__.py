@@ -35,6 +35,7 @@ COMMANDS: dict[str, str] = {
     "engines": "List, verify and prune the cache of built engines.",
     "templates": "Fetch an image's model templates; show a finished config.pbtxt.",
     "versions": "List TensorRT-LLM releases and options; check command lines.",
+    "schema": "Print the JSON Schemas of job files, profiles and --json output.",
     "sandbox": "Run a real Slurm cluster on this machine.",
 }
 """Every command and its line in ``--help``: help imports none of them."""

@@ -86,7 +86,7 @@ def command(
     first, second = (Side(found.call_name, found.summary()) for found in (a, b))
     comparison = compare(first, second, tolerance, allow_different_workload=allow_different_workload)
     if as_json:
-        print_json(comparison.as_json())
+        print_json(comparison)
     else:
         from trtllm_hpc.report.comparison_table import print_comparison
 

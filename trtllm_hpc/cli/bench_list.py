@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +15,22 @@ from trtllm_hpc.paths import RunPaths, call_name
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+@dataclass(frozen=True)
+class MeasurementRow:
+    """One measurement of a run."""
+
+    name: str
+    """Its name for ``bench show RUN:NAME``."""
+    levels: tuple[str, ...]
+    """Levels of load, e.g. ``8/s`` or ``32 at once``; empty for one that has not finished."""
+    valid: bool | None
+    """Whether the figures may be used; ``None``: it has not finished."""
+    requests: int | None
+    """Measured requests of all levels and passes."""
+    started_at: float | None
+    """Seconds since the epoch."""
 
 
 @click.command("list")
@@ -38,33 +56,33 @@ def command(run: RunPaths, runs: Any, as_json: bool) -> None:
         )
 
 
-def _row(found: StoredMeasurement) -> dict[str, Any]:
+def _row(found: StoredMeasurement) -> MeasurementRow:
     try:
         measurement = found.summary()
     except RunNotFound:
-        return {"name": found.name, "levels": [], "valid": None, "requests": None, "started_at": None}
-    return {
-        "name": found.name,
-        "levels": [result.level.label for result in measurement.levels],
-        "valid": measurement.verdict.valid,
-        "requests": sum(one.measured for result in measurement.levels for one in result.passes),
-        "started_at": measurement.started_at,
-    }
+        return MeasurementRow(found.name, (), None, None, None)
+    return MeasurementRow(
+        found.name,
+        tuple(result.level.label for result in measurement.levels),
+        measurement.valid,
+        sum(one.measured for result in measurement.levels for one in result.passes),
+        measurement.started_at,
+    )
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _table(rows: Sequence[MeasurementRow]) -> Table:
     import time
 
     from trtllm_hpc.report.tables import plain_table
 
     table = plain_table("name", "started", "load", "requests", "valid", right=("requests",))
     for row in rows:
-        started = row["started_at"]
+        started = row.started_at
         table.add_row(
-            row["name"],
+            row.name,
             "-" if started is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)),
-            ", ".join(row["levels"]) or "-",
-            "-" if row["requests"] is None else str(row["requests"]),
-            {True: "yes", False: "no", None: "not finished"}[row["valid"]],
+            ", ".join(row.levels) or "-",
+            "-" if row.requests is None else str(row.requests),
+            {True: "yes", False: "no", None: "not finished"}[row.valid],
         )
     return table

@@ -28,7 +28,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     before = run_status(run)
     status = before if before.settled else cancel_run(run)
     if as_json:
-        print_json(status.as_json())
+        print_json(status)
         return
     if before.state is RunState.RENDERED:
         click.echo(f"{run.run_id} was never submitted: there is nothing to cancel")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +13,7 @@ from trtllm_hpc.cli.options import job_options, json_option, print_json
 from trtllm_hpc.errors import Diagnostic, ExitCode, State
 
 if TYPE_CHECKING:
+    from trtllm_hpc.validation.checks import DoctorReport
     from trtllm_hpc.validation.context import Context
 
 
@@ -50,47 +51,45 @@ def command(
     context = check_context(job_file, cluster, settings, runs)
     with path_errors(context.job if context.has_job else None, context.cluster):
         rows = run_checks(context)
-        record = _record(context, rows, rule_rows() if context.has_job else [])
+        report = _report(context, rows, rule_rows() if context.has_job else [])
     if as_json:
-        print_json(record)
+        print_json(report)
     else:
-        _print_tables(record, with_rules)
+        _print_tables(report, with_rules)
         click.echo(f"\n{_summary(rows)}")
     return ExitCode.CONFIG if worst(rows) == "fail" else ExitCode.OK
 
 
-def _record(context: Context, rows: list[Diagnostic], rules: list[Diagnostic]) -> dict[str, Any]:
+def _report(context: Context, rows: list[Diagnostic], rules: list[Diagnostic]) -> DoctorReport:
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
-    from trtllm_hpc.validation.checks import row_of
+    from trtllm_hpc.validation.checks import DoctorReport, row_of
     from trtllm_hpc.validation.job_checks import memory_of
 
     plan = memory_of(context) if context.has_job else None
-    return {
-        "checks": [row_of(row) for row in rows],
-        "memory": plan.as_json() if isinstance(plan, MemoryPlan) else None,
-        "rules": [row_of(row) for row in rules],
-        "notes": list(context.plan.notes) if context.has_job else [],
-    }
+    return DoctorReport(
+        checks=tuple(map(row_of, rows)),
+        memory=plan if isinstance(plan, MemoryPlan) else None,
+        rules=tuple(map(row_of, rules)),
+        notes=tuple(context.plan.notes) if context.has_job else (),
+    )
 
 
-def _print_tables(record: dict[str, Any], with_rules: bool) -> None:
+def _print_tables(report: DoctorReport, with_rules: bool) -> None:
     from trtllm_hpc.report.doctor import checks_table, memory_table, rules_table
     from trtllm_hpc.report.tables import print_table, terminal_width
 
-    print_table(checks_table(record["checks"], narrow=terminal_width() is not None))
-    if record["memory"] is not None:
+    print_table(checks_table(report.checks, narrow=terminal_width() is not None))
+    if report.memory is not None:
         click.echo()
-        print_table(memory_table(record["memory"]))
-    if record["rules"] and with_rules:
+        print_table(memory_table(report.memory))
+    if report.rules and with_rules:
         click.echo()
-        print_table(rules_table(record["rules"]))
-    elif record["rules"]:
-        click.echo(
-            f"\nAll {len(record['rules'])} rules of job files and profiles are met (--rules lists them)."
-        )
-    if record["notes"]:
+        print_table(rules_table(report.rules))
+    elif report.rules:
+        click.echo(f"\nAll {len(report.rules)} rules of job files and profiles are met (--rules lists them).")
+    if report.notes:
         click.echo()
-    for note in record["notes"]:
+    for note in report.notes:
         click.echo(f"note: {note}")
 
 

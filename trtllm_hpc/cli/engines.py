@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,7 @@ from trtllm_hpc.cli.options import json_option, print_json
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
 
 if TYPE_CHECKING:
-    from trtllm_hpc.engine_cache.listing import Item
+    from trtllm_hpc.engine_cache.listing import EngineDetails, Item
     from trtllm_hpc.engine_cache.prune import Decision
     from trtllm_hpc.runtime.engine_cache.cache import Cache
 
@@ -141,7 +142,7 @@ def _find_one(cache: Cache, name: str) -> Item:
 @json_option
 def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> None:
     """List every output in the cache, the last used first."""
-    from trtllm_hpc.engine_cache.listing import list_entries
+    from trtllm_hpc.engine_cache.listing import list_entries, row_of
     from trtllm_hpc.report.engines import OPTIONAL_COLUMNS, engines_table
     from trtllm_hpc.report.formatting import format_bytes
     from trtllm_hpc.report.tables import print_table
@@ -149,29 +150,13 @@ def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> Non
     cache = open_cache(folder, cluster)
     items = list_entries(cache)
     if as_json:
-        print_json([_item_json(item) for item in items])
+        print_json([row_of(item) for item in items])
         return
     if not items:
         click.echo(_no_engines(cache))
         return
     print_table(engines_table(items), OPTIONAL_COLUMNS)
     click.echo(f"{len(items)} in {cache.folder}, {format_bytes(sum(item.size for item in items))}")
-
-
-def _item_json(item: Item) -> dict[str, Any]:
-    manifest = item.manifest
-    return {
-        "name": item.entry.name,
-        "step": item.step,
-        "state": item.state,
-        "note": item.note,
-        **{name: item.about.get(name) for name in ("model", "backend", "version", "layout")},
-        "bytes": item.size,
-        "built_at": manifest.built_at if manifest else None,
-        "build_seconds": manifest.seconds if manifest else None,
-        "last_used": item.last_used,
-        "folder": str(item.entry.output),
-    }
 
 
 @command.command()
@@ -183,18 +168,18 @@ def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> 
 
     NAME is a name from `engines list`, or the beginning of one or of its key.
     """
+    from trtllm_hpc.engine_cache.listing import details_of
+
     item = _find_one(open_cache(folder, cluster), name)
-    uses = [use.run for use in item.entry.uses()]
-    record = item.entry.key() or {}
+    details = details_of(item)
     if as_json:
-        manifest = None if item.manifest is None else vars(item.manifest)
-        print_json({**_item_json(item), "key": record, "uses": uses, "manifest": manifest})
+        print_json(details)
         return
-    for line in _details(item, record, uses):
+    for line in _details(item, details):
         click.echo(line)
 
 
-def _details(item: Item, record: dict[str, Any], uses: list[str]) -> list[str]:
+def _details(item: Item, details: EngineDetails) -> list[str]:
     from trtllm_hpc.engine_cache.lookup import parts_of
     from trtllm_hpc.report.engines import state_of
     from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
@@ -208,17 +193,36 @@ def _details(item: Item, record: dict[str, Any], uses: list[str]) -> list[str]:
         )
         lines += [f"  {name} installed there: {version}" for name, version in made.versions.items()]
     lines.append("key:")
-    chain = record.get("chain") or {item.step: record.get("document", {})}
+    chain = details.key.get("chain") or {item.step: details.key.get("document", {})}
     lines += [f"  {name}: {value}" for name, value in parts_of(chain)]
     if made is not None:
         lines.append(f"files: {format_bytes(made.size)}")
         lines += [f"  {format_bytes(size):>10}  {name}" for name, (size, _) in sorted(made.files.items())]
-    if uses:
-        lines += ["used by:", *(f"  {run}" for run in uses)]
+    if details.uses:
+        lines += ["used by:", *(f"  {run}" for run in details.uses)]
     return lines
 
 
 # verify -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that is wrong with an engine."""
+
+    entry: str
+    """The engine's name."""
+    sentence: str
+
+
+@dataclass(frozen=True)
+class VerifiedEngines:
+    """Whether engines are what was built."""
+
+    entries: int
+    """How many engines were read."""
+    faults: tuple[Fault, ...]
+    """Empty: all are what was built."""
 
 
 @command.command()
@@ -241,20 +245,20 @@ def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_
     for item in items:
         found = verify_entry(item.entry, partial(_show_name, item.entry.name))
         _show_line("")
-        faults += [{"entry": item.entry.name, "sentence": sentence} for sentence in found]
+        faults += [Fault(item.entry.name, sentence) for sentence in found]
         if not as_json and not found:
             whole = f"whole ({len(item.manifest.files)} files)" if item.manifest else state_of(item)
             click.echo(f"{item.entry.name}: {whole}")
     code = ExitCode.BUILD if faults else ExitCode.OK
     if as_json:
-        print_json({"entries": len(items), "faults": faults})
+        print_json(VerifiedEngines(len(items), tuple(faults)))
         return code
     if not items:
         click.echo(_no_engines(cache))
     for fault in faults:
-        click.echo(f"error: {fault['entry']}: {fault['sentence']}", err=True)
+        click.echo(f"error: {fault.entry}: {fault.sentence}", err=True)
     if faults:
-        keys = " ".join(f"--key {name}" for name in dict.fromkeys(fault["entry"] for fault in faults))
+        keys = " ".join(f"--key {name}" for name in dict.fromkeys(fault.entry for fault in faults))
         advice = "submit the job again, which builds it again, or remove it"
         click.echo(f"  next: {advice}: trtllm-hpc engines prune {keys} --yes", err=True)
     return code
@@ -281,6 +285,27 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
     if match is None:
         raise click.BadParameter(f"{value!r} is not a size; write it like 500G or 1.5T.")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@dataclass(frozen=True)
+class PrunedEngine:
+    """One engine that was chosen."""
+
+    name: str
+    bytes: int
+    why: str
+    """Why it was chosen, e.g. ``was last used 40 days ago``."""
+    kept: str | None
+    """Why it stays; ``None``: it goes."""
+
+
+@dataclass(frozen=True)
+class PrunedEngines:
+    """The engines that were chosen, and which of them go."""
+
+    removed: bool
+    """Whether engines were removed (``--yes``), or only listed."""
+    entries: tuple[PrunedEngine, ...]
 
 
 @command.command()
@@ -341,16 +366,11 @@ def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> No
     from trtllm_hpc.report.formatting import format_bytes
 
     if as_json:
-        entries = [
-            {
-                "name": decision.item.entry.name,
-                "bytes": decision.item.size,
-                "why": decision.reason,
-                "kept": decision.kept,
-            }
+        entries = (
+            PrunedEngine(decision.item.entry.name, decision.item.size, decision.reason, decision.kept)
             for decision in decisions
-        ]
-        print_json({"removed": done, "entries": entries})
+        )
+        print_json(PrunedEngines(done, tuple(entries)))
         return
     for decision in decisions:
         name = decision.item.entry.name

@@ -22,10 +22,10 @@ def command() -> None:
       trtllm-hpc init job job.yaml
       trtllm-hpc init job llama.yaml --backend tensorrtllm
       trtllm-hpc init cluster mysite.yaml
-      trtllm-hpc init schema job > job.schema.json
 
     The first line of each file names the JSON Schema of this installation:
     editors with a YAML language server complete and check keys by it.
+    'trtllm-hpc schema' prints it, for another machine.
     """
 
 
@@ -84,20 +84,6 @@ def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
     click.echo(f"  next: trtllm-hpc render tiny-llama --cluster {as_argument(click.format_filename(file))}")
 
 
-@command.command()
-@click.argument("kind", type=click.Choice(["job", "cluster"]))
-def schema(kind: str) -> None:
-    """Print the JSON Schema of either file, for editors.
-
-    \b
-    An editor uses a copy beside a file if the file begins with
-      # yaml-language-server: $schema=job.schema.json
-    """
-    from trtllm_hpc.config.files import schema_file
-
-    click.echo(schema_file(kind).read_text(encoding="utf-8"), nl=False)
-
-
 def _facts(from_slurm: bool | None) -> SlurmFacts | None:
     """Query Slurm; ``None`` with --no-slurm, or if it does not answer and --from-slurm is not given."""
     from trtllm_hpc.errors import SubmissionError
@@ -130,12 +116,12 @@ def _refuse_existing(file: Path, force: bool) -> None:
 
 def _write(file: Path, kind: str, **values: object) -> None:
     from trtllm_hpc.config.dump import scalar
-    from trtllm_hpc.config.files import schema_file
+    from trtllm_hpc.config.schemas import schemas
     from trtllm_hpc.errors import ConfigError, Diagnostic
     from trtllm_hpc.paths import write_text
     from trtllm_hpc.render.environment import render_template
 
-    schema = schema_file(kind).as_uri()
+    schema = schemas()[kind].as_uri()
     text = render_template(f"init/{kind}.yaml.j2", yaml=scalar, schema=schema, kind=kind, **values)
     try:
         # The usual mode: the file holds no secret.

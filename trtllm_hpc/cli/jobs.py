@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -31,7 +30,7 @@ def list_(as_json: bool) -> None:
 
     jobs = shipped_jobs()
     if as_json:
-        print_json([asdict(job) for job in jobs])
+        print_json(jobs)
         return
     from trtllm_hpc.report.tables import plain_table, print_table
 
@@ -54,7 +53,7 @@ def list_(as_json: bool) -> None:
 def show(name: str, as_json: bool) -> None:
     """Print the shipped job file NAME with its comments."""
     from trtllm_hpc.config.files import jobs
-    from trtllm_hpc.runs.shipped_jobs import shipped_jobs
+    from trtllm_hpc.runs.shipped_jobs import ShippedText, shipped_jobs
 
     file = jobs().get(name)
     if file is None:
@@ -66,4 +65,4 @@ def show(name: str, as_json: bool) -> None:
         click.echo(text, nl=False)
         return
     job = next(job for job in shipped_jobs() if job.name == name)
-    print_json({**asdict(job), "text": text})
+    print_json(ShippedText(**vars(job), text=text))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -52,10 +51,13 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
     endpoint = endpoint_of(run, 0.0)
     try:
         if not watch:
-            _show(endpoint, _Sample(since_start(fetch_page(endpoint)), None), as_json)
+            _show(
+                MetricsSample(endpoint.metrics, endpoint.host, None, since_start(fetch_page(endpoint))),
+                as_json,
+            )
         elif as_json:
             for sample in _samples(endpoint, interval_seconds):
-                click.echo(json.dumps(sample.as_json(endpoint), ensure_ascii=False))
+                print_json(sample, indent=None)
         else:
             _redraw(endpoint, interval_seconds)
     except RequestFailed as error:
@@ -67,16 +69,19 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
 
 
 @dataclass(frozen=True)
-class _Sample:
-    values: dict[str, float]
+class MetricsSample:
+    """The metrics of a server; with ``--watch --json`` one a line for each interval."""
+
+    url: str
+    """The metrics page."""
+    host: str
     over_s: float | None
-    """Length of the interval of rates and means; ``None``: since the server's start."""
+    """Length of the interval of counts and means; ``None``: since the server's start."""
+    values: dict[str, float]
+    """By key, see [the server's metrics](server-metrics.md)."""
 
-    def as_json(self, endpoint: Endpoint) -> dict[str, Any]:
-        return {"url": endpoint.metrics, "host": endpoint.host, "over_s": self.over_s, "values": self.values}
 
-
-def _samples(endpoint: Endpoint, interval_s: float) -> Iterator[_Sample]:
+def _samples(endpoint: Endpoint, interval_s: float) -> Iterator[MetricsSample]:
     """Yield one sample for each interval, the first after the first interval."""
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page
     from trtllm_hpc.bench.server_metrics.series import values
@@ -85,24 +90,25 @@ def _samples(endpoint: Endpoint, interval_s: float) -> Iterator[_Sample]:
     while True:
         time.sleep(interval_s)
         page, page_s = fetch_page(endpoint), time.monotonic()
-        yield _Sample(values(page, before, page_s - before_s), page_s - before_s)
+        over_s = page_s - before_s
+        yield MetricsSample(endpoint.metrics, endpoint.host, over_s, values(page, before, over_s))
         before, before_s = page, page_s
 
 
-def _show(endpoint: Endpoint, sample: _Sample, as_json: bool) -> None:
+def _show(sample: MetricsSample, as_json: bool) -> None:
     if as_json:
-        print_json(sample.as_json(endpoint))
+        print_json(sample)
         return
     from trtllm_hpc.report.server_table import server_table
     from trtllm_hpc.report.tables import print_table
 
-    click.echo(_title(endpoint, sample))
+    click.echo(_title(sample))
     print_table(server_table(sample.values))
 
 
-def _title(endpoint: Endpoint, sample: _Sample) -> str:
+def _title(sample: MetricsSample) -> str:
     over = "since its start" if sample.over_s is None else f"over the last {sample.over_s:.1f} s"
-    return f"{endpoint.host} ({endpoint.metrics}), counts and means {over}"
+    return f"{sample.host} ({sample.url}), counts and means {over}"
 
 
 def _redraw(endpoint: Endpoint, interval_s: float) -> None:
@@ -112,7 +118,7 @@ def _redraw(endpoint: Endpoint, interval_s: float) -> None:
 
     if terminal_width() is None:
         for sample in _samples(endpoint, interval_s):
-            _show(endpoint, sample, as_json=False)
+            _show(sample, as_json=False)
         return
     from rich.console import Console, Group
     from rich.live import Live
@@ -121,4 +127,4 @@ def _redraw(endpoint: Endpoint, interval_s: float) -> None:
     console = Console(emoji=False)
     with Live(console=console, auto_refresh=False) as live:
         for sample in _samples(endpoint, interval_s):
-            live.update(Group(Text(_title(endpoint, sample)), server_table(sample.values)), refresh=True)
+            live.update(Group(Text(_title(sample)), server_table(sample.values)), refresh=True)

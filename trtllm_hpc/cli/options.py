@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -138,11 +139,29 @@ def terminating_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def print_json(record: Any) -> None:
-    """Print a record as indented JSON."""
+def print_json(record: Any, *, indent: int | None = 2) -> None:
+    """Print a record, or a list of them, as JSON; without ``indent`` on one line."""
+    click.echo(json_text(record, indent=indent))
+
+
+def json_text(record: Any, *, indent: int | None = 2) -> str:
+    """Return what :func:`print_json` prints.
+
+    A dataclass becomes an object of its fields, and of the properties that its ``PRINTED`` names. The JSON
+    Schema of a command's output is made of the same fields and properties (``docs/json.md``).
+    """
     import json
 
-    click.echo(json.dumps(record, indent=2, ensure_ascii=False))
+    return json.dumps(record, indent=indent, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        names = [field.name for field in fields(value)]
+        return {name: getattr(value, name) for name in (*names, *getattr(value, "PRINTED", ()))}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{value!r} has no form in JSON")
 
 
 def print_warning(text: str) -> None:

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
-from trtllm_hpc.report.engines import engine_json, engine_lines
+from trtllm_hpc.report.engines import (
+    FoundEngine,
+    MissedEngine,
+    UnknownEngine,
+    engine_lines,
+    engine_record,
+)
 
 if TYPE_CHECKING:
     from trtllm_hpc.plan.model import Plan
+
+
+@dataclass(frozen=True)
+class RenderedRun:
+    """A run folder with its scripts; nothing is submitted."""
+
+    run_id: str
+    folder: str
+    """The run folder."""
+    scripts: tuple[str, ...]
+    """Paths of the sbatch scripts, in the order of submission."""
+    engine: FoundEngine | MissedEngine | UnknownEngine | None
+    """What the cache has; ``None`` for a run that needs no engine from it."""
 
 
 @click.command("render")
@@ -39,13 +59,8 @@ def command(
     )
     scripts = [paths.sbatch(stage.name) for stage in plan.stages]
     if as_json:
-        record = {
-            "run_id": paths.run_id,
-            "folder": str(paths.folder),
-            "scripts": [str(file) for file in scripts],
-            "engine": engine_json(engine),
-        }
-        print_json(record)
+        files = tuple(str(file) for file in scripts)
+        print_json(RenderedRun(paths.run_id, str(paths.folder), files, engine_record(engine)))
         return
     click.echo(f"rendered {paths.folder}")
     for script in scripts:

@@ -122,7 +122,7 @@ def _gpus(status: Status, node: NodeStatus) -> str:
 
 def _show(status: Status, as_json: bool) -> None:
     if as_json:
-        print_json(status.as_json())
+        print_json(status)
         return
     click.echo(f"sandbox {status.name}: {status.state}")
     for problem in status.problems:

@@ -25,7 +25,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
 
     status = run_status(run)
     if as_json:
-        print_json(status.as_json())
+        print_json(status)
         return
     from rich.console import Console
 
@@ -34,7 +34,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
 
     console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
     console.print(f"run {status.run_id}")
-    print_table(status_table(status.as_json()))
+    print_table(status_table(status.stages))
     for one in status.instances:
         restarts = f", restarts: {one.restarts}" if one.restarts else ""
         console.print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,31 @@ import click
 from trtllm_hpc.cli.completion import checks, complete_with
 from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
 from trtllm_hpc.paths import call_name
-from trtllm_hpc.report.engines import engine_json, engine_lines
+from trtllm_hpc.report.engines import (
+    FoundEngine,
+    MissedEngine,
+    UnknownEngine,
+    engine_lines,
+    engine_record,
+)
 
 if TYPE_CHECKING:
     from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
     from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.runs.status import RunStatus
+
+
+@dataclass(frozen=True)
+class SubmittedRun:
+    """The submitted run."""
+
+    run_id: str
+    folder: str
+    """The run folder."""
+    jobs: dict[str, str]
+    """Slurm's job id of each stage; with the profile ``local`` the process id."""
+    engine: FoundEngine | MissedEngine | UnknownEngine | None
+    """What the cache has; ``None`` for a run that needs no engine from it."""
 
 
 @click.command("submit")
@@ -90,8 +110,7 @@ def _print_next(paths: RunPaths, engine: Hit | Miss | Unknown | None, as_json: b
 
         stages = (read_json(paths.jobs) or {})["stages"]
         jobs = {stage: job["job_id"] for stage, job in stages.items()}
-        record = {"run_id": paths.run_id, "folder": str(paths.folder), "jobs": jobs}
-        print_json({**record, "engine": engine_json(engine)})
+        print_json(SubmittedRun(paths.run_id, str(paths.folder), jobs, engine_record(engine)))
         return
     run = call_name(paths)
     click.echo(f"next: trtllm-hpc status {run}, or trtllm-hpc logs {run} --follow")
@@ -121,7 +140,7 @@ def _wait(paths: RunPaths, *, live: bool, keeps_serving: bool) -> RunStatus:
 
 def _print_end(status: RunStatus, paths: RunPaths, as_json: bool) -> None:
     if as_json:
-        print_json(status.as_json())
+        print_json(status)
         return
     from trtllm_hpc.report.summary import print_summary
 

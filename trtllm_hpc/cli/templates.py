@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,23 @@ if TYPE_CHECKING:
     from trtllm_hpc.render.templates_cache import KeptTemplates
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class TemplatesRow:
+    """The templates of one image."""
+
+    image: str
+    origin: str
+    """Where they were taken from: a folder in the image, or on this machine."""
+    fetched: str
+    """Date and time, UTC."""
+    folder: str
+    """Where they are kept."""
+    models: tuple[str, ...]
+    """``<group>/<model>`` of each."""
+    whole: bool
+    """Whether every file is there."""
 
 
 @click.group()
@@ -133,9 +151,9 @@ def list_(as_json: bool) -> None:
         click.echo(f"no templates in {cache_folder()}")
         click.echo("  next: trtllm-hpc templates fetch --cluster PROFILE")
     for row in rows:
-        state = f"{len(row['models'])} models" if row["whole"] else "incomplete: fetch them again"
-        click.echo(f"{row['image']}\n  {state}, fetched {row['fetched']} UTC from {row['origin']}")
-        click.echo(f"  {row['folder']}")
+        state = f"{len(row.models)} models" if row.whole else "incomplete: fetch them again"
+        click.echo(f"{row.image}\n  {state}, fetched {row.fetched} UTC from {row.origin}")
+        click.echo(f"  {row.folder}")
 
 
 @command.command()
@@ -172,12 +190,7 @@ def show(
         click.echo(text, nl=not text.endswith("\n"))
 
 
-def _row(kept: KeptTemplates) -> dict[str, Any]:
-    return {
-        "image": kept.image,
-        "origin": kept.origin,
-        "fetched": kept.fetched,
-        "folder": str(kept.all_models),
-        "models": kept.models,
-        "whole": kept.is_whole,
-    }
+def _row(kept: KeptTemplates) -> TemplatesRow:
+    return TemplatesRow(
+        kept.image, kept.origin, kept.fetched, str(kept.all_models), tuple(kept.models), kept.is_whole
+    )

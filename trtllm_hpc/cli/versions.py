@@ -41,11 +41,11 @@ def command(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
-    from trtllm_hpc.report.versions import OPTIONAL_COLUMNS, releases_record, releases_table
+    from trtllm_hpc.report.versions import OPTIONAL_COLUMNS, release_row, releases_table
     from trtllm_hpc.tensorrt_llm import releases as versions
 
     if as_json:
-        print_json([releases_record(release) for release in versions.releases()])
+        print_json([release_row(release) for release in versions.releases()])
         return
     from trtllm_hpc.report.tables import print_table
 
@@ -69,17 +69,17 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
       trtllm-hpc versions show 24.04 trtllm-build
       trtllm-hpc versions show 0.16 convert_checkpoint.py --family enc_dec
     """
-    from trtllm_hpc.report.versions import command_record, print_command, print_release, release_record
+    from trtllm_hpc.report.versions import print_command, print_release, program_details, release_details
 
     found = _release(release)
     if program is not None:
         command = _program(found, program, family or "llama")
         if as_json:
-            print_json(command_record(command))
+            print_json(program_details(command))
         else:
             print_command(command)
     elif as_json:
-        print_json(release_record(found))
+        print_json(release_details(found))
     else:
         print_release(found)
 
@@ -129,7 +129,7 @@ def check(release: str, words: tuple[str, ...], family: str | None, as_json: boo
       trtllm-hpc versions check 24.12 --json -- python3 benchmark_core_model.py --request_rate 10
     """
     from trtllm_hpc.errors import ExitCode
-    from trtllm_hpc.report.versions import checked_record, print_checked
+    from trtllm_hpc.report.versions import checked_line, print_checked
     from trtllm_hpc.tensorrt_llm.releases.check import UnknownProgram, check_words
 
     try:
@@ -137,7 +137,7 @@ def check(release: str, words: tuple[str, ...], family: str | None, as_json: boo
     except UnknownProgram as error:
         raise _wrong("unknown-program", "WORDS", str(error), error.choices) from None
     if as_json:
-        print_json(checked_record(checked))
+        print_json(checked_line(checked))
     else:
         print_checked(checked)
     if not checked.accepted:

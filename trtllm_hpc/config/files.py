@@ -41,11 +41,6 @@ def jobs() -> dict[str, Path]:
     return _shipped("trtllm_hpc.jobs")
 
 
-def schema_file(kind: str) -> Path:
-    """The JSON Schema of job files (``job``) or profiles (``cluster``), for editors."""
-    return Path(str(resources.files("trtllm_hpc.templates"))) / "schemas" / f"{kind}.schema.json"
-
-
 def _shipped(package: str) -> dict[str, Path]:
     return _named(Path(str(resources.files(package))))
 

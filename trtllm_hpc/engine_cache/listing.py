@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Manifest, files_in
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.engine_cache.lock import DEAD_VARIABLE, find_holder, seconds
 
-WHOLE, BROKEN, BUILDING, HALF_BUILT, UNREADABLE = "whole", "broken", "building", "half-built", "unreadable"
+EntryState = Literal["whole", "broken", "building", "half-built", "unreadable"]
+WHOLE: EntryState = "whole"
+BROKEN: EntryState = "broken"
+BUILDING: EntryState = "building"
+HALF_BUILT: EntryState = "half-built"
+"""Its builder is gone."""
+UNREADABLE: EntryState = "unreadable"
 
 
 @dataclass(frozen=True)
@@ -19,8 +26,7 @@ class Item:
     """One row of the list."""
 
     entry: Entry
-    state: str
-    """``whole``, ``broken``, ``building``, ``half-built`` (its builder is gone) or ``unreadable``."""
+    state: EntryState
     note: str
     """Who builds it, or what is broken."""
     about: dict[str, str]
@@ -33,6 +39,74 @@ class Item:
     def size(self) -> int:
         """Bytes of the output; 0 without one."""
         return self.manifest.size if self.manifest else 0
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """One output in the cache: an engine, or what another step of a build made."""
+
+    name: str
+    """Step and first digits of the key."""
+    step: str
+    """The step of the build that made it."""
+    state: EntryState
+    """``half-built``: its builder is gone. ``unreadable``: by this user."""
+    note: str
+    """Who builds it, or what is broken."""
+    model: str | None
+    backend: str | None
+    version: str | None
+    """Of what built it, e.g. of TensorRT-LLM."""
+    layout: str | None
+    """How ranks share the model, e.g. ``tp 2``."""
+    bytes: int
+    """Size of the output; 0 without one."""
+    built_at: float | None
+    """Seconds since the epoch."""
+    build_seconds: float | None
+    """How long the step's commands took."""
+    last_used: float | None
+    """Seconds since the epoch."""
+    folder: str
+    """Where the output is, or will be."""
+
+
+@dataclass(frozen=True)
+class EngineDetails(EngineRow):
+    """One output with all that is known of it."""
+
+    key: dict[str, Any]
+    """What the output depends on; empty if it cannot be read."""
+    uses: tuple[str, ...]
+    """Folders of the runs that have used it; they may be gone."""
+    manifest: Manifest | None
+    """What was built; ``None`` without an output."""
+
+
+def row_of(item: Item) -> EngineRow:
+    """Return what is printed of an entry."""
+    manifest, about = item.manifest, item.about
+    return EngineRow(
+        name=item.entry.name,
+        step=item.step,
+        state=item.state,
+        note=item.note,
+        model=about.get("model"),
+        backend=about.get("backend"),
+        version=about.get("version"),
+        layout=about.get("layout"),
+        bytes=item.size,
+        built_at=manifest.built_at if manifest else None,
+        build_seconds=manifest.seconds if manifest else None,
+        last_used=item.last_used,
+        folder=str(item.entry.output),
+    )
+
+
+def details_of(item: Item) -> EngineDetails:
+    """Return everything that is known of an entry."""
+    uses = tuple(use.run for use in item.entry.uses())
+    return EngineDetails(**vars(row_of(item)), key=item.entry.key() or {}, uses=uses, manifest=item.manifest)
 
 
 def list_entries(cache: Cache) -> list[Item]:
@@ -57,7 +131,7 @@ def inspect(entry: Entry) -> Item:
     )
 
 
-def _state(entry: Entry) -> tuple[str, str]:
+def _state(entry: Entry) -> tuple[EntryState, str]:
     try:
         faults = entry.faults()
     except PermissionError:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from trtllm_hpc.report.tables import plain_table
+from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
+from trtllm_hpc.tensorrt_llm.memory.rank_memory import Limits
+from trtllm_hpc.validation.checks import CheckRow
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
 _GIB = 2**30
 
 
-def checks_table(rows: Sequence[dict[str, Any]], *, narrow: bool) -> Table:
+def checks_table(rows: Sequence[CheckRow], *, narrow: bool) -> Table:
     """Return a table with one row for each check.
 
     Args:
@@ -22,9 +24,9 @@ def checks_table(rows: Sequence[dict[str, Any]], *, narrow: bool) -> Table:
     """
     table = plain_table("check", "outcome", "what was found", *(() if narrow else ("next",)))
     for row in rows:
-        state, remedy = row["outcome"], row["remedy"] or ""
-        found = Text(row["sentence"], style="dim" if state == "unknown" else "")
-        cells = [Text(row["id"]), Text(state, style=_STYLES[state])]
+        state, remedy = row.outcome, row.remedy or ""
+        found = Text(row.sentence, style="dim" if state == "unknown" else "")
+        cells = [Text(row.id), Text(state, style=_STYLES[state])]
         if narrow:
             found.append(f"\nnext: {remedy}" if remedy else "", style="bold" if state == "fail" else "")
             table.add_row(*cells, found)
@@ -33,38 +35,34 @@ def checks_table(rows: Sequence[dict[str, Any]], *, narrow: bool) -> Table:
     return table
 
 
-def rules_table(rows: Sequence[dict[str, Any]]) -> Table:
+def rules_table(rows: Sequence[CheckRow]) -> Table:
     """Return the table of the rules of job files and profiles; a job that loads meets them all."""
     table = plain_table("rule", "outcome", "meaning")
     for row in rows:
-        table.add_row(row["id"], Text(row["outcome"], style=_STYLES[row["outcome"]]), Text(row["sentence"]))
+        table.add_row(row.id, Text(row.outcome, style=_STYLES[row.outcome]), Text(row.sentence))
     return table
 
 
-def memory_table(plan: dict[str, Any]) -> Table:
-    """Return the table of the memory planner's figures for one rank, from ``MemoryPlan.as_json()``."""
-    room, limits = plan["room"], plan["limits"]
-    buffers = room["buffers"]
+def memory_table(plan: MemoryPlan) -> Table:
+    """Return the table of the memory planner's figures for one rank."""
+    room, limits, buffers = plan.room, plan.limits, plan.room.buffers
     table = plain_table("memory of one rank", "GiB", "how", right=("GiB",), one_line=("memory of one rank",))
-    layout = room["parallel"]
-    split = f"tp {layout['tensor']}, pp {layout['pipeline']}"
-    steps = f"a step of {limits['step_tokens']} tokens; an estimate"
-    table.add_row("weights", _gib(room["weights"]), f"{_number(plan['parameters'])} parameters, {split}")
-    table.add_row("activations", _about(buffers["activations"]), steps)
-    table.add_row("logits and decoder", _about(buffers["logits"]), _batch(limits))
-    table.add_row("context", _about(buffers["context"]), "libraries and kernels")
-    per_token = f"{room['kv_per_token'] / 1024:.0f} KiB a token"
-    if room["tokens"] is None:
+    split = f"tp {room.parallel.tensor}, pp {room.parallel.pipeline}"
+    steps = f"a step of {limits.step_tokens} tokens; an estimate"
+    table.add_row("weights", _gib(room.weights), f"{_number(plan.parameters)} parameters, {split}")
+    table.add_row("activations", _about(buffers.activations), steps)
+    table.add_row("logits and decoder", _about(buffers.logits), _batch(limits))
+    table.add_row("context", _about(buffers.context), "libraries and kernels")
+    per_token = f"{room.kv_per_token / 1024:.0f} KiB a token"
+    if room.tokens is None or room.cache is None:
         table.add_row("KV cache", "-", per_token)
     else:
-        requests = "" if room["requests"] is None else f", {room['requests']} requests"
-        longest = "" if limits["request_tokens"] is None else f" of {limits['request_tokens']}"
-        table.add_row(
-            "KV cache", _gib(room["cache"]), f"{per_token}: {room['tokens']} tokens{requests}{longest}"
-        )
-    if room["capacity"] is not None:
-        share = f"the cache gets {plan['fraction']:.0%} of what is free after loading"
-        table.add_row("all that a rank has", _gib(room["capacity"]), share)
+        requests = "" if room.requests is None else f", {room.requests} requests"
+        longest = "" if limits.request_tokens is None else f" of {limits.request_tokens}"
+        table.add_row("KV cache", _gib(room.cache), f"{per_token}: {room.tokens} tokens{requests}{longest}")
+    if room.capacity is not None:
+        share = f"the cache gets {plan.fraction:.0%} of what is free after loading"
+        table.add_row("all that a rank has", _gib(room.capacity), share)
     return table
 
 
@@ -74,9 +72,9 @@ def _number(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} billion"
 
 
-def _batch(limits: dict[str, Any]) -> str:
-    batch = limits["batch"]
-    return "an estimate" if batch is None else f"a batch of {batch}, {limits['beams']} beam(s); an estimate"
+def _batch(limits: Limits) -> str:
+    batch = limits.batch
+    return "an estimate" if batch is None else f"a batch of {batch}, {limits.beams} beam(s); an estimate"
 
 
 def _gib(size: float) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
 
@@ -75,21 +76,50 @@ def _miss_lines(miss: Miss) -> list[str]:
     return lines
 
 
-def engine_json(found: Hit | Miss | Unknown | None) -> dict[str, Any] | None:
-    """Return the same as JSON types."""
+@dataclass(frozen=True)
+class FoundEngine:
+    """The engine is in the cache: there is nothing to build."""
+
+    state: Literal["found"]
+    name: str
+    """Its name in ``engines list``."""
+    folder: str
+
+
+@dataclass(frozen=True)
+class MissedEngine:
+    """The engine is not in the cache: the job builds it first."""
+
+    state: Literal["missed"]
+    name: str
+    """The name that it will have in ``engines list``."""
+    nearest: str | None
+    """The engine in the cache that differs least."""
+    differences: tuple[str, ...]
+    """In what, a line each."""
+    steps_found: tuple[str, ...]
+    """Steps of the build whose output is in the cache."""
+    broken: tuple[str, ...]
+    """What is wrong with the engine of that name, which is therefore built again."""
+
+
+@dataclass(frozen=True)
+class UnknownEngine:
+    """This machine cannot tell: the job looks in the cache itself."""
+
+    state: Literal["unknown"]
+    reason: str
+
+
+def engine_record(found: Hit | Miss | Unknown | None) -> FoundEngine | MissedEngine | UnknownEngine | None:
+    """Return the same as a record for JSON."""
     from trtllm_hpc.engine_cache.lookup import Hit, Unknown
 
     if found is None:
         return None
     if isinstance(found, Unknown):
-        return {"state": "unknown", "reason": found.reason}
+        return UnknownEngine("unknown", found.reason)
     if isinstance(found, Hit):
-        return {"state": "found", "name": found.entry.name, "folder": str(found.entry.output)}
-    return {
-        "state": "missed",
-        "name": found.key.name,
-        "nearest": found.nearest.name if found.nearest else None,
-        "differences": list(found.differences),
-        "steps_found": list(found.found),
-        "broken": list(found.broken),
-    }
+        return FoundEngine("found", found.entry.name, str(found.entry.output))
+    nearest = found.nearest.name if found.nearest else None
+    return MissedEngine("missed", found.key.name, nearest, found.differences, found.found, found.broken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 from rich.text import Text
@@ -26,47 +26,63 @@ _GAP = 3
 _ANY_WIDTH = 2000
 
 
-def log_rows(run: RunPaths) -> list[dict[str, Any]]:
-    """Return one plain JSON object for each log of a run.
+@dataclass(frozen=True)
+class LogRow:
+    """One log of a run."""
+
+    step: str
+    """The stage, or the step of one; of several instances ``serve.0`` and so on."""
+    rank: int | None
+    """``None``: the output of the batch script."""
+    host: str | None
+    state: str
+    """Of the writer: ``running``, ``ended 0``, ``stopped by companion``... in a few words."""
+    size_bytes: int | None
+    """``None``: the log is not there yet."""
+    first_error: str | None
+    """The first line that looks like an error."""
+    path: str
+
+
+def log_rows(run: RunPaths) -> list[LogRow]:
+    """Return one row for each log of a run.
 
     Where a stage has not recorded its end itself, its state comes from Slurm,
     if Slurm answers.
     """
-    rows: list[dict[str, Any]] = [
-        {
-            "step": log.step,
-            "rank": log.rank,
-            "host": log.host,
-            "state": log.state,
-            "size_bytes": log.size_bytes,
-            "first_error": first_error_line(log.path),
-            "path": str(log.path),
-        }
+    rows = [
+        LogRow(
+            log.step,
+            log.rank,
+            log.host,
+            log.state,
+            log.size_bytes,
+            first_error_line(log.path),
+            str(log.path),
+        )
         for log in list_logs(run)
     ]
-    if not any(row["state"] in (RUNNING, NO_RECORD) for row in rows):
+    if not any(row.state in (RUNNING, NO_RECORD) for row in rows):
         return rows
     try:
         stages = {stage.stage: stage for stage in run_status(run).stages}
     except SubmissionError:
         return rows
-    for row in rows:
-        stage = stages.get(stage_of(row["step"]))
-        if stage is not None:
-            row["state"] = _state_from_slurm(row, stage)
-    return rows
+    return [replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step)))) for row in rows]
 
 
-def _state_from_slurm(row: dict[str, Any], stage: StageStatus) -> str:
-    of_script = row["rank"] is None
-    if row["state"] == RUNNING and stage.final:
+def _state_from_slurm(row: LogRow, stage: StageStatus | None) -> str:
+    if stage is None:
+        return row.state
+    of_script = row.rank is None
+    if row.state == RUNNING and stage.final:
         return CANCELLED if of_script and stage.state == "CANCELLED" else SILENT
-    if row["state"] == NO_RECORD and of_script:
+    if row.state == NO_RECORD and of_script:
         return NEVER_STARTED if stage.final else stage.state.lower()
-    return str(row["state"])
+    return row.state
 
 
-def print_logs(rows: Sequence[dict[str, Any]]) -> None:
+def print_logs(rows: Sequence[LogRow]) -> None:
     """Print the rows of :func:`log_rows`; errors are cut to the width of a terminal, but not in a pipe."""
     width = terminal_width()
     if width is None:
@@ -75,7 +91,7 @@ def print_logs(rows: Sequence[dict[str, Any]]) -> None:
         sys.stdout.write(fitted(rows, width))
 
 
-def fitted(rows: Sequence[dict[str, Any]], width: int) -> str:
+def fitted(rows: Sequence[LogRow], width: int) -> str:
     """Return the table for a terminal of ``width`` columns; errors without room in it stand below."""
     hosts = _SHORT_HOST if width < NARROW else _LONG_HOST
     bare = log_table(rows, host_width=hosts, error_width=0)
@@ -86,7 +102,7 @@ def fitted(rows: Sequence[dict[str, Any]], width: int) -> str:
 
 
 def log_table(
-    rows: Sequence[dict[str, Any]], *, host_width: int | None = None, error_width: int | None = None
+    rows: Sequence[LogRow], *, host_width: int | None = None, error_width: int | None = None
 ) -> Table:
     """Return the rows of :func:`log_rows` as a table.
 
@@ -97,8 +113,8 @@ def log_table(
     headers = ("step", "rank", "host", "state", "size", *(() if error_width == 0 else ("first error",)))
     table = plain_table(*headers, right=("rank", "size"), one_line=("size", "first error"))
     for row in rows:
-        size = None if row["size_bytes"] is None else format_bytes(row["size_bytes"])
-        cells = (row["step"], row["rank"], row["host"], row["state"], size)
+        size = None if row.size_bytes is None else format_bytes(row.size_bytes)
+        cells = (row.step, row.rank, row.host, row.state, size)
         step, rank, host, state, size = ("-" if cell is None else str(cell) for cell in cells)
         texts = [step, rank, _cut(host, host_width), state, size]
         if error_width != 0:
@@ -107,11 +123,11 @@ def log_table(
     return table
 
 
-def _error_lines(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
+def _error_lines(rows: Sequence[LogRow], width: int) -> list[str]:
     lines = []
     for row in rows:
-        if row["first_error"]:
-            name = row["step"] if row["rank"] is None else f"{row['step']}[{row['rank']}]"
+        if row.first_error:
+            name = row.step if row.rank is None else f"{row.step}[{row.rank}]"
             lines.append(_cut(f"{name}: {_error(row)}", width))
     return ["", "first errors:", *lines] if lines else []
 
@@ -123,5 +139,5 @@ def _cut(text: str, width: int | None) -> str:
     return line.plain
 
 
-def _error(row: dict[str, Any]) -> str:
-    return escaped(row["first_error"] or "")
+def _error(row: LogRow) -> str:
+    return escaped(row.first_error or "")

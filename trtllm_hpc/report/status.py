@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from trtllm_hpc.report.tables import plain_table
+from trtllm_hpc.runs.status import StageStatus
 
 _STYLES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "NOT SUBMITTED": "dim"}
 
 
-def status_table(status: dict[str, Any]) -> Table:
-    """Return a table with one row for each stage, from ``RunStatus.as_json()``."""
+def status_table(stages: Sequence[StageStatus]) -> Table:
+    """Return a table with one row for each stage."""
     table = plain_table("stage", "job", "state", "nodes", "what")
-    for stage in status["stages"]:
-        style = _STYLES.get(stage["state"], "red" if stage["final"] else "")
+    for stage in stages:
+        style = _STYLES.get(stage.state, "red" if stage.final else "")
         table.add_row(
-            stage["stage"],
-            stage["job_id"] or "-",
-            Text(stage["state"], style=style),
-            Text(stage["nodes"] or "-"),
-            Text(stage["sentence"]),
+            stage.stage,
+            stage.job_id or "-",
+            Text(stage.state, style=style),
+            Text(stage.nodes or "-"),
+            Text(stage.sentence),
         )
     return table

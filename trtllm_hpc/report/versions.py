@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import FAIL
 from trtllm_hpc.report.tables import NARROW, plain_table, print_table, terminal_width
@@ -50,25 +50,109 @@ def builders(release: Release) -> tuple[str, ...]:
     return ("build.py",) if "build.py" in there else tuple(there)
 
 
-def releases_record(release: Release) -> dict[str, Any]:
-    """A release as plain JSON types."""
-    return {**asdict(release), "builds_with": builders(release)}
+@dataclass(frozen=True, kw_only=True)
+class ReleaseRow(Release):
+    """A release, and what builds engines in it."""
+
+    builds_with: tuple[str, ...]
+    """The programs that make an engine of a checkpoint, in their order."""
 
 
-def release_record(release: Release) -> dict[str, Any]:
-    """A release and its programs as plain JSON types."""
-    programs = [
-        {
-            "name": command.name,
-            "options": len(command.options),
-            "families": families_with(release.version, command.name) or None,
-            "file": command.file,
-            "status": command.status,
-            "source": command.source,
-        }
+@dataclass(frozen=True)
+class ProgramRow:
+    """One of upstream's programs, as one release has it."""
+
+    name: str
+    options: int
+    """How many it has."""
+    families: tuple[str, ...] | None
+    """Families of models that have a program of this name of their own; ``None``: it is one for all."""
+    file: str | None
+    """The program: below ``examples`` for what converts and builds, else below the checkout or ``/app``."""
+    status: str
+    """``verified``: read at this very release; else which neighbour the list was taken from."""
+    source: str
+    """Where the list of options was read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseDetails(ReleaseRow):
+    """A release and its programs."""
+
+    programs: tuple[ProgramRow, ...]
+
+
+@dataclass(frozen=True)
+class ProgramDetails:
+    """The options of one of upstream's programs."""
+
+    name: str
+    family: str | None
+    """The model family that the list is of; ``None`` where there is one list for all."""
+    release: str
+    file: str | None
+    """The program: below ``examples`` for what converts and builds, else below the checkout or ``/app``."""
+    status: str
+    """``verified``: read at this very release; else which neighbour the list was taken from, and why."""
+    source: str
+    """Where the list was read."""
+    options: tuple[Option, ...]
+    not_in_this_release: tuple[OptionHistory, ...]
+    """Options that only other releases have."""
+    subcommands: tuple[ProgramDetails, ...]
+    """Options before the sub-command's name belong to the program, those after it to the sub-command."""
+
+
+@dataclass(frozen=True)
+class CheckedWord:
+    """What a release makes of one word of a command line."""
+
+    judgement: str
+    """``refused``: the program ends with an error. ``ignored``: taken, and does nothing. Else ``note``."""
+    word: str
+    place: int | None
+    """Its index in ``words``; ``None``: it is missing there."""
+    sentence: str
+    hint: str | None
+    """What to write instead."""
+
+
+@dataclass(frozen=True)
+class CheckedLine:
+    """A command line and what one release makes of it."""
+
+    release: str
+    program: str
+    family: str | None
+    """The model family whose program it is; ``None`` where there is one for all."""
+    status: str | None
+    """How reliable the list of options is; ``None``: the release does not have the program."""
+    words: tuple[str, ...]
+    """The command line."""
+    remarks: tuple[CheckedWord, ...]
+    accepted: bool
+    """Whether the release takes every word."""
+
+
+def release_row(release: Release) -> ReleaseRow:
+    """Return a release for JSON."""
+    return ReleaseRow(**vars(release), builds_with=builders(release))
+
+
+def release_details(release: Release) -> ReleaseDetails:
+    """Return a release and its programs for JSON."""
+    programs = tuple(
+        ProgramRow(
+            command.name,
+            len(command.options),
+            families_with(release.version, command.name) or None,
+            command.file,
+            command.status,
+            command.source,
+        )
         for command in commands_of(release.version)
-    ]
-    return {**releases_record(release), "programs": programs}
+    )
+    return ReleaseDetails(**vars(release_row(release)), programs=programs)
 
 
 def print_release(release: Release) -> None:
@@ -100,19 +184,19 @@ def print_release(release: Release) -> None:
             print(fill(f"{name} exists for: {', '.join(families)}", width, initial_indent="\n"))
 
 
-def checked_record(checked: Checked) -> dict[str, Any]:
-    """The verdict on a command line as plain JSON types."""
-    remarks = [
-        {
-            "judgement": remark.code,
-            "word": remark.value,
-            "place": int(remark.field[1:-1]) if remark.field else None,
-            "sentence": remark.message,
-            "hint": remark.hint,
-        }
+def checked_line(checked: Checked) -> CheckedLine:
+    """Return the verdict on a command line for JSON."""
+    remarks = tuple(
+        CheckedWord(
+            remark.code,
+            remark.value,
+            int(remark.field[1:-1]) if remark.field else None,
+            remark.message,
+            remark.hint,
+        )
         for remark in checked.remarks
-    ]
-    return {**asdict(checked), "remarks": remarks, "accepted": checked.accepted}
+    )
+    return CheckedLine(**{**vars(checked), "remarks": remarks}, accepted=checked.accepted)
 
 
 def print_checked(checked: Checked) -> None:
@@ -129,14 +213,19 @@ def print_checked(checked: Checked) -> None:
     print(f"{verdict} by {checked.program}{suffix} of TensorRT-LLM {checked.release}{listed}")
 
 
-def command_record(command: Command) -> dict[str, Any]:
-    """A program's options as plain JSON types."""
-    return {
-        **{key: getattr(command, key) for key in ("name", "family", "release", "file", "status", "source")},
-        "options": [asdict(option) for option in command.options.values()],
-        "not_in_this_release": [asdict(history) for history in _elsewhere(command)],
-        "subcommands": [command_record(part) for part in command.subcommands.values()],
-    }
+def program_details(command: Command) -> ProgramDetails:
+    """Return a program's options for JSON."""
+    return ProgramDetails(
+        command.name,
+        command.family,
+        command.release,
+        command.file,
+        command.status,
+        command.source,
+        tuple(command.options.values()),
+        tuple(_elsewhere(command)),
+        tuple(map(program_details, command.subcommands.values())),
+    )
 
 
 def _elsewhere(command: Command) -> Iterator[OptionHistory]:

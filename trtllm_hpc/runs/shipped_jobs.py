@@ -24,15 +24,27 @@ class ShippedJob:
     name: str
     """Its name for ``submit`` and the other commands that take a JOB."""
     file: str
+    """Path of the file."""
     model: str
+    """Name of the synthetic model, or of the model's folder."""
     backend: str
+    """``engine.backend``."""
     release: str | None
     """Release of TensorRT-LLM that the file states."""
     ranks: int
+    """Of all instances together."""
     gpus: int
     """0: it needs none."""
     summary: str
     """First sentence, up to its colon, of the comment at its top."""
+
+
+@dataclass(frozen=True)
+class ShippedText(ShippedJob):
+    """One shipped job file with its content."""
+
+    text: str
+    """The whole file, with its comments."""
 
 
 def shipped_jobs() -> list[ShippedJob]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import signal
 import time
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.logs.diagnose import first_failure, stage_error
@@ -56,14 +56,21 @@ class StageStatus:
     """One stage."""
 
     stage: str
+    """``build``, ``serve`` or ``companion``."""
     state: str
     """Slurm's name of the state; the local profile uses the same names."""
     final: bool
+    """Whether the stage stays in this state."""
     ok: bool
+    """Whether it has completed."""
     sentence: str
+    """What the state means, and why."""
     job_id: str | None = None
+    """Slurm's; with the profile ``local`` the process id."""
     nodes: str = ""
+    """As Slurm writes them, e.g. ``n[1-2]``."""
     exit_code: int | None = None
+    """``None`` before its end."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ class RankStatus:
     rank: int
     host: str | None
     state: str
+    """``running``, ``ended 0``, ``stopped by companion``... in a few words."""
     instance: int | None = None
     """``None`` where there is only one."""
 
@@ -91,17 +99,21 @@ class InstanceStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The whole run."""
+    """The state of a run, of its jobs and of its ranks."""
 
     run_id: str
     folder: str
+    """The run folder."""
     state: RunState
+    """``rendered``: not submitted. ``serving``: the endpoint is published."""
     sentence: str
+    """What the run does, or what failed first and why."""
     stages: tuple[StageStatus, ...]
     ranks: tuple[RankStatus, ...]
     instances: tuple[InstanceStatus, ...]
     """In runs with a door."""
     endpoint: Endpoint | None
+    """Where the server answers; ``None`` unless the run serves."""
     exit_code: ExitCode
     """Exit code of ``submit --wait`` when this status is final."""
 
@@ -112,10 +124,6 @@ class RunStatus:
         A run with a lost job is never settled: accounting may only be late.
         """
         return self.state.final and self.state is not RunState.LOST and all(it.final for it in self.stages)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the status as plain JSON types."""
-        return {**asdict(self), "state": self.state.value, "exit_code": int(self.exit_code)}
 
 
 def watcher_of(paths: RunPaths) -> JobWatcher:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
@@ -36,27 +35,28 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """What ``sandbox status`` shows."""
+    """The state of a sandbox, of its daemons and of its nodes."""
 
     name: str
     state: str
     """``up``, ``down``, ``starting`` (another command is starting it) or ``degraded``."""
     nodes_wanted: int = 0
+    """Nodes that ``sandbox up`` was asked for."""
     gpus_per_node: int = 0
     real_gpus: bool = False
+    """Whether they are GPUs of this machine; else nodes only claim to have them."""
     slurm_conf: str = ""
+    """``SLURM_CONF`` for its Slurm's commands; empty if it is down."""
     subnet: str = ""
+    """Of the network between the nodes."""
     partitions: tuple[str, ...] = ()
     logs: str = ""
+    """Folder of the daemons' logs."""
     daemons: dict[str, bool | None] = field(default_factory=dict)
     """Whether each daemon answers; ``None`` if only root can find out."""
     nodes: tuple[NodeStatus, ...] = ()
     problems: tuple[str, ...] = ()
     """What is wrong, a few words each."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The status as plain JSON types."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

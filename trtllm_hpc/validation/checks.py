@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trtllm_hpc.config.path_errors import path_diagnostic
 from trtllm_hpc.errors import FAIL, OK, UNKNOWN, WARN, ConfigError, Diagnostic, State, fail, ok
 from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
 from trtllm_hpc.validation import engine_checks as engine
 from trtllm_hpc.validation import file_system_checks as file_system
 from trtllm_hpc.validation import job_checks as job
@@ -59,15 +60,39 @@ def _first_sentence(rule: Callable[..., Any]) -> str:
     return text.split(". ")[0].replace("``", "").rstrip(".")
 
 
-def row_of(found: Diagnostic) -> dict[str, Any]:
-    """What a check has found, or a rule that is kept, as ``doctor`` prints it."""
-    return {
-        "id": found.code,
-        "title": _TITLES.get(found.code, "kept"),
-        "outcome": found.state,
-        "sentence": found.message,
-        "remedy": found.hint,
-    }
+@dataclass(frozen=True)
+class CheckRow:
+    """What a check has found, or a rule that is kept."""
+
+    id: str
+    """Short and stable; ``submit --ignore`` takes that of a check."""
+    title: str
+    """What is checked; ``kept`` for a rule."""
+    outcome: State
+    """``warn``: works, but not as one may expect. ``unknown``: cannot be judged here."""
+    sentence: str
+    """What was found."""
+    remedy: str | None
+    """What to do, or the next command to type."""
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """What every check has found, and the memory that the model needs on one rank."""
+
+    checks: tuple[CheckRow, ...]
+    memory: MemoryPlan | None
+    """``None`` without a job file, or if there is no sum for its model."""
+    rules: tuple[CheckRow, ...]
+    """Every rule of job files and profiles, all kept; empty without a job file."""
+    notes: tuple[str, ...]
+    """What one should know, though nothing is wrong."""
+
+
+def row_of(found: Diagnostic) -> CheckRow:
+    """Return what a check has found, or a rule that is kept, as ``doctor`` prints it."""
+    title = _TITLES.get(found.code, "kept")
+    return CheckRow(found.code, title, found.state, found.message, found.hint)
 
 
 def _refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:

@@ -21,6 +21,7 @@ import trtllm_hpc
 from tests.cli.typed import Types
 from tests.cli.typed import types as types
 from tests.runtime.engine_cache.builds import FAST, MakeRun, Run, tree
+from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
@@ -51,7 +52,7 @@ def built(runs: MakeRun) -> Run:
 def test_an_empty_cache_is_no_error(types: Types, home: Path) -> None:
     for arguments in (("list",), ("verify",), ("prune", "--unused-days", "1", "--yes")):
         assert types("engines", *arguments).code == 0
-    assert json.loads(types("engines", "list", "--json").output) == []
+    assert documented("engines list", types("engines", "list", "--json").output) == []
     assert not (home / "engines").exists()
     for name in ("list", "verify"):
         output = types("engines", name, "--engines", str(home / "nowhere")).output
@@ -94,7 +95,7 @@ def test_the_list_shows_everything(types: Types, built: Run) -> None:
         "whole",
     ):
         assert word in listed
-    records = json.loads(types("engines", "list", "--json").output)
+    records = documented("engines list", types("engines", "list", "--json").output)
     assert [record["step"] for record in records] == ["convert", "build"], "the last used first"
     assert (
         records[1]["bytes"]
@@ -129,7 +130,7 @@ def test_one_engine_is_shown_by_any_beginning_of_its_name(types: Types, built: R
             str(built.paths.folder),
         ):
             assert word in shown.output, word
-    record = json.loads(types("engines", "show", "build", "--json").output)
+    record = documented("engines show", types("engines", "show", "build", "--json").output)
     assert record["uses"] == [str(built.paths.folder)] and record["manifest"]["job_id"] == "17"
     unknown = types("engines", "show", "lora-1")
     assert unknown.code == ExitCode.BUILD and "No engine is called 'lora-1'" in unknown.errors
@@ -171,7 +172,7 @@ def test_verify_names_what_is_broken(types: Types, built: Run, kind: str) -> Non
     assert f"engines prune --key {built.entry().name} --yes" in broken.errors
     assert f"{built.entry('convert').name}: whole" in broken.output
     assert types("engines", "verify", "convert").code == 0
-    record = json.loads(types("engines", "verify", "--json").output)
+    record = documented("engines verify", types("engines", "verify", "--json").output)
     assert [fault["entry"] for fault in record["faults"]] == [built.entry().name]
 
 
@@ -228,7 +229,7 @@ def test_recently_used_engines_stay(types: Types, built: Run) -> None:
 def test_keep_bytes_removes_the_least_recently_used_first(types: Types, built: Run) -> None:
     finish(built)
     age(built, 1, "convert")
-    size = json.loads(types("engines", "list", "--json").output)[0]["bytes"]
+    size = documented("engines list", types("engines", "list", "--json").output)[0]["bytes"]
     assert "0 would be removed" in types("engines", "prune", "--keep-bytes", "1G").output
     assert types("engines", "prune", "--keep-bytes", "a lot").code == ExitCode.USAGE
     types("engines", "prune", "--keep-bytes", f"{size}", "--yes")
@@ -242,7 +243,7 @@ def test_foreign_folders_are_neither_listed_nor_removed(types: Types, built: Run
     for folder in mine:
         folder.mkdir()
         (folder / "thesis.txt").write_text("years of work")
-    assert len(json.loads(types("engines", "list", "--json").output)) == 2
+    assert len(documented("engines list", types("engines", "list", "--json").output)) == 2
     everything = ("--unused-days", "0", "--half-built", "--keep-bytes", "0", "--key", "b")
     assert types("engines", "prune", "--key", "m", "--yes").code == ExitCode.BUILD
     assert "2 removed" in types("engines", "prune", *everything, "--yes").output
@@ -394,7 +395,7 @@ def test_a_run_whose_engine_is_there_has_no_build_stage(types: Types, job: list[
     assert (folder / "scripts" / "build.sh").is_file()
     build_by_hand(folder)
     second = types(*job, "--json")
-    record = json.loads(second.output)
+    record = documented("render", second.output)
     assert record["engine"]["state"] == "found"
     assert [Path(script).name for script in record["scripts"]] == ["serve.sbatch", "companion.sbatch"]
     found = RunPaths(record["folder"])

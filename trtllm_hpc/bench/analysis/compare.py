@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from trtllm_hpc.bench.analysis.diff import environment_diff, settings_diff, workload_diff
 from trtllm_hpc.bench.analysis.statistics import Estimate, mean_of_passes, value_of, welch_test
@@ -76,11 +76,14 @@ class Row:
     """One figure at one level of load, in both measurements."""
 
     level: str
+    """The level of load, e.g. ``8/s``."""
     key: str
+    """The metric's, e.g. ``ttft_ms``."""
     label: str
+    """The metric's name in tables."""
     unit: str
     statistic: str | None
-    """``None`` for a single number."""
+    """``mean``, ``p50``, ``p99``...; ``None`` for a single number."""
     a: float
     b: float
     better: bool | None
@@ -93,6 +96,9 @@ class Row:
     high: float | None = None
     p_value: float | None = None
     """Adjusted for the number of rows."""
+
+    PRINTED: ClassVar[tuple[str, ...]] = ("change", "significant", "regressed")
+    """Properties that JSON has too."""
 
     @property
     def change(self) -> float | None:
@@ -125,8 +131,11 @@ class Comparison:
     """Two measurements side by side."""
 
     a: str
+    """The first measurement, as the user named it."""
     b: str
+    """The second."""
     rows: list[Row]
+    """Every figure at every level of load that both have."""
     workload: list[str]
     """Differences between the workloads, a line each."""
     judged: bool
@@ -140,6 +149,9 @@ class Comparison:
     invalid: list[str]
     """Why figures of either measurement may not be used."""
 
+    PRINTED: ClassVar[tuple[str, ...]] = ("worse",)
+    """Properties that JSON has too."""
+
     @property
     def regressed(self) -> list[Row]:
         """The rows that are worse, largest change first."""
@@ -149,13 +161,10 @@ class Comparison:
             reverse=True,
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain JSON types."""
-        rows = [
-            {**asdict(row), "change": row.change, "significant": row.significant, "regressed": row.regressed}
-            for row in self.rows
-        ]
-        return {**asdict(self), "rows": rows, "worse": bool(self.regressed) if self.judged else None}
+    @property
+    def worse(self) -> bool | None:
+        """Whether b is worse than a in any figure; ``None`` if it is not judged."""
+        return bool(self.regressed) if self.judged else None
 
 
 def compare(

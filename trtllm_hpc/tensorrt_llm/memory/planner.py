@@ -5,8 +5,8 @@ Weights and KV cache are sums over the model's matrices and layers; what else a 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
@@ -53,11 +53,14 @@ class Room:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The planner's answer."""
+    """The planner's answer; sizes are in bytes."""
 
     family: str
+    """Family of models whose matrices were added up."""
     parameters: int
+    """Of the whole model."""
     dtype: str
+    """Of activations and of weights that are not quantized."""
     limits: Limits
     room: Room
     fraction: float
@@ -67,10 +70,6 @@ class MemoryPlan:
     remedy: str | None
     suggestion: Parallel | None
     """The smallest layout that holds what this one cannot."""
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON types, sizes in bytes."""
-        return asdict(self)
 
 
 def plan_memory(

@@ -1,0 +1,263 @@
+"""Examples of what commands print with ``--json``, for ``docs/json.md``: shorter than in earnest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trtllm_hpc.bench.analysis.compare import Comparison, Row
+from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.results import (
+    ClientUse,
+    Distribution,
+    Interval,
+    LevelResult,
+    Measurement,
+    Pass,
+    Verdict,
+    Window,
+)
+from trtllm_hpc.cli.bench_list import MeasurementRow
+from trtllm_hpc.cli.engines import Fault, PrunedEngine, PrunedEngines, VerifiedEngines
+from trtllm_hpc.cli.metrics import MetricsSample
+from trtllm_hpc.cli.render import RenderedRun
+from trtllm_hpc.cli.submit import SubmittedRun
+from trtllm_hpc.cli.templates import TemplatesRow
+from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.report.engines import FoundEngine
+from trtllm_hpc.report.log_table import LogRow
+from trtllm_hpc.report.versions import checked_line, program_details, release_details, release_row
+from trtllm_hpc.runs.shipped_jobs import ShippedText, shipped_jobs
+from trtllm_hpc.runs.status import InstanceStatus, RankStatus, RunState, RunStatus, StageStatus
+from trtllm_hpc.runtime.engine_cache.cache import Manifest
+from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.sandbox.cluster import NodeStatus, Status
+from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, Room
+from trtllm_hpc.tensorrt_llm.memory.rank_memory import Buffers, Limits, Parallel
+from trtllm_hpc.tensorrt_llm.releases import find_release
+from trtllm_hpc.tensorrt_llm.releases.check import check_words
+from trtllm_hpc.validation.checks import CheckRow, DoctorReport, row_of, rule_rows
+
+_RUN = "tiny-llama-20261121-231143-7695"
+_FOLDER = f"/scratch/ana/runs/{_RUN}"
+_ENGINES = "/scratch/ana/engines"
+_MADE_AT = 1795302720.5
+
+JOB = next(
+    replace(job, file=f"/opt/trtllm-hpc/jobs/{job.name}.yaml")
+    for job in shipped_jobs()
+    if job.name == "tiny-llama"
+)
+JOB_TEXT = ShippedText(**vars(JOB), text="# A small random model over two ranks...\nname: tiny-llama\n")
+
+_FOUND = FoundEngine("found", "build-0f3a9c1d2b4e", f"{_ENGINES}/build-0f3a9c1d2b4e/output")
+RENDERED = RenderedRun(
+    _RUN, _FOLDER, tuple(f"{_FOLDER}/scripts/{stage}.sbatch" for stage in ("serve", "companion")), _FOUND
+)
+SUBMITTED = SubmittedRun(_RUN, _FOLDER, {"serve": "102", "companion": "103"}, _FOUND)
+
+DOCTOR = DoctorReport(
+    checks=(
+        CheckRow(
+            id="runs-folder",
+            title="runs can be written",
+            outcome="ok",
+            sentence="/scratch/ana/runs can be written to",
+            remedy=None,
+        ),
+    ),
+    memory=MemoryPlan(
+        family="llama",
+        parameters=8030261248,
+        dtype="bfloat16",
+        limits=Limits(64, 1, 8192, 3072, "engine.max_seq_len", 1.0),
+        room=Room(
+            parallel=Parallel(tensor=2),
+            weights=8030298112,
+            kv_per_token=65536,
+            buffers=Buffers(1409286144, 459702272, 805306368),
+            capacity=85899345920,
+            cache=67675648000,
+            tokens=1032648,
+            requests=336,
+        ),
+        fraction=0.9,
+        verdict="ok",
+        sentence="1032648 tokens fit",
+        remedy=None,
+        suggestion=None,
+    ),
+    rules=(row_of(rule_rows()[0]),),
+    notes=(),
+)
+
+_ENDPOINT = Endpoint(
+    job_id="102",
+    host="n1",
+    address="10.97.0.11",
+    http_port=23389,
+    grpc_port=23578,
+    metrics_port=23140,
+    models=["ensemble", "tensorrt_llm"],
+    ready_at=_MADE_AT,
+    phases_s={"preflight": 0.7, "launch": 0.7, "load": 13.8},
+    key_file=f"{_FOLDER}/key",
+)
+STATUS = RunStatus(
+    run_id=_RUN,
+    folder=_FOLDER,
+    state=RunState.SERVING,
+    sentence="stage serve runs",
+    stages=(StageStatus("serve", "RUNNING", False, False, "runs", "102", "n1"),),
+    ranks=(RankStatus(0, "n1", "running"),),
+    instances=(InstanceStatus(0, "ready", 0, None),),
+    endpoint=_ENDPOINT,
+    exit_code=ExitCode.OK,
+)
+LOG = LogRow("serve", 1, "n2", "running", 8704, None, f"{_FOLDER}/logs/serve_1.out")
+
+_VERDICT = Verdict(warnings=["20 requests were answered: below 100, p99 is practically the maximum."])
+MEASUREMENT = Measurement(
+    name="benchmark",
+    started_at=_MADE_AT,
+    settings={"rate_per_second": 4.0, "requests": 20},
+    model="ensemble",
+    protocol="grpc",
+    streaming=True,
+    provenance={"run": _RUN},
+    levels=[
+        LevelResult(
+            OpenLoop(4.0),
+            [
+                Pass(
+                    repeat=0,
+                    started_s=0.5,
+                    ended_s=6.2,
+                    window=Window(0.9, 6.2),
+                    sent=22,
+                    measured=20,
+                    failed=0,
+                    metrics={
+                        "ttft_ms": Distribution(64.6, 73.6, 85.4, 95.2, 98.5, 99.3, 20),
+                        "goodput_per_s": 3.8,
+                    },
+                    client=ClientUse(0.4, 5.8, 0.07),
+                    verdict=_VERDICT,
+                )
+            ],
+            {
+                "ttft_ms": {"mean": Interval(64.6), "p50": Interval(73.6), "p99": Interval(98.5)},
+                "goodput_per_s": Interval(3.8),
+            },
+        )
+    ],
+    tokens={"output": 623, "output_source": "responses"},
+    errors={},
+    verdict=_VERDICT,
+)
+MEASUREMENT_ROW = MeasurementRow("benchmark", ("2/s", "4/s"), True, 40, _MADE_AT)
+COMPARISON = Comparison(
+    a="latest:before",
+    b="latest:after",
+    rows=[
+        Row(
+            level="8/s",
+            key="ttft_ms",
+            label="TTFT",
+            unit="ms",
+            statistic="p99",
+            a=98.5,
+            b=121.2,
+            better=False,
+            beyond=True,
+            low=16.1,
+            high=29.3,
+            p_value=0.0004,
+        )
+    ],
+    workload=[],
+    judged=True,
+    settings=[],
+    environment=["engine key: build-0f3a9c1d2b4e, build-77b0e2c94f10"],
+    notes=[],
+    invalid=[],
+)
+METRICS = MetricsSample(
+    url="http://10.97.0.11:23140/metrics",
+    host="n1",
+    over_s=None,
+    values={"finished[ensemble]": 40.0, "kv_used_share": 0.25},
+)
+
+ENGINE = EngineRow(
+    name="build-0f3a9c1d2b4e",
+    step="build",
+    state="whole",
+    note="",
+    model="Llama-3-8B",
+    backend="tensorrtllm",
+    version="0.16.0",
+    layout="tp 2",
+    bytes=16060522496,
+    built_at=_MADE_AT,
+    build_seconds=412.7,
+    last_used=_MADE_AT + 3600,
+    folder=f"{_ENGINES}/build-0f3a9c1d2b4e/output",
+)
+ENGINE_DETAILS = EngineDetails(
+    **vars(ENGINE),
+    key={"key": "0f3a9c1d2b4e...", "document": {"step": "build"}},
+    uses=(_FOLDER,),
+    manifest=Manifest(
+        files={"config.json": [7340, "5b1c..."]},
+        built_at=_MADE_AT,
+        seconds=412.7,
+        host="n1",
+        job_id="101",
+        versions={"tensorrt_llm": "0.16.0"},
+    ),
+)
+VERIFIED = VerifiedEngines(2, (Fault("build-0f3a9c1d2b4e", "rank0.engine is missing"),))
+PRUNED = PrunedEngines(
+    removed=False,
+    entries=(PrunedEngine("build-0f3a9c1d2b4e", 16060522496, "was last used 40 days ago", None),),
+)
+
+TEMPLATES = TemplatesRow(
+    image="nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3",
+    origin="/app/all_models",
+    fetched="2026-11-21 23:11",
+    folder="/home/ana/.cache/trtllm-hpc/templates/tritonserver-24.12-3f1c/all_models",
+    models=("inflight_batcher_llm/ensemble", "inflight_batcher_llm/tensorrt_llm"),
+    whole=True,
+)
+CONFIGS = {"ensemble": 'name: "ensemble"\nplatform: "ensemble"\n...'}
+
+_RELEASE = find_release(None, "0.16.0")
+RELEASE = release_row(_RELEASE)
+RELEASE_DETAILS = release_details(_RELEASE)
+RELEASE_DETAILS = replace(
+    RELEASE_DETAILS, programs=tuple(it for it in RELEASE_DETAILS.programs if it.name == "trtllm-build")
+)
+_COMMAND = _RELEASE.command("trtllm-build")
+assert _COMMAND is not None
+PROGRAM = program_details(_COMMAND)
+PROGRAM = replace(
+    PROGRAM,
+    options=tuple(option for option in PROGRAM.options if option.name == "--max_batch_size"),
+    not_in_this_release=PROGRAM.not_in_this_release[:1],
+)
+CHECKED = checked_line(check_words(_RELEASE, ["trtllm-build", "--max_output_len", "100"]))
+
+SANDBOX = Status(
+    name="default",
+    state="up",
+    nodes_wanted=2,
+    gpus_per_node=4,
+    slurm_conf="/run/trtllm-hpc/default/etc/slurm.conf",
+    subnet="10.97.0.0/24",
+    partitions=("batch", "debug"),
+    logs="/run/trtllm-hpc/default/log",
+    daemons={"slurmctld": True, "slurmdbd": True},
+    nodes=(NodeStatus("sbx-default-n1", "10.97.0.11", "idle", True),),
+)

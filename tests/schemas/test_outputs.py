@@ -1,0 +1,62 @@
+"""Every command with ``--json`` has a schema. That output is valid is tested where each command is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import click
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.cli.typed import Types
+from tests.cli.typed import home as home
+from tests.cli.typed import types as types
+from tests.schemas.check import documented, validator
+from tests.schemas.outputs import OUTPUTS
+from trtllm_hpc.cli import command
+from trtllm_hpc.cli.options import json_text
+from trtllm_hpc.config.schemas import schemas
+from trtllm_hpc.errors import ExitCode
+
+
+def with_json(group: click.Group, words: str = "") -> Iterator[str]:
+    """The commands that have ``--json``, by their words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        assert found is not None
+        if any("--json" in option.opts for option in found.params):
+            yield f"{words}{name}"
+        if isinstance(found, click.Group):
+            yield from with_json(found, f"{words}{name} ")
+
+
+def test_every_command_with_json_has_one_and_no_other() -> None:
+    assert isinstance(command, click.Group)
+    assert sorted(with_json(command)) == sorted(OUTPUTS)
+
+
+@pytest.mark.parametrize("words", OUTPUTS)
+def test_they_are_json_schema_and_describe_the_examples(words: str) -> None:
+    Draft202012Validator.check_schema(validator(words).schema)
+    for output in OUTPUTS[words]:
+        documented(words, json_text(output.example))
+
+
+def test_other_fields_and_missing_ones_are_refused() -> None:
+    record = json.loads(json_text(OUTPUTS["status"][0].example))
+    for wrong in ({**record, "colour": "blue"}, {name: record[name] for name in record if name != "stages"}):
+        assert not validator("status").is_valid(wrong)
+
+
+def test_they_are_listed_and_printed(types: Types) -> None:
+    assert types("schema").output.split() == [*schemas()]
+    printed = types("schema", "bench", "compare").output
+    assert json.loads(printed) == validator("bench compare").schema
+    assert types("schema", "bench-compare").output == printed
+
+
+def test_a_name_without_a_schema_is_refused_with_the_others(types: Types) -> None:
+    wrong = types("schema", "bench", "shwo")
+    assert wrong.code == ExitCode.USAGE and "bench-show" in wrong.errors
