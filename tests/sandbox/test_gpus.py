@@ -12,6 +12,7 @@ import pytest
 from tests.sandbox.conftest import Commands
 from tests.sandbox.test_files import REAL, values
 from tests.sandbox.test_refusals import Refused, refused
+from tests.schemas.check import documented
 from trtllm_hpc.cli import main
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.sandbox import NodeStatus, Sandbox, Status, gpus
@@ -197,3 +198,7 @@ def test_status_names_the_gpus_of_each_node_and_how_to_submit(
     assert "n1 10.97.0.11 2 real GPUs (nvidia0, nvidia1) idle" in said
     assert "n2 10.97.0.12 2 real GPUs (nvidia4, nvidia5) idle" in said
     assert "--set cluster.slurm_conf=/run/slurm.conf --set cluster.gpus_per_node=2" in said
+    with pytest.raises(SystemExit):
+        main(["sandbox", "status", "--json"])
+    record = documented("sandbox status", capsys.readouterr().out)
+    assert record["nodes"][1]["gpus"] == ["nvidia4", "nvidia5"]

@@ -211,6 +211,8 @@ def test_nothing_is_removed_without_a_selection_and_yes(types: Types, built: Run
     assert types("engines", "prune").code == ExitCode.USAGE
     listed = types("engines", "prune", "--unused-days", "0")
     assert "2 would be removed" in listed.output and "--yes" in listed.output
+    record = documented("engines prune", types("engines", "prune", "--unused-days", "0", "--json").output)
+    assert record["removed"] is False and {entry["kept"] for entry in record["entries"]} == {None}
     assert built.entry().is_complete()
     done = types("engines", "prune", "--unused-days", "0", "--yes")
     assert "2 removed" in done.output
