@@ -34,9 +34,11 @@ class Workload(Section):
     input_tokens: TokenCount = 128
     """normal: mean length of a prompt. shared-prefix: mean length of the rest after the prefix."""
     input_tokens_stdev: Deviation = 0.0
+    """normal, shared-prefix: standard deviation of that length."""
     output_tokens: TokenCount | None = None
     """normal, shared-prefix: mean length of an answer; ``None`` is ``max_tokens``."""
     output_tokens_stdev: Deviation = 0.0
+    """normal, shared-prefix: standard deviation of that length."""
     prefix_tokens: TokenCount = 256
     """shared-prefix: length of each prefix."""
     prefixes: Count = 1
@@ -86,6 +88,7 @@ class Benchmark(Section):
     streaming: bool | None = None
     """Whether answers are streamed token by token; ``None``: if the model is decoupled."""
     request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 60.0
+    """A request that takes longer has failed."""
 
     # The load ----------------------------------------------------------------------------------
     rate_per_second: Rate = 4.0
@@ -97,6 +100,7 @@ class Benchmark(Section):
     concurrencies: list[Annotated[int, Field(ge=1, le=100_000)]] = Field(default_factory=list)
     """A sweep of closed loops."""
     arrival: Literal["constant", "poisson", "gamma", "trace"] = "poisson"
+    """Gaps between requests: equal (``constant``), random, or those of a trace."""
     burstiness: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Shape of ``gamma`` arrivals: 1 is Poisson, less is bursty, much more is nearly constant."""
     ramp_to_per_second: Rate | None = None

@@ -52,6 +52,7 @@ class Container(Section):
     """How ranks enter NVIDIA's container, if they do."""
 
     runtime: Literal["none", "pyxis", "apptainer"] = "none"
+    """``none``: the server is installed on the nodes."""
     image: OneLine | None = None
     """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file. ``{tag}`` in it becomes the
     tag of Triton's container with the job's release of TensorRT-LLM, the newest for jobs that state none."""
@@ -88,11 +89,17 @@ class ClusterProfile(Section):
     slurm_conf: AbsolutePath | None = None
     """``SLURM_CONF`` for Slurm's commands, if it is not the machine's own."""
     partition: OneLine | None = None
+    """Slurm's partition; ``sinfo`` lists them."""
     account: OneLine | None = None
+    """``sacctmgr show associations user=$USER`` lists yours."""
     qos: OneLine | None = None
+    """Slurm's quality of service."""
     reservation: OneLine | None = None
+    """A reservation of nodes."""
     constraint: OneLine | None = None
+    """Features that the nodes must have, e.g. ``a100``."""
     exclusive: bool = False
+    """Whether the server has whole nodes for itself."""
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
     """GPUs of one node; 0 for a cluster without."""
     gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"

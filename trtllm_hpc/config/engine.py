@@ -49,6 +49,7 @@ class Quantization(Section):
     ) = None
     """Names of ``quantize.py``'s ``--qformat``; ``auto`` searches per layer (``--autoq_format``)."""
     kv_cache: Literal["int8", "fp8"] | None = None
+    """Type of the keys and values in the cache."""
     tool: Literal["convert", "quantize"] | None = None
     """The upstream program that quantizes; ``None``: ``convert_checkpoint.py`` for weights only, else
     ``quantize.py``."""
@@ -104,10 +105,15 @@ class RawOptions(Section):
     """Extra arguments for upstream's programs, passed on unchanged; checked against the release's options."""
 
     build_py: list[OneLine] = Field(default_factory=list)
+    """Of ``build.py``."""
     convert: list[OneLine] = Field(default_factory=list)
+    """Of ``convert_checkpoint.py``."""
     quantize: list[OneLine] = Field(default_factory=list)
+    """Of ``quantize.py``."""
     build: list[OneLine] = Field(default_factory=list)
+    """Of ``trtllm-build``."""
     lora: list[OneLine] = Field(default_factory=list)
+    """Of ``hf_lora_convert.py``."""
 
 
 class Engine(Section):
@@ -123,8 +129,11 @@ class Engine(Section):
     """A finished engine; there is no build stage then."""
 
     tensor_parallel: Parallelism = 1
+    """Ranks that split each layer. There are tensor * pipeline * context parallel ranks."""
     pipeline_parallel: Parallelism = 1
+    """Ranks that hold different layers."""
     context_parallel: Parallelism = 1
+    """Ranks that split each prompt."""
     moe_tensor_parallel: Parallelism | None = None
     """Ranks that split each expert; times ``moe_expert_parallel`` it is ``tensor_parallel``."""
     moe_expert_parallel: Parallelism | None = None
@@ -132,6 +141,7 @@ class Engine(Section):
 
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     max_batch_size: Count | None = None
+    """Most requests that are computed at once."""
     max_input_len: TokenCount | None = None
     """Longest prompt, in tokens."""
     max_seq_len: TokenCount | None = None
@@ -142,6 +152,7 @@ class Engine(Section):
     opt_num_tokens: TokenCount | None = None
     """Tokens per step for which TensorRT tunes its kernels."""
     max_beam_width: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Most beams of a request."""
     max_encoder_input_len: TokenCount | None = None
     max_prompt_embedding_table_size: TokenCount | None = None
     """Virtual tokens of prompt tuning, or of images."""

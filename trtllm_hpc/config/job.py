@@ -47,7 +47,9 @@ class Build(Section):
     """Resources of the build stage."""
 
     time_limit_minutes: Minutes = 60
+    """Time limit of the job."""
     cpus: Count = 4
+    """CPUs of the job."""
     memory_gib: Count | None = None
     """Memory of the job; ``None`` leaves it to the partition."""
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
@@ -93,9 +95,11 @@ class Serve(Section):
     nodes: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Nodes for all instances together; ``None`` takes as few as the GPUs allow."""
     cpus_per_rank: Count = 2
+    """CPUs of each rank."""
     memory_gib_per_node: Count | None = None
     """Memory on each node; ``None`` leaves it to the partition."""
     time_limit_minutes: Minutes = 60
+    """Time limit of the job."""
     ready_timeout_seconds: Seconds = 600
     """Bound from the first rank's start to every model READY."""
     door: Literal["none", "haproxy"] = "haproxy"
@@ -118,7 +122,9 @@ class Request(Section):
     """The companion's first question."""
 
     prompt: AnyText = "What is machine learning?"
+    """The question."""
     max_tokens: TokenCount = 16
+    """Most tokens of the answer."""
     context_logits: bool = False
     """Whether to ask for the logits of the prompt, and keep them in ``results/``."""
     generation_logits: bool = False
@@ -131,8 +137,11 @@ class Companion(Section):
     enabled: bool = True
     """Without a companion, the server runs until its time limit or ``cancel``."""
     cpus: Count = 1
+    """CPUs of the companion."""
     memory_gib: Count | None = None
+    """Memory of the companion; ``None`` leaves it to the partition."""
     time_limit_minutes: Minutes = 45
+    """Time limit of the companion."""
     endpoint_timeout_seconds: Seconds = 1200
     """Bound on the wait for the endpoint; longer than ``serve.ready_timeout_seconds``."""
     start_timeout_seconds: Seconds = 3600
@@ -146,6 +155,7 @@ class JobFile(Section):
     """A whole job file."""
 
     name: JobName
+    """Names the run folder and the Slurm jobs."""
     model: Model = Field(default_factory=Model)
     engine: Engine = Field(default_factory=Engine)
     build: Build = Field(default_factory=Build)

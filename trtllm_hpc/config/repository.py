@@ -20,6 +20,7 @@ class ModelCopy(Section):
     """One copy of ``tensorrt_llm`` (orchestrator mode), with its own ensemble and BLS model."""
 
     name: Annotated[OneLine, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
+    """Name of the copy in the model repository."""
     gpu_device_ids: GpuIds
     """GPUs of this copy, by their numbers on the node."""
     engine: AbsolutePath | None = None
@@ -36,7 +37,9 @@ class Repository(Section):
     instances: Count = 1
     """Instances of ``tensorrt_llm`` on the same GPUs, each with its own KV cache."""
     preprocessing_instances: Count = 1
+    """Prompts that are tokenized at once."""
     postprocessing_instances: Count = 1
+    """Answers that are turned into text at once."""
     bls_instances: Count | None = None
     """Requests that ``tensorrt_llm_bls`` serves at once; ``None``: ``engine.max_batch_size``, at most 8.
 
@@ -93,6 +96,7 @@ class Repository(Section):
     medusa_choices: AnyText | None = None
     eagle_choices: AnyText | None = None
     exclude_input_in_output: bool | None = None
+    """Whether answers come without their prompt."""
     normalize_log_probs: bool | None = None
     guided_decoding_backend: Literal["xgrammar"] | None = None
     logits_datatype: TensorType = "TYPE_FP32"
