@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.schemas.check import documented
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.connect import Protocol
 from trtllm_hpc.client.over_http import HttpServer
@@ -95,14 +96,14 @@ def test_both_protocols_answer_and_the_answer_is_saved(run: RunPaths) -> None:
 
 def test_a_prompt_comes_from_standard_input(run: RunPaths) -> None:
     result = client(run, "--prompt", "-", "--json", stdin="two\nlines\n\n")
-    assert json.loads(result.output)["prompt"] == "two\nlines\n"
+    assert documented("client", result.output)["prompt"] == "two\nlines\n"
     refused = client(run, "--prompt", "-", stdin=b"caf\xe9")
     assert refused.exit_code == 2 and "not valid UTF-8" in refused.output
 
 
 def test_json_is_the_saved_record(run: RunPaths) -> None:
     result = client(run, "--prompt", "hello", "--protocol", "http", "--json", "--save")
-    assert json.loads(result.output) == read_json(run.answer)
+    assert documented("client", result.output) == read_json(run.answer)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.async_client import AsyncClient
@@ -260,7 +261,7 @@ def test_many_prompts_are_answered_in_their_order(run: RunPaths) -> None:
         run, "--file", file, "--concurrency", "6", "--json", "--max-tokens", "5", "--exclude-input"
     )
     assert answer.exit_code == 0, answer.output
-    records = [json.loads(line) for line in answer.output.splitlines()]
+    records = [documented("client", line) for line in answer.output.splitlines()]
     assert [record["prompt"] for record in records] == prompts
     one_by_one = types(run, "latest", *prompts, *short)
     texts = [json.loads(line)["answers"][0]["text"] for line in one_by_one.output.splitlines()]

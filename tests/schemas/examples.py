@@ -17,11 +17,14 @@ from trtllm_hpc.bench.results import (
     Window,
 )
 from trtllm_hpc.cli.bench_list import MeasurementRow
+from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.engines import Fault, PrunedEngine, PrunedEngines, VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
 from trtllm_hpc.cli.render import RenderedRun
 from trtllm_hpc.cli.submit import SubmittedRun
 from trtllm_hpc.cli.templates import TemplatesRow
+from trtllm_hpc.client.functional_check import CheckedAnswer
+from trtllm_hpc.client.request import AnswerRecord
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.report.engines import FoundEngine
@@ -115,6 +118,33 @@ STATUS = RunStatus(
     exit_code=ExitCode.OK,
 )
 LOG = LogRow("serve", 1, "n2", "running", 8704, None, f"{_FOLDER}/logs/serve_1.out")
+
+PROMPT = PromptRecord(
+    prompt="What is machine learning?",
+    options={"max_tokens": 16},
+    model="ensemble",
+    host="n1",
+    answers=(
+        AnswerRecord(
+            protocol="grpc",
+            text=" Machine learning is",
+            latency_s=0.412,
+            output_tokens=3,
+            counted_by="server",
+            texts=(" Machine learning is",),
+            request_id="5f0c61d2a2e94b0f9c7d0f4ce1f0a1b2",
+        ),
+    ),
+    error=None,
+)
+CHECKED_ANSWER = CheckedAnswer(
+    prompt="What is machine learning?",
+    way="ensemble (http)",
+    text=" Machine learning is",
+    error=None,
+    is_equal=True,
+    same_letters=20,
+)
 
 _VERDICT = Verdict(warnings=["20 requests were answered: below 100, p99 is practically the maximum."])
 MEASUREMENT = Measurement(

@@ -11,11 +11,13 @@ from tests.schemas.generator import schema_of
 from trtllm_hpc.bench.analysis.compare import Comparison
 from trtllm_hpc.bench.results import Measurement
 from trtllm_hpc.cli.bench_list import MeasurementRow
+from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.engines import PrunedEngines, VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
 from trtllm_hpc.cli.render import RenderedRun
 from trtllm_hpc.cli.submit import SubmittedRun
 from trtllm_hpc.cli.templates import TemplatesRow
+from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import CheckedLine, ProgramDetails, ReleaseDetails, ReleaseRow
@@ -49,6 +51,10 @@ OUTPUTS: Mapping[str, tuple[Output, ...]] = {
     ),
     "cancel": (Output(RunStatus, examples.STATUS),),
     "logs": (Output(list[LogRow], [examples.LOG]),),
+    "client": (
+        Output(PromptRecord, examples.PROMPT),
+        Output(CheckedAnswer, examples.CHECKED_ANSWER, "with `--check`"),
+    ),
     "bench show": (Output(Measurement, examples.MEASUREMENT),),
     "bench run": (Output(Measurement, examples.MEASUREMENT),),
     "bench list": (Output(list[MeasurementRow], [examples.MEASUREMENT_ROW]),),

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from trtllm_hpc.cli.options import print_json
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Address, Protocol, Target
 from trtllm_hpc.client.lora import Adapter, read_adapter
-from trtllm_hpc.client.request import Answer, Prompt, Request
+from trtllm_hpc.client.request import Answer, AnswerRecord, Prompt, Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.paths import RunPaths, write_aside, write_json
@@ -70,6 +70,24 @@ class Settings:
             raise click.UsageError("--check compares texts: leave out --stream, --save and logits.")
         if len(self.lora_dirs) > 1 and "lora_task_id" in self.options:
             raise click.UsageError("--lora-task-id names one adapter; several are numbered from 1 on.")
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """A prompt and the answers to it; one on each line."""
+
+    prompt: Prompt
+    """The text, or its token ids."""
+    options: dict[str, Any]
+    """Those that were given, by the names of [the client's options](client.md)."""
+    model: str
+    """The served model that was asked."""
+    host: str
+    """Node of the run's server, or the URL."""
+    answers: tuple[AnswerRecord, ...]
+    """One over each protocol; empty if there is none."""
+    error: str | None
+    """Why there is no answer."""
 
 
 class Asking:
@@ -133,7 +151,11 @@ class Asking:
         if isinstance(self._target, Address):
             raise click.UsageError("--check asks a run's server: leave out --url.")
         result = await check(self._target, self._requests(client), self._settings.timeout_seconds)
-        print_check(result, as_json=self._settings.as_json)
+        if self._settings.as_json:
+            for answer in result.answers:
+                print_json(answer, indent=None)
+        else:
+            print_check(result)
         if result.differences:
             raise RequestFailed(
                 f"{len(result.differences)} of {len(result.answers)} answers differ, or are missing.",
@@ -220,11 +242,11 @@ class Asking:
         for answer in answers:
             for name, array in answer.logits.items():
                 self._logits[name if position is None else f"{name}_{position}"] = array
-        record = self._record(request, prompt, client) | {"answers": [answer.as_json() for answer in answers]}
+        record = self._record(request, prompt, client, answers)
         if self._settings.save and self._run is not None:
             _save(self._run, record, answers)
         if self._settings.as_json:
-            click.echo(json.dumps(record, ensure_ascii=False))
+            print_json(record, indent=None)
         else:
             for answer in answers:
                 self._show(answer, is_shown=is_shown)
@@ -235,8 +257,7 @@ class Asking:
         self._failed.append(error)
         if self._settings.as_json:
             for prompt in request.prompts:
-                record = self._record(request, prompt, client) | {"answers": [], "error": error.message}
-                click.echo(json.dumps(record, ensure_ascii=False))
+                print_json(self._record(request, prompt, client, error=error.message), indent=None)
         elif len(self._settings.prompts) > 1:
             click.echo(f"prompt {self._position(request.prompts[0])}: {for_output(error.message)}", err=True)
 
@@ -245,16 +266,20 @@ class Asking:
         prompts = self._settings.prompts
         return None if len(prompts) == 1 else next(n for n, it in enumerate(prompts, 1) if it is prompt)
 
-    def _record(self, request: Request, prompt: Prompt, client: AsyncClient) -> dict[str, Any]:
+    def _record(
+        self,
+        request: Request,
+        prompt: Prompt,
+        client: AsyncClient,
+        answers: Sequence[Answer] = (),
+        error: str | None = None,
+    ) -> PromptRecord:
         options = {
             name: value for name, value in request.options.items() if not isinstance(value, np.ndarray)
         }
-        return {
-            "prompt": prompt,
-            "options": options,
-            "model": client.model.name,
-            "host": self._target.url if isinstance(self._target, Address) else self._target.host,
-        }
+        host = self._target.url if isinstance(self._target, Address) else self._target.host
+        records = tuple(answer.record() for answer in answers)
+        return PromptRecord(prompt, options, client.model.name, host, records, error)
 
     def _summary(self) -> RequestFailed:
         if len(self._settings.prompts) == 1 or self._settings.batch:
@@ -307,13 +332,13 @@ def _notes(answer: Answer) -> list[str]:
     return notes
 
 
-def _save(run: RunPaths, record: dict[str, Any], answers: Sequence[Answer]) -> None:
+def _save(run: RunPaths, record: PromptRecord, answers: Sequence[Answer]) -> None:
     run.results.mkdir(exist_ok=True)
     for answer in answers:
         for name, array in answer.logits.items():
             with write_aside(run.logits(name)) as aside, aside.open("wb") as file:
                 np.save(file, array)
-    write_json(run.answer, record)
+    write_json(run.answer, asdict(record))
 
 
 def _difference(answers: Sequence[Answer]) -> RequestFailed | None:

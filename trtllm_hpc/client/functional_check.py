@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Protocol
@@ -36,10 +35,6 @@ class CheckedAnswer:
     """Whether it is what the first way answered."""
     same_letters: int
     """How many letters at the beginning are equal to those of the first way."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain JSON types."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The model's answer to one prompt, and how long it took."""
+class _Answered:
+    """What :class:`Answer` and its record for JSON both have."""
 
     protocol: str
     """``grpc``, ``http`` or ``openai``."""
@@ -81,21 +81,27 @@ class Answer:
     """Of each token of the first text, if asked for."""
     responses: int = 1
     """How many the server sent; in a stream usually one for each token."""
+    request_id: str = ""
+    """By which the server knew the request."""
+
+
+@dataclass(frozen=True)
+class Answer(_Answered):
+    """The model's answer to one prompt, and how long it took."""
+
     logits: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """The requested ones, by output: ``context_logits`` of shape [1, prompt, vocabulary],
     ``generation_logits`` of shape [1, beams, answer, vocabulary]."""
-    request_id: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the answer as plain JSON types, without what was not asked for; of logits the shapes."""
-        record = {name: value for name, value in vars(self).items() if name != "logits"}
-        if self.first_text_s is None:
-            del record["responses"]
-        if len(self.texts) < 2:
-            del record["texts"]
-        optional = ("first_text_s", "log_probs", "token_ids", "is_stopped", "counted_by")
-        for name in optional:
-            if record[name] in (None, (), False):
-                del record[name]
-        shapes = {name: list(array.shape) for name, array in self.logits.items()}
-        return {**record, "logits": shapes} if shapes else record
+    def record(self) -> AnswerRecord:
+        """Return the answer for JSON."""
+        shapes = {name: array.shape for name, array in self.logits.items()}
+        return AnswerRecord(**{**vars(self), "logits": shapes})
+
+
+@dataclass(frozen=True)
+class AnswerRecord(_Answered):
+    """The model's answer to one prompt, and how long it took; of logits the shapes."""
+
+    logits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes of the requested ones, by output."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
-import click
-
 from trtllm_hpc.client.functional_check import Check, CheckedAnswer
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.report.tables import plain_table, print_table
@@ -14,12 +10,8 @@ _SHOWN = 60
 """Letters of an answer; where it differs, from shortly before that place."""
 
 
-def print_check(check: Check, *, as_json: bool) -> None:
-    """Print the answers as a table, or as one JSON object a line."""
-    if as_json:
-        for answer in check.answers:
-            click.echo(json.dumps(answer.as_json(), ensure_ascii=False))
-        return
+def print_check(check: Check) -> None:
+    """Print the answers as a table."""
     table = plain_table("prompt", "asked", "same", "answer")
     before = None
     for answer in check.answers:
