@@ -84,7 +84,9 @@ def run_argument(command: Command) -> Command:
     return runs_option(click.argument("run", type=RunType(), default="latest", metavar="[RUN]")(command))
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON instead of a table; 'trtllm-hpc schema' describes it."
+)
 wait_option = click.option(
     "--wait-seconds",
     type=click.FloatRange(min=0),
