@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Response = TypeVar("Response")
 
@@ -27,8 +26,8 @@ async def until_ended(
 ) -> AsyncGenerator[Response]:
     """Yield responses until the last, until a time has passed or until ``ended`` is set."""
     event = ended if ended is not None else asyncio.Event()
-    stop = asyncio.ensure_future(asyncio.wait_for(event.wait(), after_s))
-    following: asyncio.Future[Response | None] | None = None
+    stop: asyncio.Future[Any] = asyncio.ensure_future(asyncio.wait_for(event.wait(), after_s))
+    following: asyncio.Future[Any] | None = None
     try:
         while True:
             following = asyncio.ensure_future(anext(responses, None))
@@ -40,11 +39,8 @@ async def until_ended(
                 return
             yield response
     finally:
-        stop.cancel()
-        with suppress(asyncio.CancelledError, asyncio.TimeoutError):
-            await stop
-        if following is not None:
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
+        tasks = {stop} if following is None else {stop, following}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         await responses.aclose()

@@ -163,7 +163,8 @@ def _told(url: str, timeout_s: float) -> Iterator[None]:
         raise kind(f"{url} answered {error.status_code}: {error.message}") from error
     except openai.APIConnectionError as error:
         raise ServerUnreachable(f"{url} cannot be reached: {error.__cause__ or error}") from error
-    except openai.OpenAIError as error:
+    except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:
+        # The library takes any JSON for an answer.
         raise RequestFailed(f"{url} answered what cannot be read: {error}") from error
 
 

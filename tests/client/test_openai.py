@@ -1,0 +1,196 @@
+"""Servers with OpenAI's protocol: a real one (``transformers serve``), and one that answers wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.waiting import eventually
+from trtllm_hpc.cli.client import command
+from trtllm_hpc.client.connect import Address
+from trtllm_hpc.client.http import call_json
+from trtllm_hpc.client.sync_client import Client
+from trtllm_hpc.errors import ExitCode, InvalidRequest, RequestFailed, ServerUnreachable
+from trtllm_hpc.reference import synthetic
+from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.records import Endpoint
+
+PROMPT = "What is machine learning?"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    synthetic.make_model(seed=0, dtype="float32", max_seq_len=128).save_pretrained(folder)
+    synthetic.make_tokenizer(folder / "tokenizer")
+    shutil.copytree(folder / "tokenizer", folder, dirs_exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(model: Path) -> Iterator[str]:
+    [port] = free_ports(1)
+    command = [str(Path(sys.executable).parent / "transformers"), "serve", str(model), "--device", "cpu"]
+    with (model / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [*command, "--port", str(port)],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        )
+    endpoint = Endpoint("", "here", "127.0.0.1", port, port, 0, [], 0.0)
+
+    def is_up() -> bool:
+        try:
+            return bool(call_json(endpoint, "health", 2) == {"status": "ok"})
+        except RequestFailed:
+            return False
+
+    try:
+        assert eventually(is_up, 60), (model / "log").read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.model
+def test_a_real_server_answers_streams_and_counts(url: str, model: Path) -> None:
+    for address in (Address(url), Address(f"{url}/v1")):
+        with Client(address, str(model)) as client:
+            whole = client.generate(PROMPT, max_tokens=8)
+            assert (whole.protocol, whole.output_tokens, whole.counted_by) == ("openai", 8, "server")
+            assert client.generate(PROMPT, max_tokens=3).output_tokens == 3
+            parts = list(client.stream(PROMPT, max_tokens=8))
+            assert len(parts) > 1 and "".join(parts) == whole.text
+            stopped = client.generate(PROMPT, max_tokens=8, stop_words=[whole.text[2:4]])
+            assert stopped.text != whole.text and whole.text.startswith(stopped.text)
+            with pytest.raises(InvalidRequest, match="no key for --beam-width"):
+                client.generate(PROMPT, beam_width=2)
+
+
+@pytest.mark.model
+def test_the_command_asks_it_too(url: str, model: Path) -> None:
+    words = ["--url", url, "--model", str(model), PROMPT, PROMPT, "--max-tokens", "4", "--json"]
+    said = CliRunner().invoke(command, words)
+    records = [json.loads(line) for line in said.stdout.splitlines()]
+    assert [record["answers"][0]["output_tokens"] for record in records] == [4, 4]
+    live = CliRunner().invoke(command, ["--url", url, "--model", str(model), PROMPT, "--max-tokens", "4"])
+    assert live.exit_code == 0 and "4 tokens, first text after" in live.stderr
+
+
+# A server that answers wrongly -------------------------------------------------------------------
+
+
+class Wrong(BaseHTTPRequestHandler):
+    """Answers every request as the test says."""
+
+    status, body = 200, b""
+    models = b'{"object": "list", "data": [{"id": "one", "object": "model"}]}'
+    bodies: list[dict[str, Any]]
+    headers_seen: list[str]
+
+    def do_GET(self) -> None:
+        is_list = self.path == "/v1/models"
+        self._send(200 if is_list else 404, self.models if is_list else b"{}")
+
+    def do_POST(self) -> None:
+        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.headers_seen.append(str(self.headers["Authorization"]))
+        self._send(self.status, self.body)
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json" if body[:1] == b"{" else "text/event-stream")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[tuple[str, type[Wrong]]]:
+    class Handler(Wrong):
+        pass
+
+    Handler.status, Handler.body, Handler.bodies, Handler.headers_seen = status, body, [], []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", Handler
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+ANSWER = b"""{"id": "1", "object": "text_completion", "created": 1, "model": "one", "choices": [
+    {"index": 1, "text": "two", "finish_reason": "stop", "logprobs": null},
+    {"index": 0, "text": "one", "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.5, -1.5]}}]}"""
+
+
+def test_options_become_the_protocols_keys(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    with answering(200, ANSWER) as (url, server), Client(Address(url, tmp_path / "key")) as client:
+        options: dict[str, Any] = {"max_tokens": 3, "stop_words": ["x"], "top_k": 4, "log_probs": True}
+        [one, two] = client.batch(["a", "b"], together=True, **options)
+        assert (one.text, one.log_probs, two.text) == ("one", (-0.5, -1.5), "two")
+        answer = client.generate("a", return_sequences=2, exclude_input=True)
+        assert answer.texts == ("one", "two")
+    assert server.headers_seen == ["Bearer secret"] * 2
+    first, second = server.bodies
+    expected = {
+        "prompt": ["a", "b"],
+        "max_tokens": 3,
+        "stop": ["x"],
+        "top_k": 4,
+        "logprobs": 1,
+        "model": "one",
+    }
+    assert {name: first[name] for name in expected} == expected
+    assert second["n"] == 2 and second["prompt"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "sentence"),
+    [
+        (401, b'{"error": {"message": "wrong key"}}', RequestFailed, "answered 401.*wrong key"),
+        (404, b'{"error": {"message": "no such model"}}', RequestFailed, "no such model"),
+        (503, b'{"error": {"message": "no server"}}', ServerUnreachable, "answered 503"),
+        (200, b'{"choices": []}', RequestFailed, "without a 'text_output'"),
+        (200, b"{", RequestFailed, "cannot be read"),
+        (200, b'{"choices": [{"index": 0, "text": 7}]}', RequestFailed, "wrong output"),
+        (200, b'{"nothing": 1}', RequestFailed, "cannot be read"),
+        (200, b"[1, 2]", RequestFailed, "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_wrong_answer_is_one_sentence(
+    status: int, body: bytes, kind: type[RequestFailed], sentence: str, streamed: bool
+) -> None:
+    if streamed and status == 200:
+        body = b"data: " + body + b"\n\n"
+        sentence = "."
+    refused = pytest.raises(kind, match=sentence)
+    with answering(status, body) as (url, _), Client(Address(url), retries=0) as client, refused:
+        list(client.stream("x")) if streamed else client.generate("x")
+
+
+def test_a_server_with_several_models_wants_a_name() -> None:
+    with answering(200, ANSWER) as (url, server):
+        server.models = b'{"data": [{"id": "one"}, {"id": "two"}]}'
+        said = CliRunner().invoke(command, ["--url", url, PROMPT])
+    assert getattr(said.exception, "exit_code", None) == ExitCode.USAGE
+    assert "serves 2 models" in str(said.exception) and "one of: one, two" in str(said.exception)
