@@ -205,8 +205,12 @@ def test_options_and_models_that_do_not_fit_are_named(ensemble: Asked) -> None:
         ensemble(min_p=0.1)
 
 
-def test_each_option_that_the_models_have_is_tried_here() -> None:
-    source = Path(__file__).read_text(encoding="utf-8")
+OF_NEWER_MODELS = Path(__file__).parents[1] / "client" / "test_client.py"
+
+
+def test_each_option_is_tried() -> None:
+    files = (Path(__file__), Path(__file__).with_name("test_client_models.py"), OF_NEWER_MODELS)
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
     without_effect = {"pad_id", "lora_task_id"}  # one only fills up, the other has tests of its own
     assert [it.name for it in OPTIONS if it.name not in source and it.name not in without_effect] == []
 
