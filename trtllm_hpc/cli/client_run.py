@@ -165,6 +165,7 @@ class Asking:
     async def _ask_all(self, clients: Sequence[AsyncClient], ended: asyncio.Event) -> None:
         requests = self._requests(clients[0])
         slots = asyncio.Semaphore(self._settings.concurrency)
+        screen = _Screen()
         is_live = len(self._settings.prompts) == 1 and not self._settings.as_json and requests[0].stream
 
         async def ask(request: Request) -> list[tuple[Answer, ...]]:
@@ -173,8 +174,8 @@ class Asking:
                     return []
                 found = []
                 for client in clients:
-                    answers = await client.ask(request, _echo_part if is_live else None, ended)
-                    found.append(tuple(await client.count_tokens(answers, request.prompts)))
+                    answers = await client.ask(request, screen.show if is_live else None, ended)
+                    found.append(tuple(await client.count_tokens(request, answers)))
                 return found
 
         asking = [asyncio.ensure_future(ask(request)) for request in requests]
@@ -190,8 +191,10 @@ class Asking:
                 for index, prompt in enumerate(request.prompts):
                     answers = [answers[index] for answers in found]
                     if answers:
+                        screen.end_line()
                         self._tell(request, prompt, clients[0], answers, is_shown=is_live)
         finally:
+            screen.end_line()
             for each in asking:
                 each.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
@@ -291,9 +294,7 @@ class Asking:
         return type(error)(sentence, hint=error.hint)
 
     def _show(self, answer: Answer, *, is_shown: bool) -> None:
-        if is_shown:
-            click.echo()
-        else:
+        if not is_shown:
             ids = [" ".join(map(str, each)) for each in answer.token_ids]
             for text in answer.texts or ids or (answer.text,):
                 click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_output(text)}")
@@ -315,15 +316,28 @@ def _is_single(settings: Settings) -> bool:
     return not settings.logits and not any(several)
 
 
-def _echo_part(text: str) -> None:
-    click.echo(for_output(text), nl=False)
+class _Screen:
+    """The text of a single answer as it comes."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+
+    def show(self, text: str) -> None:
+        click.echo(for_output(text), nl=False)
+        self._is_open = True
+
+    def end_line(self) -> None:
+        """So that an error does not stand behind the text."""
+        if self._is_open:
+            click.echo()
+            self._is_open = False
 
 
 def _notes(answer: Answer) -> list[str]:
     notes = []
     if answer.output_tokens is not None:
         about = "" if answer.counted_by == "server" else "about "
-        notes.append(f"{about}{answer.output_tokens} tokens")
+        notes.append(f"{about}{answer.output_tokens} token{'s' if answer.output_tokens != 1 else ''}")
     if answer.first_text_s is not None:
         notes.append(f"first text after {answer.first_text_s * 1000:.0f} ms")
         notes.append(f"all after {answer.latency_s * 1000:.0f} ms")

@@ -204,16 +204,20 @@ class AsyncClient:
         finally:
             self._ends.pop(request.request_id, None)
 
-    async def count_tokens(self, answers: Sequence[Answer], prompts: Sequence[Prompt]) -> list[Answer]:
+    async def count_tokens(self, request: Request, answers: Sequence[Answer]) -> list[Answer]:
         """Have the served tokenizer count the tokens of answers whose server did not."""
-        return [await self._counted(answer, prompt) for answer, prompt in zip(answers, prompts, strict=True)]
+        most = int(request.options.get("max_tokens", MAX_TOKENS))
+        asked = zip(answers, request.prompts, strict=True)
+        return [await self._counted(answer, prompt, most) for answer, prompt in asked]
 
-    async def _counted(self, answer: Answer, prompt: Prompt) -> Answer:
+    async def _counted(self, answer: Answer, prompt: Prompt, most: int) -> Answer:
         if answer.counted_by == "server" or not isinstance(prompt, str) or not answer.text:
             return answer
-        # Special tokens, and the prompt if it is repeated, are in both texts.
+        # Special tokens, and the prompt if it is repeated, are in both texts. The tokenizer may read the
+        # letters of some tokens as more tokens.
         whole = answer.text if answer.text.startswith(prompt) else prompt + answer.text
         counts = await self._open.count([whole, prompt])
         if counts is None:
             return answer
-        return replace(answer, output_tokens=counts[0] - counts[1], counted_by="tokenizer")
+        tokens = min(max(counts[0] - counts[1], 0), most)
+        return replace(answer, output_tokens=tokens, counted_by="tokenizer")
