@@ -195,13 +195,13 @@ def test_an_evicted_adapter_is_sent_again(endpoint: Endpoint, tmp_path: Path) ->
     from trtllm_hpc import api
 
     folders = [Path(write_adapter(tmp_path / str(number), number)) for number in range(9)]
-    adapters = [api.read_adapter(folder, 100 + number) for number, folder in enumerate(folders)]
+    adapters = [api.read_adapter(folder) for folder in folders]
     with Client(endpoint) as client:
         first = [client.generate(PROMPT, adapter=it, **OPTIONS).text for it in adapters]
         again = [client.generate(PROMPT, adapter=it, **OPTIONS).text for it in adapters]
         assert first == again and len(set(first)) == 9
-        # Weights are not sent where the server has them: it takes the last adapter by its number.
-        assert client.generate(PROMPT, lora_task_id=108, **OPTIONS).text == first[-1]
+        # The server knows the last adapter by its number.
+        assert client.generate(PROMPT, lora_task_id=adapters[-1].task_id, **OPTIONS).text == first[-1]
 
 
 # All ways ----------------------------------------------------------------------------------------

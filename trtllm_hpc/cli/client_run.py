@@ -68,8 +68,8 @@ class Settings:
             raise click.UsageError("A --batch has one LoRA adapter at most; send several requests instead.")
         if self.check and (self.save or self.logits or self.stream):
             raise click.UsageError("--check compares texts: leave out --stream, --save and logits.")
-        if len(self.lora_dirs) > 1 and "lora_task_id" in self.options:
-            raise click.UsageError("--lora-task-id names one adapter; several are numbered from 1 on.")
+        if len(set(self.lora_dirs)) > 1 and "lora_task_id" in self.options:
+            raise click.UsageError("--lora-task-id names one adapter; several get numbers of their own.")
 
 
 @dataclass(frozen=True)
@@ -230,11 +230,8 @@ class Asking:
         folders = self._settings.lora_dirs or ("",)
         if len(folders) == 1:
             folders *= len(self._settings.prompts)
-        known: dict[str, Adapter] = {}
-        for folder in filter(None, folders):
-            if folder not in known:
-                number = int(self._settings.options.get("lora_task_id", len(known) + 1))
-                known[folder] = read_adapter(Path(folder), number)
+        number = self._settings.options.get("lora_task_id")
+        known = {folder: read_adapter(Path(folder), number) for folder in set(folders) if folder}
         return [known.get(folder) for folder in folders]
 
     def _tell(

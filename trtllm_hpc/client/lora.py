@@ -8,6 +8,7 @@ The first request with an adapter sends its weights and their configuration, lat
 from __future__ import annotations
 
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,13 +78,17 @@ def is_unknown_adapter(error: str) -> bool:
     return any(pattern.search(error) for pattern in _UNKNOWN)
 
 
-def read_adapter(folder: Path, task_id: int) -> Adapter:
+def read_adapter(folder: Path, task_id: int | None = None) -> Adapter:
     """Read an adapter.
+
+    Args:
+        task_id: its number; ``None``: one that follows from the adapter. A server that knows a number does
+            not look at the weights that come with it, so another adapter must not have the same.
 
     Raises:
         RequestFailed: the folder lacks a file, or a file holds something else than an adapter.
     """
-    if not 0 <= task_id <= MAX_TASK_ID:
+    if task_id is not None and not 0 <= task_id <= MAX_TASK_ID:
         raise RequestFailed(
             f"{task_id} is no number of a LoRA adapter.", hint=f"take one from 0 to {MAX_TASK_ID}"
         )
@@ -93,7 +98,15 @@ def read_adapter(folder: Path, task_id: int) -> Adapter:
     weights = _with_batch(weights_file, weights, "[1, modules, values]")
     config = _without_dora(config_file, _with_batch(config_file, config, "[1, modules, 3]"))
     _check_values(weights_file, weights, config_file, config)
-    return Adapter(task_id, weights, config)
+    number = _checksum(weights, config) if task_id is None else task_id
+    return Adapter(number, weights, config)
+
+
+def _checksum(*arrays: NDArray[Any]) -> int:
+    found = 0
+    for array in arrays:
+        found = zlib.crc32(np.ascontiguousarray(array).data.cast("B"), found)
+    return found
 
 
 def _files(folder: Path) -> tuple[Path, Path]:
