@@ -130,6 +130,10 @@ class RunPaths:
         """Return the link to what a build step makes besides the engine, e.g. ``lora``."""
         return self.folder / step
 
+    def converted_adapter(self, name: str) -> Path:
+        """Return the folder of a LoRA adapter that the build has converted."""
+        return self.side_output("lora") / name
+
     def batch_log(self, stage: str) -> Path:
         """Return the log of the batch script itself."""
         return self.logs / f"{stage}.out"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trtllm_hpc.bench.adapters import Adapters
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, server_count_doubt
@@ -66,10 +67,11 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     Raises:
         Interrupted: with the summary of what was measured.
         NotReady: the endpoint could not be reached even once.
-        RequestFailed: the model does not support such requests.
+        RequestFailed: the model does not support such requests, or does not take a LoRA adapter.
         ConfigError, BadSlo: the workload's file, or the limits, cannot be read.
     """
     slo = parse_slo(settings.slo) if settings.slo else None
+    adapters = Adapters.read(settings.workload, subject.paths)
     targets = targets_of(settings, subject.endpoint, subject.job.text_model)
     model = subject.job.model.path
     folders = [subject.paths.engine, *([Path(model)] if model else [])]
@@ -84,7 +86,8 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
         tokenization.vocabulary,
         subject.job.engine.max_input_len,
     )
-    feed = RequestFeed(workload, targets)
+    feed = RequestFeed(workload, targets, adapters.weights)
+    adapters.make_known(targets, feed.built.requests[0], clock)
     passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo)
     progress_file = subject.paths.benchmark_progress if name == COMPANION_MEASUREMENT else None
     subject.paths.results.mkdir(exist_ok=True)

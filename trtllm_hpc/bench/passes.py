@@ -119,6 +119,7 @@ class Passes:
                 schedule.due_s,
                 self.clock,
                 first_index=batch.first_index,
+                weights=batch.weights[:count],
                 progress=self.progress.count,
                 processes=self.settings.processes,
             )
@@ -144,6 +145,7 @@ class Passes:
                 count=count,
                 until_s=until_s,
                 first_index=batch.first_index,
+                weights=batch.weights,
                 progress=self.progress.count,
                 processes=self.settings.processes,
             )

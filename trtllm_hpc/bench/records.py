@@ -63,6 +63,11 @@ class RequestRecord:
     """How the output tokens were counted; ``None`` if they were not."""
     instance: str | None = None
     """The server that answered, if known."""
+    lora_task_id: int | None = None
+    """Number of its LoRA adapter; ``None`` if it had none."""
+    resent: bool = False
+    """Whether it was sent again with the adapter's weights, which the server did not have, or not any more.
+    The times are from the first send to the last answer."""
 
     @property
     def ok(self) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from trtllm_hpc.bench.load.messages import Target, encode_request
 from trtllm_hpc.bench.workload.build import make_workload
@@ -19,6 +19,8 @@ class PassRequests:
     requests: list[Request]
     payloads: list[bytes]
     """The same, serialised."""
+    weights: list[bytes | None] = field(default_factory=list)
+    """What to append to each, if the server does not know its LoRA adapter; empty if it cannot be sent."""
 
 
 class RequestFeed:
@@ -30,12 +32,17 @@ class RequestFeed:
     Args:
         spec: what the workload is made from, for the requests of all passes together where that is known.
         targets: the models that take turns, usually a single one.
+        weights: of the LoRA adapters, serialised, by their task ids.
     """
 
-    def __init__(self, spec: WorkloadSpec, targets: Sequence[Target]) -> None:
+    def __init__(
+        self, spec: WorkloadSpec, targets: Sequence[Target], weights: Mapping[int, bytes] | None = None
+    ) -> None:
         self._restarts = spec.workload.kind == "trace"
         self._spec = spec
         self._targets = targets
+        # Over HTTP they cannot be sent: Triton takes no FP16 in JSON.
+        self._weights = weights if targets[0].protocol == "grpc" else None
         self.built = make_workload(spec)
         """The workload so far."""
         self._sent = self._sent_before = 0
@@ -63,7 +70,9 @@ class RequestFeed:
             encode_request(request, self._targets[index % len(self._targets)], str(index))
             for index, request in enumerate(requests, first)
         ]
-        return PassRequests(first, requests, payloads)
+        weights = self._weights or {}
+        tasks = [request.lora_task_id for request in requests] if weights else []
+        return PassRequests(first, requests, payloads, [None if it is None else weights[it] for it in tasks])
 
     def put_back(self, end: int) -> None:
         """Put back the requests of the last pass from index ``end`` on: they were not sent."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.load.messages import CoreModel, Target
+from trtllm_hpc.client.lora import CONFIG_INPUT, TASK_ID_INPUT, WEIGHTS_INPUT
 from trtllm_hpc.client.served_model import STREAM_INPUTS, ServedModel, TextModel, describe
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement, RequestFailed
@@ -57,6 +58,8 @@ def _refuse_unmeasurable(slo: Slo, target: Target) -> None:
 
 def _target(settings: Benchmark, endpoint: Endpoint, name: str) -> Target:
     served = describe(endpoint, name, settings.request_timeout_seconds)
+    if settings.workload.lora:
+        _refuse_without_lora(name, served)
     return Target(
         endpoint=endpoint,
         model=name,
@@ -80,6 +83,16 @@ def _kind(name: str, served: ServedModel) -> TextModel | CoreModel:
         f"{', '.join(sorted(served.inputs)) or 'none'}.",
         hint="choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model",
     )
+
+
+def _refuse_without_lora(name: str, served: ServedModel) -> None:
+    missing = [it for it in (TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT) if it not in served.inputs]
+    if missing:
+        raise RequestFailed(
+            f"Model {name!r} takes no LoRA adapters: it has no input {', '.join(map(repr, missing))}.",
+            hint="choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model, or measure without "
+            "adapters (--no-lora)",
+        )
 
 
 def _min_length_input(name: str, served: ServedModel) -> str:

@@ -84,6 +84,8 @@ def to_records(
             output_tokens=count.tokens if reply.ok else None,
             output_by=count.by if reply.ok else None,
             instance=models[reply.index % len(models)] if models else None,
+            lora_task_id=request.lora_task_id,
+            resent=reply.resent,
         )
         for reply, request, answer, count in zip(replies, sent, parsed, counts, strict=True)
     ]

@@ -144,6 +144,17 @@ _WORKLOAD = (
     _setting("workload.prefixes", "--prefixes", "Number of different prefixes, used in turn.", **_TOKENS),
     _setting("workload.max_input_tokens", "--max-input-tokens", "Leave out longer prompts.", **_TOKENS),
     _setting("workload.tokenizer", "--tokenizer", "Folder with tokenizer.json.", type=_FOLDER),
+    _setting(
+        "workload.lora",
+        "--lora",
+        "A LoRA adapter of the requests, and its share; can be repeated. Those without a share, and the "
+        "requests without an adapter, get equal parts.",
+        multiple=True,
+        metavar="FOLDER[=SHARE]",
+    ),
+    _setting(
+        "workload.no_lora", "--no-lora", "No adapters, not even the job file's.", is_flag=True, default=None
+    ),
     _setting("max_tokens", "--max-tokens", "Maximum output tokens of a request.", **_TOKENS),
     _setting(
         "exact_output",

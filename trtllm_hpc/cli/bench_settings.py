@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,6 +28,7 @@ _REPLACES = {
     "warmup_seconds": ("warmup_requests",),
 }
 """Settings of the job file that an option sets back to their defaults, because they exclude each other."""
+_NUMBER = re.compile(r"\d*\.?\d+")
 _SET_BY_TRACE = {"arrival", "requests", "warmup_requests", "rates_per_second", "ramp_to_per_second"}
 
 
@@ -94,12 +96,22 @@ def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _workload(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the workload; if its kind changes, only the tokenizer is kept, because the model needs it."""
+    """Return the workload; if its kind changes, only what does not depend on it is kept."""
     options = {field.removeprefix("workload."): value for field, value in given.items() if "." in field}
+    if "lora" in options or options.pop("no_lora", False):
+        options["lora"] = [_adapter(one) for one in options.get("lora", ())]
     kind = options.get("kind", "prompts" if "prompts" in options else base["kind"])
     if kind != base["kind"]:
-        base = {"tokenizer": base["tokenizer"]}
+        base = {"tokenizer": base["tokenizer"], "lora": base["lora"]}
     return {**base, **options, "kind": kind}
+
+
+def _adapter(given: str) -> dict[str, Any]:
+    """Return an adapter of the workload from ``FOLDER[=SHARE]``; a folder's name may contain ``=``, too."""
+    folder, equals, share = given.rpartition("=")
+    if equals and _NUMBER.fullmatch(share):
+        return {"directory": str(Path(folder).resolve()), "share": float(share)}
+    return {"directory": str(Path(given).resolve())}
 
 
 # Options without effect are refused. In a job file the same is no mistake, because all defaults are
@@ -109,6 +121,7 @@ _EXCLUSIVE = (
     ("requests", "duration_seconds", "the window ends after --requests or after --duration; leave one out."),
     ("warmup_requests", "warmup_seconds", "--warmup sets the length of the warm-up, too; leave one out."),
     ("slo", "no_slo", "removes what --slo sets; leave one out."),
+    ("workload.lora", "workload.no_lora", "removes what --lora sets; leave one out."),
 )
 """Options that exclude each other, and the message about the second."""
 

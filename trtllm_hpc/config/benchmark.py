@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from trtllm_hpc.config.lora import LoraShare
 from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, TokenCount
 
 Rate = Annotated[float, Field(gt=0, le=100_000)]
@@ -51,6 +52,21 @@ class Workload(Section):
     """Longer prompts are left out (upstream's ``--max-input-len``); ``None``: the engine's limit."""
     tokenizer: AbsolutePath | None = None
     """Folder with ``tokenizer.json``; ``None``: the model's folder, then the server."""
+    lora: list[LoraShare] = Field(default_factory=list)
+    """LoRA adapters of the requests, each with its share; the rest of the requests have none."""
+
+    @property
+    def lora_task_ids(self) -> list[int]:
+        """The number of each adapter."""
+        return [place if one.task_id is None else one.task_id for place, one in enumerate(self.lora, 1)]
+
+    @property
+    def lora_shares(self) -> list[float]:
+        """The share of each adapter; what is left to 1 is the share of the requests without one."""
+        given = [one.share for one in self.lora]
+        left = max(0.0, 1.0 - sum(share for share in given if share is not None))
+        part = left / (given.count(None) + 1)
+        return [part if share is None else share for share in given]
 
 
 class Benchmark(Section):

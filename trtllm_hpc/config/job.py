@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.lora import LoraAdapter
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.config.types import (
     AbsolutePath,
@@ -129,6 +130,8 @@ class Request(Section):
     """Whether to ask for the logits of the prompt, and keep them in ``results/``."""
     generation_logits: bool = False
     """Whether to ask for the logits of the answer, and keep them in ``results/``."""
+    lora: LoraAdapter | None = None
+    """LoRA adapter of the answer, asked for over gRPC only."""
 
 
 class Companion(Section):

@@ -14,6 +14,7 @@ from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runtime.engine_cache.recipe import Recipe
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.runtime.records import INSTANCE_HEADER
 
 _MARGIN_S = 60
 """Seconds before the job's time limit at which a wait for another build ends, to leave time to report it."""
@@ -100,6 +101,7 @@ def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) 
         version=__version__,
         stage=plan.stage(stage or template.partition(".")[0]),
         node=node,
+        instance_header=INSTANCE_HEADER,
     )
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from trtllm_hpc.bench.metrics import BY_KEY, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Interval, LevelResult, Measurement
+from trtllm_hpc.report.adapters import HEADER, adapter_rows
 from trtllm_hpc.report.formatting import NONE, plus_minus, quantity
 from trtllm_hpc.report.headline import ascending_levels, headline_level, is_valid, level_labels
 from trtllm_hpc.report.sentences import sentences, title
@@ -72,6 +73,10 @@ def measurement_table(
     if level is not None:
         whole.add_row("")
         whole.add_row(_latencies(measurement, level, records, narrow))
+        rows = adapter_rows([record for record in records if record.level == level])
+        if rows and not narrow:
+            whole.add_row("")
+            whole.add_row(_by_adapter(rows))
     whole.add_row("")
     for sentence in sentences(measurement):
         whole.add_row(Text(sentence))
@@ -152,6 +157,15 @@ def _latencies(measurement: Measurement, level: int, records: Sequence[RequestRe
             if repeated and statistic == "p99" and not narrow:
                 row.append(plus_minus(interval) if interval else "")
         table.add_row(name, *row, spread(_values(key, measured), _FEW_BARS if narrow else _BARS))
+    return table
+
+
+def _by_adapter(rows: Sequence[Sequence[str]]) -> Table:
+    table = plain_table()
+    for place, header in enumerate(HEADER):
+        table.add_column(header, justify="right" if place else "left")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

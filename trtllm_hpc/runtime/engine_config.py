@@ -52,6 +52,8 @@ class EngineConfig:
     paged_context_fmha: bool
     gather_context_logits: bool
     gather_generation_logits: bool
+    takes_lora: bool
+    """Whether requests may name LoRA adapters."""
 
     @property
     def runtime_gpus_per_node(self) -> int:
@@ -144,7 +146,12 @@ def _shared(build: Mapping[str, Any], plugins: Mapping[str, Any]) -> dict[str, A
     if limits["max_seq_len"] is None and inputs is not None and outputs is not None:
         limits["max_seq_len"] = inputs + outputs  # before 0.11
     gather = {name: bool(build.get(name)) for name in _GATHER}
-    return {**limits, **gather, "paged_context_fmha": bool(plugins.get("use_paged_context_fmha"))}
+    return {
+        **limits,
+        **gather,
+        "paged_context_fmha": bool(plugins.get("use_paged_context_fmha")),
+        "takes_lora": bool(plugins.get("lora_plugin")),
+    }
 
 
 def set_gpus_per_node(checkpoints: Sequence[Path], gpus: int) -> None:

@@ -52,6 +52,11 @@ def known_fields(kind: type, raw: Any) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if name in names}
 
 
+INSTANCE_HEADER = "x-trtllm-hpc-instance"
+"""Header of a request, over HTTP or gRPC, that the door is to pass on to one of its instances: its number,
+from 0. If that instance is not ready, another one gets the request."""
+
+
 @dataclass(frozen=True)
 class Endpoint(JsonRecord):
     """Where a ready server answers."""

@@ -22,11 +22,13 @@ _KINDS_OF = {
     "speed": ("trace",),
 }
 """The kinds of workload that read each key; all kinds read the other keys."""
+_ROUNDING = 1e-6
+"""Of shares such as three times 0.333333."""
 
 
 def settings_problems(settings: Benchmark) -> list[Diagnostic]:
     """Return every conflict between the settings; fields are relative to the benchmark's section."""
-    rules = (_workload, _models, _levels, _twice, _length, _too_short, _warmup, _search)
+    rules = (_workload, _lora, _models, _levels, _twice, _length, _too_short, _warmup, _search)
     return [problem for rule in rules for problem in rule(settings)]
 
 
@@ -49,6 +51,21 @@ def _workload(settings: Benchmark) -> Diagnostics:
         message = "only a workload of kind trace has recorded times"
         hint = "set workload.kind to trace, or arrival to constant, poisson or gamma"
         yield in_job("conflict", "arrival", message, hint, settings.arrival)
+
+
+def _lora(settings: Benchmark) -> Diagnostics:
+    workload, field = settings.workload, "workload.lora"
+    task_ids, given = workload.lora_task_ids, sum(one.share or 0.0 for one in workload.lora)
+    again = [task_id for place, task_id in enumerate(task_ids) if task_id in task_ids[:place]]
+    if again:
+        message = f"two adapters have the task id {again[0]}, and the server would take one for the other"
+        yield in_job("conflict", field, message, "give each its own task_id")
+    if given > 1 + _ROUNDING:
+        message = f"the shares of the adapters add up to {given:g}, more than all requests"
+        yield in_job("conflict", field, message, "lower them to 1 together, or below, for requests without")
+    elif given > 1 - _ROUNDING and any(one.share is None for one in workload.lora):
+        message = "the shares add up to 1, so that nothing is left for the adapters without one"
+        yield in_job("conflict", field, message, "lower the shares, or give each adapter one")
 
 
 def _models(settings: Benchmark) -> Diagnostics:

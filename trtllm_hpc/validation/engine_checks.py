@@ -15,6 +15,7 @@ from trtllm_hpc.runtime.checks import (
 )
 from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine
 from trtllm_hpc.validation.context import Check, Context
+from trtllm_hpc.validation.lora_rules import named_adapters
 
 Judge = Callable[[Context, EngineConfig], Diagnostic]
 
@@ -96,6 +97,14 @@ def logits(context: Context, engine: EngineConfig) -> Diagnostic:
     return ok("the engine gathers the logits that the job file promises")
 
 
+def lora(context: Context, engine: EngineConfig) -> Diagnostic:
+    """The engine takes the LoRA adapters that the companion names."""
+    if engine.takes_lora:
+        return ok("the engine takes LoRA adapters")
+    message = "the companion names LoRA adapters, but the engine was built without --lora_plugin"
+    return fail(message, "build it again with LoRA, or remove lora from companion.request and the workload")
+
+
 def gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic:
     """The engine's number of GPUs on a node is that of the layout."""
     layout = context.plan.layout
@@ -108,6 +117,7 @@ _VERSION = _each(lambda context, engine: engine_version(engine, context.plan.rel
 # In other modes than leader each copy of the engine names its GPUs.
 _GPUS = _each(gpus_per_node, lambda context: context.job.serve.mode == "leader")
 _LENGTHS = _each(lengths, lambda context: context.job.companion.enabled)
+_LORA = _each(lora, lambda context: bool(named_adapters(context.job)))
 _PAGED = _each(
     lambda context, engine: paged_context(engine, context.plan.needs_paged_context or ""),
     lambda context: context.plan.needs_paged_context is not None,
@@ -121,5 +131,6 @@ CHECKS = (
     Check("engine-limits", "the engine allows what the job file promises", _each(limits)),
     Check("engine-lengths", "the companion's answers fit", _LENGTHS),
     Check("engine-logits", "the engine gathers the logits", _each(logits)),
+    Check("engine-lora", "the engine takes the companion's LoRA adapters", _LORA),
     Check("paged-context", "reuse and chunked context can work", _PAGED),
 )

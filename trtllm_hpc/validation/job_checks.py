@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.errors import ConfigError, Diagnostic, fail, ok, unknown, warn
+from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, unknown, warn
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
 from trtllm_hpc.validation.context import Check, Context
+from trtllm_hpc.validation.lora_rules import named_adapters
 
 if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
@@ -120,6 +121,31 @@ def workload_file(context: Context) -> Diagnostic | None:
     except ConfigError as error:
         return _misread(error)
     return ok(f"the benchmark's workload is {file}")
+
+
+def lora_adapters(context: Context) -> Diagnostic | None:
+    """The adapters can be read; the companion reads them on its node, which may see other folders."""
+    named = named_adapters(context.job) if context.has_job else []
+    folders = dict.fromkeys(Path(one.directory) for _, one in named if one.directory is not None)
+    if not folders:
+        return None
+    from trtllm_hpc.client.lora import read_adapter
+
+    absent = [folder for folder in folders if not folder.is_dir()]
+    if absent:
+        return warn(
+            f"the LoRA adapter {absent[0]} is not on this machine",
+            "check that the companion's node can read that folder",
+        )
+    try:
+        highest = max(read_adapter(folder, task_id=0).rank for folder in folders)
+    except RequestFailed as error:
+        return fail(error.message, error.hint or "name another folder")
+    taken = context.job.engine.max_lora_rank
+    if context.job.engine.directory is None and highest > taken:
+        message = f"an adapter has rank {highest}, and the engine takes ranks up to {taken}"
+        return fail(message, f"set engine.max_lora_rank to {highest}")
+    return ok(f"the LoRA adapters can be read; their highest rank is {highest}")
 
 
 def _misread(error: ConfigError) -> Diagnostic:
@@ -256,6 +282,7 @@ CHECKS = (
     Check("tokenizer", "the tokenizer can be read offline", tokenizer),
     Check("slo", "the benchmark's limits can be measured", slo),
     Check("workload-file", "the benchmark's workload can be read", workload_file),
+    Check("lora-adapters", "the companion's LoRA adapters can be read", lora_adapters),
     Check("prompt-length", "the companion's prompt is not too long", prompt),
     Check("prompt-steps", "long prompts can be computed", steps),
     Check("memory", "the model fits into memory", memory),

@@ -21,6 +21,7 @@ from trtllm_hpc.validation import (
     cluster_rules,
     engine_rules,
     job_rules,
+    lora_rules,
     method_rules,
     release_rules,
     repository_rules,
@@ -42,7 +43,7 @@ def rules_of(*modules: ModuleType) -> Rules:
     )
 
 
-_RULES_OF_JOB = rules_of(job_rules)
+_RULES_OF_JOB = rules_of(job_rules, lora_rules)
 _RULES_OF_CLUSTER = rules_of(cluster_rules)
 _RULES_OF_BOTH = rules_of(
     serve_rules, backend_rules, release_rules, engine_rules, method_rules, repository_rules

@@ -21,6 +21,7 @@ from trtllm_hpc.bench.workload.request import (
     BY_RESPONSES,
     BY_TOKENIZER,
 )
+from trtllm_hpc.client.lora import is_unknown_adapter
 from trtllm_hpc.config.benchmark import Benchmark
 
 LATE_S = 0.001
@@ -51,6 +52,10 @@ MAX_SERVER_DIFFERENCE = 0.1
 METRICS_DELAY_S = 1.0
 """Answers may be missing on a page of metrics for this long."""
 
+_ADAPTER_REMEDY = (
+    "Give the server room for all adapters (upstream's lora_cache_gpu_memory_fraction and "
+    "lora_cache_host_memory_bytes; the reference backend has 8 places), or use fewer"
+)
 _EXACT_REMEDY = "The ids of --model tensorrt_llm are counted exactly."
 _CLIENT_REMEDY = "give the client more cores or a node of its own, raise --processes, or lower the rate"
 
@@ -87,6 +92,7 @@ def check_pass(
         *_doubtful_tokens(sample, texts_checked),
         *_doubtful_texts(sample, settings),
         *_failed(sample),
+        *_resent(sample),
         *([] if findings else _too_few_for_p99(sample)),
     ]
     return Verdict(
@@ -289,6 +295,22 @@ def _failed(sample: Sample) -> Iterator[str]:
         yield (
             f"{failed} of {measured} requests failed and {'have' if failed > 1 else 'has'} no latency: the "
             "tail that users see is longer than the one shown."
+        )
+
+
+def _resent(sample: Sample) -> Iterator[str]:
+    """Say that a server did not keep the adapters: the figures include sending their weights."""
+    resent = sum(record.resent for record in sample.measured)
+    if resent:
+        yield (
+            f"{_requests_were(resent)} sent again with the LoRA adapter's weights, because the server no "
+            f"longer had it; the latency includes both. {_ADAPTER_REMEDY}."
+        )
+    lost = sum(not record.ok and is_unknown_adapter(record.error or "") for record in sample.measured)
+    if lost:
+        yield (
+            f"{lost} requests failed because the server no longer had their LoRA adapter; over HTTP its "
+            f"weights cannot be sent. Measure over gRPC (--protocol grpc), or: {_ADAPTER_REMEDY}."
         )
 
 

@@ -19,6 +19,7 @@ from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.timing import Clock, RequestTimeouts
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.errors import NotReady
+from trtllm_hpc.runtime.records import INSTANCE_HEADER
 
 _CONNECT_TIMEOUT_S = 10.0
 _MIN_RECONNECT_PAUSE_S, _MAX_RECONNECT_PAUSE_S = 0.05, 1.0
@@ -79,6 +80,7 @@ def call_headers(target: Target) -> list[tuple[str, str]]:
         ("content-type", "application/grpc"),
         ("user-agent", "trtllm-hpc"),
         ("grpc-timeout", _timeout_header(target.timeout_s)),
+        *([] if target.instance is None else [(INSTANCE_HEADER, str(target.instance))]),
         *target.endpoint.authorization.items(),
     ]
 

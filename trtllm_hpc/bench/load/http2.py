@@ -46,7 +46,7 @@ Frame = tuple[int, int, int, bytes]
 Headers = dict[str, str]
 
 
-def encode_frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+def encode_frame(kind: int, flags: int, stream_id: int, payload: bytes | memoryview = b"") -> bytes:
     """Return the bytes of one frame."""
     length = len(payload)
     return _FRAME_HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream_id) + payload
@@ -112,7 +112,8 @@ def _window_update(increment: int) -> bytes:
 class _PendingBody:
     """The part of a request's body that flow control does not let out yet."""
 
-    data: bytes
+    data: memoryview
+    """A view, since a body of megabytes would otherwise be copied for each of its frames."""
     window: int
 
 
@@ -136,7 +137,7 @@ class SendBuffer:
         head = encode_frame(HEADERS, END_HEADERS, stream_id, header_block)
         if self._pending or size > min(self._window, self._stream_window, self.max_frame_size):
             self._frames.append(head)
-            self._pending[stream_id] = _PendingBody(body, self._stream_window)
+            self._pending[stream_id] = _PendingBody(memoryview(body), self._stream_window)
             self._send_pending()
         else:
             self._window -= size

@@ -13,6 +13,7 @@ from trtllm_hpc.bench.load.process import UsageMeter, gc_paused, on_sigint
 from trtllm_hpc.bench.load.timing import Clock, KernelTimer
 from trtllm_hpc.bench.records import NO_CONNECTION, OK
 from trtllm_hpc.bench.results import ClientUse
+from trtllm_hpc.client.lora import is_unknown_adapter
 
 if TYPE_CHECKING:
     from trtllm_hpc.bench.load.grpc_client import GrpcClient
@@ -38,6 +39,8 @@ class Plan:
     indices: range
     """Index in the workload of each payload."""
     clock: Clock
+    weights: Sequence[bytes | None]
+    """What to append to each payload if the server does not know its LoRA adapter; empty without adapters."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,8 @@ class _Loop(ABC):
         if self.over.is_set():
             reply.ended_s = -1.0
             return
+        if self._resends(reply):
+            return
         self.outstanding -= 1
         if self.count is not None:
             self.count(reply.ok, reply.ended_s - reply.due_s)
@@ -178,6 +183,20 @@ class _Loop(ABC):
             self.over.set()
         elif not self.after(reply) and not self.outstanding:
             self.over.set()
+
+    def _resends(self, reply: Reply) -> bool:
+        """Send a request again, with the weights of its adapter, if the server does not know that."""
+        if reply.ok or reply.resent or not self.plan.weights or not is_unknown_adapter(reply.error or ""):
+            return False
+        position = self.plan.indices.index(reply.index)
+        weights = self.plan.weights[position]
+        if weights is None:
+            return False
+        reply.resent, reply.ended_s, reply.status, reply.error = True, -1.0, OK, None
+        reply.chunks.clear()
+        self.client.send(reply, self.plan.payloads[position] + weights)
+        self.client.flush()
+        return True
 
     def _interrupt(self) -> None:
         self.interrupted = True

@@ -15,6 +15,7 @@ import numpy as np
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.connection import infer_request
+from trtllm_hpc.client.lora import TASK_ID_INPUT, Adapter, task_inputs
 from trtllm_hpc.client.served_model import LENGTH_OUTPUT, TEXT_OUTPUT, TextModel, text_inputs
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -51,6 +52,8 @@ class Target:
     """Name of the input that makes a decoupled model stream its tokens."""
     min_length_input: str | None = None
     """Input that keeps answers from ending early, sent with the requested length; ``None`` sends none."""
+    instance: int | None = None
+    """The one behind the door that gets the requests, over gRPC; ``None``: any."""
 
     @property
     def token_ids(self) -> bool:
@@ -75,6 +78,16 @@ def encode_request(request: Request, target: Target, request_id: str = "") -> by
     return bytes(infer_request(target.model, inputs, request_id).SerializeToString())
 
 
+def encode_weights(adapter: Adapter) -> bytes:
+    """Return what makes a serialised request with a known adapter one that makes it known.
+
+    It is appended to the request: Protocol Buffers join the lists of two messages, here those of the inputs
+    and of their contents, and what is empty in the second stays as it was in the first.
+    """
+    more = {name: array for name, array in adapter.inputs().items() if name != TASK_ID_INPUT}
+    return bytes(infer_request("", more).SerializeToString())
+
+
 def _inputs(request: Request, target: Target) -> dict[str, NDArray[Any]]:
     kind = target.kind
     shape = (1, 1) if kind.batched else (1,)
@@ -88,6 +101,8 @@ def _inputs(request: Request, target: Target) -> dict[str, NDArray[Any]]:
         inputs[target.min_length_input] = np.full(shape, request.max_tokens, dtype=np.int32)
     if target.streaming and target.decoupled and target.stream_input is not None:
         inputs[target.stream_input] = np.full(shape, True)
+    if request.lora_task_id is not None:
+        inputs |= task_inputs(request.lora_task_id)
     return inputs
 
 
@@ -134,6 +149,8 @@ class Reply:
     error: str | None = None
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
     """Each response with its time of arrival, as bytes of the protocol; one unless streamed."""
+    resent: bool = False
+    """Whether it was sent a second time, with the weights of its LoRA adapter, which the server lacked."""
 
     @property
     def ok(self) -> bool:

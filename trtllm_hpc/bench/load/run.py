@@ -31,6 +31,7 @@ def run_open(
     clock: Clock,
     *,
     first_index: int = 0,
+    weights: Sequence[bytes | None] = (),
     progress: Count | None = None,
     processes: int = 1,
 ) -> LoadResult:
@@ -41,6 +42,8 @@ def run_open(
     Args:
         due_s: seconds after the start, in ascending order.
         first_index: index in the workload of the first payload.
+        weights: what to append to each payload, and send it again, if the server does not know its LoRA
+            adapter; only over gRPC.
         processes: each sends every n-th request.
 
     Raises:
@@ -49,7 +52,7 @@ def run_open(
     if len(payloads) != len(due_s):
         raise ValueError(f"{len(payloads)} payloads for {len(due_s)} times")
     indices = range(first_index, first_index + len(payloads))
-    plan = OpenPlan(target, payloads, indices, clock, due_s)
+    plan = OpenPlan(target, payloads, indices, clock, weights, due_s)
     return _run(plan, processes, progress)
 
 
@@ -62,6 +65,7 @@ def run_closed(
     count: int | None = None,
     until_s: float | None = None,
     first_index: int = 0,
+    weights: Sequence[bytes | None] = (),
     progress: Count | None = None,
     processes: int = 1,
 ) -> LoadResult:
@@ -73,6 +77,7 @@ def run_closed(
         count: requests in all; ``None`` needs ``until_s``.
         until_s: nothing is sent from then on, in seconds after the start.
         first_index: index in the workload of the first payload.
+        weights: as for :func:`run_open`.
         processes: they share the outstanding requests; at most one process for each of these.
 
     Raises:
@@ -81,7 +86,7 @@ def run_closed(
     if count is None and until_s is None:
         raise ValueError("a closed loop needs an end: count or until_s")
     indices = range(first_index, first_index + len(payloads))
-    plan = ClosedPlan(target, payloads, indices, clock, concurrency, count, until_s)
+    plan = ClosedPlan(target, payloads, indices, clock, weights, concurrency, count, until_s)
     return _run(plan, min(processes, concurrency), progress)
 
 
@@ -114,15 +119,20 @@ def _run_shared(plan: Plan, processes: int, progress: Count | None) -> LoadResul
 
 def _share_of(plan: Plan, share: int, processes: int) -> Plan:
     """The part of one process: every n-th request."""
-    payloads, indices = plan.payloads[share::processes], plan.indices[share::processes]
-    if isinstance(plan, OpenPlan):
-        return replace(plan, payloads=payloads, indices=indices, due_s=plan.due_s[share::processes])
-    assert isinstance(plan, ClosedPlan)
-    if not payloads:  # fewer requests than processes
-        payloads, indices = plan.payloads, plan.indices
+    part = replace(
+        plan,
+        payloads=plan.payloads[share::processes],
+        indices=plan.indices[share::processes],
+        weights=plan.weights[share::processes],
+    )
+    if isinstance(part, OpenPlan):
+        return replace(part, due_s=part.due_s[share::processes])
+    assert isinstance(part, ClosedPlan) and isinstance(plan, ClosedPlan)
+    if not part.payloads:  # fewer requests than processes
+        part = plan
     count = None if plan.count is None else len(range(share, plan.count, processes))
     slots = len(range(share, plan.concurrency, processes))
-    return replace(plan, payloads=payloads, indices=indices, count=count, concurrency=slots)
+    return replace(part, count=count, concurrency=slots)
 
 
 def _collect(plan: Plan, pipes: list[Connection], progress: Count | None) -> list[LoadResult]:

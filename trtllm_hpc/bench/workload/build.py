@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 
+from trtllm_hpc.bench.workload.adapters import with_adapters
 from trtllm_hpc.bench.workload.dataset import SourcePrompt, read_prompts
 from trtllm_hpc.bench.workload.lengths import (
     Lengths,
@@ -46,7 +48,8 @@ def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
     Raises:
         ConfigError: the workload's file or its settings make no requests; with file and line.
     """
-    return _KINDS[spec.workload.kind](spec)
+    built = _KINDS[spec.workload.kind](spec)
+    return replace(built, requests=with_adapters(built.requests, spec.settings))
 
 
 def check_file(workload: Workload) -> None:

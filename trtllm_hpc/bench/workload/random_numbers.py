@@ -30,6 +30,7 @@ class Stream(enum.IntEnum):
     BLOCKS = 6
     ARRIVALS = 7
     WARMUP_ARRIVALS = 8
+    ADAPTERS = 9
 
 
 def random_source(seed: int, stream: Stream, *keys: int) -> np.random.RandomState:

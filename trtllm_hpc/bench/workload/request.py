@@ -44,6 +44,8 @@ class Request:
     """Trace: seconds after the trace's first request."""
     source: str | None = None
     """Where it comes from, to be shown: ``line 17``, ``prefix 2``."""
+    lora_task_id: int | None = None
+    """Number of its LoRA adapter; ``None``: it has none."""
 
 
 class Tokenizer(Protocol):

@@ -26,6 +26,7 @@ from trtllm_hpc.report.html.distributions import distribution_section
 from trtllm_hpc.report.html.phases import phase_section
 from trtllm_hpc.report.html.server import server_section
 from trtllm_hpc.report.html.tables import (
+    adapter_table,
     error_table,
     figure_tables,
     glossary,
@@ -111,6 +112,7 @@ def report_page(data: ReportData) -> str:
         figures=figure_tables(data),
         settings=setting_tables(data),
         provenance=provenance_table(data),
+        adapters=adapter_table(data),
         tokens=token_table(data),
         errors=error_table(data),
         glossary=glossary(data),

@@ -9,6 +9,7 @@ from typing import Any
 from trtllm_hpc.bench.metrics import BY_KEY, METRICS
 from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.report.adapters import HEADER, TITLE, adapter_rows
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity
 from trtllm_hpc.report.headline import is_valid
 from trtllm_hpc.report.html.data import ReportData
@@ -58,6 +59,12 @@ def cell(figure: object) -> str:
     if not isinstance(figure, Interval):
         return NONE
     return f"{quantity(figure.mean)}\n{plus_minus(figure)}".strip()
+
+
+def adapter_table(data: ReportData) -> Table:
+    """The requests of the headline level by LoRA adapter; without rows if there were no adapters."""
+    rows = adapter_rows([record for record in data.records if record.level == data.headline])
+    return Table(f"{TITLE} (ms)", list(HEADER), rows)
 
 
 def figure_tables(data: ReportData) -> list[Table]:

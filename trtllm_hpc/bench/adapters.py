@@ -1,0 +1,89 @@
+"""The LoRA adapters of a benchmark: read before the load, and made known to every server before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from trtllm_hpc.bench.load.messages import Target, encode_request, encode_weights
+from trtllm_hpc.bench.load.run import run_closed
+from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.client.lora import Adapter, read_adapter
+from trtllm_hpc.config.benchmark import Workload
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.paths import RunPaths
+
+_PROMPT = "LoRA"
+"""Of the requests that make adapters known: so short that it fills no block of the KV cache."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The adapters that requests of a workload name."""
+
+    folders: Mapping[int, Path]
+    """Where each was read, by its task id."""
+    adapters: Sequence[Adapter]
+
+    @classmethod
+    def read(cls, workload: Workload, paths: RunPaths) -> Adapters:
+        """Read the adapters of a workload; mostly none.
+
+        Raises:
+            RequestFailed: one cannot be read, or is none.
+        """
+        task_ids = workload.lora_task_ids
+        named = (one.directory or paths.converted_adapter(one.adapter or "") for one in workload.lora)
+        folders = dict(zip(task_ids, map(Path, named), strict=True))
+        return cls(folders, [read_adapter(folder, task_id) for task_id, folder in folders.items()])
+
+    @cached_property
+    def weights(self) -> dict[int, bytes]:
+        """What makes a request one that makes its adapter known, by task id."""
+        return {adapter.task_id: encode_weights(adapter) for adapter in self.adapters}
+
+    def make_known(self, targets: Sequence[Target], example: Request, clock: Clock) -> None:
+        """Send each adapter once to each model of each instance: each has a cache of its own.
+
+        Over gRPC, whatever the protocol of the load: Triton takes no FP16 in JSON.
+
+        Args:
+            example: a request of the workload; of its prompt a token at most is used.
+
+        Raises:
+            RequestFailed: a server does not take one.
+            NotReady: no connection to the endpoint.
+        """
+        for target in targets:
+            for instance in range(target.endpoint.instances):
+                one = target.endpoint.instances == 1
+                server = replace(target, protocol="grpc", instance=None if one else instance)
+                self._make_known(server, example, clock)
+
+    def _make_known(self, server: Target, example: Request, clock: Clock) -> None:
+        short = replace(
+            example,
+            max_tokens=1,
+            prompt=None if example.prompt is None else _PROMPT,
+            token_ids=None if example.token_ids is None else example.token_ids[:1],
+        )
+        payloads = [
+            encode_request(replace(short, lora_task_id=task_id), server) + weights
+            for task_id, weights in self.weights.items()
+        ]
+        if not payloads:
+            return
+        load = run_closed(server, payloads, 1, clock, count=len(payloads))
+        if load.interrupted:
+            raise KeyboardInterrupt
+        for reply in load.replies:
+            if not reply.ok:
+                task_id, folder = list(self.folders.items())[reply.index]
+                raise RequestFailed(
+                    f"Model {server.model!r} does not take the LoRA adapter {task_id} in {folder}: "
+                    f"{reply.error or reply.status}",
+                    hint="measure without adapters: --no-lora",
+                )

@@ -1,0 +1,27 @@
+"""LoRA adapters that requests of the companion name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from trtllm_hpc.config.types import AbsolutePath, OneLine, Section
+
+
+class LoraAdapter(Section):
+    """A converted adapter, as ``hf_lora_convert.py`` writes it: a folder, or one that the build converts."""
+
+    directory: AbsolutePath | None = None
+    """Folder with ``model.lora_weights.npy`` and ``model.lora_config.npy``."""
+    adapter: OneLine | None = None
+    """Instead: the folder's name of one of ``engine.lora.adapters``, which the build converts."""
+    task_id: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = None
+    """Number by which the server knows it, and no other adapter. ``None``: 1, or the place in a list."""
+
+
+class LoraShare(LoraAdapter):
+    """An adapter of a benchmark's requests."""
+
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the requests. ``None``: an equal part of what is left, as the requests without adapter get."""

@@ -1,0 +1,53 @@
+"""Rules of the LoRA adapters that the companion names."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.lora import LoraAdapter
+
+
+def named_adapters(job: JobFile) -> list[tuple[str, LoraAdapter]]:
+    """Return the companion's adapters, each with its field; a benchmark's have the field of their list."""
+    companion, found = job.companion, list[tuple[str, LoraAdapter]]()
+    if not companion.enabled:
+        return found
+    if companion.request.lora is not None:
+        found.append(("companion.request.lora", companion.request.lora))
+    if companion.benchmark is not None:
+        found += [("companion.benchmark.workload.lora", one) for one in companion.benchmark.workload.lora]
+    return found
+
+
+def adapters_fit(job: JobFile) -> Diagnostics:
+    """The companion names LoRA adapters that there are, and only if the engine takes any."""
+    for field, adapter in named_adapters(job):
+        if (adapter.directory is None) == (adapter.adapter is None):
+            message = "an adapter is a folder, or one that the build converts, and this is neither or both"
+            yield in_job("conflict", field, message, "set either directory or adapter")
+        if job.engine.backend == "llmapi":
+            message = "the LLM API's model takes no weights of LoRA adapters"
+            yield in_job("conflict", field, message, "remove it, or take engine.backend: tensorrtllm")
+        elif job.engine.directory is None and not job.engine.max_lora_rank:
+            message = "an engine that is built with engine.max_lora_rank 0 takes no LoRA adapters"
+            yield in_job("conflict", field, message, "set engine.max_lora_rank to the adapters' highest rank")
+        elif adapter.adapter is not None:
+            yield from _converted(job, field, adapter.adapter)
+
+
+def _converted(job: JobFile, field: str, name: str) -> Diagnostics:
+    """An adapter that is named is one that the build converts, for the inputs of the server."""
+    engine = job.engine
+    names = [PurePosixPath(folder).name for folder in engine.lora.adapters]
+    if engine.directory is not None or name not in names:
+        message = f"the build converts no adapter {name!r}: it converts {', '.join(names) or 'none'}"
+        if engine.directory is not None:
+            message = f"nothing converts the adapter {name!r}: with engine.directory there is no build"
+        hint = "add its folder to engine.lora.adapters, or set directory to a converted one"
+        yield in_job("missing", field, message, hint, name)
+    elif engine.lora.storage_type != "float16":
+        stored = engine.lora.storage_type
+        message = f"the build stores it as {stored} (engine.lora.storage_type), and servers take float16 only"
+        yield in_job("conflict", field, message, "set engine.lora.storage_type to float16", name)
