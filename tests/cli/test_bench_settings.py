@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import click
@@ -34,6 +35,11 @@ TRACE = {"workload.kind": "trace", "workload.path": "/a.jsonl"}
             "--warmup-seconds: --warmup sets the length",
         ),
         ({"slo": "latency<1s", "no_slo": True}, "--no-slo: removes what --slo sets; leave one out."),
+        (
+            {"workload.lora": ["/a"], "workload.no_lora": True},
+            "--no-lora: removes what --lora sets; leave one out.",
+        ),
+        ({"workload.lora": ["/a=0.7", "/b=.6"]}, "--lora: the shares of the adapters add up to 1.3"),
         ({"find_max": True, "slo": "latency<1s", "rate_per_second": [1.0, 2.0]}, "finds the others itself"),
         ({"rate_per_second": [2.0, 2.0]}, "--rate: 2.0 is listed twice; list each once"),
         ({"concurrency": [2, 2]}, "--concurrency: 2 is listed twice; list each once"),
@@ -76,6 +82,17 @@ def test_no_slo_removes_the_limits_of_the_job_file() -> None:
     assert settings_of(base, {}).slo == "ttft.p99<500ms"
     with pytest.raises(click.UsageError, match="--slo: the search needs limits"):
         settings_of(base.model_copy(update={"find_max": True}), given)
+
+
+def test_adapters_come_with_or_without_a_share_and_replace_those_of_the_job_file(tmp_path: Path) -> None:
+    base = settings_of(Benchmark(), {"workload.lora": ["/a=0.25", f"{tmp_path}/b", "/rank=8/c"]})
+    found = [(one.directory, one.share) for one in base.workload.lora]
+    assert found == [("/a", 0.25), (f"{tmp_path}/b", None), ("/rank=8/c", None)]
+    other = settings_of(base, {"workload.lora": ["/d"], "workload.kind": "normal"})
+    assert [one.directory for one in other.workload.lora] == ["/d"]
+    kept = settings_of(base, {"workload.kind": "normal"})
+    assert kept.workload.lora == base.workload.lora
+    assert settings_of(base, {"workload.no_lora": True}).workload.lora == []
 
 
 def test_settings_of_the_job_file_without_effect_are_accepted() -> None:

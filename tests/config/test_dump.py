@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from ruamel.yaml import YAML
 
 from tests.config.values import clusters, hostile, job_files
-from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
 from trtllm_hpc.config.engine import Engine, Speculative
@@ -18,6 +18,7 @@ from trtllm_hpc.config.job import (
     JobFile,
     Serve,
 )
+from trtllm_hpc.config.lora import LoraShare
 from trtllm_hpc.config.repository import ModelCopy, Repository
 from trtllm_hpc.config.tree import Source, parse
 from trtllm_hpc.config.validate import all_keys, validate
@@ -63,7 +64,7 @@ def test_every_default_is_written_out() -> None:
             engine=Engine(speculative=Speculative(mode="medusa")),
             repository=Repository(models=[ModelCopy(name="a", gpu_device_ids=[0])]),
             serve=Serve(disaggregated=Disaggregated(context=phase, generation=phase)),
-            companion=Companion(benchmark=Benchmark()),
+            companion=Companion(benchmark=Benchmark(workload=Workload(lora=[LoraShare(directory="/a")]))),
         )
     )
     for key in all_keys(JobFile):

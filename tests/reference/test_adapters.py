@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.render.cases import plan_of
+from tests.waiting import eventually
 from trtllm_hpc.bench.adapters import Adapters
-from trtllm_hpc.bench.load.messages import Target, parse_reply
+from trtllm_hpc.bench.load.messages import Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_closed
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.measure import Subject, run_measurement
@@ -20,16 +24,20 @@ from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import Measurement
 from trtllm_hpc.bench.targets import targets_of
-from trtllm_hpc.bench.workload.request import WorkloadSpec
+from trtllm_hpc.bench.workload.request import Request, WorkloadSpec
 from trtllm_hpc.client.lora import is_unknown_adapter
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.report.measurement_table import measurement_text
+from trtllm_hpc.runtime.door import KINDS, Door
+from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
+from . import servers
 from .servers import World
 
 pytestmark = pytest.mark.triton
@@ -192,6 +200,53 @@ def test_an_adapter_that_the_model_cannot_take_ends_the_benchmark_before_the_loa
         measure(tmp_path, endpoint_of(alone), engines[1], settings)
     assert raised.value.hint and "--no-lora" in raised.value.hint
     assert not (tmp_path / "run-1" / "results" / "adapters.json").exists()
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (.ci/test does)")
+def test_behind_a_door_every_instance_knows_each_adapter_before_the_load(
+    alone: World,
+    served: dict[int, Path],
+    folders: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = with_adapters(folders[:2], requests=24, concurrency=6)
+    with servers.serve(tmp_path / "other", served[1], decoupled=True) as other:
+        with door_before([alone, other], tmp_path / "run-0", monkeypatch) as endpoint:
+            measurement, records = measure(tmp_path, endpoint, served[1], settings)
+        for world in (alone, other):
+            (target,) = targets_of(settings, endpoint_of(world), "ensemble")
+            for task_id in settings.workload.lora_task_ids:
+                known = encode_request(Request(1, "x", lora_task_id=task_id), target)
+                (reply,) = run_closed(target, [known], 1, Clock(), count=1).replies
+                assert reply.ok, (task_id, reply.error)
+    assert measurement.verdict.findings == []
+    assert all(record.ok and not record.resent for record in records)
+
+
+@contextmanager
+def door_before(worlds: Sequence[World], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    """A real HAProxy with the configuration of a job in front of these servers."""
+    monkeypatch.setenv("TRTLLM_HPC_JOB_ID", "adapters")
+    paths = RunPaths(folder)
+    paths.make_folders()
+    job = {"name": "demo", "serve": {"instances": len(worlds), "key": False}}
+    profile = {"name": "here", "gpus_per_node": len(worlds), "triton": {"server": "pytriton"}}
+    plan = plan_of(job, profile, str(folder))
+    paths.door(0).write_text(render_scripts(plan)[paths.door(0).name], encoding="utf-8")
+    ports = dict(zip(KINDS, free_ports(len(KINDS)), strict=True))
+    further: dict[str, str] = {}
+    for place, world in enumerate(worlds):
+        there = (world.http_port, world.grpc_port, world.metrics_port)
+        further |= {f"{kind}_{place}": f"127.0.0.1:{port}" for kind, port in zip(KINDS, there, strict=True)}
+    program = shutil.which("haproxy") or "haproxy"
+    door = Door(paths, 0, program, "127.0.0.1", ports, [], further)
+    try:
+        assert eventually(lambda: door.servers_up() == len(worlds), 20), paths.batch_log("door").read_text()
+        found = (ports["http"], ports["grpc"], ports["metrics"])
+        yield Endpoint("1", "localhost", "127.0.0.1", *found, [], 0.0, instances=len(worlds))
+    finally:
+        door.close()
 
 
 def test_a_model_without_the_inputs_is_refused_by_name(alone: World, folders: list[Path]) -> None:

@@ -196,7 +196,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 ],
             },
             "serve": {"mode": "orchestrator"},
-            "companion": {"benchmark": None},
+            "companion": {"benchmark": None, "request": {"lora": {"directory": "/adapters/luo tuo"}}},
         },
         {
             "name": "bare",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.tensorrt_llm.memory_models import LLAMA_3_8B, LLAMA_3_70B
@@ -449,6 +450,21 @@ def test_limits_that_only_a_streamed_answer_has(checked: Checked) -> None:
     assert state(checked(companion={"benchmark": {**asks, "slo": "latency<1s"}}), "slo") == "ok"
 
 
+def test_the_adapters_of_a_workload(checked: Checked, tmp_path: Path) -> None:
+    folder, engine = tmp_path / "adapter", {"max_lora_rank": 8}
+    asks = {"benchmark": {"workload": {"lora": [{"directory": str(folder)}]}}}
+    assert "lora-adapters" not in checked()
+    outcome = checked(engine=engine, companion=asks)["lora-adapters"]
+    assert outcome.state == "warn" and "is not on this machine" in outcome.message and outcome.hint
+    folder.mkdir()
+    says(checked(engine=engine, companion=asks), "lora-adapters", "it has no model.lora_weights.npy")
+    np.save(folder / "model.lora_weights.npy", np.zeros((1, 1, 4), np.float16))
+    np.save(folder / "model.lora_config.npy", np.array([[[1, 0, 8]]], np.int32))
+    assert state(checked(engine=engine, companion=asks), "lora-adapters") == "ok"
+    found = checked(engine={"max_lora_rank": 4}, companion=asks)
+    says(found, "lora-adapters", "an adapter has rank 8, and the engine takes ranks up to 4")
+
+
 def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:
     file = tmp_path / "questions.json"
     asks = {"benchmark": {"workload": {"kind": "dataset", "path": str(file)}}}
@@ -574,6 +590,7 @@ def test_an_engine_for_other_nodes(context: Callable[..., Context], tmp_path: Pa
         ({"engine": {"gather_context_logits": True}}, "engine-logits", "engine.gather_context_logits"),
         ({"engine": {"gather_generation_logits": True}}, "engine-logits", "gather_generation_logits"),
         ({"companion": {"request": {"context_logits": True}}}, "engine-logits", "asks for context_logits"),
+        ({"companion": {"request": {"lora": {"directory": "/a"}}}}, "engine-lora", "without --lora_plugin"),
         ({"repository": {"kv_cache_reuse": True}}, "paged-context", "repository.kv_cache_reuse needs"),
         ({"repository": {"chunked_context": True}}, "paged-context", "repository.chunked_context needs"),
         (
@@ -591,6 +608,14 @@ def test_what_the_engine_was_not_built_for(
 ) -> None:
     given = {"directory": str(engine), "tensor_parallel": 4, **job.get("engine", {})}
     says(checked(**{**job, "engine": given}), name, words)
+
+
+def test_an_engine_that_takes_adapters(checked: Checked, tmp_path: Path) -> None:
+    engine = {"directory": str(new_engine(tmp_path / "lora", plugins={"lora_plugin": "float16"}))}
+    asks = {"request": {"lora": {"directory": "/a"}}}
+    rows = checked(engine={**engine, "tensor_parallel": 4}, companion=asks)
+    assert state(rows, "engine-lora") == "ok"
+    assert "engine-lora" not in checked(engine={**engine, "tensor_parallel": 4})
 
 
 def test_paged_context_that_is_there(checked: Checked, tmp_path: Path) -> None:

@@ -100,16 +100,15 @@ def command(
 
 
 def engine_limit_problems(job: JobFile, settings: Benchmark) -> list[str]:
-    """Return a message for each length that exceeds the limits of the run's engine."""
+    """Return a message for each length, and each LoRA adapter, that the run's engine does not take."""
     from trtllm_hpc.validation.job_rules import answers_fit, prompts_fit
-    from trtllm_hpc.validation.lora_rules import adapters_fit
+    from trtllm_hpc.validation.lora_rules import adapters_fit, adapters_keep_their_numbers
 
     companion = job.companion.model_copy(update={"enabled": True, "benchmark": settings})
     prefix = "companion.benchmark."
     with_settings = job.model_copy(update={"companion": companion})
-    problems = [
-        problem for rule in (answers_fit, prompts_fit, adapters_fit) for problem in rule(with_settings)
-    ]
+    rules = (answers_fit, prompts_fit, adapters_fit, adapters_keep_their_numbers)
+    problems = [problem for rule in rules for problem in rule(with_settings)]
     return [
         f"{OPTION_OF[problem.field.removeprefix(prefix)]}: {problem.message}; {problem.hint}."
         for problem in problems

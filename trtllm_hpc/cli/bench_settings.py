@@ -98,7 +98,7 @@ def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 def _workload(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the workload; if its kind changes, only what does not depend on it is kept."""
     options = {field.removeprefix("workload."): value for field, value in given.items() if "." in field}
-    if "lora" in options or options.pop("no_lora", False):
+    if options.pop("no_lora", False) or "lora" in options:
         options["lora"] = [_adapter(one) for one in options.get("lora", ())]
     kind = options.get("kind", "prompts" if "prompts" in options else base["kind"])
     if kind != base["kind"]:

@@ -58,7 +58,7 @@ class Workload(Section):
     @property
     def lora_task_ids(self) -> list[int]:
         """The number of each adapter."""
-        return [place if one.task_id is None else one.task_id for place, one in enumerate(self.lora, 1)]
+        return [one.number(place) for place, one in enumerate(self.lora, 1)]
 
     @property
     def lora_shares(self) -> list[float]:

@@ -19,6 +19,10 @@ class LoraAdapter(Section):
     task_id: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = None
     """Number by which the server knows it, and no other adapter. ``None``: 1, or the place in a list."""
 
+    def number(self, place: int) -> int:
+        """Return the task id; ``place`` if there is none."""
+        return place if self.task_id is None else self.task_id
+
 
 class LoraShare(LoraAdapter):
     """An adapter of a benchmark's requests."""

@@ -140,7 +140,7 @@ def lora_adapters(context: Context) -> Diagnostic | None:
     try:
         highest = max(read_adapter(folder, task_id=0).rank for folder in folders)
     except RequestFailed as error:
-        return fail(error.message, error.hint or "name another folder")
+        return fail(error.message.rstrip("."), error.hint or "name another folder")
     taken = context.job.engine.max_lora_rank
     if context.job.engine.directory is None and highest > taken:
         message = f"an adapter has rank {highest}, and the engine takes ranks up to {taken}"

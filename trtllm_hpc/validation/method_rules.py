@@ -7,6 +7,12 @@ from pathlib import PurePosixPath
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.validation.lora_rules import named_adapters
+
+_TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
+_LORA_INPUTS, _LORA_INPUTS_OF_TEXT = "0.9.0", "0.15.0"
+"""Releases in which ``lora_task_id`` came to ``tensorrt_llm`` and to the models that take text (their
+``config.pbtxt`` in tensorrtllm_backend). 0.8 took the weights with each request instead."""
 
 
 def lora_names_modules(facts: JobFacts) -> Diagnostics:
@@ -21,6 +27,29 @@ def lora_names_modules(facts: JobFacts) -> Diagnostics:
     if not rank and (lora.target_modules or lora.adapters or lora.directories):
         hint = "set engine.max_lora_rank to the adapters' rank, or remove engine.lora"
         yield in_job("conflict", "engine.lora", "is set, but engine.max_lora_rank is 0: built without", hint)
+
+
+def adapters_can_be_asked_for(facts: JobFacts) -> Diagnostics:
+    """The models of the release have the inputs of the LoRA adapters that the companion names."""
+    job, toolchain = facts.job, facts.toolchain
+    if toolchain is None:
+        return
+    release, benchmark = toolchain.release, job.companion.benchmark
+    for field in dict.fromkeys(field for field, _ in named_adapters(job)):
+        models = [job.text_model]
+        if benchmark is not None and field.startswith("companion.benchmark"):
+            models = benchmark.models or [benchmark.model or job.text_model]
+        for model in models:
+            since = _LORA_INPUTS_OF_TEXT if model in _TEXT_MODELS else _LORA_INPUTS
+            if not release.at_least(since):
+                message = (
+                    f"{model} of TensorRT-LLM {release.version} lacks its inputs, which came with {since}"
+                )
+                if model in _TEXT_MODELS and release.at_least(_LORA_INPUTS):
+                    hint = "measure tensorrt_llm (companion.benchmark.model), or use another release"
+                else:
+                    hint = "remove it, or use another release"
+                yield in_job("release", field, message, hint, model)
 
 
 def adapters_can_be_converted(facts: JobFacts) -> Diagnostics:

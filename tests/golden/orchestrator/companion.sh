@@ -24,8 +24,10 @@ runtime begin companion
 # (Not by the function above: in the background it would be a child of a subshell.)
 "$python" "$run/runtime.pyz" heartbeat --while-pid=$$ &
 
+# Over gRPC only: Triton takes no FP16 in JSON, of which the weights are.
 # Not as an option: everybody on the node sees command lines.
 printf '%s\n' 'What is machine learning?' |
   "$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
-  --prompt=- --protocol=both --max-tokens=16 \
-  --model=ensemble --save
+  --prompt=- --protocol=grpc --max-tokens=16 \
+  --model=ensemble \
+  --lora-task-id=1 --lora-dir='/adapters/luo tuo' --save
