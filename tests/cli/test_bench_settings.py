@@ -88,6 +88,10 @@ def test_adapters_come_with_or_without_a_share_and_replace_those_of_the_job_file
     base = settings_of(Benchmark(), {"workload.lora": ["/a=0.25", f"{tmp_path}/b", "/rank=8/c"]})
     found = [(one.directory, one.share) for one in base.workload.lora]
     assert found == [("/a", 0.25), (f"{tmp_path}/b", None), ("/rank=8/c", None)]
+    # A second measurement may have other adapters, and the server keeps those of the first.
+    again = settings_of(Benchmark(), {"workload.lora": [f"{tmp_path}/b", "/a"]}).workload
+    assert again.lora_task_ids == [base.workload.lora_task_ids[at] for at in (1, 0)]
+    assert len(set(base.workload.lora_task_ids)) == 3
     other = settings_of(base, {"workload.lora": ["/d"], "workload.kind": "normal"})
     assert [one.directory for one in other.workload.lora] == ["/d"]
     kept = settings_of(base, {"workload.kind": "normal"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -116,9 +117,14 @@ def test_two_adapters_by_share(
     assert Counter(record.lora_task_id for record in records) == {first: 12, second: 6, None: 6}
     # Known before the first request: none had to be sent again.
     assert not any(record.resent for record in records)
-    table = [line.split() for line in measurement_text(measurement, records).splitlines()]
-    rows = {row[0]: row[1:4] for row in table if row and row[0] in ("none", str(first), str(second))}
-    assert rows == {"none": ["6", "0", "0"], str(first): ["12", "0", "0"], str(second): ["6", "0", "0"]}
+    counts = re.findall(
+        r"(?m)^ *(none|\d+: adapter-\d)  +(\d+) +(\d+) +(\d+) ", measurement_text(measurement, records)
+    )
+    assert counts == [
+        ("none", "6", "0", "0"),
+        (f"{first}: adapter-0", "12", "0", "0"),
+        (f"{second}: adapter-1", "6", "0", "0"),
+    ]
 
 
 def test_in_one_batch_each_answer_is_that_of_its_adapter_alone(

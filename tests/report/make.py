@@ -281,3 +281,17 @@ PROVENANCE: dict[str, Any] = {
     "engine": {"backend": "reference", "version": "0.16.0", "key": "tp2-" + "ab" * 8},
     "client": {"host": "n2", "same_host": False, "cpus": 2, "python": "3.11.2"},
 }
+
+
+def with_adapters(made: Made) -> Made:
+    """The same, as if its requests had two adapters and none in turn; the second adapter was evicted once."""
+    lora = [
+        {"directory": "/data/red", "adapter": None, "task_id": 7, "share": 0.3},
+        {"directory": None, "adapter": "blue", "task_id": None, "share": None},
+    ]
+    task_ids = [None, 7, 2]
+    records = [
+        replace(record, lora_task_id=task_ids[place % 3], resent=place == 2)
+        for place, record in enumerate(record for record in made.records if record.measured)
+    ]
+    return Made(replace(made.measurement, settings={"workload": {"lora": lora}}), records)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.report.cases import CASES, HOSTILE
-from tests.report.make import BUILD_STEP, Made, make, searched, write_run
+from tests.report.make import BUILD_STEP, Made, make, searched, with_adapters, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.results import Interval, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
@@ -46,6 +46,11 @@ def test_the_drawing_library_is_packed_once(monkeypatch: pytest.MonkeyPatch, tmp
         drawing_library.cache_clear()
         assert drawing_library() == r"é <\/script> <\!--" and len(packed) == times
     drawing_library.cache_clear()
+
+
+def test_the_page_has_figures_by_adapter_if_there_were_adapters() -> None:
+    assert "7: red" in report_page(report_data(with_adapters(make(requests=30))))
+    assert "By LoRA adapter" not in report_page(report_data(make(requests=30)))
 
 
 def report_data(made: Made) -> ReportData:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench.make import request
 from tests.report.cases import CASES
-from tests.report.make import Made, make, searched, write_run
+from tests.report.make import Made, make, searched, with_adapters, write_run
 from trtllm_hpc.bench.analysis.aggregate import token_totals
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import RequestRecord
@@ -53,6 +53,20 @@ def test_one_level_as_a_whole() -> None:
         f"{ttft[name].mean:.1f}" for name in ("mean", "p50", "p90", "p95", "p99", "max")
     ]
     assert "counted by model" in table and table.endswith("valid: the figures may be used\n")
+
+
+def test_figures_by_adapter() -> None:
+    made = with_adapters(make(requests=30))
+    table = text(made)
+    assert lines(table, "LoRA adapter")
+    assert [row(table, name)[-7:-4] for name in ("none", "2: blue", "7: red")] == [
+        ["10", "0", "0"],
+        ["10", "0", "1"],
+        ["10", "0", "0"],
+    ]
+    latencies = sorted(1e3 * (it.ended_s - it.scheduled_s) for it in made.records if it.lora_task_id == 7)
+    assert row(table, "7: red")[-2] == quantity((latencies[4] + latencies[5]) / 2)
+    assert lines(text(make(requests=30)), "LoRA adapter") == []
 
 
 def output_tokens(records: list[RequestRecord], server: ServerTokens | None = None) -> str:

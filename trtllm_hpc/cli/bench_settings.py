@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,11 +108,16 @@ def _workload(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _adapter(given: str) -> dict[str, Any]:
-    """Return an adapter of the workload from ``FOLDER[=SHARE]``; a folder's name may contain ``=``, too."""
+    """Return an adapter of the workload from ``FOLDER[=SHARE]``; a folder's name may contain ``=``, too.
+
+    Its number follows from the folder: the server may know adapters of earlier measurements by 1, 2 and so
+    on, and would take one of them instead.
+    """
     folder, equals, share = given.rpartition("=")
-    if equals and _NUMBER.fullmatch(share):
-        return {"directory": str(Path(folder).resolve()), "share": float(share)}
-    return {"directory": str(Path(given).resolve())}
+    has_share = bool(equals and _NUMBER.fullmatch(share))
+    directory = str(Path(folder if has_share else given).resolve())
+    task_id = zlib.crc32(directory.encode("utf-8", "surrogateescape"))
+    return {"directory": directory, "share": float(share) if has_share else None, "task_id": task_id}
 
 
 # Options without effect are refused. In a job file the same is no mistake, because all defaults are

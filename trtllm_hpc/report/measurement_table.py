@@ -73,7 +73,7 @@ def measurement_table(
     if level is not None:
         whole.add_row("")
         whole.add_row(_latencies(measurement, level, records, narrow))
-        rows = adapter_rows([record for record in records if record.level == level])
+        rows = adapter_rows(measurement, records, level)
         if rows and not narrow:
             whole.add_row("")
             whole.add_row(_by_adapter(rows))

@@ -63,7 +63,8 @@ def cell(figure: object) -> str:
 
 def adapter_table(data: ReportData) -> Table:
     """The requests of the headline level by LoRA adapter; without rows if there were no adapters."""
-    rows = adapter_rows([record for record in data.records if record.level == data.headline])
+    level = data.headline
+    rows = [] if level is None else adapter_rows(data.measurement, data.records, level)
     return Table(f"{TITLE} (ms)", list(HEADER), rows)
 
 
