@@ -82,8 +82,10 @@ class Adapters:
         for reply in load.replies:
             if not reply.ok:
                 task_id, folder = list(self.folders.items())[reply.index]
+                error = reply.error or reply.status
                 raise RequestFailed(
-                    f"Model {server.model!r} does not take the LoRA adapter {task_id} in {folder}: "
-                    f"{reply.error or reply.status}",
-                    hint="measure without adapters: --no-lora",
+                    f"Model {server.model!r} does not take the LoRA adapter {task_id} in {folder}: {error}",
+                    hint="raise serve.max_request_mib"
+                    if "serve.max_request_mib" in error
+                    else "measure without adapters: --no-lora",
                 )
