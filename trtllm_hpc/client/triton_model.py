@@ -283,6 +283,8 @@ def _with_adapter(model: ServedModel, request: Request, adapter: Adapter, *, who
         inputs = {TASK_ID_INPUT: adapter.task_id}
         if whole:
             inputs |= {WEIGHTS_INPUT: adapter.weights[0], CONFIG_INPUT: adapter.config[0]}
+    elif WEIGHTS_INPUT in model.inputs:  # before 0.9 they had no number
+        inputs = {WEIGHTS_INPUT: adapter.weights[0], CONFIG_INPUT: adapter.config[0]}
     else:
         raise InvalidRequest(
             f"Model {model.name!r} has no inputs for LoRA adapters.", hint="leave out --lora-dir"
