@@ -65,6 +65,15 @@ def test_a_model_that_takes_ids_is_asked_a_text(endpoint: Endpoint) -> None:
         assert core.generate(PROMPT, **sampled).text == ensemble.generate(PROMPT, **sampled).text
 
 
+def test_its_answer_to_a_text_is_shown(run: RunPaths) -> None:
+    asked = (PROMPT, "--model", "tensorrt_llm", "--max-tokens", "4")
+    assert f"ms): {PROMPT}" in types(run, *asked).output
+    streamed = types(run, *asked, "--stream")
+    assert PROMPT + streamed.stdout.strip("\n") in types(run, *asked).output
+    only_ids = types(run, "latest", "--token-ids", "5,6,7", "--model", "tensorrt_llm", "--max-tokens", "2")
+    assert only_ids.exit_code == 0 and "ms): " in only_ids.output
+
+
 def test_token_ids_are_asked_and_answered(endpoint: Endpoint, tokenizer: TextTokenizer) -> None:
     ids = tokenizer.encode(PROMPT)
     with Client(endpoint, "tensorrt_llm") as core, Client(endpoint, "ensemble") as ensemble:

@@ -162,7 +162,7 @@ async def _triton(
 
     def look() -> tuple[ServedModel, bool, Tokenizer | None]:
         model = _describe(endpoint, chosen, protocol, timeout_s)
-        streams = model.decoupled
+        streams = model.decoupled and model.takes_text
         if model.ensemble:
             streams = CORE_MODEL in endpoint.models and (
                 _describe(endpoint, CORE_MODEL, protocol, timeout_s).decoupled

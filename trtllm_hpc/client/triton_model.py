@@ -153,7 +153,10 @@ class TritonModel:
         answers = reply.answers(time.monotonic() - started, first_s, is_stopped=course.is_stopped)
         if self.model.takes_text or self._tokenizer is None:
             return answers
-        return tuple([await self._decoded(answer, started) for answer in answers])
+        decoded = [await self._decoded(answer, started) for answer in answers]
+        if on_text is not None:
+            on_text(decoded[0].text)
+        return tuple(decoded)
 
     async def _responses(
         self, request: Request, ended: asyncio.Event | None, course: Course
