@@ -63,7 +63,8 @@ class Call:
         self.is_stopped = True
         if self._model.can_stop and await self._server.stop(self._model, self._request.request_id):
             await asyncio.sleep(STOP_TIMEOUT_S)  # the last response ends this
-        self._source.cancel()
+        if self._source is not None:
+            self._source.cancel()
 
     async def responses(self) -> AsyncGenerator[Outputs]:
         """Send the request and yield its responses; left before the last one, it is ended on the server.
@@ -73,6 +74,8 @@ class Call:
         """
         from grpc.aio import AioRpcError  # type: ignore[import-untyped]
 
+        if self.is_stopped:
+            return
         self._source = self._server.start(self._model, self._tensors, self._request, self._closed)
         count = 0
         try:
