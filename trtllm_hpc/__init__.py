@@ -1,8 +1,117 @@
 """From one job file to a measured TensorRT-LLM server on a Slurm cluster.
 
+::
+
+    import trtllm_hpc
+
+    with trtllm_hpc.submit("tiny-llama", cluster="local") as run:
+        run.wait("ready")
+        print(run.client().generate("What is machine learning?", max_tokens=64).text)
+
 Importing this package reads no file, starts no process and imports nothing
-outside the standard library: the same package, cut down to ``paths`` and
-``runtime``, travels into the job as a zipapp.
+outside the standard library; each name in ``__all__`` is imported when it is
+first used. The same package, cut down to ``paths``, ``errors`` and ``runtime``,
+travels into the job as a zipapp.
+
+Every error is a :class:`TrtllmHpcError`: it has a sentence, an ``exit_code`` that
+tells what failed, and a ``hint`` where there is something to do.
 """
 
+import sys
+from types import ModuleType
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Adapter",
+    "Address",
+    "Answer",
+    "AsyncClient",
+    "Client",
+    "DoctorReport",
+    "JobFile",
+    "Measurement",
+    "Plan",
+    "Run",
+    "RunState",
+    "RunStatus",
+    "TrtllmHpcError",
+    "bench",
+    "doctor",
+    "load_job",
+    "plan",
+    "read_adapter",
+    "render",
+    "submit",
+]
+
+TYPE_CHECKING = False  # typing's own would be one more import; type checkers go by the name
+if TYPE_CHECKING:
+    from trtllm_hpc.api.jobs import doctor, load_job, plan, render, submit
+    from trtllm_hpc.api.measurement import Measurement, bench
+    from trtllm_hpc.api.run import Run
+    from trtllm_hpc.client.async_client import AsyncClient
+    from trtllm_hpc.client.connect import Address
+    from trtllm_hpc.client.lora import Adapter, read_adapter
+    from trtllm_hpc.client.request import Answer
+    from trtllm_hpc.client.sync_client import Client
+    from trtllm_hpc.config.job import JobFile
+    from trtllm_hpc.errors import TrtllmHpcError
+    from trtllm_hpc.plan.model import Plan
+    from trtllm_hpc.runs.status import RunState, RunStatus
+    from trtllm_hpc.validation.checks import DoctorReport
+
+_MODULES = {
+    "Adapter": "client.lora",
+    "Address": "client.connect",
+    "Answer": "client.request",
+    "AsyncClient": "client.async_client",
+    "Client": "client.sync_client",
+    "DoctorReport": "validation.checks",
+    "JobFile": "config.job",
+    "Measurement": "api.measurement",
+    "Plan": "plan.model",
+    "Run": "api.run",
+    "RunState": "runs.status",
+    "RunStatus": "runs.status",
+    "TrtllmHpcError": "errors",
+    "bench": "api.measurement",
+    "doctor": "api.jobs",
+    "load_job": "api.jobs",
+    "plan": "api.jobs",
+    "read_adapter": "client.lora",
+    "render": "api.jobs",
+    "submit": "api.jobs",
+}
+"""The module of each public name."""
+
+
+class _Package(ModuleType):
+    """The package as a module: its functions ``bench``, ``plan`` and ``render`` hide the folders so called.
+
+    Python makes each subpackage an attribute of its package when it is imported. That would replace the
+    function. ``from trtllm_hpc.plan.model import Plan`` does not go by the attribute.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _MODULES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+if not TYPE_CHECKING:  # type checkers would take any name for one that is there
+
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first used (PEP 562)."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -99,6 +99,8 @@ class RunPaths:
         """The submission record: job ids by stage, and whether it is complete."""
         self.submitit = self.folder / "submitit"
         """Folder for submitit's own files (local profile)."""
+        self.attempts = self.folder / "attempts"
+        """Folder of what earlier attempts wrote, by number; exists once the run was resumed."""
 
         # What was measured
         self.results = self.folder / "results"

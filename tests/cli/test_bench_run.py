@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
 from tests.report.make import make, write_run
+from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.records import append_records
 from trtllm_hpc.bench.results import Verdict, write_measurement
-from trtllm_hpc.cli.bench_run import engine_limit_problems, raise_if_invalid
-from trtllm_hpc.cli.measurements import StoredMeasurement
-from trtllm_hpc.config.benchmark import Benchmark, Workload
+from trtllm_hpc.cli.bench_settings import settings_for
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Companion, JobFile
 from trtllm_hpc.errors import InvalidMeasurement
@@ -26,21 +27,22 @@ JOB = JobFile(
 
 
 def test_lengths_within_the_engine_s_limits_are_accepted() -> None:
-    just_fits = Benchmark(max_tokens=255, workload=Workload(kind="normal", input_tokens=200))
-    assert engine_limit_problems(JOB, just_fits) == []
+    just_fits = {"max_tokens": 255, "workload.kind": "normal", "workload.input_tokens": 200}
+    assert settings_for(JOB, just_fits).max_tokens == 255
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("given", "words"),
     [
-        (Benchmark(max_tokens=256), "--max-tokens: 256 tokens and a prompt do not fit"),
-        (Benchmark(workload=Workload(kind="normal", output_tokens=999)), "--output-tokens: 999 tokens"),
-        (Benchmark(workload=Workload(kind="normal", input_tokens=99999)), "--input-tokens: prompts of 99999"),
+        ({"max_tokens": 256}, "--max-tokens: 256 tokens and a prompt do not fit"),
+        ({"workload.kind": "normal", "workload.output_tokens": 999}, "--output-tokens: 999 tokens"),
+        ({"workload.kind": "normal", "workload.input_tokens": 99999}, "--input-tokens: prompts of 99999"),
     ],
 )
-def test_lengths_beyond_the_engine_s_limits_are_refused(settings: Benchmark, words: str) -> None:
-    [sentence] = engine_limit_problems(JOB, settings)
-    assert sentence.startswith(words)
+def test_lengths_beyond_the_engine_s_limits_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(click.UsageError) as refused:
+        settings_for(JOB, given)
+    assert refused.value.message.startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_lengths_beyond_the_engine_s_limits_are_refused(settings: Benchmark, wor
 def test_the_hint_depends_on_the_error(tmp_path: Path, status: str, error: str, hint: str) -> None:
     made = make([OpenLoop(4.0)], requests=10)
     paths = write_run(tmp_path / "run", made)
-    found = StoredMeasurement(paths, "benchmark")
+    found = Measurement(paths, "benchmark")
     found.files.requests.unlink()
     append_records(found.files.requests, [replace(one, status=status, error=error) for one in made.records])
     settings = {**made.measurement.settings, "request_timeout_seconds": 2.0}
@@ -63,6 +65,6 @@ def test_the_hint_depends_on_the_error(tmp_path: Path, status: str, error: str, 
     )
     write_measurement(found.files.summary, measurement)
     with pytest.raises(InvalidMeasurement) as refused:
-        raise_if_invalid(found, measurement)
+        found.check()
     assert (refused.value.hint or "").startswith(hint)
     assert refused.value.message == f"It failed. Most frequent error (10 times): {error}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 
 @pytest.mark.parametrize("name", ["status", "cancel", "logs"])
@@ -111,8 +111,8 @@ def test_the_next_command_names_the_folder_where_the_id_would_not_do(
 def test_without_slurm_a_stage_is_a_process(
     home: Path, monkeypatch: pytest.MonkeyPatch, types: Types
 ) -> None:
-    def submit(plan: Any, paths: RunPaths, progress: Callable[[str, str], None]) -> None:
-        progress("build", "123")
+    def submit(plan: Any, paths: RunPaths) -> None:
+        SubmissionRecord("local").add(paths, "build", "123")
 
     monkeypatch.setattr("trtllm_hpc.runs.submit.submit_stages", submit)
     (home / "job.yaml").write_text("name: demo\n")

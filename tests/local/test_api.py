@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import trtllm_hpc
 from tests.waiting import eventually
-from trtllm_hpc import api
 from trtllm_hpc.errors import ConfigError, ExitCode, NotReady, RequestFailed, RunNotFound
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.status import RunState
@@ -50,9 +50,9 @@ def job(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path, job: Path) -> Iterator[api.Run]:
+def run(folder: Path, job: Path) -> Iterator[trtllm_hpc.Run]:
     settings = ["cluster.triton.server=pytriton"]
-    with api.submit(job, "local", settings, folder / "runs") as submitted:
+    with trtllm_hpc.submit(job, "local", settings, folder / "runs") as submitted:
         assert submitted.wait("ready", timeout_s=120).state is RunState.SERVING
         yield submitted
     # The end of the context has cancelled it.
@@ -60,16 +60,16 @@ def run(folder: Path, job: Path) -> Iterator[api.Run]:
     assert eventually(lambda: leftovers(RunPaths(submitted.folder)) == [], 10)
 
 
-def test_a_run_is_found_and_told(run: api.Run, folder: Path) -> None:
-    assert [run.id] == [it.id for it in api.Run.list(folder / "runs")]
-    assert api.Run.find("from-python", folder / "runs").folder == run.folder
+def test_a_run_is_found_and_told(run: trtllm_hpc.Run, folder: Path) -> None:
+    assert [run.id] == [it.id for it in trtllm_hpc.Run.list(folder / "runs")]
+    assert trtllm_hpc.Run.find("from-python", folder / "runs").folder == run.folder
     assert run.cause is None and run.endpoint is not None
     assert "rank 1 on" in run.logs(rank=1) and "ready:" in run.logs()
     with pytest.raises(RunNotFound):
-        api.Run.find("nosuch", folder / "runs")
+        trtllm_hpc.Run.find("nosuch", folder / "runs")
 
 
-def test_a_client_asks_streams_and_asks_many(run: api.Run) -> None:
+def test_a_client_asks_streams_and_asks_many(run: trtllm_hpc.Run) -> None:
     client = run.client()
     whole = client.generate(PROMPT, max_tokens=8, exclude_input=True)
     parts = list(client.stream(PROMPT, max_tokens=8, exclude_input=True))
@@ -82,7 +82,7 @@ def test_a_client_asks_streams_and_asks_many(run: api.Run) -> None:
         client.generate(PROMPT, temprature=0.5)
 
 
-def test_a_stream_that_is_left_ends_on_the_server(run: api.Run) -> None:
+def test_a_stream_that_is_left_ends_on_the_server(run: trtllm_hpc.Run) -> None:
     stream = run.client().stream(PROMPT, max_tokens=200, end_id=-1)
     next(stream)
     stream.close()
@@ -90,14 +90,14 @@ def test_a_stream_that_is_left_ends_on_the_server(run: api.Run) -> None:
 
 
 def test_plans_and_scripts_without_a_submission(job: Path, folder: Path) -> None:
-    plan = api.plan(job, "sandbox", ["serve.nodes=2"])
+    plan = trtllm_hpc.plan(job, "sandbox", ["serve.nodes=2"])
     assert (plan.layout.nodes, plan.layout.world_size, plan.has_door) == (2, 2, True)
-    rendered = api.render(job, "local", runs=folder / "rendered")
+    rendered = trtllm_hpc.render(job, "local", runs=folder / "rendered")
     assert rendered.status.state is RunState.RENDERED
     with pytest.raises(NotReady):
         rendered.client()
     with pytest.raises(ConfigError) as caught:
-        api.plan(job, "local", ["engine.tensor_paralel=2"])
+        trtllm_hpc.plan(job, "local", ["engine.tensor_paralel=2"])
     assert caught.value.exit_code == ExitCode.CONFIG and "tensor_parallel" in str(caught.value)
 
 

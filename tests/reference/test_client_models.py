@@ -201,10 +201,10 @@ def test_the_seeds_six_prompts_with_two_adapters(run: RunPaths, tmp_path: Path) 
 
 
 def test_an_evicted_adapter_is_sent_again(endpoint: Endpoint, tmp_path: Path) -> None:
-    from trtllm_hpc import api
+    from trtllm_hpc import read_adapter
 
     folders = [Path(write_adapter(tmp_path / str(number), number)) for number in range(9)]
-    adapters = [api.read_adapter(folder) for folder in folders]
+    adapters = [read_adapter(folder) for folder in folders]
     with Client(endpoint) as client:
         first = [client.generate(PROMPT, adapter=it, **OPTIONS).text for it in adapters]
         again = [client.generate(PROMPT, adapter=it, **OPTIONS).text for it in adapters]

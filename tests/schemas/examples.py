@@ -21,7 +21,7 @@ from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.engines import Fault, PrunedEngine, PrunedEngines, VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
 from trtllm_hpc.cli.render import RenderedRun
-from trtllm_hpc.cli.submit import SubmittedRun
+from trtllm_hpc.cli.submitted import SubmittedRun
 from trtllm_hpc.cli.templates import TemplatesRow
 from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.client.request import AnswerRecord

@@ -15,7 +15,7 @@ from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.engines import PrunedEngines, VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
 from trtllm_hpc.cli.render import RenderedRun
-from trtllm_hpc.cli.submit import SubmittedRun
+from trtllm_hpc.cli.submitted import SubmittedRun
 from trtllm_hpc.cli.templates import TemplatesRow
 from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
@@ -50,6 +50,10 @@ OUTPUTS: Mapping[str, tuple[Output, ...]] = {
         Output(RunStatus, examples.STATUS, "with `--wait`"),
     ),
     "cancel": (Output(RunStatus, examples.STATUS),),
+    "resume": (
+        Output(SubmittedRun, examples.SUBMITTED, "without `--wait`"),
+        Output(RunStatus, examples.STATUS, "with `--wait`"),
+    ),
     "logs": (Output(list[LogRow], [examples.LOG]),),
     "client": (
         Output(PromptRecord, examples.PROMPT),

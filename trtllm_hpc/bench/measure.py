@@ -18,7 +18,7 @@ from trtllm_hpc.bench.analysis.validity import SERVER_GONE, server_count_doubt
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length, step_of, timed_length
-from trtllm_hpc.bench.progress import Progress, reported, terminal_bar
+from trtllm_hpc.bench.progress import Progress, Show, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
 from trtllm_hpc.bench.records import RequestRecord, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
@@ -40,7 +40,7 @@ _SEARCH_WARMUP_S = 1.0
 _INTERRUPTED = "The measurement was interrupted."
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """The measurement was interrupted, for example by Ctrl-C; what was measured is on the disk."""
 
     def __init__(self, measurement: Measurement) -> None:
@@ -57,12 +57,15 @@ class Subject:
     job: JobFile
 
 
-def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measurement:
+def run_measurement(
+    subject: Subject, settings: Benchmark, name: str, show: Show | None = None
+) -> Measurement:
     """Measure, write everything into the run folder, and return the summary.
 
     Args:
         name: name of the measurement. Only the companion's writes its progress for those
             who watch the run.
+        show: called with the progress twice a second, in a thread of its own.
 
     Raises:
         Interrupted: with the summary of what was measured.
@@ -93,7 +96,6 @@ def run_measurement(subject: Subject, settings: Benchmark, name: str) -> Measure
     subject.paths.results.mkdir(exist_ok=True)
     measuring = _Run(subject, settings, name, passes, [tokenization.note] if tokenization.note else [])
     with (
-        terminal_bar() as show,
         sampled(subject.endpoint, clock, to=subject.paths.measurement(name).samples) as samples,
         reported(progress, progress_file, show),
     ):

@@ -207,7 +207,7 @@ def read_progress(path: Path) -> Snapshot | None:
         return None
 
 
-Show = Callable[[Snapshot], None]
+Show = Callable[[Snapshot], object]
 
 
 @contextmanager

@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "metrics": "Show the server's own metrics: engine, queue and memory.",
     "report": "Write a measurement as one HTML file, and its charts as images.",
     "cancel": "Cancel every job of a run.",
+    "resume": "Submit again the stages of a run that have not ended well.",
     "engines": "List, verify and prune the cache of built engines.",
     "templates": "Fetch an image's model templates; show a finished config.pbtxt.",
     "versions": "List TensorRT-LLM releases and options; check command lines.",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.measurements import MeasurementType, StoredMeasurement
+from trtllm_hpc.api.measurement import Measurement
+from trtllm_hpc.cli.measurements import MeasurementType
 from trtllm_hpc.cli.options import json_option, print_json, runs_option
 from trtllm_hpc.errors import InvalidMeasurement
 
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 @click.option("--upstream-key", metavar="KEY", help="The entry of that file.")
 @json_option
 def command(
-    a: StoredMeasurement,
-    b: StoredMeasurement | None,
+    a: Measurement,
+    b: Measurement | None,
     runs: Any,
     relative_tolerance: float,
     absolute_tolerance: float | None,
@@ -83,7 +84,7 @@ def command(
         return
     if b is None:
         raise click.UsageError("B is missing: the measurement to compare with A.")
-    first, second = (Side(found.call_name, found.summary()) for found in (a, b))
+    first, second = (Side(found.call_name, found.summary) for found in (a, b))
     comparison = compare(first, second, tolerance, allow_different_workload=allow_different_workload)
     if as_json:
         print_json(comparison)
@@ -94,17 +95,17 @@ def command(
     raise_if_worse(comparison, tolerance)
 
 
-def _compare_with_file(found: StoredMeasurement, path: Path, key: str, tolerance: Tolerance) -> None:
+def _compare_with_file(found: Measurement, path: Path, key: str, tolerance: Tolerance) -> None:
     from trtllm_hpc.bench.analysis.compare import Worse
     from trtllm_hpc.bench.analysis.upstream_table import check_reference, upstream_passes
 
-    measurement = found.summary()
+    measurement = found.summary
     if not measurement.verdict.valid:
         wrong = " ".join(measurement.verdict.findings)
         raise InvalidMeasurement(f"The figures of {found.call_name} may not be used: {wrong}")
     differences = [
         f"{label}: {sentence}" if len(measurement.levels) > 1 else sentence
-        for label, fields in upstream_passes(measurement, found.records())
+        for label, fields in upstream_passes(measurement, found.records)
         for sentence in check_reference(fields, path, key, tolerance)
     ]
     if differences:

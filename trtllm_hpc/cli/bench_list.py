@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.measurements import StoredMeasurement
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from trtllm_hpc.api.measurement import Measurement
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ def command(run: RunPaths, runs: Any, as_json: bool) -> None:
     Example:
       trtllm-hpc bench list latest
     """
-    rows = [_row(StoredMeasurement(run, name)) for name in run.measurements()]
+    from trtllm_hpc.api.measurement import Measurement
+    from trtllm_hpc.api.run import Run
+
+    rows = [_row(found) for found in Measurement.list(Run(run))]
     if as_json:
         print_json(rows)
     elif rows:
@@ -56,9 +60,9 @@ def command(run: RunPaths, runs: Any, as_json: bool) -> None:
         )
 
 
-def _row(found: StoredMeasurement) -> MeasurementRow:
+def _row(found: Measurement) -> MeasurementRow:
     try:
-        measurement = found.summary()
+        measurement = found.summary
     except RunNotFound:
         return MeasurementRow(found.name, (), None, None, None)
     return MeasurementRow(

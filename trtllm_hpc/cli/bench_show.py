@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from trtllm_hpc.cli.measurements import MeasurementType, StoredMeasurement
+from trtllm_hpc.api.measurement import Measurement
+from trtllm_hpc.cli.measurements import MeasurementType
 from trtllm_hpc.cli.options import OutputFile, json_option, runs_option
 
 
@@ -31,7 +32,7 @@ def upstream_options(command: Any) -> Any:
 @click.option("--perfetto", is_flag=True, help="Write the requests as a trace for ui.perfetto.dev.")
 @json_option
 def command(
-    found: StoredMeasurement,
+    found: Measurement,
     runs: Any,
     upstream_table: bool,
     upstream_csv: Path | None,
@@ -50,35 +51,28 @@ def command(
       trtllm-hpc bench show latest:rate-8 --perfetto
     """
     if perfetto:
-        click.echo(f"written: {write_trace(found)}", err=True)
-    show(found, as_json=as_json, upstream_table=upstream_table, upstream_csv=upstream_csv)
+        click.echo(f"written: {found.trace()}", err=True)
+    show_measurement(found, as_json=as_json, upstream_table=upstream_table, upstream_csv=upstream_csv)
 
 
-def show(found: StoredMeasurement, *, as_json: bool, upstream_table: bool, upstream_csv: Path | None) -> None:
+def show_measurement(
+    found: Measurement, *, as_json: bool, upstream_table: bool, upstream_csv: Path | None
+) -> None:
     """Print a measurement in the requested form."""
     if upstream_csv is not None:
         from trtllm_hpc.bench.analysis.upstream_table import append_csv, upstream_passes
 
-        for _, fields in upstream_passes(found.summary(), found.records()):
+        for _, fields in upstream_passes(found.summary, found.records):
             append_csv(upstream_csv, fields)
     if as_json:
-        found.summary()  # raises if it is incomplete
+        _ = found.summary  # raises if it is incomplete
         click.echo(found.files.summary.read_text(encoding="utf-8").rstrip())
     elif upstream_table:
         from trtllm_hpc.bench.analysis.upstream_table import format_table, upstream_passes
 
-        for label, fields in upstream_passes(found.summary(), found.records()):
+        for label, fields in upstream_passes(found.summary, found.records):
             click.echo(f"{label}\n{format_table(fields)}")
     else:
         from trtllm_hpc.report.measurement_table import print_measurement
 
-        print_measurement(found.summary(), found.records())
-
-
-def write_trace(found: StoredMeasurement) -> Path:
-    """Write the requests and the server's metrics as a trace for Perfetto; return its path."""
-    from trtllm_hpc.bench.server_metrics.sampling import read_samples
-    from trtllm_hpc.report.perfetto import write_perfetto
-
-    write_perfetto(found.records(), read_samples(found.files.samples), found.files.trace)
-    return found.files.trace
+        print_measurement(found.summary, found.records)

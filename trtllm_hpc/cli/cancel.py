@@ -22,11 +22,11 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     Example:
       trtllm-hpc cancel latest
     """
-    from trtllm_hpc.runs.cancel import cancel_run
-    from trtllm_hpc.runs.status import RunState, run_status
+    from trtllm_hpc.api.run import Run
+    from trtllm_hpc.runs.status import RunState
 
-    before = run_status(run)
-    status = before if before.settled else cancel_run(run)
+    before = Run(run).status
+    status = before if before.settled else Run(run).cancel()
     if as_json:
         print_json(status)
         return

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from trtllm_hpc.cli.options import job_options, json_option, print_json
-from trtllm_hpc.errors import Diagnostic, ExitCode, State
+from trtllm_hpc.errors import ExitCode, State
 
 if TYPE_CHECKING:
     from trtllm_hpc.validation.checks import DoctorReport
-    from trtllm_hpc.validation.context import Context
 
 
 @click.command("doctor")
@@ -42,36 +41,17 @@ def command(
 
     The exit code is 3 if a check fails.
     """
-    from trtllm_hpc.config.path_errors import path_errors
-    from trtllm_hpc.runs.create import check_context
-    from trtllm_hpc.validation.checks import rule_rows, run_checks, worst
-
     if with_rules and job_file is None:
         raise click.UsageError("--rules lists the rules that a JOB has kept: name one.")
-    context = check_context(job_file, cluster, settings, runs)
-    with path_errors(context.job if context.has_job else None, context.cluster):
-        rows = run_checks(context)
-        report = _report(context, rows, rule_rows() if context.has_job else [])
+    from trtllm_hpc.api.jobs import doctor
+
+    report = doctor(job_file, cluster, settings, runs)
     if as_json:
         print_json(report)
     else:
         _print_tables(report, with_rules)
-        click.echo(f"\n{_summary(rows)}")
-    return ExitCode.CONFIG if worst(rows) == "fail" else ExitCode.OK
-
-
-def _report(context: Context, rows: list[Diagnostic], rules: list[Diagnostic]) -> DoctorReport:
-    from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
-    from trtllm_hpc.validation.checks import DoctorReport, row_of
-    from trtllm_hpc.validation.job_checks import memory_of
-
-    plan = memory_of(context) if context.has_job else None
-    return DoctorReport(
-        checks=tuple(map(row_of, rows)),
-        memory=plan if isinstance(plan, MemoryPlan) else None,
-        rules=tuple(map(row_of, rules)),
-        notes=tuple(context.plan.notes) if context.has_job else (),
-    )
+        click.echo(f"\n{_summary(report)}")
+    return ExitCode.OK if report.ok else ExitCode.CONFIG
 
 
 def _print_tables(report: DoctorReport, with_rules: bool) -> None:
@@ -100,7 +80,7 @@ _OUTCOMES: dict[State, str] = {
 }
 
 
-def _summary(rows: list[Diagnostic]) -> str:
-    counts = Counter(row.state for row in rows)
+def _summary(report: DoctorReport) -> str:
+    counts = Counter(row.outcome for row in report.checks)
     parts = [f"{counts[state]} {words}" for state, words in _OUTCOMES.items() if counts[state]]
-    return f"{len(rows)} checks: {', '.join(parts) or 'all are ok'}."
+    return f"{len(report.checks)} checks: {', '.join(parts) or 'all are ok'}."

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
+from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.report.engines import (
     FoundEngine,
     MissedEngine,
@@ -17,9 +17,6 @@ from trtllm_hpc.report.engines import (
     engine_lines,
     engine_record,
 )
-
-if TYPE_CHECKING:
-    from trtllm_hpc.plan.model import Plan
 
 
 @dataclass(frozen=True)
@@ -51,37 +48,35 @@ def command(
       trtllm-hpc render job.yaml --cluster pyxis
       trtllm-hpc render job.yaml --set serve.nodes=2 --runs /scratch/$USER/runs
     """
-    from trtllm_hpc.runs.create import create_run
-    from trtllm_hpc.validation.checks import check_rendering
+    from trtllm_hpc.api.jobs import render
 
-    plan, paths, engine = create_run(
-        job_file, cluster, settings, runs, check=check_rendering, warn=print_warning, command="render"
-    )
-    scripts = [paths.sbatch(stage.name) for stage in plan.stages]
+    run = render(job_file, cluster, settings, runs, on_warning=print_warning)
     if as_json:
-        files = tuple(str(file) for file in scripts)
-        print_json(RenderedRun(paths.run_id, str(paths.folder), files, engine_record(engine)))
+        files = tuple(str(file) for file in run.scripts)
+        print_json(RenderedRun(run.id, str(run.folder), files, engine_record(run.engine)))
         return
-    click.echo(f"rendered {paths.folder}")
-    for script in scripts:
-        click.echo(f"  {script.relative_to(paths.folder)}")
-    for line in engine_lines(engine):
+    click.echo(f"rendered {run.folder}")
+    for script in run.scripts:
+        click.echo(f"  {script.relative_to(run.folder)}")
+    for line in engine_lines(run.engine):
         click.echo(line)
     click.echo("\nTo submit by hand, in this order:")
-    click.echo(by_hand(plan, paths.folder))
+    click.echo(by_hand(run.paths))
 
 
-def by_hand(plan: Plan, folder: Path) -> str:
+def by_hand(paths: RunPaths) -> str:
     """Return the commands that do what ``submit`` does."""
-    lines = [f"  cd {shlex.quote(str(folder))}"]
-    if plan.cluster.slurm_conf:
-        lines.append(f"  export SLURM_CONF={shlex.quote(plan.cluster.slurm_conf)}")
-    for stage in plan.stages:
-        script = f"scripts/{stage.name}.sbatch"
-        if plan.cluster.scheduler == "local":
-            lines.append(f"  bash {script}{' &' * (stage.name == 'serve')}")
+    plan = read_plan(paths)
+    lines = [f"  cd {shlex.quote(str(paths.folder))}"]
+    if plan["slurm_conf"]:
+        lines.append(f"  export SLURM_CONF={shlex.quote(plan['slurm_conf'])}")
+    for stage in plan["stages"]:
+        name = stage["name"]
+        script = f"scripts/{name}.sbatch"
+        if plan["scheduler"] == "local":
+            lines.append(f"  bash {script}{' &' * (name == 'serve')}")
             continue
-        conditions = ",".join(f"{item.kind}:${item.stage}" for item in stage.after)
+        conditions = ",".join(f"{it['kind']}:${it['stage']}" for it in stage["after"])
         option = f" --kill-on-invalid-dep=yes --dependency={conditions}" if conditions else ""
-        lines.append(f"  {stage.name}=$(sbatch --parsable{option} {script})")
+        lines.append(f"  {name}=$(sbatch --parsable{option} {script})")
     return "\n".join(lines)

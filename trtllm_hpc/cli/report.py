@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from trtllm_hpc.cli.measurements import MeasurementType, StoredMeasurement
+from trtllm_hpc.api.measurement import Measurement
+from trtllm_hpc.cli.measurements import MeasurementType
 from trtllm_hpc.cli.options import OutputFile, runs_option
-from trtllm_hpc.errors import RunNotFound
 
 
 @click.command("report")
@@ -22,7 +22,7 @@ from trtllm_hpc.errors import RunNotFound
     help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
 )
 @click.option("--png", is_flag=True, help="Also draw each chart as an image into results/NAME.charts/.")
-def command(found: StoredMeasurement, runs: Any, output: Path | None, png: bool) -> None:
+def command(found: Measurement, runs: Any, output: Path | None, png: bool) -> None:
     """Write the report of a measurement: one HTML file that opens without a network.
 
     Without NAME it is the companion's measurement, or else the run's newest;
@@ -33,16 +33,7 @@ def command(found: StoredMeasurement, runs: Any, output: Path | None, png: bool)
       trtllm-hpc report latest
       trtllm-hpc report latest:sweep --png --output sweep.html
     """
-    from trtllm_hpc.report.html.page import write_charts, write_report
-
-    if found.copied_to is not None:
-        raise RunNotFound(
-            f"{found.files.summary} is in no run folder, and a report needs the run's files.",
-            hint=f"trtllm-hpc bench show {found.call_name}",
-        )
-    to = output or found.files.report
-    write_report(found.run, found.name, to)
-    click.echo(to)
+    click.echo(found.report(output))
     if png:
-        for chart in write_charts(found.run, found.name, found.files.charts):
+        for chart in found.charts():
             click.echo(chart)

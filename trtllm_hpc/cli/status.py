@@ -21,9 +21,9 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
       trtllm-hpc status
       trtllm-hpc status tiny-llama --json
     """
-    from trtllm_hpc.runs.status import run_status
+    from trtllm_hpc.api.run import Run
 
-    status = run_status(run)
+    status = Run(run).status
     if as_json:
         print_json(status)
         return

@@ -176,3 +176,8 @@ class JobFile(Section):
     def text_model(self) -> str:
         """The served model that takes and gives text; the LLM API has one model for all."""
         return "tensorrt_llm" if self.engine.backend == "llmapi" else "ensemble"
+
+    @property
+    def stops_server(self) -> bool:
+        """Whether the companion stops the server when it is done."""
+        return self.companion.enabled and not self.serve.keep_running

@@ -188,7 +188,7 @@ class Plan:
     @property
     def stops_server(self) -> bool:
         """Whether the companion stops the server when it is done."""
-        return self.job.companion.enabled and not self.job.serve.keep_running
+        return self.job.stops_server
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain JSON types (job and profile have files of their own)."""
@@ -202,3 +202,17 @@ class Plan:
         record["scheduler"] = self.cluster.scheduler
         record["slurm_conf"] = self.cluster.slurm_conf
         return record
+
+
+def read_stages(record: Mapping[str, Any]) -> tuple[Stage, ...]:
+    """Return the stages of a plan that :meth:`Plan.as_json` made."""
+    return tuple(
+        Stage(
+            name=stage["name"],
+            directives=tuple(Directive(**one) for one in stage["directives"]),
+            after=tuple(Dependency(**one) for one in stage["after"]),
+            cpus_per_task=stage["cpus_per_task"],
+            gpus=stage["gpus"],
+        )
+        for stage in record["stages"]
+    )

@@ -12,6 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trtllm_hpc.runs.watch import joined
+
 if TYPE_CHECKING:
     from trtllm_hpc.runs.watch import Progress
 
@@ -27,14 +29,13 @@ class LivePrinter:
     printed when a stage's state changes, and now and then when its details do.
     """
 
-    def __init__(self, *, enabled: bool = True) -> None:
+    def __init__(self) -> None:
         self._console = Console(stderr=True, emoji=False)
-        self._enabled = enabled
         self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
         self._printed: dict[str, tuple[str, str, float]] = {}
 
     def __enter__(self) -> LivePrinter:
-        if self._enabled and self._live is not None:
+        if self._live is not None:
             self._live.start()
         return self
 
@@ -46,15 +47,13 @@ class LivePrinter:
 
     def show(self, progress: Progress) -> None:
         """Show how far the run is."""
-        if not self._enabled:
-            return
         if self._live is not None:
             self._live.update(_table(progress))
             return
-        for stage, (state, detail) in _sentences(progress).items():
+        for stage, (state, detail) in progress.sentences.items():
             if self._is_new(stage, state, detail):
                 self._printed[stage] = (state, detail, time.monotonic())
-                line = f"  {stage}: {_joined(state, detail)}"
+                line = f"  {stage}: {joined(state, detail)}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _is_new(self, stage: str, state: str, detail: str) -> bool:
@@ -64,39 +63,10 @@ class LivePrinter:
         return last_state != state or time.monotonic() - printed_at > _DETAIL_PAUSE_S
 
 
-def _sentences(progress: Progress) -> dict[str, tuple[str, str]]:
-    """Return the state of each stage and its details."""
-    return {
-        stage.stage: (stage.sentence, _detail(stage.stage, progress) if stage.state == "RUNNING" else "")
-        for stage in progress.status.stages
-    }
-
-
-def _joined(state: str, detail: str) -> str:
-    return f"{state}, {detail}" if detail else state
-
-
-def _detail(stage: str, progress: Progress) -> str:
-    if stage == "build" and progress.build is not None:
-        step, count, message = progress.build
-        return f"step {step} of {count}: {message}"
-    if stage == "serve":
-        if progress.stopping:
-            return "stopping"
-        if progress.status.endpoint is not None:
-            return f"ready at {progress.status.endpoint.http} ({progress.status.endpoint.host})"
-        return f"{progress.ranks_up} of {progress.world_size} ranks up"
-    if stage == "companion":
-        if progress.benchmark is not None:
-            return f"benchmark: {progress.benchmark}"
-        return "sends requests" if progress.status.endpoint is not None else "waits for the endpoint"
-    return ""
-
-
 def _table(progress: Progress) -> Table:
     table = Table.grid(padding=(0, 2))
-    for stage, (state, detail) in _sentences(progress).items():
-        table.add_row(Text(stage, style="bold"), Text(_joined(state, detail)))
+    for stage, (state, detail) in progress.sentences.items():
+        table.add_row(Text(stage, style="bold"), Text(joined(state, detail)))
     if progress.benchmark is not None and progress.benchmark.share is not None:
         table.add_row("", ProgressBar(total=1.0, completed=progress.benchmark.share, width=40))
     return table

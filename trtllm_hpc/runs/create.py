@@ -20,7 +20,7 @@ from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
 from trtllm_hpc.validation.load import load, load_cluster
 
-Warn = Callable[[str], None]
+Warn = Callable[[str], object]
 """Receives each warning about a job, one line or more, before anything is written."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.client.wait import wait_for_endpoint, was_submitted
@@ -25,8 +26,13 @@ _FIRST_PAUSE_S = 5.0
 """Slurm is queried at once, after this pause, and then after ever longer ones."""
 
 
-def endpoint_of(run: RunPaths, wait_seconds: float) -> Endpoint:
+def endpoint_of(
+    run: RunPaths, wait_seconds: float, *, on_wait: Callable[[float], object] | None = None
+) -> Endpoint:
     """Wait for the ready endpoint of a run; query Slurm now and then whether it can still come.
+
+    Args:
+        on_wait: called before each pause with the seconds waited so far.
 
     Raises:
         BuildFailed, StartFailed, RunCancelled, JobLost: it can never come.
@@ -39,6 +45,8 @@ def endpoint_of(run: RunPaths, wait_seconds: float) -> Endpoint:
 
     def check(waited_s: float) -> None:
         nonlocal due_s
+        if on_wait is not None:
+            on_wait(waited_s)
         if waited_s >= due_s:
             due_s = 2 * waited_s + _FIRST_PAUSE_S
             _refuse_ended(run)

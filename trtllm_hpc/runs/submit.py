@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan, Stage
@@ -18,7 +20,7 @@ from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
 from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached, local_executor
 from trtllm_hpc.scheduler.slurm import is_installed
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord
+from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 from trtllm_hpc.validation.checks import check_submission
 
 if TYPE_CHECKING:
@@ -26,6 +28,22 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, str], None]
 """Called with (stage, job id) after each submission."""
+
+
+class Chain(Protocol):
+    """What is submitted: a plan, or a part of one."""
+
+    @property
+    def job(self) -> JobFile:
+        """The job file."""
+
+    @property
+    def cluster(self) -> ClusterProfile:
+        """The cluster profile."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """In the order of submission."""
 
 
 def create_for_submission(
@@ -58,7 +76,11 @@ def create_for_submission(
 
 
 def submit_stages(
-    plan: Plan, paths: RunPaths, progress: Progress = lambda stage, job_id: None
+    plan: Chain,
+    paths: RunPaths,
+    progress: Progress = lambda stage, job_id: None,
+    *,
+    completed: Mapping[str, StageJob] | None = None,
 ) -> SubmissionRecord:
     """Submit the scripts of a written run, in order; all of them or none.
 
@@ -66,10 +88,15 @@ def submit_stages(
     this process is killed, they end by themselves: each waits for the record
     to be complete before it does anything (``runtime.stage``).
 
+    Args:
+        completed: jobs of an earlier submission that have done their stages, for the record.
+
     Raises:
         SubmissionError: Slurm refused a script.
     """
-    record = SubmissionRecord(scheduler=plan.cluster.scheduler, slurm_conf=plan.cluster.slurm_conf)
+    cluster = plan.cluster
+    record = SubmissionRecord(scheduler=cluster.scheduler, slurm_conf=cluster.slurm_conf)
+    record.stages.update(completed or {})
     jobs: list[Job[Any]] = []
     try:
         with _Interruptions() as interruptions:
@@ -101,15 +128,15 @@ def _script(stage: Stage, paths: RunPaths, token: str) -> StageScript:
     return StageScript(str(paths.folder), stage.name, after, ((TOKEN_VARIABLE, token),))
 
 
-def _executor(plan: Plan, paths: RunPaths) -> Executor:
+def _executor(plan: Chain, paths: RunPaths) -> Executor:
     if plan.cluster.scheduler == "slurm":
         from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
 
         return RenderedScriptExecutor(paths.folder, plan.cluster.slurm_conf)
-    return local_executor(plan, paths)
+    return local_executor(plan.job, plan.cluster, paths)
 
 
-def _submit(executor: Executor, script: StageScript, plan: Plan, paths: RunPaths) -> Job[Any]:
+def _submit(executor: Executor, script: StageScript, plan: Chain, paths: RunPaths) -> Job[Any]:
     if plan.cluster.scheduler == "slurm":
         return executor.submit(script)
     with detached(paths):
@@ -165,7 +192,7 @@ class _Interruptions:
             raise KeyboardInterrupt(self._pending)
 
 
-def require_scheduler(plan: Plan) -> None:
+def require_scheduler(plan: Chain) -> None:
     """Refuse a submission that is impossible from this machine, before anything is written.
 
     Raises:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths, instance_count, read_plan, serve_steps
+from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.status import RunStatus, build_step, run_status, watcher_of
 from trtllm_hpc.runtime.records import StopRequest, rank_records, read_events
 
@@ -32,6 +33,42 @@ class Progress:
     """How far the companion's measurement is."""
     stopping: bool
     """Whether the server was asked to stop."""
+
+    @property
+    def sentences(self) -> dict[str, tuple[str, str]]:
+        """The state of each stage, and its details, which may be empty."""
+        return {
+            stage.stage: (stage.sentence, self._detail(stage.stage) if stage.state == "RUNNING" else "")
+            for stage in self.status.stages
+        }
+
+    def __str__(self) -> str:
+        return "; ".join(f"{stage}: {joined(*words)}" for stage, words in self.sentences.items())
+
+    def _detail(self, stage: str) -> str:
+        if stage == "build" and self.build is not None:
+            step, count, message = self.build
+            return f"step {step} of {count}: {message}"
+        endpoint = self.status.endpoint
+        if stage == "serve":
+            if self.stopping:
+                return "stopping"
+            if endpoint is not None:
+                return f"ready at {endpoint.http} ({endpoint.host})"
+            return f"{self.ranks_up} of {self.world_size} ranks up"
+        if stage == "companion":
+            if self.benchmark is not None:
+                return f"benchmark: {self.benchmark}"
+            return "sends requests" if endpoint is not None else "waits for the endpoint"
+        return ""
+
+
+def joined(state: str, detail: str) -> str:
+    """Return the state of a stage with its details."""
+    return f"{state}, {detail}" if detail else state
+
+
+Show = Callable[[Progress], object]
 
 
 def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress]:
@@ -74,6 +111,23 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
         elif time.monotonic() - final_since > _SETTLE_S:
             return
         time.sleep(_FILE_PAUSE_S)
+
+
+def follow_until_ready(paths: RunPaths, timeout_s: float, show: Show | None = None) -> RunStatus:
+    """Wait for the endpoint, and return the status then. Raises as :func:`endpoint_of`.
+
+    Args:
+        show: called with the progress about twice a second.
+    """
+    following = follow(paths)
+
+    def look(waited_s: float) -> None:
+        progress = next(following, None)
+        if show is not None and progress is not None:
+            show(progress)
+
+    endpoint_of(paths, timeout_s, on_wait=None if show is None else look)
+    return run_status(paths)
 
 
 def _only_serves(paths: RunPaths, status: RunStatus) -> bool:

@@ -21,7 +21,8 @@ from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submis
 if TYPE_CHECKING:
     from submitit import LocalExecutor
 
-    from trtllm_hpc.plan.model import Plan
+    from trtllm_hpc.config.cluster import ClusterProfile
+    from trtllm_hpc.config.job import JobFile
 
 _POLL_S = 0.2
 _KILL_POLL_S = 0.1
@@ -79,17 +80,16 @@ class StageScript:
         return code
 
 
-def local_executor(plan: Plan, paths: RunPaths) -> LocalExecutor:
+def local_executor(job: JobFile, cluster: ClusterProfile, paths: RunPaths) -> LocalExecutor:
     """Return submitit's own executor; each stage gets a controller process that outlives this one."""
     from submitit import LocalExecutor
 
     executor = LocalExecutor(paths.submitit)
-    job = plan.job
     executor.update_parameters(
         timeout_min=job.build.time_limit_minutes
         + job.serve.time_limit_minutes
         + job.companion.time_limit_minutes,
-        gpus_per_node=plan.cluster.gpus_per_node,
+        gpus_per_node=cluster.gpus_per_node,
         stderr_to_stdout=True,
     )
     return executor

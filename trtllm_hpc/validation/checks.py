@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trtllm_hpc.config.path_errors import path_diagnostic
-from trtllm_hpc.errors import FAIL, OK, UNKNOWN, WARN, ConfigError, Diagnostic, State, fail, ok
+from trtllm_hpc.errors import FAIL, WARN, ConfigError, Diagnostic, State, fail, ok
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
 from trtllm_hpc.validation import engine_checks as engine
@@ -88,6 +88,11 @@ class DoctorReport:
     notes: tuple[str, ...]
     """What one should know, though nothing is wrong."""
 
+    @property
+    def ok(self) -> bool:
+        """Whether no check fails: ``submit`` would not refuse the job."""
+        return all(row.outcome != FAIL for row in self.checks)
+
 
 def row_of(found: Diagnostic) -> CheckRow:
     """Return what a check has found, or a rule that is kept, as ``doctor`` prints it."""
@@ -112,12 +117,6 @@ def _refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
             [replace(it, file=f"check {it.code}") for it in failed],
             hint=f"fix it, or override the check with {names}",
         )
-
-
-def worst(found: Sequence[Diagnostic]) -> State:
-    """The worst state of all."""
-    states = {it.state for it in found}
-    return next((state for state in (FAIL, WARN, UNKNOWN) if state in states), OK)
 
 
 def check_submission(plan: Plan, ignored: Collection[str]) -> list[str]:

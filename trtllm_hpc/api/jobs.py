@@ -1,0 +1,142 @@
+"""From a job file to a plan, a run folder, and a submitted run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtllm_hpc.api.run import Run
+from trtllm_hpc.runs.create import Warn, check_context, create_run, plan_run
+from trtllm_hpc.validation.checks import DoctorReport, check_rendering
+from trtllm_hpc.validation.load import load
+
+if TYPE_CHECKING:
+    from trtllm_hpc.config.job import JobFile
+    from trtllm_hpc.plan.model import Plan
+
+_warn: Warn = logging.getLogger("trtllm_hpc").warning
+
+
+def load_job(job: Path | str, cluster: Path | str | None = None, settings: Sequence[str] = ()) -> JobFile:
+    """Return a job file as its typed model, with every layer: defaults, profile, file and settings.
+
+    Args:
+        job: a job file, or the name of a shipped one.
+        cluster: a profile's file or name, whose ``job_defaults`` are one of the layers;
+            by default ``$TRTLLM_HPC_CLUSTER``, else ``sandbox``.
+        settings: overrides such as ``serve.nodes=2``, as for ``--set``.
+
+    Raises:
+        ConfigError: a file or a setting is wrong; its ``diagnostics`` say what, and where.
+    """
+    return load(Path(job), _profile(cluster), tuple(settings)).job
+
+
+def plan(
+    job: Path | str,
+    cluster: Path | str | None = None,
+    settings: Sequence[str] = (),
+    runs: Path | str | None = None,
+) -> Plan:
+    """Return what a job file and a profile lead to, without writing anything.
+
+    Args:
+        runs: folder of the runs; by default the profile's, else ``$TRTLLM_HPC_RUNS``, else ``./runs``.
+
+    Others, and the errors, are those of :func:`load_job`.
+
+    Raises:
+        RenderError: a path cannot be written into a script.
+    """
+    with plan_run(Path(job), _profile(cluster), settings, _folder(runs), command="render") as planned:
+        return planned.plan
+
+
+def render(
+    job: Path | str,
+    cluster: Path | str | None = None,
+    settings: Sequence[str] = (),
+    runs: Path | str | None = None,
+    *,
+    on_warning: Warn = _warn,
+) -> Run:
+    """Write a run folder with all its scripts, and submit nothing.
+
+    Args:
+        on_warning: receives each warning, a line or more; by default they go to :mod:`logging`.
+
+    Others, and the errors, are those of :func:`plan`.
+    """
+    place = (Path(job), _profile(cluster), settings, _folder(runs))
+    created = create_run(*place, check=check_rendering, warn=on_warning, command="render")
+    return Run(created.paths, created.engine)
+
+
+def submit(
+    job: Path | str,
+    cluster: Path | str | None = None,
+    settings: Sequence[str] = (),
+    runs: Path | str | None = None,
+    *,
+    ignored_checks: Collection[str] = (),
+    on_warning: Warn = _warn,
+) -> Run:
+    """Check a job as ``doctor`` does, and submit it: all of its stages or none.
+
+    Args:
+        ignored_checks: ids of checks whose failure does not matter.
+
+    Others are those of :func:`render`.
+
+    Raises:
+        ConfigError, RenderError: see :func:`plan`; or a check fails.
+        SubmissionError: Slurm refused a script, or is not there.
+    """
+    from trtllm_hpc.runs.submit import create_for_submission, submit_stages
+
+    place = (Path(job), _profile(cluster), settings, _folder(runs))
+    created = create_for_submission(*place, ignored_checks=ignored_checks, warn=on_warning)
+    submit_stages(created.plan, created.paths)
+    return Run(created.paths, created.engine)
+
+
+def doctor(
+    job: Path | str | None = None,
+    cluster: Path | str | None = None,
+    settings: Sequence[str] = (),
+    runs: Path | str | None = None,
+) -> DoctorReport:
+    """Check a job, this machine and the cluster; without a job, machine and cluster. Nothing is written.
+
+    What the checks find is no error: see ``ok`` and ``checks`` of the report.
+    Arguments and errors are those of :func:`plan`.
+    """
+    from trtllm_hpc.config.path_errors import path_errors
+    from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
+    from trtllm_hpc.validation.checks import row_of, rule_rows, run_checks
+    from trtllm_hpc.validation.job_checks import memory_of
+
+    job_file = None if job is None else Path(job)
+    context = check_context(job_file, _profile(cluster), settings, _folder(runs))
+    with path_errors(context.job if context.has_job else None, context.cluster):
+        checks = run_checks(context)
+        memory = memory_of(context) if context.has_job else None
+    return DoctorReport(
+        checks=tuple(map(row_of, checks)),
+        memory=memory if isinstance(memory, MemoryPlan) else None,
+        rules=tuple(map(row_of, rule_rows())) if context.has_job else (),
+        notes=tuple(context.plan.notes) if context.has_job else (),
+    )
+
+
+def _profile(cluster: Path | str | None) -> str:
+    """Return the profile's file or name; ``None`` is ``$TRTLLM_HPC_CLUSTER``, else ``sandbox``."""
+    return str(cluster or os.environ.get("TRTLLM_HPC_CLUSTER") or "sandbox")
+
+
+def _folder(runs: Path | str | None) -> Path | None:
+    """Return the folder of runs that was named, if one was."""
+    return None if runs is None else Path(runs)

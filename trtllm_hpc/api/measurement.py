@@ -1,0 +1,359 @@
+"""Measurements of a served model: made, found, and read as tables."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from trtllm_hpc.api.run import Run
+from trtllm_hpc.errors import ConfigError, Diagnostic, InvalidMeasurement, RunNotFound
+from trtllm_hpc.paths import (
+    COMPANION_MEASUREMENT,
+    RESERVED_ENDINGS,
+    MeasurementPaths,
+    RunPaths,
+    call_name,
+    write_text,
+)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from trtllm_hpc.bench.progress import Snapshot
+    from trtllm_hpc.bench.records import RequestRecord
+    from trtllm_hpc.bench.results import LevelResult
+    from trtllm_hpc.bench.results import Measurement as Summary
+    from trtllm_hpc.config.benchmark import Benchmark
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_TAKEN = ("progress", "request")
+"""Names of other files in the results folder."""
+
+
+class NameRefused(ConfigError):
+    """A new measurement cannot have that name."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__([Diagnostic("bad-name", message, field="name")])
+
+
+class Measurement:
+    """A measurement in a run folder, or copied out of one. Printed, it is the table of ``bench show``.
+
+    Its files are read when they are first needed.
+
+    Args:
+        paths: the run's folder.
+        copied_to: its folder, if that is not the run's results folder; ``paths`` is then only a stand-in.
+    """
+
+    def __init__(self, paths: RunPaths, name: str, copied_to: Path | None = None) -> None:
+        self.paths = paths
+        self.name = name
+        self.copied_to = copied_to
+
+    def __repr__(self) -> str:
+        return f"Measurement({self.call_name!r})"
+
+    def __str__(self) -> str:
+        from trtllm_hpc.report.measurement_table import measurement_text
+
+        return measurement_text(self.summary, self.records)
+
+    @classmethod
+    def find(cls, name: str | Path = "latest", runs: Path | str | None = None) -> Measurement:
+        """Return a measurement by ``RUN``, ``RUN:NAME`` or its file ``results/NAME.json``.
+
+        Args:
+            name: a ``RUN`` alone means its companion's measurement, else its newest.
+            runs: folder of the runs, as for :meth:`Run.find`.
+
+        Raises:
+            RunNotFound: there is no such run, or it has no such measurement.
+        """
+        path = Path(name)
+        if path.suffix == ".json" and path.is_file():
+            path = path.absolute()
+            paths = RunPaths(path.parent.parent)
+            return cls(paths, path.stem, None if paths.results == path.parent else path.parent)
+        run, colon, wanted = str(name).rpartition(":")
+        paths = Run.find(run if colon else wanted, runs).paths
+        return _named(paths, wanted) if colon else _newest(paths)
+
+    @classmethod
+    def list(cls, run: Run) -> Sequence[Measurement]:
+        """Return the measurements of a run, the newest first."""
+        return [cls(run.paths, name) for name in run.paths.measurements()]
+
+    @property
+    def files(self) -> MeasurementPaths:
+        """Its files; those of a copy are in one folder, too."""
+        files = self.paths.measurement(self.name)
+        if self.copied_to is None:
+            return files
+        return MeasurementPaths(**{kind: self.copied_to / file.name for kind, file in vars(files).items()})
+
+    @property
+    def call_name(self) -> str:
+        """How to name it in a command."""
+        if self.copied_to is not None:
+            return shlex.quote(str(self.files.summary))
+        return f"{call_name(self.paths)}:{self.name}"
+
+    # What was measured --------------------------------------------------------------------------
+
+    @cached_property
+    def summary(self) -> Summary:
+        """All of ``results/NAME.json``: settings, provenance, levels, tokens, errors, verdict.
+
+        Raises:
+            RunNotFound: it is missing, or another version wrote it.
+        """
+        from trtllm_hpc.bench.results import read_measurement
+
+        return read_measurement(self.files.summary)
+
+    @cached_property
+    def records(self) -> Sequence[RequestRecord]:
+        """Every request, those of the warm-up too; none if the file is missing."""
+        from trtllm_hpc.bench.records import read_records
+
+        try:
+            return read_records(self.files.requests)
+        except FileNotFoundError:
+            return []
+
+    @property
+    def valid(self) -> bool:
+        """Whether the figures may be used; ``summary.verdict`` says why not."""
+        return self.summary.valid
+
+    @property
+    def levels(self) -> Sequence[LevelResult]:
+        """The levels of load, in the order of measurement, with every pass."""
+        return self.summary.levels
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """The figures of the headline level by key, e.g. ``output_tokens_per_s`` and ``ttft_ms.p99``.
+
+        That is the level whose figures the table shows in full: the one that a search found, else the
+        highest load that the server kept up with. Figures are means over all passes; docs/metrics.md
+        has their formulas. Empty without levels.
+        """
+        from trtllm_hpc.report.frames import level_figures
+        from trtllm_hpc.report.headline import headline_level
+
+        level = headline_level(self.summary)
+        return {} if level is None else level_figures(self.levels[level])
+
+    def to_pandas(self, rows: Literal["requests", "levels"] = "requests") -> DataFrame:
+        """Return a table with a row for each request, or for each level of load.
+
+        Args:
+            rows: ``requests`` has times in seconds since the measurement began, latencies in
+                milliseconds, and ``NaN`` where a request has no such figure; warm-up included, see the
+                column ``phase``. ``levels`` has the columns ``level``, ``valid``, ``measured`` and
+                ``failed``, and those of :attr:`figures`.
+
+        Raises:
+            TrtllmHpcError: pandas is not installed.
+        """
+        from trtllm_hpc.report.frames import levels_frame, requests_frame
+
+        if rows == "levels":
+            return levels_frame(self.summary)
+        return requests_frame(self.summary, self.records)
+
+    # What can be done with it -------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Do nothing if the figures may be used.
+
+        Raises:
+            InvalidMeasurement: with every finding, the most frequent error, and what to do next.
+        """
+        summary = self.summary
+        if summary.valid:
+            return
+        from trtllm_hpc.report.formatting import cut
+
+        message = " ".join(summary.verdict.findings)
+        if summary.errors:
+            error, count = max(summary.errors.items(), key=lambda item: item[1])
+            message += f" Most frequent error ({count} times): {cut(error)}"
+        raise InvalidMeasurement(message, hint=self._next_step())
+
+    def _next_step(self) -> str:
+        """Return the next step, by what failed most often."""
+        from trtllm_hpc.bench.analysis.validity import SERVER_GONE, requests_without_server
+
+        run, failed = call_name(self.paths), [one for one in self.records if one.measured and not one.ok]
+        if SERVER_GONE in self.summary.verdict.findings or requests_without_server(self.records):
+            return f"trtllm-hpc status {run}"
+        if not failed:
+            return f"trtllm-hpc bench show {self.call_name}"
+        if 2 * sum(one.status == "DEADLINE_EXCEEDED" for one in failed) > len(failed):
+            limit = self.summary.settings.get("request_timeout_seconds")
+            return f"raise --timeout-seconds (now {limit}), or request a lower rate or shorter answers"
+        return f"trtllm-hpc logs {run} --rank 0"
+
+    def report(self, to: Path | str | None = None) -> Path:
+        """Write the measurement as one HTML file that opens without a network, and return its path.
+
+        Args:
+            to: by default ``report.html`` of the run, or ``results/NAME.html``.
+
+        Raises:
+            RunNotFound: it is in no run folder, and a report needs the run's files.
+            TrtllmHpcError: the packages that draw charts are not installed.
+        """
+        from trtllm_hpc.report.html.page import write_report
+
+        self._refuse_copy()
+        file = self.files.report if to is None else Path(to)
+        write_report(self.paths, self.name, file)
+        return file
+
+    def charts(self) -> Sequence[Path]:
+        """Draw the report's charts into ``results/NAME.charts/``, and return the files.
+
+        Errors are those of :meth:`report`.
+        """
+        from trtllm_hpc.report.html.page import write_charts
+
+        self._refuse_copy()
+        return write_charts(self.paths, self.name, self.files.charts)
+
+    def trace(self) -> Path:
+        """Write requests and server metrics as a trace for ui.perfetto.dev, and return its path."""
+        from trtllm_hpc.bench.server_metrics.sampling import read_samples
+        from trtllm_hpc.report.perfetto import write_perfetto
+
+        write_perfetto(self.records, read_samples(self.files.samples), self.files.trace)
+        return self.files.trace
+
+    def _refuse_copy(self) -> None:
+        if self.copied_to is not None:
+            raise RunNotFound(
+                f"{self.files.summary} is in no run folder, and a report needs the run's files.",
+                hint=f"trtllm-hpc bench show {self.call_name}",
+            )
+
+
+def bench(
+    run: Run | str | Path = "latest",
+    *,
+    name: str | None = None,
+    base: Benchmark | None = None,
+    wait_s: float = 0.0,
+    on_progress: Callable[[Snapshot], object] | None = None,
+    **settings: Any,
+) -> Measurement:
+    """Measure the served model of a run, and write everything to ``results/`` in its folder.
+
+    Figures that may not be used are no error here: see :attr:`Measurement.valid` and
+    :meth:`Measurement.check`.
+
+    Args:
+        run: a run, or what :meth:`Run.find` finds.
+        name: of the measurement; it must be new, unless it is the companion's ``benchmark``.
+            By default ``bench-DATE-TIME``.
+        base: settings to start from; by default ``companion.benchmark`` of the run's job file.
+        wait_s: how long to wait for the server.
+        on_progress: called twice a second from a thread of its own; ``print`` will do.
+        settings: keys of ``companion.benchmark``, e.g. ``requests=100``, ``slo="ttft.p99<500ms"`` and
+            ``workload={"kind": "normal", "input_tokens": 128}``. ``rate_per_second``, ``concurrency``
+            and ``model`` also take several values, which are measured one after the other (models take
+            turns). What they exclude in ``base`` goes back to its default.
+
+    Raises:
+        TypeError: a keyword is no setting.
+        ConfigError: settings exclude each other, or a file or the name cannot be used.
+        NotReady, StartFailed, BuildFailed, RunCancelled, JobLost: there is no server, or none in time.
+        RequestFailed, InvalidMeasurement: the model does not support such requests.
+        KeyboardInterrupt: what was measured until then is saved.
+    """
+    from trtllm_hpc.bench.measure import Interrupted, Subject, run_measurement
+    from trtllm_hpc.config.benchmark import Benchmark
+    from trtllm_hpc.runs.endpoint import endpoint_of
+    from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
+
+    found = run if isinstance(run, Run) else Run.find(run)
+    job = found.job
+    chosen = settings_of(base or job.companion.benchmark or Benchmark(), _given(settings))
+    refuse_over_limits(job, chosen)
+    measurement = Measurement(found.paths, _new_name(found.paths, name))
+    subject = Subject(found.paths, endpoint_of(found.paths, wait_s), job)
+    try:
+        run_measurement(subject, chosen, measurement.name, on_progress)
+    except Interrupted:
+        write_text(measurement.files.table, str(measurement))
+        raise
+    write_text(measurement.files.table, str(measurement))
+    return measurement
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords as dotted fields, and those that take several values as lists."""
+    from trtllm_hpc.config.benchmark import Benchmark
+    from trtllm_hpc.validation.benchmark_settings import SWEEPS
+
+    known = sorted(Benchmark.model_fields.keys() - set(SWEEPS.values()))
+    given: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in known:
+            from difflib import get_close_matches
+
+            near = get_close_matches(key, known, n=1)
+            guess = f"; did you mean {near[0]!r}?" if near else f". The settings are {', '.join(known)}."
+            raise TypeError(f"bench() has no setting {key!r}{guess}")
+        if key == "workload":
+            given |= {f"workload.{inner}": it for inner, it in dict(value).items()}
+        elif key in SWEEPS:
+            given[key] = list(value) if isinstance(value, (list, tuple)) else [value]
+        else:
+            given[key] = value
+    return given
+
+
+def _newest(paths: RunPaths) -> Measurement:
+    """Return the companion's measurement if there is one, else the newest; raises RunNotFound."""
+    names = paths.measurements()
+    if not names:
+        raise RunNotFound(
+            f"Run {paths.run_id} has no measurement yet.", hint=f"trtllm-hpc bench {call_name(paths)}"
+        )
+    return Measurement(paths, COMPANION_MEASUREMENT if COMPANION_MEASUREMENT in names else names[0])
+
+
+def _named(paths: RunPaths, name: str) -> Measurement:
+    """Return the measurement of that name; raises RunNotFound with the existing ones."""
+    names = paths.measurements()
+    if name not in names:
+        there = f"it has {', '.join(names)}" if names else "it has none"
+        raise RunNotFound(f"Run {paths.run_id} has no measurement called {name!r}; {there}.")
+    return Measurement(paths, name)
+
+
+def _new_name(paths: RunPaths, name: str | None) -> str:
+    """Return a name that overwrites nothing; only the companion's may be replaced."""
+    chosen = time.strftime("bench-%Y%m%d-%H%M%S") if name is None else name
+    if not _NAME.fullmatch(chosen):
+        raise NameRefused(
+            f"{chosen!r} must be letters, digits, '.', '_' and '-', a letter or digit first, 100 at most."
+        )
+    if chosen in _TAKEN or chosen.endswith(RESERVED_ENDINGS):
+        raise NameRefused(f"results/{chosen}.json is another file's name; choose another one.")
+    present = paths.measurement(chosen).present
+    if present and chosen != COMPANION_MEASUREMENT:
+        raise NameRefused(
+            f"run {paths.run_id} already has a measurement called {chosen!r} ({present[0]}). "
+            "Choose another name, or leave it out: the default is the current time."
+        )
+    return chosen

@@ -1,0 +1,237 @@
+"""A run: found, watched, asked, resumed and cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+from trtllm_hpc.paths import RunPaths, default_runs_folder, read_plan
+from trtllm_hpc.runs.find import find_run, list_runs
+
+if TYPE_CHECKING:
+    from trtllm_hpc.client.async_client import AsyncClient
+    from trtllm_hpc.client.sync_client import Client
+    from trtllm_hpc.config.job import JobFile
+    from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
+    from trtllm_hpc.runs.status import RunStatus
+    from trtllm_hpc.runs.watch import Progress
+    from trtllm_hpc.runtime.records import Endpoint
+
+READY_TIMEOUT_S = 3600.0
+
+
+class Run:
+    """A run, submitted or only rendered; usually from ``submit``, ``render``, :meth:`find` or :meth:`list`.
+
+    As a context manager it cancels the run at its end, unless that has ended.
+
+    Args:
+        paths: the run's folder.
+        engine: what the search in the engine cache found; ``None`` if the run needs no engine from
+            there, or was made by another process.
+    """
+
+    def __init__(self, paths: RunPaths, engine: Hit | Miss | Unknown | None = None) -> None:
+        self.paths = paths
+        self.engine = engine
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.status.settled:
+            self.cancel()
+
+    # The run ------------------------------------------------------------------------------------
+
+    @classmethod
+    def find(cls, name: str | Path = "latest", runs: Path | str | None = None) -> Run:
+        """Return a run by its folder, its id or the beginning of it, its job's name, or ``latest``.
+
+        Args:
+            runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, else ``./runs``.
+
+        Raises:
+            RunNotFound: there is none, or there are several.
+        """
+        return cls(find_run(str(name), default_runs_folder() if runs is None else Path(runs)))
+
+    @classmethod
+    def list(cls, runs: Path | str | None = None) -> Sequence[Run]:
+        """Return the runs of a folder, the newest first."""
+        folder = default_runs_folder() if runs is None else Path(runs)
+        return [cls(paths) for paths in list_runs(folder)]
+
+    @property
+    def id(self) -> str:
+        """The name of the run's folder."""
+        return self.paths.run_id
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.paths.folder
+
+    @property
+    def job(self) -> JobFile:
+        """The job file with every default written out.
+
+        Raises:
+            ConfigError: another version of this package wrote it.
+        """
+        from trtllm_hpc.config.files import read_spec
+
+        return read_spec(self.paths.spec)
+
+    @property
+    def scripts(self) -> Sequence[Path]:
+        """The batch scripts, in the order of their submission."""
+        return [self.paths.sbatch(stage["name"]) for stage in read_plan(self.paths).get("stages", [])]
+
+    @property
+    def jobs(self) -> dict[str, str]:
+        """The job id of each submitted stage; with the profile ``local`` a process id."""
+        from trtllm_hpc.scheduler.submission_record import read_submission
+
+        record = read_submission(self.paths)
+        return {} if record is None else {stage: job.job_id for stage, job in record.stages.items()}
+
+    # Its state ----------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> RunStatus:
+        """The state of its jobs, ranks and instances now; asks Slurm.
+
+        Raises:
+            SubmissionError: Slurm does not answer.
+        """
+        from trtllm_hpc.runs.status import run_status
+
+        return run_status(self.paths)
+
+    @property
+    def cause(self) -> str | None:
+        """What failed first, in a sentence; ``None`` while nothing has."""
+        status = self.status
+        return status.sentence if status.exit_code else None
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """Where the server is; ``None`` while it is not ready."""
+        return self.status.endpoint
+
+    def wait(
+        self,
+        until: Literal["ready", "done", "end"] = "end",
+        *,
+        timeout_s: float = READY_TIMEOUT_S,
+        progress: bool | Callable[[Progress], object] = False,
+    ) -> RunStatus:
+        """Wait until the server is ready, or until the run has ended.
+
+        Args:
+            until: ``done`` is ``end``, or that only the server is left where nothing stops it
+                (``serve.keep_running``, or no companion), as for ``submit --wait``.
+            timeout_s: for ``ready``; the others end with the time limits of the jobs.
+            progress: ``True`` shows it as ``submit --wait`` does; a function is called with it
+                about twice a second.
+
+        Raises:
+            NotReady: the server was not ready in time.
+            BuildFailed, StartFailed, RunCancelled, JobLost: it can no longer become ready.
+            SubmissionError: Slurm does not answer at first, or not for a long time.
+        """
+        from trtllm_hpc.runs.watch import follow, follow_until_ready
+
+        with _shown(progress) as show:
+            if until == "ready":
+                return follow_until_ready(self.paths, timeout_s, show)
+            keeps_serving = until == "done" and not self.job.stops_server
+            for step in follow(self.paths, keeps_serving=keeps_serving):
+                if show is not None:
+                    show(step)
+        return step.status
+
+    def logs(self, rank: int | None = None, stage: str = "serve", instance: int | None = None) -> str:
+        """Return the log of a rank, or of the stage's script; empty if there is none yet.
+
+        Args:
+            rank: ``None`` is the output of the batch script itself.
+            stage: a stage, or one of the steps ``repository`` and ``preflight`` before the server.
+            instance: of the server; ``None``: of all, one after the other.
+        """
+        from trtllm_hpc.logs.files import list_logs
+
+        found = [log.path for log in list_logs(self.paths, stage, rank, instance) if log.rank == rank]
+        return "".join(path.read_text(encoding="utf-8", errors="replace") for path in found if path.exists())
+
+    # What is done with it -----------------------------------------------------------------------
+
+    def client(self, model: str | None = None) -> Client:
+        """Return a client of the server, which may be used as a context manager.
+
+        Raises:
+            NotReady: it is not ready.
+        """
+        from trtllm_hpc.client.sync_client import Client
+        from trtllm_hpc.runs.endpoint import endpoint_of
+
+        return Client(endpoint_of(self.paths, 0.0), model)
+
+    def async_client(self, model: str | None = None) -> AsyncClient:
+        """Return a client of the server for asyncio, an asynchronous context manager.
+
+        Raises:
+            NotReady: it is not ready.
+        """
+        from trtllm_hpc.client.async_client import AsyncClient
+        from trtllm_hpc.runs.endpoint import endpoint_of
+
+        return AsyncClient(endpoint_of(self.paths, 0.0), model)
+
+    def cancel(self) -> RunStatus:
+        """Cancel all jobs, wait until they have ended, and return the status; idempotent.
+
+        Raises:
+            SubmissionError: Slurm refused the cancellation, or does not answer.
+        """
+        from trtllm_hpc.runs.cancel import cancel_run
+
+        return cancel_run(self.paths)
+
+    def resume(self) -> Run:
+        """Submit again what has not ended well, in the same folder, and return this run.
+
+        Stages that have completed are not repeated, but a companion needs its server again. What the
+        former attempt wrote is kept in ``attempts/``.
+
+        Raises:
+            SubmissionError: jobs of the run are still in the queue or running, every stage has
+                completed, or Slurm refused a script.
+        """
+        from trtllm_hpc.runs.resume import resume_run
+
+        resume_run(self.paths)
+        return self
+
+
+@contextmanager
+def _shown(progress: bool | Callable[[Progress], object]) -> Iterator[Callable[[Progress], object] | None]:
+    """Yield what is called with each progress; ``None`` if nobody wants to know."""
+    if callable(progress):
+        yield progress
+    elif progress:
+        from trtllm_hpc.report.live import LivePrinter
+
+        with LivePrinter() as printer:
+            yield printer.show
+    else:
+        yield None

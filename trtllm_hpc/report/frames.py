@@ -1,0 +1,89 @@
+"""Measurements as tables of pandas, which is imported when one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trtllm_hpc.bench.metrics import ITL, METRICS, PerRequest
+from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.results import Interval, LevelResult, Measurement
+from trtllm_hpc.errors import TrtllmHpcError
+from trtllm_hpc.report.headline import is_valid, level_labels
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_PER_REQUEST = tuple(it for it in METRICS if isinstance(it, PerRequest) and it is not ITL)
+"""Metrics with one value for each request; the gaps between tokens are several."""
+
+
+def requests_frame(measurement: Measurement, records: Sequence[RequestRecord]) -> DataFrame:
+    """Return one row for each request, in the order of the file."""
+    labels = level_labels(measurement)
+    return _pandas().DataFrame([_request_row(record, labels) for record in records])
+
+
+def _request_row(record: RequestRecord, labels: Sequence[str]) -> dict[str, Any]:
+    values = {
+        metric.key: next(iter(metric.values(record)), None)
+        for metric in _PER_REQUEST
+        if record.ok or metric.includes_failed
+    }
+    return {
+        "level": labels[record.level] if record.level < len(labels) else str(record.level),
+        "repeat": record.repeat,
+        "phase": record.phase,
+        "index": record.index,
+        "status": record.status,
+        "error": record.error,
+        "scheduled_s": record.scheduled_s,
+        "sent_s": record.sent_s,
+        "first_token_s": record.first_token_s,
+        "ended_s": record.ended_s,
+        "instance": record.instance,
+        **{metric.key: values.get(metric.key) for metric in _PER_REQUEST},
+    }
+
+
+def levels_frame(measurement: Measurement) -> DataFrame:
+    """Return one row for each level of load, in the order of measurement."""
+    labels = level_labels(measurement)
+    rows = [
+        {
+            "level": label,
+            "valid": is_valid(result),
+            "measured": sum(one.measured for one in result.passes),
+            "failed": sum(one.failed for one in result.passes),
+            **level_figures(result),
+        }
+        for label, result in zip(labels, measurement.levels, strict=True)
+    ]
+    return _pandas().DataFrame(rows)
+
+
+def level_figures(result: LevelResult) -> dict[str, float]:
+    """Return the figures of a level, means over its passes; those of distributions as ``ttft_ms.p99``."""
+    figures: dict[str, float] = {}
+    for key, value in result.metrics.items():
+        if isinstance(value, Interval):
+            figures[key] = value.mean
+        else:
+            figures |= {f"{key}.{statistic}": it.mean for statistic, it in value.items()}
+    return figures
+
+
+def _pandas() -> Any:
+    """Import and return pandas.
+
+    Raises:
+        TrtllmHpcError: it is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise TrtllmHpcError(
+            "A table of a measurement needs the Python package 'pandas', which is not installed.",
+            hint="pip install 'trtllm-hpc[notebook]'",
+        ) from error
+    return pandas

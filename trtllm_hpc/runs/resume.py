@@ -1,0 +1,114 @@
+"""Resuming a run: submit again, in the same folder, the stages that have not ended well."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.files import read_cluster, read_spec
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.logs.files import stage_of
+from trtllm_hpc.paths import RunPaths, call_name, read_plan
+from trtllm_hpc.plan.model import Stage, read_stages
+from trtllm_hpc.runs.status import RunStatus, run_status
+from trtllm_hpc.runs.submit import Progress, require_scheduler, submit_stages
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """What is left of a run."""
+
+    job: JobFile
+    cluster: ClusterProfile
+    stages: tuple[Stage, ...]
+
+
+def resume_run(paths: RunPaths, progress: Progress = lambda stage, job_id: None) -> SubmissionRecord:
+    """Submit the scripts of the stages that have not ended well, as they are in the run folder.
+
+    A stage that has completed is not repeated. Only a companion needs its server again, and a server
+    that its companion stops needs that. What the earlier attempt wrote about the repeated stages is
+    moved to ``attempts/``, so that nobody takes it for news.
+
+    Raises:
+        SubmissionError: a job of the run has not ended, nothing is left to do, or Slurm refused a script.
+        ConfigError: another version of this package wrote the run.
+    """
+    status = run_status(paths)
+    _refuse_live(paths, status)
+    job = read_spec(paths.spec)
+    planned = read_stages(read_plan(paths))
+    names = _stages_again(status, job)
+    rest = _Rest(job, read_cluster(paths.cluster), tuple(it for it in planned if it.name in names))
+    if not rest.stages:
+        words = [str(paths.spec), "--cluster", str(paths.cluster)]
+        raise SubmissionError(
+            f"Every stage of run {paths.run_id} has completed: there is nothing to resume.",
+            hint=f"trtllm-hpc submit {shlex.join(words)} makes a new run of the same job",
+        )
+    require_scheduler(rest)
+    record = read_submission(paths)
+    completed = {stage: job for stage, job in (record.stages if record else {}).items() if stage not in names}
+    if not any(stage.name == "companion" for stage in planned):
+        names = names | {"companion"}  # it runs in the allocation of the server, without a job of its own
+    _set_aside(paths, names)
+    return submit_stages(rest, paths, progress, completed=completed)
+
+
+def _refuse_live(paths: RunPaths, status: RunStatus) -> None:
+    live = [stage for stage in status.stages if stage.job_id and not stage.final]
+    if live:
+        run = call_name(paths)
+        raise SubmissionError(
+            f"Run {paths.run_id} is not over: stage {live[0].stage} {live[0].sentence}.",
+            hint=f"trtllm-hpc cancel {run}, then trtllm-hpc resume {run}",
+        )
+
+
+def _stages_again(status: RunStatus, job: JobFile) -> set[str]:
+    """Return the names of the stages to be repeated."""
+    names = {stage.stage for stage in status.stages if not stage.ok}
+    if "companion" in names or ("serve" in names and job.stops_server):
+        names |= {"serve", "companion"}
+    return names
+
+
+def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
+    """Move what an earlier attempt wrote about these stages to a folder of its own.
+
+    Raises:
+        SubmissionError: another process is doing the same.
+    """
+    paths.attempts.mkdir(exist_ok=True)
+    aside = paths.attempts / str(1 + len(list(paths.attempts.iterdir())))
+    try:
+        aside.mkdir()
+    except FileExistsError:
+        message = f"Run {paths.run_id} is being resumed by another process."
+        raise SubmissionError(message, hint=f"trtllm-hpc status {call_name(paths)}") from None
+    files = [
+        file
+        for folder in (paths.events, paths.logs, paths.ranks)
+        for file in folder.iterdir()
+        if _stage_of_file(file) in stages
+    ]
+    files += [paths.endpoint, paths.heartbeat, paths.instances, paths.stop_request, paths.benchmark_progress]
+    for file in files:
+        if file.exists():
+            place = aside / file.relative_to(paths.folder)
+            place.parent.mkdir(exist_ok=True)
+            file.rename(place)
+    if paths.jobs.exists():  # it is replaced, and never missing
+        shutil.copy2(paths.jobs, aside)
+
+
+def _stage_of_file(file: Path) -> str:
+    """Return the stage that wrote a log, an event file or a rank record, e.g. ``serve.1_0.out``."""
+    return stage_of(re.split(r"[._]", file.name)[0])

@@ -1,0 +1,188 @@
+"""Settings of a benchmark that take the place of those of a run's job file."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.errors import ConfigError, Diagnostic
+from trtllm_hpc.validation.benchmark_rules import settings_problems
+from trtllm_hpc.validation.job_rules import answers_fit, prompts_fit
+from trtllm_hpc.validation.lora_rules import adapters_fit, adapters_keep_their_numbers
+
+SWEEPS = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies", "model": "models"}
+"""The field that takes several values of a setting."""
+_REPLACES = {
+    "rate_per_second": ("concurrency", "concurrencies", "rates_per_second"),
+    "concurrency": ("concurrencies", "rates_per_second", "ramp_to_per_second", "find_max"),
+    "ramp_to_per_second": ("concurrency", "concurrencies", "rates_per_second", "find_max"),
+    "find_max": ("concurrency", "concurrencies", "rates_per_second", "ramp_to_per_second", "repeats"),
+    "model": ("models",),
+    "requests": ("duration_seconds",),
+    "duration_seconds": ("requests",),
+    "warmup_requests": ("warmup_seconds",),
+    "warmup_seconds": ("warmup_requests",),
+}
+"""Settings of the job file that a given one sets back to their defaults, because they exclude each other."""
+_NUMBER = re.compile(r"\d*\.?\d+")
+_SET_BY_TRACE = {"arrival", "requests", "warmup_requests", "rates_per_second", "ramp_to_per_second"}
+
+Named = Callable[[str], str]
+"""Returns what the user calls a field: itself from Python, its option on the command line."""
+
+
+def settings_of(base: Benchmark, given: Mapping[str, Any], named: Named = str) -> Benchmark:
+    """Return the settings of the job file with the given ones.
+
+    Args:
+        given: by dotted field, e.g. ``workload.kind``. Those in ``SWEEPS`` are lists; ``no_slo`` removes
+            the limits, ``workload.no_lora`` the adapters, of which each may be text (``FOLDER[=SHARE]``).
+
+    Raises:
+        ConfigError: with every conflict between them, and everything given that would have no effect.
+    """
+    try:
+        settings = Benchmark.model_validate(_merged(base.model_dump(), given))
+    except ValidationError as error:
+        raise ConfigError(
+            [_problem(named(".".join(map(str, it["loc"]))), it["msg"]) for it in error.errors()]
+        ) from None
+    without_effect = list(_without_effect(settings, given, named))
+    if without_effect:
+        raise ConfigError(without_effect)
+    problems = settings_problems(settings)
+    if problems:
+        raise ConfigError(
+            [
+                _problem(named(it.field), _renamed(it.message, named), _renamed(it.hint or "", named))
+                for it in problems
+            ]
+        )
+    return settings
+
+
+def refuse_over_limits(job: JobFile, settings: Benchmark, named: Named = str) -> None:
+    """Raise ConfigError with each length, and each LoRA adapter, that the run's engine does not take."""
+    companion = job.companion.model_copy(update={"enabled": True, "benchmark": settings})
+    prefix = "companion.benchmark."
+    with_settings = job.model_copy(update={"companion": companion})
+    rules = (answers_fit, prompts_fit, adapters_fit, adapters_keep_their_numbers)
+    problems = [problem for rule in rules for problem in rule(with_settings)]
+    found = [
+        _problem(named(it.field.removeprefix(prefix)), it.message, it.hint)
+        for it in problems
+        if it.field.startswith(prefix)
+    ]
+    if found:
+        raise ConfigError(found)
+
+
+def _problem(field: str, message: str, hint: str | None = None) -> Diagnostic:
+    return Diagnostic("bad-setting", message, field=field, hint=hint)
+
+
+def _renamed(sentence: str, named: Named) -> str:
+    """Replace the fields in a sentence about a job file by what the user calls them."""
+    return re.sub(r"\b[a-z]+(?:[._][a-z_]+)+\b", lambda found: named(found[0]), sentence)
+
+
+def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings as a job file would have them, without those that a given one replaces."""
+    dropped = {field for setting in given for field in _REPLACES.get(setting, ())}
+    if given.get("workload.kind") == "trace":
+        dropped |= _SET_BY_TRACE
+    plain = {field: value for field, value in plain.items() if field not in dropped}
+    workload = _workload(plain.pop("workload"), given)
+    if workload["kind"] != "trace" and plain["arrival"] == "trace":
+        del plain["arrival"]
+    for field, value in given.items():
+        if field.startswith("workload."):
+            continue
+        if field == "no_slo":
+            field, value = "slo", None
+        if field in SWEEPS:
+            field, value = (SWEEPS[field], value) if len(value) > 1 else (field, value[0])
+        plain[field] = value
+    return {**plain, "workload": workload}
+
+
+def _workload(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the workload; if its kind changes, only what does not depend on it is kept."""
+    chosen = {field.removeprefix("workload."): value for field, value in given.items() if "." in field}
+    if chosen.pop("no_lora", False) or "lora" in chosen:
+        chosen["lora"] = [_adapter(one) for one in chosen.get("lora", ())]
+    kind = chosen.get("kind", "prompts" if "prompts" in chosen else base["kind"])
+    if kind != base["kind"]:
+        base = {"tokenizer": base["tokenizer"], "lora": base["lora"]}
+    return {**base, **chosen, "kind": kind}
+
+
+def _adapter(given: Any) -> Any:
+    """Return an adapter of the workload from ``FOLDER[=SHARE]``; a folder's name may contain ``=``, too.
+
+    Its number follows from the folder: the server may know adapters of earlier measurements by 1, 2 and so
+    on, and would take one of them instead.
+    """
+    if not isinstance(given, str):
+        return given
+    folder, equals, share = given.rpartition("=")
+    has_share = bool(equals and _NUMBER.fullmatch(share))
+    directory = str(Path(folder if has_share else given).resolve())
+    task_id = zlib.crc32(directory.encode("utf-8", "surrogateescape"))
+    return {"directory": directory, "share": float(share) if has_share else None, "task_id": task_id}
+
+
+# What is given without effect is refused. In a job file the same is no mistake, because all defaults are
+# written out there.
+
+
+def _without_effect(settings: Benchmark, given: Mapping[str, Any], named: Named) -> Iterator[Diagnostic]:
+    """Yield each given setting that would have no effect."""
+    exclusive = (
+        (
+            ("requests", "duration_seconds"),
+            f"the window ends after {named('requests')} or after {named('duration_seconds')}",
+        ),
+        (
+            ("warmup_requests", "warmup_seconds"),
+            f"{named('warmup_requests')} sets the length of the warm-up, too",
+        ),
+        (("slo", "no_slo"), f"removes what {named('slo')} sets"),
+        (("workload.lora", "workload.no_lora"), f"removes what {named('workload.lora')} sets"),
+    )
+    for pair, message in exclusive:
+        if given.keys() >= set(pair):
+            yield _problem(named(pair[1]), message, "leave one out")
+    rate = named("rate_per_second")
+    if {"rate_per_second", "concurrency"} <= given.keys():
+        message = f"an open loop has a rate, a closed loop a {named('concurrency')}"
+        yield _problem(rate, message, "leave one out")
+    yield from _unused_arrival(settings, given, named)
+    if given.get("find_max") and len(given.get("rate_per_second", ())) > 1:
+        message = f"{named('find_max')} starts at one rate and finds the others itself"
+        yield _problem(rate, message, "give one")
+
+
+def _unused_arrival(settings: Benchmark, given: Mapping[str, Any], named: Named) -> Iterator[Diagnostic]:
+    if settings.closed_loop:
+        for field in ("arrival", "burstiness"):
+            if field in given:
+                hint = f"leave out this or {named('concurrency')}"
+                yield _problem(named(field), "a closed loop has no gaps between sends", hint)
+    elif "burstiness" in given and settings.arrival != "gamma":
+        message = f"has an effect with {named('arrival')} gamma only, and arrivals are {settings.arrival}"
+        yield _problem(named("burstiness"), message)
+    if "rate_per_second" in given and settings.arrival == "trace" and "concurrency" not in given:
+        faster = f"replay the trace faster with {named('workload.speed')}"
+        hint = f"leave it out, {faster}, or add {named('arrival')} poisson"
+        yield _problem(named("rate_per_second"), "a trace has its own times", hint)
+    uses_times = settings.arrival == "trace" and not settings.closed_loop
+    if "workload.speed" in given and settings.workload.kind == "trace" and not uses_times:
+        yield _problem(named("workload.speed"), "the times of the trace are not used", "leave it out")
