@@ -1,0 +1,130 @@
+"""What a second submission of a run's folder repeats, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.made import run_with, written
+from tests.scheduler.fake_slurm import FakeSlurm
+from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.resume import resume_run
+from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runs.submit import submit_stages
+from trtllm_hpc.runtime.records import Endpoint, StopRequest, add_event, read_events
+from trtllm_hpc.scheduler.submission_record import read_submission
+
+FAILED = ("COMPLETED", "FAILED=8:0", "CANCELLED")
+
+
+def new_jobs(fake_slurm: FakeSlurm, before: int) -> list[tuple[str, Any]]:
+    """Script and dependency of each job that was submitted later."""
+    return [(Path(job["script"]).stem, job["dependency"]) for job in list(fake_slurm.jobs.values())[before:]]
+
+
+def leave_traces(paths: RunPaths) -> None:
+    """What an attempt writes."""
+    for stage in ("build", "serve", "companion"):
+        add_event(paths, stage, "stage_begin", job_id="1")
+        add_event(paths, stage, "stage_end", exit_code=0 if stage == "build" else 8)
+        paths.batch_log(stage).write_text(f"the first {stage}\n")
+    for step in ("preflight", "serve.1"):
+        paths.rank_log(step, 0).write_text("error: the first attempt\n")
+        paths.rank_record(step, 0).write_text("{}")
+    Endpoint("2", "n1", "10.0.0.1", 1, 2, 3, ["ensemble"], 0.0).write(paths.endpoint)
+    StopRequest("companion", "it is done", 0.0).write(paths.stop_request)
+
+
+def test_the_engine_is_not_built_again(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", *FAILED)
+    first = read_submission(paths)
+    record = resume_run(paths)
+    assert new_jobs(fake_slurm, 3) == [
+        ("serve", None),
+        ("companion", f"after:{record.stages['serve'].job_id}"),
+    ]
+    assert first is not None and record.complete and record.token != first.token
+    assert record.stages["build"] == first.stages["build"]
+    status = run_status(paths)
+    assert [stage.state for stage in status.stages] == ["COMPLETED", "PENDING", "PENDING"]
+    assert status.state is RunState.RUNNING
+
+
+def test_nobody_takes_what_the_first_attempt_wrote_for_news(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", *FAILED)
+    leave_traces(paths)
+    resume_run(paths)
+    assert {event.stage for event in read_events(paths)} == {"build"}
+    assert [log.name for log in paths.logs.iterdir()] == ["build.out"]
+    assert not any(file.exists() for file in (paths.endpoint, paths.stop_request, *paths.ranks.iterdir()))
+    kept = paths.attempts / "1"
+    assert (kept / "logs" / "serve.1_0.out").read_text() == "error: the first attempt\n"
+    assert sorted(it.name for it in (kept / "logs").iterdir()) == [
+        *("companion.out", "preflight_0.out", "serve.1_0.out", "serve.out")
+    ]
+    assert (kept / "jobs.json").exists() and (kept / "events" / "companion.jsonl").exists()
+
+
+def test_a_failed_build_is_followed_by_all_others(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "FAILED=1:0", "CANCELLED", "CANCELLED")
+    resume_run(paths)
+    build, serve = list(fake_slurm.jobs)[3:5]
+    assert new_jobs(fake_slurm, 3) == [
+        ("build", None),
+        ("serve", f"afterok:{build}"),
+        ("companion", f"after:{serve},afterok:{build}"),
+    ]
+
+
+def test_a_companion_needs_its_server_again(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """The server was stopped in good order, and its figures were not valid."""
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "COMPLETED", "FAILED=10:0")
+    resume_run(paths)
+    assert [name for name, _ in new_jobs(fake_slurm, 3)] == ["serve", "companion"]
+
+
+def test_a_server_that_goes_on_needs_no_second_measurement(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "run", {"serve": {"keep_running": True}})
+    record = submit_stages(plan, paths)
+    states = ("COMPLETED", "TIMEOUT", "COMPLETED")
+    for job, state in zip(record.stages.values(), states, strict=True):
+        fake_slurm.set(job.job_id, state)
+    resume_run(paths)
+    assert [name for name, _ in new_jobs(fake_slurm, 3)] == ["serve"]
+
+
+def test_a_rendered_run_is_submitted_whole(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    _, paths = written(tmp_path / "run")
+    resume_run(paths)
+    assert [name for name, _ in new_jobs(fake_slurm, 0)] == ["build", "serve", "companion"]
+
+
+@pytest.mark.parametrize(
+    ("states", "words", "hint"),
+    [
+        (("COMPLETED", "RUNNING", "PENDING"), "is not over: stage serve runs", "trtllm-hpc cancel"),
+        (("COMPLETED", "FAILED=1:0", "PENDING"), "is not over: stage companion waits", "trtllm-hpc cancel"),
+        (("COMPLETED", "COMPLETED", "COMPLETED"), "nothing to resume", "trtllm-hpc submit"),
+    ],
+)
+def test_a_run_that_lives_or_is_done_is_refused(
+    fake_slurm: FakeSlurm, tmp_path: Path, states: tuple[str, ...], words: str, hint: str
+) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", *states)
+    with pytest.raises(SubmissionError, match=words) as refused:
+        resume_run(paths)
+    assert (refused.value.hint or "").startswith(hint)
+    assert len(fake_slurm.jobs) == 3 and not paths.attempts.exists()
+
+
+def test_what_slurm_refuses_can_be_resumed_once_more(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", *FAILED)
+    fake_slurm.trouble("sbatch", "sbatch: error: Batch job submission failed: Requested node is down")
+    with pytest.raises(SubmissionError):
+        resume_run(paths)
+    resume_run(paths)
+    assert [stage.state for stage in run_status(paths).stages] == ["COMPLETED", "PENDING", "PENDING"]
+    assert sorted(it.name for it in paths.attempts.iterdir()) == ["1", "2"]
