@@ -122,10 +122,9 @@ def test_the_runtime_imports_nothing_that_it_does_not_carry() -> None:
     allowed = shipped | {"mpi4py"}
     for name in archive.namelist():
         tree = ast.parse(archive.read(name))
-        blocks = [
-            it for it in ast.walk(tree) if isinstance(it, ast.If) and ast.unparse(it.test) == "TYPE_CHECKING"
-        ]
-        never_run = {inner for block in blocks for it in block.body for inner in ast.walk(it)}
+        ifs = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+        blocks = [node.body for node in ifs if ast.unparse(node.test) == "TYPE_CHECKING"]
+        never_run = {inner for block in blocks for statement in block for inner in ast.walk(statement)}
         for node in ast.walk(tree):
             if node in never_run:
                 continue

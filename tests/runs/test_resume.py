@@ -42,10 +42,8 @@ def test_the_engine_is_not_built_again(fake_slurm: FakeSlurm, tmp_path: Path) ->
     paths = run_with(fake_slurm, tmp_path / "run", *FAILED)
     first = read_submission(paths)
     record = resume_run(paths)
-    assert new_jobs(fake_slurm, 3) == [
-        ("serve", None),
-        ("companion", f"after:{record.stages['serve'].job_id}"),
-    ]
+    serve = record.stages["serve"].job_id
+    assert new_jobs(fake_slurm, 3) == [("serve", None), ("companion", f"after:{serve}")]
     assert first is not None and record.complete and record.token != first.token
     assert record.stages["build"] == first.stages["build"]
     status = run_status(paths)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.bench.load.grpc_server import endpoint, grpc_server
-from tests.bench.load.observe import outstanding
+from tests.bench.load.observe import interrupted, outstanding
 from trtllm_hpc.bench.load import loops
 from trtllm_hpc.bench.load.grpc_client import call_headers
 from trtllm_hpc.bench.load.loops import LoadResult
@@ -248,3 +248,25 @@ def test_waiting_for_a_slow_last_answer_does_not_lower_the_busiest_share() -> No
         load = run_closed(Target(ready, "m"), payloads, 2, Clock(), until_s=0.3)
     use = load.client
     assert use.wall_s > 1 and use.busiest_share > 1.5 * use.cpu_s / use.wall_s
+
+
+_IN_A_NOTEBOOK = """
+import asyncio
+import sys
+from tests.bench.load.grpc_server import endpoint
+from trtllm_hpc.bench.load.messages import Target
+from trtllm_hpc.bench.load.run import run_open
+from trtllm_hpc.bench.load.timing import Clock
+def count(ok, latency_s):
+    print("answer", flush=True)
+async def cell():
+    target = Target(endpoint(int(sys.argv[1])), "m")
+    load = run_open(target, [b"a", b"b", b"never"], [0, 0.05, 100], Clock(), progress=count)
+    print(len(load.replies), load.interrupted, flush=True)
+asyncio.new_event_loop().run_until_complete(cell())
+"""
+
+
+def test_where_an_event_loop_runs_ctrl_c_ends_the_load_as_well() -> None:
+    with grpc_server() as ready:
+        assert interrupted(_IN_A_NOTEBOOK, str(ready.grpc_port))[0] == "2 True\n"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +109,23 @@ def run_in_process(plan: Plan, count: Count | None = None, control: Control | No
     Raises:
         NotReady: no connection to the endpoint.
     """
-    loop = _OpenLoop if isinstance(plan, OpenPlan) else _ClosedLoop
-    return asyncio.run(loop(plan, count).run(control))
+    load = (_OpenLoop if isinstance(plan, OpenPlan) else _ClosedLoop)(plan, count)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(load.run(control))
+    return _run_in_thread(load, control)
+
+
+def _run_in_thread(load: _Loop, control: Control | None) -> LoadResult:
+    """Run a load from a thread that has an event loop already, as a notebook's has; Ctrl-C ends it early."""
+    with ThreadPoolExecutor(1, "load") as pool:
+        result = pool.submit(lambda: asyncio.run(load.run(control)))
+        try:
+            return result.result()
+        except KeyboardInterrupt:
+            load.end_early()
+            return result.result()
 
 
 class _Loop(ABC):
@@ -128,14 +145,21 @@ class _Loop(ABC):
         self.disconnected = False
         self.error: BaseException | None = None
         self.over = asyncio.Event()
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+
+    def end_early(self) -> None:
+        """End the load from any thread, once it runs."""
+        if self._event_loop is not None:
+            with suppress(RuntimeError):  # it may be over
+                self._event_loop.call_soon_threadsafe(self._interrupt)
 
     async def run(self, control: Control | None) -> LoadResult:
-        loop = asyncio.get_running_loop()
+        loop = self._event_loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)
         self.client = _client(self.plan.target, self.clock, self.on_end)
         try:
             await self.client.connect()
-            given_s = control(lambda: loop.call_soon_threadsafe(self._interrupt)) if control else None
+            given_s = control(self.end_early) if control else None
             with gc_paused(), on_sigint(self._interrupt), KernelTimer(self.on_timer) as timer:
                 self.usage = UsageMeter()
                 self.start_s = self.clock.now() + _LEAD_S if given_s is None else given_s

@@ -250,5 +250,4 @@ def _wait_for_stop(pipe: Connection, stop: Callable[[], object]) -> None:
     """Stop at the parent's message, or when the parent dies."""
     with suppress(EOFError, OSError):
         pipe.recv()
-    with suppress(RuntimeError):  # the loop may be over
-        stop()
+    stop()

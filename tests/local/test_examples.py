@@ -1,0 +1,82 @@
+"""The notebook and the script of docs/examples, from a submission to a table and a plot, as a reader runs them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import trtllm_hpc
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (.ci/test does)"),
+]
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+NOTEBOOK = EXAMPLES / "serve_and_measure.ipynb"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where the example runs; what it leaves running when it fails is cancelled."""
+    yield tmp_path
+    for run in trtllm_hpc.Run.list(tmp_path / "runs"):
+        if not run.status.settled:
+            run.cancel()
+
+
+def outputs_of(cell: Any) -> list[Any]:
+    return [output.get("data", {}) for output in cell.outputs]
+
+
+def test_the_notebook_leads_from_submit_to_a_table_and_a_plot(folder: Path) -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    client = NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(folder)}})
+    client.execute()
+    cells = {cell.source: cell for cell in notebook.cells if cell.cell_type == "code"}
+    tables = [
+        data["text/html"]
+        for cell in cells.values()
+        for data in outputs_of(cell)
+        if "<table" in data.get("text/html", "")
+    ]
+    assert len(tables) == 2 and all("4/s" in table and "8/s" in table for table in tables)
+    [plot] = [cell for source, cell in cells.items() if "axes.plot" in source]
+    assert any("image/png" in data for data in outputs_of(plot))
+    assert outputs_of(list(cells.values())[-1]) == [{"text/plain": "'cancelled'"}]
+    [run] = trtllm_hpc.Run.list(folder / "runs")
+    [measurement] = trtllm_hpc.Measurement.list(run)
+    assert len(measurement.to_pandas()) == len(measurement.records) > 40
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code and all(cell.outputs == [] and cell.execution_count is None for cell in code)
+
+
+def test_the_script_tells_the_same_story(folder: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRTLLM_HPC_RUNS"}
+    script = subprocess.run(
+        [sys.executable, EXAMPLES / "serve_and_measure.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert script.returncode == 0, script.stdout + script.stderr
+    assert "serve: runs, ready at 127.0.0.1" in script.stderr
+    assert "at 8/s" in script.stdout or "at 4/s" in script.stdout
+    assert (folder / "latency.png").read_bytes().startswith(b"\x89PNG")
+    [run] = trtllm_hpc.Run.list(folder / "runs")
+    assert run.status.state is trtllm_hpc.RunState.CANCELLED
