@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.waiting import eventually
-from trtllm_hpc.bench import progress
 from trtllm_hpc.bench.progress import (
     Progress,
     Snapshot,
@@ -33,7 +32,7 @@ SWEEP = Step(level=1, levels=4, label="8/s", repeat=0, repeats=3, requests=200, 
 def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the clock."""
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def set_clock(seconds: float) -> None:
         now[0] = seconds

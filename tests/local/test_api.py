@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import trtllm_hpc
 from tests.waiting import eventually
-from trtllm_hpc.errors import ConfigError, ExitCode, NotReady, RequestFailed, RunNotFound
+from trtllm_hpc.errors import ConfigError, ExitCode, InvalidMeasurement, NotReady, RequestFailed, RunNotFound
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.status import RunState
 
@@ -53,7 +53,10 @@ def job(folder: Path) -> Path:
 def run(folder: Path, job: Path) -> Iterator[trtllm_hpc.Run]:
     settings = ["cluster.triton.server=pytriton"]
     with trtllm_hpc.submit(job, "local", settings, folder / "runs") as submitted:
-        assert submitted.wait("ready", timeout_s=120).state is RunState.SERVING
+        told: list[str] = []
+        status = submitted.wait("ready", timeout_s=120, progress=lambda progress: told.append(str(progress)))
+        assert status.state is RunState.SERVING
+        assert any("of 2 ranks up" in text for text in told), told
         yield submitted
     # The end of the context has cancelled it.
     assert submitted.status.state is RunState.CANCELLED
@@ -63,6 +66,8 @@ def run(folder: Path, job: Path) -> Iterator[trtllm_hpc.Run]:
 def test_a_run_is_found_and_told(run: trtllm_hpc.Run, folder: Path) -> None:
     assert [run.id] == [it.id for it in trtllm_hpc.Run.list(folder / "runs")]
     assert trtllm_hpc.Run.find("from-python", folder / "runs").folder == run.folder
+    assert list(run.jobs) == ["serve"] and run.scripts == [run.folder / "scripts" / "serve.sbatch"]
+    assert run.job.engine.tensor_parallel == 2
     assert run.cause is None and run.endpoint is not None
     assert "rank 1 on" in run.logs(rank=1) and "ready:" in run.logs()
     with pytest.raises(RunNotFound):
@@ -89,6 +94,62 @@ def test_a_stream_that_is_left_ends_on_the_server(run: trtllm_hpc.Run) -> None:
     assert run.client().generate(PROMPT, max_tokens=2).text
 
 
+def test_many_are_asked_at_once_with_asyncio(run: trtllm_hpc.Run) -> None:
+    async def ask() -> list[str]:
+        async with run.async_client() as client:
+            answers = await client.batch([PROMPT, "Two"], max_tokens=4)
+            return [answer.text for answer in answers]
+
+    assert len(asyncio.run(ask())) == 2
+
+
+LENIENT: dict[str, Any] = {"min_window_seconds": 0.1, "max_late_share": 1.0}
+
+
+def test_it_is_measured(run: trtllm_hpc.Run) -> None:
+    told: list[str] = []
+    measured = trtllm_hpc.bench(
+        run,
+        name="from-python",
+        requests=10,
+        concurrency=[1, 2],
+        max_tokens=4,
+        workload={"prompts": [PROMPT]},
+        on_progress=lambda snapshot: told.append(str(snapshot)),
+        **LENIENT,
+    )
+    measured.check()
+    assert [result.level.label for result in measured.levels] == ["1 at once", "2 at once"]
+    assert told and "level" in told[-1]
+    assert measured.figures["output_tokens_per_s"] > 0 and "TTFT (ms)" in str(measured)
+    found = trtllm_hpc.Measurement.find("from-python:from-python", run.folder.parent)
+    assert found.summary == measured.summary and [it.name for it in trtllm_hpc.Measurement.list(run)] == [
+        "from-python"
+    ]
+    assert str(measured) == measured.files.table.read_text()
+
+
+def test_a_measurement_that_is_not_valid_is_told_when_it_is_checked(run: trtllm_hpc.Run) -> None:
+    limits: dict[str, Any] = {**LENIENT, "min_requests": 10}
+    measured = trtllm_hpc.bench(run, duration_seconds=0.2, concurrency=1, max_tokens=200, **limits)
+    assert not measured.valid
+    with pytest.raises(InvalidMeasurement) as refused:
+        measured.check()
+    assert refused.value.hint is not None and measured.name in refused.value.hint
+
+
+def test_what_cannot_be_measured_is_refused_before_a_request_is_sent(run: trtllm_hpc.Run) -> None:
+    with pytest.raises(TypeError, match="no setting 'request'; did you mean 'requests'"):
+        trtllm_hpc.bench(run, request=10)
+    with pytest.raises(ConfigError, match="rate_per_second: an open loop has a rate"):
+        trtllm_hpc.bench(run, rate_per_second=2, concurrency=2)
+    with pytest.raises(ConfigError, match="max_tokens: 99999 tokens"):
+        trtllm_hpc.bench(run, max_tokens=99999)
+    with pytest.raises(ConfigError, match="another file's name"):
+        trtllm_hpc.bench(run, name="progress")
+    assert "progress" not in [it.name for it in trtllm_hpc.Measurement.list(run)]
+
+
 def test_plans_and_scripts_without_a_submission(job: Path, folder: Path) -> None:
     plan = trtllm_hpc.plan(job, "sandbox", ["serve.nodes=2"])
     assert (plan.layout.nodes, plan.layout.world_size, plan.has_door) == (2, 2, True)
@@ -99,11 +160,3 @@ def test_plans_and_scripts_without_a_submission(job: Path, folder: Path) -> None
     with pytest.raises(ConfigError) as caught:
         trtllm_hpc.plan(job, "local", ["engine.tensor_paralel=2"])
     assert caught.value.exit_code == ExitCode.CONFIG and "tensor_parallel" in str(caught.value)
-
-
-def test_importing_the_package_imports_nothing_else() -> None:
-    code = (
-        "import sys; before = set(sys.modules); import trtllm_hpc; print(sorted(set(sys.modules) - before))"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.strip() == "['trtllm_hpc']"

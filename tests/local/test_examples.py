@@ -1,4 +1,4 @@
-"""The notebook and the script of docs/examples, from a submission to a table and a plot, as a reader runs them."""
+"""The notebook and the script of docs/examples, from ``submit`` to a table and a plot."""
 
 from __future__ import annotations
 
