@@ -288,6 +288,24 @@ def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, eng
     assert again.returncode in (ExitCode.READINESS, ExitCode.START)
 
 
+def test_a_failed_run_is_resumed_in_its_folder(person: Person, engine: Path) -> None:
+    companion = {"benchmark": {**SMALL, "requests": 600}}
+    _, run = person.submit(person.job("again", **two_ranks(engine, companion=companion)), wait=False)
+    assert eventually(lambda: run.benchmark_progress.exists(), 90), person.status(run)
+    record = RankRecord.read(run.rank_record("serve", 0))
+    assert record is not None
+    os.kill(server_process({node.name: node for node in person.sandbox.nodes}[record.host]), signal.SIGKILL)
+    assert eventually(lambda: person.status(run)["state"] == "failed", 15), person.status(run)
+    assert person.has_no_jobs()
+    person.run("sed", "-i", "s/requests: 600/requests: 6/", run.spec)  # the folder is theirs to edit
+    resumed = person.types("resume", run.folder, "--wait")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert "serve: job " in resumed.stdout and "companion: job " in resumed.stdout
+    assert_served_and_measured(run)
+    assert "rank 0 on" in (run.attempts / "1" / "logs" / "serve_0.out").read_text()
+    assert person.status(run)["state"] == "completed"
+
+
 def test_a_companion_inside_the_servers_allocation_at_a_site_that_hands_out_no_gpus(
     person: Person, engine: Path
 ) -> None:
