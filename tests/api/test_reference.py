@@ -56,7 +56,7 @@ def test_every_error_named_is_there() -> None:
 
 def test_the_examples_on_the_page_compile() -> None:
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
         compile(example, "docs/python.md", "exec")
 

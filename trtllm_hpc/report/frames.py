@@ -42,6 +42,8 @@ def _request_row(record: RequestRecord, labels: Sequence[str]) -> dict[str, Any]
         "first_token_s": record.first_token_s,
         "ended_s": record.ended_s,
         "instance": record.instance,
+        "lora_task_id": record.lora_task_id,
+        "resent": record.resent,
         **{metric.key: values.get(metric.key) for metric in _PER_REQUEST},
     }
 
