@@ -13,13 +13,15 @@ from trtllm_hpc.cli.bench_options import given_settings
 from trtllm_hpc.cli.bench_run import command as bench_run
 from trtllm_hpc.cli.bench_settings import settings_for
 from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Companion, JobFile
 
 TRACE = {"workload.kind": "trace", "workload.path": "/a.jsonl"}
 
 
 def settings_of(base: Benchmark, given: dict[str, Any]) -> Benchmark:
-    return settings_for(JobFile(name="demo", companion=Companion(benchmark=base)), given)
+    job = JobFile(name="demo", companion=Companion(benchmark=base), engine=Engine(max_lora_rank=8))
+    return settings_for(job, given)
 
 
 @pytest.mark.parametrize(
