@@ -18,9 +18,15 @@ from tests import sharing
 ONE_BY_ONE = ("tests/local/", "tests/slurm/", "tests/reference/test_ranks.py", "tests/reference/test_soak.py")
 """Where each test, of half a minute, goes to the next free worker."""
 
+TOGETHER = ("tests/local/test_api.py", "tests/local/test_door.py", "tests/slurm/test_sandbox.py")
+"""Files below those whose tests share one run, or one sandbox."""
+
 SHARED_SERVERS = " ".join(
     f"tests/reference/test_{name}.py"
-    for name in ("bls", "contract", "load", "metrics", "serving", "start", "upstream")
+    for name in (
+        *("bls", "client_options", "contract", "load", "metrics", "serving", "start"),
+        *("token_counts", "upstream"),
+    )
 )
 """The files whose tests ask the servers ``alone`` and ``pair``."""
 
@@ -44,6 +50,8 @@ settings.load_profile("no deadline")
 
 # Threads of PyTorch that share a processor with other tests wait for each other most of the time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where there are several all the same, they must not spin while they wait.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -86,6 +94,20 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if file.startswith(ONE_BY_ONE) and not file.endswith("test_sandbox.py"):
+        if file.startswith(ONE_BY_ONE) and file not in TOGETHER:
             return nodeid
         return SHARED_SERVERS if file in SHARED_SERVERS else file
+
+    def schedule(self) -> None:
+        """Begin with the groups of most tests, go on with single long tests, and end with small groups.
+
+        So no worker is left with a long test while the others have nothing to do.
+        """
+        super().schedule()
+        for scope in [scope for scope, tests in self.workqueue.items() if len(tests) > 1]:
+            self.workqueue.move_to_end(scope)
+
+    def _reschedule(self, node: Any) -> None:
+        """Give a worker one test beyond the one that it runs, and no more: another may be free sooner."""
+        if not self.workqueue or self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 RUN = "TRTLLM_HPC_TEST_RUN"
@@ -46,15 +47,15 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
     return made
 
 
-def engine_for_two_ranks() -> Path:
+def engine_for(ranks: int) -> Path:
     """A finished engine of the reference backend, so that not every test builds one."""
-    return made_once("engine tp2", _build_engine)
+    return made_once(f"engine tp{ranks}", partial(_build_engine, ranks=ranks))
 
 
-def _build_engine(folder: Path) -> None:
+def _build_engine(folder: Path, ranks: int) -> None:
     command = [sys.executable, "-m", "trtllm_hpc.reference.build", "--output", str(folder)]
-    command += ["--synthetic", "tiny-llama"]
-    options = ["--tensor-parallel", "2", "--seed", "0", "--dtype", "float32", "--max-batch-size", "8"]
+    command += ["--synthetic", "tiny-llama", "--tensor-parallel", str(ranks)]
+    options = ["--seed", "0", "--dtype", "float32", "--max-batch-size", "8"]
     lengths = ["--max-input-len", "256", "--max-seq-len", "512"]
     subprocess.run([*command, *options, *lengths], check=True, capture_output=True)
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)

@@ -21,7 +21,6 @@ from .test_local_profile import built, leftovers
 
 pytestmark = [
     pytest.mark.triton,
-    pytest.mark.xdist_group("api"),
     # The run's processes outlive the call that starts them, as they must.
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -41,7 +40,7 @@ def job(folder: Path) -> Path:
     file = folder / "job.yaml"
     sections = {
         "name": "from-python",
-        "engine": {**built(), "tensor_parallel": 2},
+        "engine": built(),
         "repository": {"decoupled": True},
         "companion": {"enabled": False},
     }

@@ -1,4 +1,7 @@
-"""The door on the local profile: a real HAProxy in front of a real tritonserver, and strangers before it."""
+"""The door on the local profile: a real HAProxy in front of a real tritonserver, and strangers before it.
+
+All tests share one run; ``test_door_runs.py`` has those with runs of their own.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import re
 import shutil
 import signal
 import socket
-import ssl
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -24,17 +26,13 @@ import pytest
 from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.client.connection import grpc_client
-from trtllm_hpc.client.http import is_ready
-from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.certificate import take_certificate
-from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
+from trtllm_hpc.runtime.records import Endpoint, read_events
 
 from .test_local_profile import built, leftovers, state, submit, types
 
 pytestmark = [
     pytest.mark.triton,
-    pytest.mark.xdist_group("door"),
     pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (.ci/test does)"),
 ]
 
@@ -44,7 +42,7 @@ DOOR = {"ready_timeout_seconds": 120, "door": "haproxy", "max_request_mib": 1, "
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunPaths]:
     folder = tmp_path_factory.mktemp("door")
-    _, paths = submit(folder, engine=built(), serve=DOOR, companion={"enabled": False})
+    _, paths = submit(folder, engine=built(1), serve=DOOR, companion={"enabled": False})
     assert eventually(lambda: paths.endpoint.exists(), 60), state(paths)
     yield paths
     types("cancel", paths.folder)
@@ -275,109 +273,3 @@ def test_a_crashed_server_is_started_again_and_told(run: RunPaths, endpoint: End
     assert eventually(lambda: instances(run)[0]["state"] == "ready", 60), instances(run)
     answer = types("client", run.folder, "--prompt", "Hello", "--max-tokens", "4")
     assert answer.returncode == 0, answer.stderr
-
-
-def test_a_door_that_cannot_be_opened_fails_the_run(tmp_path: Path) -> None:
-    broken = tmp_path / "haproxy"
-    broken.write_text("#!/bin/sh\necho out of order >&2\nexit 3\n")
-    broken.chmod(0o755)
-    words = ("--set", f"cluster.haproxy={broken}")
-    _, run = submit(tmp_path, *words, engine=built(), serve=DOOR, companion={"enabled": False})
-    assert eventually(lambda: state(run) == "failed", 60), state(run)
-    status = documented("status", types("status", run.folder, "--json").stdout)
-    assert status["exit_code"] == ExitCode.START
-    assert "the door (HAProxy) ended by itself, with exit code 3" in status["sentence"]
-    assert "out of order" in run.batch_log("door").read_text()
-    assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
-
-
-def test_a_missing_haproxy_is_told_with_what_to_do(tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(json.dumps({"name": "here", "serve": DOOR}))
-    words = ("--cluster", "local", "--runs", tmp_path / "runs", "--set", "cluster.haproxy=/no/such/haproxy")
-    answer = types("submit", job, *words)
-    assert answer.returncode == ExitCode.CONFIG, answer.stderr
-    assert "there is no program '/no/such/haproxy'" in answer.stderr
-    assert "or set serve.door to none" in answer.stderr
-
-
-def test_a_server_that_fails_at_its_start_is_told(tmp_path: Path) -> None:
-    words = ("--set", "cluster.triton.server=/bin/false")
-    _, run = submit(tmp_path, *words, engine=built(), serve=DOOR, companion={"enabled": False})
-    assert eventually(lambda: state(run) == "failed", 60), state(run)
-    status = documented("status", types("status", run.folder, "--json").stdout)
-    assert status["exit_code"] == ExitCode.START
-    assert "died first: exit code 1" in status["sentence"], status["sentence"]
-    assert [one["state"] for one in status["instances"]] == ["failed"]
-    assert "Traceback" not in run.batch_log("serve").read_text()
-    assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
-
-
-def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
-    given = signed_certificate(tmp_path, "door.cluster.example")
-    serve = {**DOOR, "tls": True, "certificate": str(given)}
-    _, run = submit(tmp_path, engine=built(), serve=serve, companion={"enabled": False})
-    try:
-        assert eventually(lambda: run.endpoint.exists(), 60), state(run)
-        endpoint = Endpoint.read(run.endpoint)
-        assert endpoint is not None
-        shown = ssl.get_server_certificate((endpoint.address, endpoint.http_port))
-        assert shown == (tmp_path / "door.crt").read_text()
-        few = ("--requests", "4", "--concurrency", "2", "--min-requests", "1", "--min-window-seconds", "0")
-        for words in (
-            ("client", run.folder, "--prompt", "Hello", "--max-tokens", "4"),
-            ("bench", "run", run.folder, *few, "--protocol", "grpc"),
-            ("bench", "run", run.folder, *few, "--protocol", "http"),
-            ("metrics", run.folder),
-        ):
-            answer = types(*words)
-            assert answer.returncode == 0, (words, answer.stdout, answer.stderr)
-        told = types("status", run.folder).stdout
-        assert f"SHA-256 {endpoint.fingerprint}" in told, told
-        # Another one by the same signer, for the same name, is not the door's.
-        other = signed_certificate(tmp_path, "door.cluster.example", name="other", with_authority=False)
-        run.certificate.write_text((tmp_path / "other.crt").read_text())
-        assert other.exists() and not is_ready(endpoint, 5.0)
-        key = re.findall(r"KEY-----\n(.+)\n", given.read_text())[0].encode()
-        files = [file for file in run.folder.rglob("*") if file.is_file() and not file.is_symlink()]
-        assert [file for file in files if key in file.read_bytes()] == []
-    finally:
-        types("cancel", run.folder)
-    assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
-
-
-def signed_certificate(folder: Path, domain: str, *, name: str = "door", with_authority: bool = True) -> Path:
-    """A certificate signed by an authority of the test's own, with its chain and key in one file."""
-    if with_authority:
-        made = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=authority")
-        openssl(folder, *made, "-keyout", "authority.key", "-out", "authority.crt")
-    asked = ("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=door")
-    openssl(folder, *asked, "-keyout", f"{name}.key", "-out", f"{name}.csr")
-    (folder / "names").write_text(f"subjectAltName=DNS:{domain}\n")
-    signer = ("-CA", "authority.crt", "-CAkey", "authority.key", "-CAcreateserial", "-extfile", "names")
-    openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signer, "-out", f"{name}.crt")
-    whole = folder / f"{name}.pem"
-    parts = (f"{name}.crt", "authority.crt", f"{name}.key")
-    whole.write_text("".join((folder / part).read_text() for part in parts))
-    return whole
-
-
-def openssl(folder: Path, *words: str) -> None:
-    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-
-@pytest.mark.parametrize(("part", "lacks"), [("door.crt", "private key"), ("door.key", "certificate")])
-def test_half_a_certificate_is_told(tmp_path: Path, part: str, lacks: str) -> None:
-    signed_certificate(tmp_path, "door.cluster.example")
-    with pytest.raises(StartFailed, match=f"{part} holds no {lacks}"):
-        take_certificate(RunPaths(tmp_path / "run"), tmp_path / part)
-
-
-def test_a_run_that_is_done_ends_at_once(tmp_path: Path) -> None:
-    answer, run = submit(tmp_path, "--wait", engine=built(), serve=DOOR)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    times = {event.name: event.time for event in read_events(run, "serve")}
-    # Triton waits 30 s for connections that stay open.
-    assert times["stage_end"] - times["server_stop"] < 20
-    assert RankRecord.read(run.rank_record("serve", 0)).exit_code == 0  # type: ignore[union-attr]
-    assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.ended import ended_when_asked
 from tests.schemas.check import documented
-from tests.sharing import engine_for_two_ranks
+from tests.sharing import engine_for
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
@@ -48,9 +48,12 @@ def types(*words: str | Path, timeout_s: float = 120) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 
 
-def built() -> dict[str, Any]:
-    """The section of a job file for an engine that is there already."""
-    return {**SECTIONS["engine"], "directory": str(engine_for_two_ranks())}
+def built(ranks: int = 2) -> dict[str, Any]:
+    """The section of a job file for an engine that is there already.
+
+    A second rank takes as long to start as the first: tests of something else do without it.
+    """
+    return {"tensor_parallel": ranks, "directory": str(engine_for(ranks))}
 
 
 def submit(folder: Path, *words: str, **sections: Any) -> tuple[subprocess.CompletedProcess[str], RunPaths]:
@@ -117,7 +120,7 @@ def open_to_strangers(run: RunPaths) -> list[str]:
 
 def test_cancel_leaves_nothing(tmp_path: Path) -> None:
     """The output is a pipe: the command must end although the run goes on."""
-    _, run = submit(tmp_path, engine=built())
+    _, run = submit(tmp_path, engine=built(1))
     assert eventually(lambda: run.endpoint.exists(), 60), state(run)
     assert open_to_strangers(run) == []
     cancelled = types("cancel", run.folder)
@@ -174,7 +177,7 @@ def test_a_failed_build_ends_the_chain_at_once(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_watching_leaves_the_run_alone(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
-    job.write_text(json.dumps({**SECTIONS, "engine": built(), "companion": {"benchmark": None}}))
+    job.write_text(json.dumps({**SECTIONS, "engine": built(1), "companion": {"benchmark": None}}))
     command = [Path(sys.executable).parent / "trtllm-hpc", "submit", job, "--cluster", "local", "--wait"]
     # A process group of its own, as a terminal gives each command; Ctrl-C goes to the whole group.
     watcher = subprocess.Popen(

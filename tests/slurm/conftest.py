@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.schemas.check import documented
-from tests.sharing import engine_for_two_ranks, made_once, sandbox_name
+from tests.sharing import engine_for, made_once, sandbox_name
 from tests.waiting import eventually
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import RunPaths
@@ -247,4 +247,10 @@ def person(cluster: Sandbox, installed: Path, home: Path) -> Iterator[Person]:
 @pytest.fixture(scope="session")
 def engine() -> Path:
     """A finished engine for two ranks, so that not every test builds one."""
-    return engine_for_two_ranks()
+    return engine_for(2)
+
+
+@pytest.fixture(scope="session")
+def engine_alone() -> Path:
+    """A finished engine for one rank."""
+    return engine_for(1)
