@@ -50,6 +50,13 @@ def two_ranks(engine: Path | None = None, **more: Any) -> dict[str, Any]:
     return sections
 
 
+def one_rank(engine: Path, **more: Any) -> dict[str, Any]:
+    """The same for one rank, which is ready sooner: for what has nothing to do with other ranks."""
+    sections = two_ranks(engine, serve={"nodes": 1}, **more)
+    sections["engine"]["tensor_parallel"] = 1
+    return sections
+
+
 def expected_answer(engine: Path, prompt: str, max_tokens: int) -> str:
     """What transformers' own ``generate`` says on the same weights, by itself."""
     import torch
@@ -113,6 +120,7 @@ def test_one_job_file_to_a_measured_model(person: Person) -> None:
     answer, run = person.submit(job)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "completed" in answer.stdout and "endpoint: http" in answer.stdout
+    assert "answer (grpc)" in answer.stdout
     expected = expected_answer(run.engine, "Grüße, world", 12)
     assert answers_of(run) == [expected, expected]  # gRPC and HTTP generate
     context, answered = (np.load(run.logits(name)) for name in logits)
@@ -167,9 +175,19 @@ def test_the_job_of_the_demo_streams_and_is_measured_at_two_rates(person: Person
     assert shown.returncode == 0 and shown.stdout == run.measurement("benchmark").table.read_text()
 
 
-def test_sbatch_by_hand_does_the_same(person: Person) -> None:
-    job = person.job("by-hand", **two_ranks())
-    rendered = person.types("render", job, "--cluster", person.profile, "--json")
+def test_files_written_by_init_and_sbatch_by_hand_do_the_same(person: Person) -> None:
+    """From the wheel, in a folder with a space and quotes in its name, asking the live Slurm."""
+    person.environment = {"SLURM_CONF": str(person.sandbox.slurm_conf)}
+    assert person.types("init", "job", "mine.yaml").returncode == 0
+    written = person.types("init", "cluster", "site.yaml")
+    assert written.returncode == 0, written.stderr
+    profile = (person.folder / "site.yaml").read_text()
+    assert "partition: batch" in profile and "gpus_per_node: 4" in profile and "mpi: pmix" in profile
+    companion = json.dumps(two_ranks()["companion"])
+    settings = ("cluster.triton.server=pytriton", "serve.nodes=2", FEW_PROCESSES, f"companion={companion}")
+    words = [word for setting in settings for word in ("--set", setting)]
+    files = ("mine.yaml", "--cluster", "./site.yaml", "--runs", "my runs")
+    rendered = person.types("render", *files, *words, "--json")
     assert rendered.returncode == 0, rendered.stderr
     run = RunPaths(documented("render", rendered.stdout)["folder"])
     assert person.status(run)["state"] == "rendered"
@@ -185,13 +203,17 @@ def test_sbatch_by_hand_does_the_same(person: Person) -> None:
 
 
 def test_two_submissions_at_once_never_meet(person: Person, engine: Path) -> None:
+    """One has its companion inside the server's allocation, as at a site that hands out no GPUs."""
     job = person.job("twins", **two_ranks(engine))
     words = ("trtllm-hpc", "submit", job, "--cluster", person.profile, "--wait", "--json")
-    processes = [person.command(*words) for _ in range(2)]
+    site = ("--set", "cluster.companion=overlap", "--set", "cluster.gpu_request=none")
+    processes = [person.command(*words), person.command(*words, *site)]
     outputs = [process.communicate(timeout=150) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     runs = [RunPaths(documented("submit", output)["folder"]) for output, _ in outputs]
     assert runs[0].folder != runs[1].folder
+    assert [run.sbatch("companion").exists() for run in runs] == [True, False]
+    assert ["#SBATCH --g" in run.sbatch("serve").read_text() for run in runs] == [True, False]
     for run in runs:
         assert_served_and_measured(run)
         mine = json.loads(run.jobs.read_text())["stages"]["serve"]["job_id"]
@@ -262,11 +284,30 @@ def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: st
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
 
 
+EXPORTED = {
+    "SLURM_GRES": "gpu:9",
+    "SLURM_EXCLUSIVE": "1",
+    "SLURM_LABELIO": "1",
+    "SLURM_HINT": "nomultithread",
+    "SBATCH_PARTITION": "nosuch",
+    "SBATCH_TIMELIMIT": "1",
+    "http_proxy": "http://127.0.0.1:9",
+}
+"""What a person may have exported; it must change nothing."""
+
+
 def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, engine: Path) -> None:
+    """Whatever the person has exported, and whatever lies in the folder where they submit."""
+    stranger = person.folder / "click.py"
+    stranger.write_text("raise SystemExit('the click.py of the working directory was run')\n")
+    person.environment = {**EXPORTED, "TMPDIR": str(person.folder)}
     run, endpoint = serving(person, engine, "kept", companion={"benchmark": None})
     assert eventually(lambda: person.status(run)["stages"][-1]["state"] == "COMPLETED", 60), person.status(
         run
     )
+    stranger.unlink()
+    person.environment = {}
+    assert run.rank_log("serve", 0).read_text(errors="replace").startswith("rank 0 on")
     assert person.status(run)["state"] == "serving"
     asked = person.types("client", run.folder, "--prompt", "Hello", "--max-tokens", "4", "--json")
     assert asked.returncode == 0, asked.stderr
@@ -304,18 +345,6 @@ def test_a_failed_run_is_resumed_in_its_folder(person: Person, engine: Path) -> 
     assert_served_and_measured(run)
     assert "rank 0 on" in (run.attempts / "1" / "logs" / "serve_0.out").read_text()
     assert person.status(run)["state"] == "completed"
-
-
-def test_a_companion_inside_the_servers_allocation_at_a_site_that_hands_out_no_gpus(
-    person: Person, engine: Path
-) -> None:
-    job = person.job("overlap", **two_ranks(engine))
-    site = ("cluster.companion=overlap", "cluster.gpu_request=none")
-    answer, run = person.submit(job, *(word for setting in site for word in ("--set", setting)))
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert not run.sbatch("companion").exists()
-    assert "#SBATCH --gpus" not in run.sbatch("serve").read_text()
-    assert_served_and_measured(run)
 
 
 def refused_before_the_queue(person: Person, check: str, job: Path, *words: str) -> None:
@@ -399,21 +428,6 @@ def test_names_reach_slurm_as_they_are(person: Person) -> None:
     assert f"StdOut={run.batch_log('build')}" in shown
 
 
-def test_files_written_by_init_lead_to_a_run(person: Person) -> None:
-    """From the wheel, in a folder with a space and quotes in its name, asking the live Slurm."""
-    person.environment = {"SLURM_CONF": str(person.sandbox.slurm_conf)}
-    assert person.types("init", "job", "mine.yaml").returncode == 0
-    written = person.types("init", "cluster", "site.yaml")
-    assert written.returncode == 0, written.stderr
-    profile = (person.folder / "site.yaml").read_text()
-    assert "partition: batch" in profile and "gpus_per_node: 4" in profile and "mpi: pmix" in profile
-    small = ["--set", "companion.benchmark=null", "--set", "cluster.triton.server=pytriton"]
-    words = ("submit", "mine.yaml", "--cluster", "./site.yaml", "--runs", "my runs", "--wait", *small)
-    answer = person.types(*words, "--set", "serve.nodes=2", "--set", FEW_PROCESSES)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "answer (grpc)" in answer.stdout
-
-
 def test_killed_ranks_end_a_companion_inside_the_allocation(person: Person, engine: Path) -> None:
     """kill -9 of the supervisors: nobody on the nodes can write a word."""
     sections = two_ranks(engine, companion={"benchmark": {**SMALL, "requests": 600}})
@@ -437,8 +451,8 @@ def test_killed_ranks_end_a_companion_inside_the_allocation(person: Person, engi
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
 
 
-def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, engine: Path) -> None:
-    job = person.job("no-companion", **two_ranks(engine))
+def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, engine_alone: Path) -> None:
+    job = person.job("no-companion", **one_rank(engine_alone))
     held = ["--set", "cluster.companion_partition=debug", "--set", "companion.start_timeout_seconds=5"]
     _, run = person.submit(job, *held, wait=False)
     companion = person.status(run)["stages"][-1]["job_id"]
@@ -447,29 +461,9 @@ def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, eng
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
 
 
-def test_what_a_person_has_exported_changes_nothing(person: Person, engine: Path) -> None:
-    (person.folder / "click.py").write_text(
-        "raise SystemExit('the click.py of the working directory was run')\n"
-    )
-    person.environment = {
-        "SLURM_GRES": "gpu:9",
-        "SLURM_EXCLUSIVE": "1",
-        "SLURM_LABELIO": "1",
-        "SLURM_HINT": "nomultithread",
-        "SBATCH_PARTITION": "nosuch",
-        "SBATCH_TIMELIMIT": "1",
-        "TMPDIR": str(person.folder),
-        "http_proxy": "http://127.0.0.1:9",
-    }
-    answer, run = person.submit(person.job("exported", **two_ranks(engine, companion={"benchmark": None})))
-    (person.folder / "click.py").unlink()
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert run.rank_log("serve", 0).read_text(errors="replace").startswith("rank 0 on")
-
-
 @pytest.mark.parametrize("where", ["job", "overlap"])
-def test_a_refused_question_is_what_failed(person: Person, engine: Path, where: str) -> None:
-    sections = two_ranks(engine, companion={"request": {"prompt": "word " * 400, "max_tokens": 4}})
+def test_a_refused_question_is_what_failed(person: Person, engine_alone: Path, where: str) -> None:
+    sections = one_rank(engine_alone, companion={"request": {"prompt": "word " * 400, "max_tokens": 4}})
     job = person.job("refused", **sections)
     refused_before_the_queue(person, "prompt-length", job)
     words = ("--set", f"cluster.companion={where}", "--ignore", "prompt-length")

@@ -77,10 +77,11 @@ def test_two_builds_race_and_both_serve(person: Person) -> None:
     assert len({run.engine.resolve() for run in runs}) == 1
     assert len({json.loads(run.answer.read_text())["answers"][0]["text"] for run in runs}) == 1
     assert_clean(person, 1)
-    again, run = person.submit(job)
+    again, run = person.submit(job, wait=False)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "engine: found in the cache (engine-" in again.stdout and "  build:" not in again.stdout
     assert [stage["stage"] for stage in person.status(run)["stages"]] == ["serve", "companion"]
+    assert person.types("cancel", run.folder).returncode == 0  # both runs before have served it
 
 
 def kill(node: Node, victim: str) -> list[int]:

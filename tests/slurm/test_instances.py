@@ -29,7 +29,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import Endpoint, read_events
 from trtllm_hpc.sandbox import Sandbox
 
-pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("instances")]
+pytestmark = pytest.mark.slurm
 
 LENIENT = (
     "--min-requests",
@@ -54,9 +54,11 @@ def cluster() -> Iterator[Sandbox]:
     made.down()
 
 
-def start(person: Person, engine: Path, serve: dict[str, Any], **sections: Any) -> RunPaths:
+def start(
+    person: Person, engine: Path, serve: dict[str, Any], *, ranks: int = 2, **sections: Any
+) -> RunPaths:
     whole = {
-        "engine": {"tensor_parallel": 2, "directory": str(engine)},
+        "engine": {"tensor_parallel": ranks, "directory": str(engine)},
         "repository": {"bls_instances": 1, "decoupled": True},
         "serve": {"ready_timeout_seconds": 120, **serve},
         "companion": {"enabled": False},
@@ -327,7 +329,7 @@ def assert_measured_through_the_door(person: Person, run: RunPaths) -> None:
     assert measured.levels[0].passes[0].failed == 0
 
 
-def test_two_users_on_one_node_do_not_meet(person: Person, engine: Path) -> None:
+def test_two_users_on_one_node_do_not_meet(person: Person, engine_alone: Path) -> None:
     theirs = person.folder.parent / "another"
     theirs.mkdir(exist_ok=True)
     user = pwd.getpwnam("daemon")
@@ -341,7 +343,7 @@ def test_two_users_on_one_node_do_not_meet(person: Person, engine: Path) -> None
     profiles[1].write_text("\n".join([*others, *folders, here]))
     people = [replace(person, profile=profiles[0])]
     people.append(replace(person, profile=profiles[1], folder=theirs, user=user))
-    runs = [start(one, engine, {"instances": 1, "nodes": 1}) for one in people]
+    runs = [start(one, engine_alone, {"instances": 1, "nodes": 1}, ranks=1) for one in people]
     endpoints = [endpoint_of(run) for run in runs]
     assert endpoints[0].host == endpoints[1].host
     for one, run in zip(people, runs, strict=True):
