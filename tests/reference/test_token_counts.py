@@ -1,15 +1,12 @@
-"""Token counts of answers of the reference backend's real models."""
+"""Token counts of the benchmark, of answers of the reference backend's models."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from tests.reference import servers
 from trtllm_hpc.bench.load.messages import CoreModel, Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_open
 from trtllm_hpc.bench.load.timing import Clock
@@ -21,33 +18,13 @@ from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
 from trtllm_hpc.client.served_model import TextModel
 from trtllm_hpc.config.benchmark import Benchmark, Workload
-from trtllm_hpc.reference import build
 from trtllm_hpc.runtime.records import Endpoint
+
+from .servers import World
 
 pytestmark = pytest.mark.triton
 
 REQUESTED = 7
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("engine") / "tiny"
-    limits = ("--max-batch-size", "8", "--max-input-len", "64", "--max-seq-len", "96")
-    synthetic = ("--synthetic", "tiny-llama", "--seed", "0", "--tensor-parallel", "1")
-    assert build.main(["--output", str(folder), *limits, *synthetic]) == 0
-    return folder
-
-
-@pytest.fixture(scope="module", params=["streams", "answers-at-once"])
-def served(
-    request: pytest.FixtureRequest, engine: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Endpoint, bool]]:
-    """The endpoint, and whether its models are decoupled."""
-    folder, decoupled = tmp_path_factory.mktemp("served"), request.param == "streams"
-    options = {"decoupled": decoupled, "bls_instances": 2, "accumulate_tokens": "true"}
-    with servers.serve(folder, engine, **options) as world:
-        ports = (world.http_port, world.grpc_port, world.metrics_port)
-        yield Endpoint("1", "here", "127.0.0.1", *ports, models=[], ready_at=time.time()), decoupled
 
 
 def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
@@ -70,11 +47,20 @@ def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
+@pytest.mark.parametrize(("name", "ranks", "decoupled"), [("alone", 1, True), ("pair", 2, False)])
 def test_every_token_of_every_model_is_counted(
-    served: tuple[Endpoint, bool], engine: Path, model: str, protocol: Literal["grpc", "http"]
+    request: pytest.FixtureRequest,
+    served: dict[int, Path],
+    name: str,
+    ranks: int,
+    decoupled: bool,
+    model: str,
+    protocol: Literal["grpc", "http"],
 ) -> None:
-    endpoint, decoupled = served
-    tokens = find_tokenizer(Workload(), [engine], endpoint)
+    world: World = request.getfixturevalue(name)
+    ports = (world.http_port, world.grpc_port, world.metrics_port)
+    endpoint = Endpoint("1", "here", "127.0.0.1", *ports, models=[], ready_at=0.0)
+    tokens = find_tokenizer(Workload(), [served[ranks]], endpoint)
     assert tokens.tokenizer is not None and tokens.tokenizer.counted_by == "tokenizer"
     core = model == "tensorrt_llm"
     target = Target(
