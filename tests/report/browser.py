@@ -19,6 +19,10 @@ _MARKS = """() => Object.fromEntries([...document.querySelectorAll('.chart')].ma
     .flatMap(group => [...group.querySelectorAll('path, line, text')])
     .filter(mark => !mark.closest('.role-axis, .role-legend')).length]))"""
 
+_DRAWN = "() => document.documentElement.dataset.charts === 'drawn'"
+
+Scheme = Literal["light", "dark"]
+
 
 def find_chromium() -> str | None:
     """Path of the browser, if there is one on this machine."""
@@ -47,6 +51,13 @@ class Opened:
         )
         return share
 
+    def show(self, width: int, scheme: Scheme) -> None:
+        """Change the window's width and then the colours, which draws all charts again."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.evaluate("() => { delete document.documentElement.dataset.charts; }")
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.wait_for_function(_DRAWN)
+
     def overflow(self) -> int:
         """By how many pixels the page is wider than its window."""
         wide: int = self.page.evaluate(
@@ -70,7 +81,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def opened(
-    browser: Browser, file: Path, width: int = 1280, scheme: Literal["light", "dark"] = "light", **others: Any
+    browser: Browser, file: Path, width: int = 1280, scheme: Scheme = "light", **others: Any
 ) -> Iterator[Opened]:
     """The file in a new window, once its charts are drawn."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, **others)
@@ -81,7 +92,7 @@ def opened(
     page.on("request", lambda request: found.requests.append(request.url))
     try:
         page.goto(file.as_uri())
-        page.wait_for_function("() => document.documentElement.dataset.charts === 'drawn'")
+        page.wait_for_function(_DRAWN)
         yield found
     finally:
         page.close()
