@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,12 +27,11 @@ class Encounter:
     """A builder that is suspended in the step ``convert``, whose old output is broken; and another."""
 
     def __init__(self, runs: MakeRun, folder: Path, pattern: str, number: int) -> None:
-        engines, logs = str(folder / "engines"), folder / "others"
-        folder.mkdir()
-        self.sleeper = runs(engines_folder=engines, log=folder / "sleepers")
-        self.other = runs(engines_folder=engines, log=logs, script=GATED)
+        engines, logs = folder / "engines", folder / "others"
+        shutil.copytree(built(runs, folder.parent / "built"), engines, symlinks=True)
+        self.sleeper = runs(engines_folder=str(engines), log=folder / "sleepers")
+        self.other = runs(engines_folder=str(engines), log=logs, script=GATED)
         self.gate = folder / "gate"
-        assert self.sleeper.build()[0] == 0
         for step, name in (("convert", "rank0.safetensors"), ("build", "rank0.engine")):
             (self.sleeper.entry(step).output / name).write_bytes(b"cut")
         entry = str(self.sleeper.entry("convert").folder)
@@ -77,6 +77,13 @@ class Encounter:
     def _times(self) -> dict[Path, int]:
         outputs = [self.other.entry(step).output for step in ("convert", "build")]
         return {path: path.stat().st_mtime_ns for output in outputs for path in output.rglob("*")}
+
+
+def built(runs: MakeRun, engines: Path) -> Path:
+    """A cache with the outputs of both steps, which the encounters of a test copy."""
+    if not engines.exists():
+        assert runs(engines_folder=str(engines), log=engines.with_suffix(".log")).build()[0] == 0
+    return engines
 
 
 def state_of(process: subprocess.Popen[str]) -> str:
