@@ -20,7 +20,8 @@ SANDBOX = f"gpu-story-{os.getpid()}"
 """Of this process's own, so that it may be taken down whatever happens."""
 
 MODELS = ("tensorrt_llm", "ensemble", "tensorrt_llm_bls")
-WARM_UP_S = 1.0
+WARM_UPS = 1 / 6
+"""Time before each measurement, as a share of it."""
 MIN_REQUESTS = 4
 """Fewer make a figure invalid: in six seconds one request after another may be no more, but each has many
 tokens."""
@@ -109,7 +110,7 @@ class Teller:
         return [
             *("--runs", runs, "--model", model, "--streaming" if streamed else "--no-streaming"),
             *("--concurrency", ",".join(map(str, settings.concurrency))),
-            *("--duration", settings.seconds, "--warmup-seconds", WARM_UP_S),
+            *("--duration", settings.seconds, "--warmup-seconds", settings.seconds * WARM_UPS),
             *("--min-requests", MIN_REQUESTS, "--no-slo"),
             *_lengths(settings.input_tokens, settings.output_tokens),
         ]
