@@ -192,12 +192,15 @@ def test_mpi_jobs_side_by_side_run_in_one_folder_below_tmp(sandbox: Sandbox, sha
     first_job_id = sandbox.layout.first_job_id if sandbox.layout else 0
     assert all(int(job) >= first_job_id for job in jobs)
 
-    def completed(job: str) -> bool:
-        return "JobState=COMPLETED" in slurm(sandbox, "scontrol", "show", "job", job)
+    def ended(job: str) -> str | None:
+        shown = slurm(sandbox, "scontrol", "show", "job", job)
+        return None if re.search("JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING) ", shown) else shown
 
     for job in jobs:
-        assert eventually(partial(completed, job))
-        assert (shared_folder / f"{job}.out").read_text().split() == ["6"] * 4
+        state = eventually(partial(ended, job)) or slurm(sandbox, "scontrol", "show", "job", job)
+        said = (shared_folder / f"{job}.out").read_text()
+        assert "JobState=COMPLETED" in state, f"{state}\n{said}"
+        assert said.split() == ["6"] * 4
 
 
 def test_a_released_dependency_starts_at_once(sandbox: Sandbox) -> None:
