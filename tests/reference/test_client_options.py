@@ -9,8 +9,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Protocol
 from trtllm_hpc.client.options import OPTIONS
-from trtllm_hpc.client.request import Answer, Prompt
-from trtllm_hpc.errors import ExitCode, RequestFailed
+from trtllm_hpc.client.request import Answer
+from trtllm_hpc.errors import ExitCode, InvalidRequest, RequestFailed
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference.text import TextTokenizer
 from trtllm_hpc.runtime.records import Endpoint
@@ -49,44 +50,38 @@ def endpoint(alone: World) -> Endpoint:
 class Asked:
     """One model, asked with options; answers have eight tokens and no prompt unless an option says so."""
 
-    def __init__(self, endpoint: Endpoint, model: str) -> None:
+    def __init__(self, endpoint: Endpoint, model: str, protocol: Protocol = "grpc") -> None:
         self._endpoint = endpoint
         self._model = model
+        self._protocol: Protocol = protocol
 
     def __call__(
         self,
         *,
-        protocol: Protocol = "grpc",
         stream: bool = False,
-        prompt: Prompt = PROMPT,
         on_text: Callable[[str], object] | None = None,
         ended: asyncio.Event | None = None,
         **options: Any,
     ) -> Answer:
-        [answer] = self.batch([prompt], protocol, stream, on_text, ended, **options)
-        return answer
-
-    def batch(
-        self,
-        prompts: Sequence[Prompt],
-        protocol: Protocol = "grpc",
-        stream: bool = False,
-        on_text: Callable[[str], object] | None = None,
-        ended: asyncio.Event | None = None,
-        **options: Any,
-    ) -> tuple[Answer, ...]:
-        async def ask() -> tuple[Answer, ...]:
-            async with AsyncClient(self._endpoint, self._model, protocol=protocol) as client:
-                request = client.request(tuple(prompts), given)
-                return await client.ask(replace(request, stream=stream), on_text, ended)
+        async def ask() -> Answer:
+            async with AsyncClient(self._endpoint, self._model, protocol=self._protocol) as client:
+                request = client.request((PROMPT,), given)
+                [answer] = await client.ask(replace(request, stream=stream), on_text, ended)
+                return answer
 
         defaults = {"max_tokens": 8, "exclude_input": True, "end_id": -1}
         given = {name: it for name, it in {**defaults, **options}.items() if it is not None}
         return asyncio.run(ask())
 
 
-@pytest.fixture(params=TEXT_MODELS)
+@pytest.fixture(params=product(TEXT_MODELS, ("grpc", "http")), ids="-".join)
 def ask(request: pytest.FixtureRequest, endpoint: Endpoint) -> Asked:
+    """A text model over either protocol."""
+    return Asked(endpoint, *request.param)
+
+
+@pytest.fixture(params=TEXT_MODELS)
+def over_grpc(request: pytest.FixtureRequest, endpoint: Endpoint) -> Asked:
     return Asked(endpoint, request.param)
 
 
@@ -95,16 +90,14 @@ def ensemble(endpoint: Endpoint) -> Asked:
     return Asked(endpoint, "ensemble")
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_both_protocols_take_every_kind_of_option(ask: Asked, protocol: Protocol) -> None:
+def test_seed_prompt_and_bias(ask: Asked, ensemble: Asked) -> None:
     sampled: dict[str, Any] = {"temperature": 5.0, "top_k": 50, "seed": 7}
-    again = ask(protocol=protocol, **sampled).text
-    assert ask(**sampled).text == again != ask().text
-    other = {**sampled, "seed": 2**63 + 1}
-    assert ask(protocol=protocol, **other).text != again
-    assert ask(protocol=protocol, exclude_input=None).text.startswith(PROMPT)
+    again = ask(**sampled).text
+    assert ensemble(**sampled).text == again != ask().text
+    assert ask(**{**sampled, "seed": 2**63 + 1}).text != again
+    assert ask(exclude_input=None).text.startswith(PROMPT)
     bias: dict[str, Any] = {"embedding_bias_words": ["the"], "embedding_bias_weights": [1e4]}
-    assert ask(protocol=protocol, **bias).text.count("the") > 1
+    assert ask(**bias).text.count("the") > 1
 
 
 def a_word_of_the_answer(ask: Asked) -> str:
@@ -166,7 +159,7 @@ def requests_active(alone: World) -> str:
     return found[0]
 
 
-def test_an_answer_that_is_interrupted_is_ended_on_the_server(ask: Asked, alone: World) -> None:
+def test_an_answer_that_is_interrupted_is_ended_on_the_server(over_grpc: Asked, alone: World) -> None:
     shown: list[str] = []
     ended = asyncio.Event()
 
@@ -175,29 +168,35 @@ def test_an_answer_that_is_interrupted_is_ended_on_the_server(ask: Asked, alone:
         if len(shown) == 3:
             ended.set()
 
-    answer = ask(stream=True, max_tokens=100, on_text=show, ended=ended)
+    answer = over_grpc(stream=True, max_tokens=100, on_text=show, ended=ended)
     assert answer.is_stopped and 3 <= answer.responses < 100
-    assert answer.text.startswith("".join(shown[:3])) and ask().text.startswith("".join(shown[:3]))
+    assert answer.text.startswith("".join(shown[:3])) and over_grpc().text.startswith("".join(shown[:3]))
     assert eventually(lambda: requests_active(alone) == "0", 5)
 
 
-def test_an_answer_ends_after_a_time(ask: Asked, alone: World) -> None:
-    answer = ask(stream=True, max_tokens=100, stop_after_s=0.02)
+def test_an_answer_ends_after_a_time(over_grpc: Asked, alone: World) -> None:
+    answer = over_grpc(stream=True, max_tokens=100, stop_after_s=0.02)
     assert answer.is_stopped and answer.responses < 100
     assert eventually(lambda: requests_active(alone) == "0", 5)
 
 
 def test_a_number_that_does_not_fit_is_not_sent(ask: Asked) -> None:
-    protocols: tuple[Protocol, ...] = ("grpc", "http")
-    for protocol in protocols:
-        with pytest.raises(RequestFailed, match=r"4294967299 does not fit .* int32"):
-            ask(protocol=protocol, max_tokens=2**32 + 3)
-        with pytest.raises(RequestFailed, match=r"-1 does not fit .* uint64"):
-            ask(protocol=protocol, seed=-1)
-        with pytest.raises(RequestFailed, match=r"2.5 does not fit .* int32"):
-            ask(protocol=protocol, max_tokens=2.5)
-        with pytest.raises(RequestFailed, match=r"7 does not fit .* text"):
-            ask(protocol=protocol, stop_words=7)
+    with pytest.raises(InvalidRequest, match=r"4294967299 does not fit .* int32"):
+        ask(max_tokens=2**32 + 3)
+    with pytest.raises(InvalidRequest, match=r"-1 does not fit .* uint64"):
+        ask(seed=-1)
+    with pytest.raises(InvalidRequest, match=r"2.5 does not fit .* int32"):
+        ask(max_tokens=2.5)
+    with pytest.raises(InvalidRequest, match=r"7 does not fit .* text"):
+        ask(stop_words=7)
+
+
+def test_an_ensemble_cannot_be_ended_over_http(endpoint: Endpoint, alone: World) -> None:
+    with pytest.raises(InvalidRequest, match="does not tell 'ensemble'"):
+        Asked(endpoint, "ensemble", "http")(stop_after_s=0.1)
+    ended = Asked(endpoint, "tensorrt_llm_bls", "http")(stream=True, stop_after_s=0.05, max_tokens=100)
+    assert ended.is_stopped
+    assert eventually(lambda: requests_active(alone) == "0", 5)
 
 
 def test_options_and_models_that_do_not_fit_are_named(ensemble: Asked) -> None:

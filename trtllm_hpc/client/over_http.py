@@ -50,7 +50,9 @@ class HttpServer:
         """
         import aiohttp
 
-        path = "generate_stream" if request.stream else "generate"
+        # "generate" takes one response only.
+        is_stream = request.stream or request.options.get("return_sequences", 1) > 1
+        path = "generate_stream" if is_stream else "generate"
         url = f"{self.endpoint.scheme}://{self.endpoint.http}/v2/models/{quote(model.name, safe='')}/{path}"
         body = json.dumps(inputs, ensure_ascii=False).encode("utf-8", errors="replace")
         timeout = aiohttp.ClientTimeout(total=request.timeout_s)
@@ -60,7 +62,7 @@ class HttpServer:
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as reply:
                 if reply.status != 200:
                     raise _refused(url, reply.status, await reply.read())
-                if not request.stream:
+                if not is_stream:
                     yield _outputs(url, await reply.read())
                     return
                 async for event in _events(reply.content):
