@@ -147,6 +147,16 @@ def test_logits_are_written_into_one_file(run: RunPaths, tmp_path: Path, tokeniz
     assert types(run, *words, "--save-logits", str(file)).exit_code == ExitCode.USAGE
 
 
+def test_logits_come_over_one_of_two_protocols(run: RunPaths) -> None:
+    [record] = records(
+        types(run, PROMPT, "--max-tokens", "3", "--generation-logits", "--protocol", "both", "--json")
+    )
+    over_grpc, over_http = record["answers"]
+    assert over_grpc["text"] == over_http["text"] != ""
+    assert (over_grpc["protocol"], over_http["protocol"]) == ("grpc", "http")
+    assert "generation_logits" in over_grpc["logits"] and not over_http["logits"]
+
+
 def test_what_the_server_refuses_by_name_has_reached_it(endpoint: Endpoint) -> None:
     table = np.ones((2, 64), dtype=np.float16)
     with Client(endpoint, "tensorrt_llm") as client:

@@ -125,7 +125,7 @@ class Asking:
             if self._settings.check:
                 await self._compare(clients[0])
             else:
-                await self._ask_all(clients, ended)
+                await self._ask_all(protocols, clients, ended)
         if self._logits and self._settings.save_logits is not None:
             with write_aside(self._settings.save_logits) as aside, aside.open("wb") as file:
                 np.savez(file, **self._logits)
@@ -162,7 +162,9 @@ class Asking:
                 hint="sampling makes answers differ: leave out --temperature, --top-k and --top-p",
             )
 
-    async def _ask_all(self, clients: Sequence[AsyncClient], ended: asyncio.Event) -> None:
+    async def _ask_all(
+        self, protocols: Sequence[Protocol], clients: Sequence[AsyncClient], ended: asyncio.Event
+    ) -> None:
         requests = self._requests(clients[0])
         slots = asyncio.Semaphore(self._settings.concurrency)
         screen = _Screen()
@@ -173,9 +175,11 @@ class Asking:
                 if ended.is_set():
                     return []
                 found = []
-                for client in clients:
-                    answers = await client.ask(request, screen.show if is_live else None, ended)
-                    found.append(tuple(await client.count_tokens(request, answers)))
+                for protocol, client in zip(protocols, clients, strict=True):
+                    # Of two protocols, one brings the logits.
+                    sent = replace(request, logits=()) if protocol == "http" and len(clients) > 1 else request
+                    answers = await client.ask(sent, screen.show if is_live else None, ended)
+                    found.append(tuple(await client.count_tokens(sent, answers)))
                 return found
 
         asking = [asyncio.ensure_future(ask(request)) for request in requests]

@@ -127,7 +127,10 @@ def follow_until_ready(paths: RunPaths, timeout_s: float, show: Show | None = No
             show(progress)
 
     endpoint_of(paths, timeout_s, on_wait=None if show is None else look)
-    return run_status(paths)
+    status = run_status(paths)
+    if show is not None:
+        show(_progress(paths, status))
+    return status
 
 
 def _only_serves(paths: RunPaths, status: RunStatus) -> bool:
