@@ -204,6 +204,31 @@ def test_ctrl_c_while_watching_leaves_the_run_alone(fake_slurm: FakeSlurm, tmp_p
     assert {job["state"] for job in fake_slurm.jobs.values()} == {"PENDING"}
 
 
+def before_each(fake_slurm: FakeSlurm, command: str, line: str) -> None:
+    """Let something happen whenever this command of Slurm's is called."""
+    script = fake_slurm.bin / command
+    script.write_text(script.read_text().replace("exec ", f"{line}\nexec "))
+
+
+def test_a_removed_run_folder_is_no_success_and_ends_the_jobs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    before_each(fake_slurm, "squeue", f"rm -rf '{tmp_path}'/runs/*")
+    output, errors = start_submit(tmp_path, "--wait").communicate(timeout=40)
+    assert "serve: job 102" in output
+    assert "lost: nothing is known about its jobs" in errors and "its jobs were cancelled" in errors, errors
+    assert "next: trtllm-hpc submit the job file again" in errors
+    assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 3
+
+
+def test_a_question_that_slurm_refuses_is_no_reason_to_submit_again(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    fake_slurm.trouble("squeue", "squeue: error: Access/permission denied")
+    process = start_submit(tmp_path, "--wait")
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode == ExitCode.SUBMISSION
+    assert "do not submit again: trtllm-hpc status demo-" in errors, errors
+
+
 def test_without_wait_the_ids_are_printed_and_that_is_all(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     process = start_submit(tmp_path, "--json")
     output, errors = process.communicate(timeout=20)

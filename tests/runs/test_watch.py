@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from tests.runs.clock import Clock
 from tests.runs.made import run_with, written
 from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.bench.progress import Snapshot, Step, write_progress
-from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs import watch
 from trtllm_hpc.runs.status import RunState
@@ -150,12 +153,45 @@ def test_a_controller_that_stays_away_is_an_error(fake_slurm: FakeSlurm, run: Ru
     assert clock.now - 1000 < 1800
 
 
-def test_a_controller_that_is_away_from_the_start_is_an_error_at_once(
+def test_a_first_question_that_fails_is_asked_again(
     fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
 ) -> None:
-    fake_slurm.trouble("squeue", CONTROLLER_GONE)
-    with pytest.raises(SubmissionError, match="Unable to contact"):
+    """The jobs are queued already: who is told to submit again has them twice."""
+    for _ in range(3):
+        fake_slurm.trouble("squeue", CONTROLLER_GONE)
+    clock.at(60, lambda: finish(fake_slurm))
+    seen = [progress.status for progress in follow(run)]
+    assert {stage.state for stage in seen[0].stages} == {"UNKNOWN"}
+    assert seen[0].sentence == "stage build is submitted; Slurm does not answer now"
+    assert seen[0].stages[1].job_id == "102"
+    assert seen[-1].state is RunState.COMPLETED
+    assert not any(status.state is RunState.LOST for status in seen)
+
+
+def test_a_refused_question_is_an_error_at_once(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:
+    fake_slurm.trouble("squeue", "squeue: error: Access/permission denied")
+    with pytest.raises(SubmissionError, match="Access/permission denied"):
         next(follow(run))
+
+
+def test_a_run_whose_folder_is_removed_is_lost(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:
+    clock.at(20, lambda: shutil.rmtree(run.folder))
+    last = list(follow(run))[-1].status
+    assert (last.state, last.exit_code, last.stages) == (RunState.LOST, ExitCode.LOST, ())
+    assert f"{run.plan} is gone" in last.sentence
+    assert clock.now - 1000 < 60
+
+
+def test_a_folder_that_is_missed_for_a_moment_is_no_lost_run(
+    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
+) -> None:
+    """A shared file system may not see it for a second or two."""
+    add_event(run, "build", "stage_begin", job_id="101")  # its events are missed at once
+    away = run.folder.with_name("away")
+    clock.at(20, partial(os.rename, run.folder, away))
+    clock.at(24, partial(os.rename, away, run.folder))
+    clock.at(60, lambda: finish(fake_slurm))
+    assert list(follow(run))[-1].status.state is RunState.COMPLETED
 
 
 def first(run: RunPaths) -> Progress:

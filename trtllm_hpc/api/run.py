@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
@@ -135,7 +136,7 @@ class Run:
         timeout_s: float = READY_TIMEOUT_S,
         progress: bool | Callable[[Progress], object] = False,
     ) -> RunStatus:
-        """Wait until the server is ready, or until the run has ended.
+        """Wait until the server is ready, or until the run has ended. If its folder is removed, its jobs end.
 
         Args:
             until: ``done`` is ``end``, or that only the server is left where nothing stops it
@@ -149,8 +150,11 @@ class Run:
             BuildFailed, StartFailed, RunCancelled, JobLost: it can no longer become ready.
             SubmissionError: Slurm does not answer at first, or not for a long time.
         """
+        from trtllm_hpc.runs.cancel import end_orphans
         from trtllm_hpc.runs.watch import follow, follow_until_ready
+        from trtllm_hpc.scheduler.submission_record import read_submission
 
+        record = read_submission(self.paths)
         with _shown(progress) as show:
             if until == "ready":
                 return follow_until_ready(self.paths, timeout_s, show)
@@ -158,7 +162,11 @@ class Run:
             for step in follow(self.paths, keeps_serving=keeps_serving):
                 if show is not None:
                     show(step)
-        return step.status
+        status = step.status
+        if status.stages or record is None:
+            return status
+        end_orphans(self.paths, record)
+        return replace(status, sentence=f"{status.sentence}; its jobs were cancelled")
 
     def logs(self, rank: int | None = None, stage: str = "serve", instance: int | None = None) -> str:
         """Return the log of a rank, or of the stage's script; empty if there is none yet.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtllm_hpc.cli.options import print_json
+from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import call_name, read_plan
 from trtllm_hpc.report.engines import FoundEngine, MissedEngine, UnknownEngine, engine_record
 
@@ -61,7 +62,7 @@ def print_submitted(
 
 def watch(run: Run, *, as_json: bool) -> int:
     """Follow a run until nothing but its server is left, print its end, and return the exit code."""
-    name = call_name(run.paths)
+    name, stops_server = call_name(run.paths), run.job.stops_server
     try:
         status = run.wait("done", progress=not as_json)
     except KeyboardInterrupt:
@@ -71,7 +72,10 @@ def watch(run: Run, *, as_json: bool) -> int:
             err=True,
         )
         raise click.exceptions.Abort from None
-    if status.state.final and any(not stage.final for stage in status.stages) and run.job.stops_server:
+    except SubmissionError as error:
+        error.hint = f"the jobs are submitted, do not submit again: trtllm-hpc status {name}"
+        raise
+    if status.state.final and any(not stage.final for stage in status.stages) and stops_server:
         run.cancel()  # the companion is gone and cannot stop the server any more
     _print_end(run, status, as_json)
     return int(status.exit_code)
@@ -87,6 +91,9 @@ def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
     name = call_name(run.paths)
     stream = sys.stderr if status.exit_code else sys.stdout
     click.echo(f"{status.state.value}: {status.sentence}", file=stream)
+    if not status.stages:
+        click.echo("  next: trtllm-hpc submit the job file again", file=stream)
+        return
     if status.exit_code:
         click.echo(f"  next: trtllm-hpc logs {name}", file=stream)
     elif not status.state.final:

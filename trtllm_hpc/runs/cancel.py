@@ -10,7 +10,8 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.status import RunStatus, planned, run_status, watcher_of
 from trtllm_hpc.runtime.stop import request_stop
 from trtllm_hpc.scheduler.local import cancel_local
-from trtllm_hpc.scheduler.submission_record import read_submission
+from trtllm_hpc.scheduler.slurm import Slurm
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 _SETTLE_TIMEOUT_S = 60.0
 _POLL_S = 0.5
@@ -38,6 +39,18 @@ def cancel_run(paths: RunPaths) -> RunStatus:
         # the server obeys the request, and the companion ends with it.
         return run_status(paths)
     return _cancel_jobs(paths, left)
+
+
+def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
+    """End the jobs of a run whose folder is gone; they cannot be told to, and nobody finds them any more.
+
+    Raises:
+        SubmissionError: Slurm refused the cancellation, or does not answer.
+    """
+    if record.scheduler == "local":
+        cancel_local(paths, record)
+    else:
+        Slurm(record.slurm_conf).cancel(job.job_id for job in record.stages.values())
 
 
 def _cancel_jobs(paths: RunPaths, job_ids: list[str]) -> RunStatus:

@@ -17,7 +17,15 @@ from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, read_event
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.local import is_same_process
 from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
-from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, STATES, JobState, explain_reason
+from trtllm_hpc.scheduler.states import (
+    INTERRUPTED,
+    LOST,
+    NOT_SUBMITTED,
+    STATES,
+    UNANSWERED,
+    JobState,
+    explain_reason,
+)
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 if TYPE_CHECKING:
@@ -160,6 +168,13 @@ def run_status(paths: RunPaths, watcher: JobWatcher | None = None, *, mode: str 
         infos = (watcher or watcher_of(paths)).job_infos(watched, mode) if watched else {}
         stages = [_slurm_stage(name, job, infos, events, interrupted) for name, job in jobs.items()]
     return _whole(paths, stages, record)
+
+
+def unanswered_status(paths: RunPaths) -> RunStatus:
+    """Return what is known of a submitted run before Slurm has answered for the first time."""
+    record = read_submission(paths)
+    jobs = _job_ids(paths, record, read_events(paths))
+    return _whole(paths, [_in_state(name, UNANSWERED, job) for name, job in jobs.items()], record)
 
 
 def _was_interrupted(paths: RunPaths, record: SubmissionRecord | None, events: list[Event]) -> bool:
@@ -333,7 +348,8 @@ def _run_state(
     names = {stage.state for stage in stages}
     if record is None and names == {NOT_SUBMITTED.name}:
         return RunState.RENDERED
-    if any(stage.state == LOST.name for stage in stages):
+    # Without a stage nothing is known, and nothing can have completed.
+    if not stages or any(stage.state == LOST.name for stage in stages):
         return RunState.LOST
     if any(stage.final and not stage.ok and stage.state != "CANCELLED" for stage in stages):
         return RunState.FAILED
@@ -353,6 +369,8 @@ def _first_failed(stages: list[StageStatus]) -> StageStatus | None:
 
 
 def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], failed: StageStatus | None) -> str:
+    if not stages:
+        return f"nothing is known about its jobs: {paths.plan} is gone or damaged"
     if failed is None:
         return _progress_sentence(state, stages) + _build_progress(paths, stages)
     parts = [f"stage {failed.stage} {failed.sentence}"]

@@ -10,14 +10,16 @@ from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths, instance_count, read_plan, serve_steps
 from trtllm_hpc.runs.endpoint import endpoint_of
-from trtllm_hpc.runs.status import RunStatus, build_step, run_status, watcher_of
+from trtllm_hpc.runs.status import RunStatus, build_step, run_status, unanswered_status, watcher_of
 from trtllm_hpc.runtime.records import StopRequest, rank_records, read_events
 
 _FILE_PAUSE_S = 0.5
 _CONTROLLER_GONE_S = 900.0
-"""How long a controller that has answered before may be silent; a busy one misses queries."""
+"""How long the controller may be silent. It has just taken the jobs; a busy one misses queries."""
 _SETTLE_S = 60.0
 """How long the other stages of a failed run may take to end before we stop watching."""
+_GONE_S = 5.0
+"""How long the run folder may be gone; a shared file system may miss it for a moment."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,10 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
         keeps_serving: the server is to go on; stop when nothing else is left to do.
 
     Raises:
-        SubmissionError: Slurm does not answer at first, or not for a long time.
+        SubmissionError: Slurm does not answer for a long time, or refuses.
     """
     watcher = watcher_of(paths)
-    answered_at, seen_events, queries = float("-inf"), -1, -1
+    answered_at, seen_events, queries = time.monotonic(), -1, -1
     status: RunStatus | None = None
     final_since: float | None = None
     while True:
@@ -94,12 +96,12 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
             watcher.restart_pauses()
         try:
             watcher.update_if_long_enough("standard")
-            if status is None or events != seen_events or watcher.num_calls != queries:
+            if status is None or not status.stages or events != seen_events or watcher.num_calls != queries:
                 status, answered_at = run_status(paths, watcher, mode="standard"), time.monotonic()
         except SubmissionError as error:
-            silent_s = time.monotonic() - answered_at
-            if status is None or not error.transient or silent_s > _CONTROLLER_GONE_S:
+            if not error.transient or time.monotonic() - answered_at > _CONTROLLER_GONE_S:
                 raise
+            status = status or unanswered_status(paths)
         seen_events, queries = events, watcher.num_calls
         yield _progress(paths, status)
         if status.settled or (keeps_serving and _only_serves(paths, status)):
@@ -108,7 +110,7 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
             final_since = None
         elif final_since is None:
             final_since = time.monotonic()
-        elif time.monotonic() - final_since > _SETTLE_S:
+        elif time.monotonic() - final_since > (_SETTLE_S if status.stages else _GONE_S):
             return
         time.sleep(_FILE_PAUSE_S)
 

@@ -20,7 +20,15 @@ _OPTION_VARIABLES = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_")
 """Prefixes of the variables that Slurm's commands take as options. SBATCH_PARTITION would silently override
 a script, and SQUEUE_USERS would make a running job look lost."""
 
-_TRANSIENT = ("timed out", "Unable to contact slurm controller", "Socket timed out", "Connection refused")
+_TRANSIENT = (
+    "timed out",
+    "Unable to contact slurm controller",
+    "Connection refused",
+    "Connection reset",
+    "Zero Bytes were transmitted or received",
+    "Transport endpoint is not connected",
+    "controller not responding",
+)
 _NO_CONFIGURATION = ("Could not establish a configuration source", "DNS SRV lookup failed")
 """Messages of a machine that has Slurm's commands but no slurm.conf, and no controller named in the DNS."""
 

@@ -60,6 +60,7 @@ INTERRUPTED = JobState(
     "INTERRUPTED", True, False, "was not submitted: the submission did not come to its end"
 )
 
+UNANSWERED = JobState("UNKNOWN", False, False, "is submitted; Slurm does not answer now")
 
 NOT_SUBMITTED = JobState("NOT SUBMITTED", False, False, "is not submitted")
 
