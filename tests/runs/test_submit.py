@@ -234,7 +234,34 @@ def test_without_wait_the_ids_are_printed_and_that_is_all(fake_slurm: FakeSlurm,
     output, errors = process.communicate(timeout=20)
     assert process.returncode == 0, errors
     assert documented("submit", output)["jobs"] == {"build": "101", "serve": "102", "companion": "103"}
-    assert [call[0] for call in fake_slurm.calls()] == ["sbatch"] * 3
+    assert [call[0] for call in fake_slurm.calls()] == ["scontrol", "sbatch", "sbatch", "sbatch"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "setting", "words"),
+    [
+        (
+            {"TotalNodes": 1},
+            "serve.nodes=2",
+            "asks for 2 nodes, but the partition 'batch' gives a job at most",
+        ),
+        (
+            {"MaxTime": "00:30:00"},
+            "serve.nodes=1",
+            "60 minutes, but the partition 'batch' allows 30",
+        ),
+    ],
+)
+def test_what_would_wait_for_ever_is_not_submitted(
+    fake_slurm: FakeSlurm, tmp_path: Path, limits: dict[str, Any], setting: str, words: str
+) -> None:
+    fake_slurm.limit("batch", **limits)
+    more = ("--set", setting, "--set", "engine.tensor_parallel=2", "--set", "cluster.gpus_per_node=2")
+    process = start_submit(tmp_path, *more)
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode == ExitCode.CONFIG and words in errors, errors
+    assert "--ignore partition-limits" in errors
+    assert fake_slurm.calls("sbatch") == []
 
 
 def test_a_submission_that_ended_before_its_first_job_is_over(fake_slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -182,6 +182,16 @@ def sacct(cluster: Cluster, arguments: list[str]) -> int:
 
 
 def scontrol(cluster: Cluster, arguments: list[str]) -> int:
+    if arguments == ["--oneliner", "show", "partition"]:
+        for name, limits in cluster.record["partitions"].items():
+            # Part of a line as Slurm 22.05 prints it.
+            fields = {"MaxNodes": "UNLIMITED", "MaxTime": "UNLIMITED", "TotalNodes": 8, **limits}
+            print(
+                f"PartitionName={name} AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL "
+                f"Default={'YES' if name == 'batch' else 'NO'} QoS=N/A MinNodes=0 State=UP "
+                + " ".join(f"{key}={value}" for key, value in fields.items())
+            )
+        return 0
     if arguments[:3] != ["--oneliner", "show", "job"] or len(arguments) != 4:
         cluster.violation("scontrol", " ".join(arguments))
     job = arguments[3]

@@ -45,7 +45,7 @@ class FakeSlurm:
                 "violations": [],
                 "troubles": {},
                 "accounting": True,
-                "partitions": ["batch", "cpu"],
+                "partitions": {"batch": {}, "cpu": {}},
                 "accounts": ["mine"],
             }
         )
@@ -88,6 +88,12 @@ class FakeSlurm:
     def without_accounting(self) -> None:
         record = self._read()
         record["accounting"] = False
+        self._write(record)
+
+    def limit(self, partition: str, **fields: str | int) -> None:
+        """Give a partition limits, under Slurm's names for them."""
+        record = self._read()
+        record["partitions"][partition] = fields
         self._write(record)
 
     def trouble(

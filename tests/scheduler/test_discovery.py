@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.scheduler.discovery import gpus_in, query_cluster
+from trtllm_hpc.scheduler.discovery import gpus_in, minutes_of, query_cluster
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,24 @@ def test_mpi_plugins_of_old_and_new_slurm(
     fake_slurm(tmp_path, monkeypatch, PARTITIONS, listing)
     facts = query_cluster()
     assert (facts.mpi_plugins, facts.chosen_mpi) == (plugins, chosen)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [
+        ("30", 30),
+        ("30:15", 30),
+        ("02:30:00", 150),
+        ("2-00:00:00", 2880),
+        ("1-12", 2160),
+        ("1-12:30", 2190),
+        ("UNLIMITED", None),
+        ("INFINITE", None),
+        ("", None),
+    ],
+)
+def test_times_as_slurm_writes_them(text: str, minutes: int | None) -> None:
+    assert minutes_of(text) == minutes
 
 
 def test_a_command_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

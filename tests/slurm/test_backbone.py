@@ -453,7 +453,9 @@ def test_killed_ranks_end_a_companion_inside_the_allocation(person: Person, engi
 
 def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, engine_alone: Path) -> None:
     job = person.job("no-companion", **one_rank(engine_alone))
+    # For longer than that partition allows: it waits for ever.
     held = ["--set", "cluster.companion_partition=debug", "--set", "companion.start_timeout_seconds=5"]
+    held += ["--ignore", "partition-limits"]
     _, run = person.submit(job, *held, wait=False)
     companion = person.status(run)["stages"][-1]["job_id"]
     person.slurm("scancel", companion)

@@ -32,6 +32,11 @@ def test_doctor_asks_this_slurm(person: Person, engine: Path) -> None:
     wrong = outcomes(person, job, "--set", "cluster.mpi=openmpi", "--set", "cluster.partition=gpu")
     assert "no MPI plugin 'openmpi'; it offers" in wrong["mpi-plugin"]["sentence"]
     assert "no partition 'gpu'; you may see batch" in wrong["partition"]["sentence"]
+    assert rows["partition-limits"]["outcome"] == "ok"
+    long = outcomes(person, job, "--set", "cluster.partition=debug")["partition-limits"]
+    assert "asks for 60 minutes, but the partition 'debug' allows 30" in long["sentence"]
+    wide = outcomes(person, job, "--set", "serve.nodes=3", "--set", "serve.instances=3")["partition-limits"]
+    assert "nodes, but the partition 'batch' gives a job at most 2 nodes" in wide["sentence"]
 
 
 def test_what_cannot_work_does_not_reach_the_queue(person: Person, engine: Path) -> None:

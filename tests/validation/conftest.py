@@ -85,12 +85,16 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
     """Slurm's commands, of which ``srun`` and ``sinfo`` answer what they are told to."""
 
     def install(
-        plugins: str = NEW_LIST, help_text: str = "echo --container-image", sinfo: str = PARTITIONS
+        plugins: str = NEW_LIST,
+        help_text: str = "echo --container-image",
+        sinfo: str = PARTITIONS,
+        limits: str = "",
     ) -> None:
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
         scripts = {
-            **dict.fromkeys(("sbatch", "squeue", "scontrol", "scancel"), "exit 64"),
+            **dict.fromkeys(("sbatch", "squeue", "scancel"), "exit 64"),
+            "scontrol": f'[ "$*" = "--oneliner show partition" ] || exit 64\nprintf "%s\\n" "{limits}"',
             "sinfo": sinfo,
             "srun": f'case "$*" in\n--mpi=list) {plugins};;\n--help) {help_text};;\n*) exit 64;;\nesac',
         }

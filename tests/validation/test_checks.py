@@ -19,9 +19,9 @@ from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import write_json
 from trtllm_hpc.validation import file_system_checks
 from trtllm_hpc.validation.checks import CHECKS, rule_rows, run_checks
-from trtllm_hpc.validation.context import CONTROLLER, SRUN, Context
+from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Context
 
-ALL = ("", SRUN, CONTROLLER)
+ALL = ("", SRUN, CONTROLLER, LIMITS)
 
 
 def state(rows: dict[str, Diagnostic], name: str) -> str:
@@ -120,6 +120,52 @@ def test_a_configuration_of_slurm_that_is_not_there(checked: Checked, slurm: Cal
     rows = checked(needs=ALL, cluster={"slurm_conf": "/nowhere/slurm.conf"})
     says(rows, "slurm-conf", "/nowhere/slurm.conf, which cannot be read")
     assert state(rows, "mpi-plugin") == "unknown"  # and no command went looking for it in the network
+
+
+GPU_PARTITION = (
+    # A line of Slurm 22.05, less what is not read.
+    "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES MaxNodes=UNLIMITED "
+    "MaxTime=UNLIMITED MinNodes=0 State=UP TotalCPUs=512 TotalNodes=3 JobDefaults=(null)"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "words"),
+    [
+        (
+            "",
+            {"serve": {"nodes": 4}},
+            "asks for 4 nodes, but the partition 'gpu' gives a job at most 3",
+        ),
+        ("MaxNodes=1", {"serve": {"nodes": 2}}, "gives a job at most 1 node"),
+        ("MaxTime=00:30:00", {"serve": {"time_limit_minutes": 300}}, "asks for 300 minutes, but"),
+        ("MaxTime=00:30:00", {"build": {"time_limit_minutes": 31}}, "stage build asks for 31 minutes"),
+        ("AllowAccounts=a,b", {}, "does not take the account 'mine'"),
+    ],
+)
+def test_what_the_partition_never_gives_is_refused(
+    checked: Checked, slurm: Callable[..., None], line: str, job: dict[str, Any], words: str
+) -> None:
+    name = line.partition("=")[0]
+    limits = " ".join(word for word in GPU_PARTITION.split() if word.partition("=")[0] != name)
+    slurm(limits=f"{limits} {line}")
+    engine = {"tensor_parallel": 8 * job.get("serve", {}).get("nodes", 1)}
+    short = {stage: {"time_limit_minutes": 30} for stage in ("build", "serve", "companion")}
+    stages = {stage: {**values, **job.get(stage, {})} for stage, values in short.items()}
+    asked = {"cluster": {"account": "mine"}, "engine": engine, **stages}
+    says(checked(needs=(LIMITS,), **asked), "partition-limits", words)
+    # A QOS may lift the limits; and Slurm may not answer.
+    lifted = {**asked, "cluster": {"account": "mine", "qos": "long"}}
+    assert state(checked(needs=(LIMITS,), **lifted), "partition-limits") == "warn"
+
+
+def test_limits_that_are_kept_or_not_known(checked: Checked, slurm: Callable[..., None]) -> None:
+    slurm(limits=GPU_PARTITION)
+    assert state(checked(needs=(LIMITS,)), "partition-limits") == "ok"
+    slurm(limits=GPU_PARTITION.replace("State=UP", "State=DOWN"))
+    assert "is DOWN: nothing starts there" in checked(needs=(LIMITS,))["partition-limits"].message
+    slurm(limits='"; echo "Unable to contact slurm controller" >&2; exit 1; "')
+    assert state(checked(needs=(LIMITS,)), "partition-limits") == "unknown"
 
 
 def test_a_partition_that_is_not_there_or_too_small(checked: Checked, slurm: Callable[..., None]) -> None:

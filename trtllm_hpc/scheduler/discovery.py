@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trtllm_hpc.errors import SubmissionError
@@ -61,6 +61,24 @@ class SlurmFacts:
         return pmix[0] if pmix else None
 
 
+@dataclass(frozen=True)
+class PartitionLimits:
+    """What a partition allows one job. Slurm takes a job that asks for more, and lets it wait for ever."""
+
+    name: str
+    is_default: bool
+    state: str
+    """``UP``, ``DOWN``, ``DRAIN`` or ``INACTIVE``."""
+    nodes: int | None
+    """The most that a job may have: of all its nodes no more than ``MaxNodes``. ``None``: not known."""
+    minutes: int | None
+    """``None``: no limit."""
+    accounts: frozenset[str] | None
+    """Those that may use it; ``None``: all."""
+    groups: frozenset[str] | None
+    """Unix groups that may use it; ``None``: all."""
+
+
 def query_cluster() -> SlurmFacts:
     """Query ``sinfo`` and ``srun`` for the cluster of this machine.
 
@@ -73,6 +91,13 @@ def query_cluster() -> SlurmFacts:
 def query_partitions(slurm_conf: str | None = None) -> tuple[Partition, ...]:
     """Return the partitions that this user may see; raises as :func:`query_cluster`."""
     return _partitions(_output(["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"], slurm_conf))
+
+
+def query_limits(slurm_conf: str | None = None) -> tuple[PartitionLimits, ...]:
+    """Return the limits of the partitions that this user may see; raises as :func:`query_cluster`."""
+    lines = _output(["scontrol", "--oneliner", "show", "partition"], slurm_conf).splitlines()
+    fields = (dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines)
+    return tuple(_limits(found) for found in fields if "PartitionName" in found)
 
 
 def query_mpi_plugins(slurm_conf: str | None = None) -> tuple[str, ...]:
@@ -116,6 +141,38 @@ def _partitions(text: str) -> tuple[Partition, ...]:
             )
         )
     return tuple(found)
+
+
+def _limits(fields: Mapping[str, str]) -> PartitionLimits:
+    most = [fields.get("TotalNodes", ""), fields.get("MaxNodes", "")]
+    return PartitionLimits(
+        name=fields["PartitionName"],
+        is_default=fields.get("Default") == "YES",
+        state=fields.get("State", "UP"),
+        nodes=min((int(number) for number in most if number.isdigit()), default=None),
+        minutes=minutes_of(fields.get("MaxTime", "")),
+        accounts=_names(fields.get("AllowAccounts", "ALL")),
+        groups=_names(fields.get("AllowGroups", "ALL")),
+    )
+
+
+def _names(text: str) -> frozenset[str] | None:
+    return None if text == "ALL" else frozenset(text.split(","))
+
+
+def minutes_of(text: str) -> int | None:
+    """Return the minutes in a time as sbatch(1) writes it; ``None`` if it is no number, as ``UNLIMITED``.
+
+    It is ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, or ``days-hours[:minutes[:seconds]]``.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        return None
+    days, *parts = (None if part is None else int(part) for part in match.groups())
+    first, second, third = parts
+    if days is not None:
+        return days * 1440 + (first or 0) * 60 + (second or 0)
+    return (first or 0) * 60 + (second or 0) if third is not None else first
 
 
 def gpus_in(gres: str) -> int:

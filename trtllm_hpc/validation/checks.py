@@ -15,7 +15,7 @@ from trtllm_hpc.validation import engine_checks as engine
 from trtllm_hpc.validation import file_system_checks as file_system
 from trtllm_hpc.validation import job_checks as job
 from trtllm_hpc.validation import slurm_checks as slurm
-from trtllm_hpc.validation.context import CONTROLLER, SRUN, Check, Context
+from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
 from trtllm_hpc.validation.rules import RULES
 
 CHECKS: tuple[Check, ...] = (
@@ -30,7 +30,7 @@ CHECKS: tuple[Check, ...] = (
 _TITLES = {check.id: check.title for check in CHECKS}
 
 
-def run_checks(context: Context, needs: Collection[str] = ("", SRUN, CONTROLLER)) -> list[Diagnostic]:
+def run_checks(context: Context, needs: Collection[str] = ("", SRUN, CONTROLLER, LIMITS)) -> list[Diagnostic]:
     """Run every check that applies and needs nothing but ``needs``; a check's id is its diagnostic's code."""
     found = {check.id: _run(check, context) for check in CHECKS if check.needs in needs}
     return [replace(it, code=name) for name, it in found.items() if it is not None]
@@ -122,12 +122,13 @@ def _refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
 def check_submission(plan: Plan, ignored: Collection[str]) -> list[str]:
     """Refuse a plan that cannot work; returns the lines of all warnings.
 
-    Slurm's controller is not asked, since ``sbatch`` asks it a moment later.
+    Slurm's controller is asked only for the limits of its partitions: ``sbatch`` asks it for the rest a
+    moment later, but takes a job that can never start.
 
     Raises:
         ConfigError: a check fails that is not in ``ignored``, or a name there is unknown.
     """
-    found = run_checks(Context.of_plan(plan), needs=("", SRUN))
+    found = run_checks(Context.of_plan(plan), needs=("", SRUN, LIMITS))
     _refuse(found, ignored)
     return _warnings(found)
 

@@ -14,7 +14,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engines
-from trtllm_hpc.scheduler.discovery import Partition, query_partitions
+from trtllm_hpc.scheduler.discovery import Partition, PartitionLimits, query_limits, query_partitions
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 
 
@@ -108,9 +108,15 @@ class Context:
         """The partitions that ``sinfo`` lists. Raises SubmissionError."""
         return query_partitions(self.cluster.slurm_conf)
 
+    @cached_property
+    def limits(self) -> tuple[PartitionLimits, ...]:
+        """What the partitions allow a job, as ``scontrol`` says. Raises SubmissionError."""
+        return query_limits(self.cluster.slurm_conf)
 
-SRUN, CONTROLLER = "srun", "controller"
-"""What a check needs besides files: Slurm's commands on this machine, or its controller."""
+
+SRUN, CONTROLLER, LIMITS = "srun", "controller", "limits"
+"""What a check needs besides files: Slurm's commands on this machine, or its controller. ``submit`` asks the
+controller too for the limits of its partitions: beyond them a job is taken and waits for ever."""
 
 
 @dataclass(frozen=True)
@@ -123,4 +129,4 @@ class Check:
     function: Callable[[Context], Diagnostic | None]
     """Returns ``None`` where the check does not apply."""
     needs: str = ""
-    """Empty: files and numbers only; or ``srun``; or ``controller``."""
+    """Empty: files and numbers only; or ``srun``, ``controller`` or ``limits``."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 
 from trtllm_hpc.config.cluster import REAL_GPU
-from trtllm_hpc.errors import Diagnostic, SubmissionError, fail, ok, unknown, warn
-from trtllm_hpc.scheduler.discovery import query_mpi_plugins, supports_pyxis
-from trtllm_hpc.validation.context import CONTROLLER, SRUN, Check, Context
+from trtllm_hpc.errors import WARN, Diagnostic, SubmissionError, fail, ok, unknown, warn
+from trtllm_hpc.scheduler.discovery import PartitionLimits, minutes_of, query_mpi_plugins, supports_pyxis
+from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
 
 _COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
@@ -105,6 +109,61 @@ def partition(context: Context) -> Diagnostic | None:
     )
 
 
+def limits(context: Context) -> Diagnostic | None:
+    """Every stage asks for no more than its partition allows: beyond that Slurm lets a job wait for ever."""
+    if not context.on_slurm or not context.has_job or shutil.which("scontrol") is None:
+        return None
+    conf = context.cluster.slurm_conf
+    if conf is not None and not os.access(conf, os.R_OK):
+        return None  # the check of slurm.conf fails
+    try:
+        known = {item.name: item for item in context.limits}
+    except SubmissionError as error:
+        return unknown(f"the partitions' limits cannot be read: {_reason(error)}", "scontrol show partition")
+    default = next((item.name for item in known.values() if item.is_default), "")
+    for stage in context.plan.stages:
+        asked = {directive.option: str(directive.value) for directive in stage.directives}
+        names = asked.get("--partition", default).split(",")
+        found = [_beyond(stage.name, asked, known[name]) for name in names if name in known]
+        if found and found[0] is not None and all(found):  # of several partitions one is enough
+            # A QOS may lift its partition's limits (sacctmgr(1), PartitionMaxNodes, PartitionTimeLimit).
+            return replace(found[0], state=WARN) if "--qos" in asked else found[0]
+    return ok("every stage asks for no more than its partition allows")
+
+
+def _beyond(stage: str, asked: Mapping[str, str], most: PartitionLimits) -> Diagnostic | None:
+    """Return what a stage asks for beyond a partition's limits; ``None`` if it fits."""
+    where = f"the partition {most.name!r}"
+    elsewhere = f"set {'companion_' if stage == 'companion' else ''}partition in the profile"
+    nodes, minutes = asked.get("--nodes", ""), minutes_of(asked.get("--time", ""))
+    if most.nodes is not None and nodes.isdigit() and int(nodes) > most.nodes:
+        has = f"{most.nodes} node{'s' * (most.nodes != 1)}"
+        message = f"stage {stage} asks for {nodes} nodes, but {where} gives a job at most {has}"
+        return fail(message, f"set serve.nodes to {most.nodes} or less, or {elsewhere}")
+    if minutes is not None and most.minutes is not None and minutes > most.minutes:
+        message = f"stage {stage} asks for {minutes} minutes, but {where} allows {most.minutes}"
+        return fail(message, f"set {stage}.time_limit_minutes to {most.minutes} or less, or {elsewhere}")
+    account = asked.get("--account")
+    if account is not None and most.accounts is not None and account not in most.accounts:
+        message = f"{where} of stage {stage} does not take the account {account!r}"
+        return fail(message, f"set account in the profile to one of {', '.join(sorted(most.accounts))}")
+    if most.groups is not None and os.getuid() != 0 and not most.groups & _own_groups():
+        message = f"{where} of stage {stage} is only for the groups {', '.join(sorted(most.groups))}"
+        return fail(message, f"ask your site, or {elsewhere}")
+    if most.state != "UP":
+        message = f"{where} of stage {stage} is {most.state}: nothing starts there"
+        return warn(message, f"wait, ask your site, or {elsewhere}")
+    return None
+
+
+def _own_groups() -> set[str]:
+    names = set()
+    for number in {os.getgid(), *os.getgroups()}:
+        with suppress(KeyError):
+            names.add(grp.getgrgid(number).gr_name)
+    return names
+
+
 def pyxis(context: Context) -> Diagnostic | None:
     """``srun`` takes container images only with NVIDIA's plugin."""
     if context.cluster.container.runtime != "pyxis":
@@ -139,6 +198,7 @@ CHECKS = (
     Check("slurm-controller", "Slurm's controller answers", controller, CONTROLLER),
     Check("mpi-plugin", "Slurm offers PMIx", mpi_plugin, SRUN),
     Check("partition", "the partition has the profile's GPUs", partition, CONTROLLER),
+    Check("partition-limits", "the jobs fit their partitions", limits, LIMITS),
     Check("pyxis", "srun takes container images", pyxis, SRUN),
     Check("apptainer", "apptainer is there", apptainer),
 )
