@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,7 @@ def test_a_killed_rank_fails_the_run(tmp_path: Path) -> None:
     status = documented("status", types("status", run.folder, "--json").stdout)
     assert status["exit_code"] == ExitCode.START
     assert "rank 1" in status["sentence"]
+    assert not run.endpoint.exists()
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
 
 
@@ -165,6 +167,25 @@ def test_a_killed_script_takes_its_processes_along(tmp_path: Path) -> None:
     os.kill(group, signal.SIGKILL)  # bash alone: spawn, supervisors and servers live on
     assert eventually(lambda: state(run) == "failed", 40), state(run)
     assert eventually(lambda: processes_of(run) == [], 15), processes_of(run)
+    assert not run.endpoint.exists()
+
+
+def test_a_removed_run_folder_is_lost_and_ends_what_runs(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps({**SECTIONS, "engine": built()}))
+    command = [Path(sys.executable).parent / "trtllm-hpc", "submit", job, "--cluster", "local", "--wait"]
+    with subprocess.Popen(
+        [*map(str, command), "--runs", str(tmp_path / "runs")], stderr=subprocess.PIPE, text=True
+    ) as watcher:
+        runs = tmp_path / "runs"
+        assert eventually(lambda: any(runs.glob("*/endpoint.json")), 60)
+        [folder] = runs.iterdir()
+        run = RunPaths(folder)
+        before = leftovers(run)
+        shutil.rmtree(folder, ignore_errors=True)
+        _, errors = watcher.communicate(timeout=60)
+    assert watcher.returncode == ExitCode.LOST and "its jobs were cancelled" in errors, errors
+    assert before and eventually(lambda: processes_of(run) == [], 30), processes_of(run)
 
 
 def test_a_failed_build_ends_the_chain_at_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.scheduler.fake_slurm import FakeSlurm
 from tests.schemas.check import documented
 from trtllm_hpc.cli.options import json_text
 from trtllm_hpc.errors import ExitCode, SubmissionError
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths, read_plan, write_json
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runtime.records import Endpoint, add_event
@@ -110,6 +110,35 @@ def test_a_published_endpoint_is_serving_while_the_job_runs(fake_slurm: FakeSlur
     status = run_status(paths)
     assert status.state is RunState.SERVING
     assert status.endpoint is not None and status.endpoint.http == "10.0.0.1:8"
+
+
+@pytest.mark.parametrize(
+    ("companion", "code", "words"),
+    [
+        ("FAILED=9:0", ExitCode.REQUEST, "stage companion has failed (exit code 9)"),
+        ("FAILED=10:0", ExitCode.MEASUREMENT, "stage companion has failed (exit code 10)"),
+        ("CANCELLED", ExitCode.CANCELLED, "stage companion was cancelled"),
+        ("COMPLETED", OK, "stage serve runs"),
+    ],
+)
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_server_kept_running_outlives_its_companion(
+    fake_slurm: FakeSlurm, tmp_path: Path, companion: str, code: ExitCode, words: str, kept: bool
+) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", companion)
+    write_json(paths.plan, {**read_plan(paths), "stops_server": not kept})
+    publish(paths)
+    status = run_status(paths)
+    assert status.exit_code == code and words in status.sentence
+    serves = kept or companion == "COMPLETED"
+    assert (status.state is RunState.SERVING) == (status.endpoint is not None) == serves
+    assert ("the server goes on" in status.sentence) == (kept and code != OK)
+
+
+def test_the_plan_says_whether_the_server_is_kept(tmp_path: Path) -> None:
+    for kept in (True, False):
+        _, paths = written(tmp_path / str(kept), {"serve": {"keep_running": kept}})
+        assert read_plan(paths)["stops_server"] is not kept
 
 
 def test_the_endpoint_file_of_a_killed_leader_is_ignored(fake_slurm: FakeSlurm, tmp_path: Path) -> None:

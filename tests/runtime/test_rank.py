@@ -270,6 +270,7 @@ def test_a_killed_server_is_recorded_and_leaves_nothing(ranks: Ranks) -> None:
     assert (ranks.record().exit_code, ranks.record().stopped_by) == (-9, None)
     assert not any(is_alive(pid) for pid in facts["children"])
     assert ranks.left() == []
+    assert not ranks.runtime.paths.endpoint.exists(), "nobody is ready there"
 
 
 def test_the_servers_own_reason_is_recorded(ranks: Ranks) -> None:

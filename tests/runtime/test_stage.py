@@ -34,6 +34,14 @@ def test_a_stage_ends_with_its_exit_code(runtime: Runtime) -> None:
     assert (event.name, event.data) == ("stage_end", {"exit_code": 9, "job_id": "77"})
 
 
+def test_the_endpoint_of_a_killed_leader_goes_with_its_stage(runtime: Runtime) -> None:
+    Endpoint("77", "n1", "10.0.0.1", 8, 9, 10, ["ensemble"], 5.0).write(runtime.paths.endpoint)
+    assert runtime("end", "companion", "9").returncode == 0
+    assert runtime.paths.endpoint.exists()
+    assert runtime("end", "serve", "9").returncode == 0
+    assert not runtime.paths.endpoint.exists()
+
+
 def test_a_complete_submission_begins(runtime: Runtime) -> None:
     record = SubmissionRecord("slurm", complete=True)
     record.write(runtime.paths)

@@ -201,6 +201,7 @@ class Plan:
         record["stages"] = [asdict(stage) for stage in self.stages]
         record["scheduler"] = self.cluster.scheduler
         record["slurm_conf"] = self.cluster.slurm_conf
+        record["stops_server"] = self.stops_server
         return record
 
 

@@ -303,8 +303,9 @@ def _in_state(
 
 def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord | None) -> RunStatus:
     endpoint = Endpoint.read(paths.endpoint)
-    state = _run_state(stages, record, endpoint)
-    failed = _first_failed(stages) if state in (RunState.FAILED, RunState.CANCELLED, RunState.LOST) else None
+    state = _run_state(stages, record, endpoint, keeps_serving=read_plan(paths).get("stops_server") is False)
+    # A server that is kept running outlives a companion that has failed.
+    failed = _first_failed(stages) if state.final or state is RunState.SERVING else None
     if state.final:
         endpoint = None  # a killed leader leaves its file behind
     sentence = _sentence(paths, state, stages, failed)
@@ -343,11 +344,18 @@ def _instances(paths: RunPaths, stages: list[StageStatus]) -> tuple[InstanceStat
 
 
 def _run_state(
-    stages: list[StageStatus], record: SubmissionRecord | None, endpoint: Endpoint | None
+    stages: list[StageStatus],
+    record: SubmissionRecord | None,
+    endpoint: Endpoint | None,
+    *,
+    keeps_serving: bool,
 ) -> RunState:
     names = {stage.state for stage in stages}
     if record is None and names == {NOT_SUBMITTED.name}:
         return RunState.RENDERED
+    serves = endpoint is not None and any(it.stage == "serve" and it.state == "RUNNING" for it in stages)
+    if serves and keeps_serving:
+        return RunState.SERVING
     # Without a stage nothing is known, and nothing can have completed.
     if not stages or any(stage.state == LOST.name for stage in stages):
         return RunState.LOST
@@ -357,7 +365,7 @@ def _run_state(
         return RunState.CANCELLED
     if all(stage.ok for stage in stages):
         return RunState.COMPLETED
-    if endpoint is not None and any(stage.state == "RUNNING" for stage in stages):
+    if serves:
         return RunState.SERVING
     return RunState.RUNNING if names & {"RUNNING", "COMPLETING", "COMPLETED"} else RunState.PENDING
 
@@ -374,6 +382,8 @@ def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], faile
     if failed is None:
         return _progress_sentence(state, stages) + _build_progress(paths, stages)
     parts = [f"stage {failed.stage} {failed.sentence}"]
+    if state is RunState.SERVING:
+        parts.insert(0, "the server goes on")
     reasons = [event for event in read_events(paths, failed.stage) if "reason" in event.data]
     if failed.stage == "serve" and _companion_failed_in(paths, failed):
         return "; ".join(filter(None, [*parts, stage_error(paths, "companion")]))
@@ -421,9 +431,9 @@ def build_step(paths: RunPaths) -> tuple[int, int, str] | None:
 
 def _exit_code(state: RunState, failed: StageStatus | None, paths: RunPaths) -> ExitCode:
     """Return the exit code for what failed."""
-    if state is RunState.LOST:
+    if state is RunState.LOST or (failed and failed.state == LOST.name):
         return ExitCode.LOST
-    if state is RunState.CANCELLED:
+    if state is RunState.CANCELLED or (failed and failed.state == "CANCELLED"):
         return ExitCode.CANCELLED
     if failed is None:
         return ExitCode.OK

@@ -117,6 +117,7 @@ class Leader(InstanceLeader):
 
     def __init__(self, paths: RunPaths, options: RankOptions, job_id: str) -> None:
         self._job_id = job_id
+        self._is_withdrawn = False
         self._address = os.environ["TRTLLM_HPC_ADDRESS"]
         self._http, self._grpc, self._metrics = (
             int(os.environ[f"TRTLLM_HPC_{name}_PORT"]) for name in ("HTTP", "GRPC", "METRICS")
@@ -128,7 +129,10 @@ class Leader(InstanceLeader):
         add_event(paths, "serve", "server_start", host=socket.gethostname())
 
     def withdraw(self) -> None:
-        """Remove the endpoint."""
+        """Remove the endpoint; a second time does nothing."""
+        if self._is_withdrawn:
+            return
+        self._is_withdrawn = True
         with suppress(OSError):  # on a full disk the server must stop all the same
             self._paths.endpoint.unlink(missing_ok=True)
             add_event(self._paths, "serve", "server_stop")

@@ -83,6 +83,8 @@ class Supervisor:
             self._watch(child)
             code = self._exit_code(child.returncode)
         finally:
+            if self._leader is not None:
+                self._leader.withdraw()
             kill_descendants()
             remove_leftovers(self._options.prefix)
             if self._options.instance is not None:

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
@@ -55,7 +56,10 @@ def begin(paths: RunPaths, stage: str) -> int:
 
 
 def end(paths: RunPaths, stage: str, exit_code: int) -> None:
-    """Record that a stage has ended."""
+    """Record that a stage has ended; the endpoint of a server that was killed goes with it."""
+    if stage == "serve":
+        with suppress(OSError):
+            paths.endpoint.unlink(missing_ok=True)
     add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
 
 

@@ -16,6 +16,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.node import remove_leftovers
 from trtllm_hpc.runtime.process import all_processes, signal_group, start_ticks
 from trtllm_hpc.runtime.records import add_event, read_events
+from trtllm_hpc.runtime.stage import end
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class StageScript:
         _end_group(process.pid)  # a script that was killed leaves the processes that it started
         if not _has_ended(paths, self.stage):
             # The script was killed, or never began, and cannot record its end itself.
-            add_event(paths, self.stage, "stage_end", exit_code=code if code >= 0 else 128 - code)
+            end(paths, self.stage, code if code >= 0 else 128 - code)
         if code:
             raise RuntimeError(f"{self.path} ended with exit code {code}")
         return code
