@@ -19,6 +19,7 @@ from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.bench.analysis.compare import DifferentWorkloads, Worse
 from trtllm_hpc.bench.levels import Level
+from trtllm_hpc.bench.load.loops import Count
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step, read_progress
 from trtllm_hpc.bench.records import RequestRecord, read_records
@@ -461,11 +462,11 @@ def goes_at_the_second_pass(monkeypatch: pytest.MonkeyPatch, *, before: bool) ->
     """The server goes before the second pass of all, or in the middle of it."""
     whole_pass, passes = Passes.run, count()
 
-    def run(self: Passes, level: Level, step: Step) -> PassOutcome:
+    def run(self: Passes, level: Level, step: Step, on_end: Count) -> PassOutcome:
         first = next(passes) == 0
         if before and not first:
             raise NotReady("No connection.")
-        return replace(whole_pass(self, level, step), gone=not first)
+        return replace(whole_pass(self, level, step, on_end), gone=not first)
 
     monkeypatch.setattr(Passes, "run", run)
 

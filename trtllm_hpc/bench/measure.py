@@ -1,7 +1,7 @@
 """A whole measurement: every level and repeat, and the files in the results folder.
 
-Records and summary are written after each pass. If the measurement ends early, what was
-measured is kept, and the summary says that it is incomplete.
+Requests are written as they end, their whole records and the summary after each pass. If the measurement
+ends early, what was measured is kept, and the summary says that it is incomplete.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, server_count_doubt
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length, step_of, timed_length
 from trtllm_hpc.bench.progress import Progress, Show, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
-from trtllm_hpc.bench.records import RequestRecord, append_records
+from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
@@ -188,14 +189,15 @@ class _Run:
         place, passes = len(self._results), list[Pass]()
         for repeat in range(self._settings.repeats):
             try:
-                outcome = runner.run(level, step_of(self._settings, place, level, repeat))
+                with PassFile(self._files.requests, place, repeat) as file:
+                    outcome = runner.run(level, step_of(self._settings, place, level, repeat), file.add)
+                    file.finish(outcome.records)
             except NotReady:
                 if not self._results:
                     raise
                 return SERVER_GONE
             passes.append(outcome.result)
             self._records += outcome.records
-            append_records(self._files.requests, outcome.records)
             self._results[place:] = [LevelResult(level, passes, over_repeats([it.metrics for it in passes]))]
             if outcome.interrupted or outcome.gone:
                 return _INTERRUPTED if outcome.interrupted else SERVER_GONE

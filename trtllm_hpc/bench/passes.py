@@ -10,7 +10,7 @@ from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.arrivals import open_schedule, request_counts
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load.loops import LoadResult
+from trtllm_hpc.bench.load.loops import Count, Ended, LoadResult
 from trtllm_hpc.bench.load.messages import Target, parse_reply
 from trtllm_hpc.bench.load.process import real_time_priority
 from trtllm_hpc.bench.load.run import run_closed, run_open
@@ -57,15 +57,25 @@ class Passes:
     tokenizer: Tokenizer | None = None
     slo: Slo | None = None
 
-    def run(self, level: Level, step: Step) -> PassOutcome:
+    def run(self, level: Level, step: Step, on_end: Count = lambda ended: None) -> PassOutcome:
         """Run one pass and check its figures.
+
+        Args:
+            on_end: called for each request that has ended; must be quick.
 
         Raises:
             NotReady: no connection to the endpoint.
             ConfigError: the workload's file or its settings yield no requests.
         """
+
+        def count(ended: Ended) -> None:
+            self.progress.count(ended.ok, ended.latency_s)
+            on_end(ended)
+
         load, batch, window = (
-            self._open(level, step) if isinstance(level, OpenLoop) else self._closed(level, step)
+            self._open(level, step, count)
+            if isinstance(level, OpenLoop)
+            else self._closed(level, step, count)
         )
         window = _truncated(window, load)
         records = to_records(
@@ -105,7 +115,9 @@ class Passes:
         by_responses = any(record.output_by == BY_RESPONSES for record in records)
         return by_responses and self.tokenizer is not None and self.tokenizer.token_texts is not None
 
-    def _open(self, level: OpenLoop, step: Step) -> tuple[LoadResult, PassRequests, Window]:
+    def _open(
+        self, level: OpenLoop, step: Step, count_ended: Count
+    ) -> tuple[LoadResult, PassRequests, Window]:
         batch = self.feed.take(open_length(level, self.settings))
         schedule = open_schedule(level, self.settings, repeat=step.repeat, requests=batch.requests)
         count = len(schedule.due_s)
@@ -120,13 +132,15 @@ class Passes:
                 self.clock,
                 first_index=batch.first_index,
                 weights=batch.weights[:count],
-                progress=self.progress.count,
+                progress=count_ended,
                 processes=self.settings.processes,
             )
         window = Window(schedule.window.start_s + load.start_s, schedule.window.end_s + load.start_s)
         return _with_priority(load, real_time), batch, window
 
-    def _closed(self, level: ClosedLoop, step: Step) -> tuple[LoadResult, PassRequests, Window]:
+    def _closed(
+        self, level: ClosedLoop, step: Step, count_ended: Count
+    ) -> tuple[LoadResult, PassRequests, Window]:
         count, until_s = closed_length(level, self.settings)
         if count is None:
             batch = self.feed.take(timed_length(level, until_s or 0.0, self.feed.built.distinct))
@@ -146,7 +160,7 @@ class Passes:
                 until_s=until_s,
                 first_index=batch.first_index,
                 weights=batch.weights,
-                progress=self.progress.count,
+                progress=count_ended,
                 processes=self.settings.processes,
             )
         # Not the number of replies: with several processes, one may be ahead of the others.

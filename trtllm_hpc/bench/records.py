@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ OK = "ok"
 WARMUP = "warm-up"
 MEASURED = "measured"
 DRAIN = "drain"
+UNFINISHED = "unfinished"
 NO_CONNECTION = ("no connection to ", "Cannot connect to host ")
 """How the errors of the gRPC and HTTP clients begin if nothing listens at the address. The status does not
 show it: an overloaded server may answer UNAVAILABLE, too."""
@@ -40,7 +42,8 @@ class RequestRecord:
     """Index of the pass over that level, from 0."""
     phase: str
     """``warm-up``, ``measured`` or ``drain``, by when it was due. Only a closed loop with several processes
-    sends in the drain, which begins when the first process has no more requests."""
+    sends in the drain, which begins when the first process has no more requests. ``unfinished``: its pass
+    was killed; what needs the whole pass (phase, tokens, chunks) is not known."""
     scheduled_s: float
     """When it was due; in a closed loop, when its slot became free."""
     sent_s: float
@@ -135,14 +138,32 @@ class Sample:
         return self.window.start_s < moment_s <= self.window.end_s
 
 
-def append_records(path: Path, records: Iterable[RequestRecord]) -> None:
-    """Append records as JSON lines, with ``first_token_s`` added; they are on the disk when this returns."""
-    plain = ({**asdict(record), "first_token_s": record.first_token_s} for record in records)
+def append_records(path: Path, records: Iterable[RequestRecord], *, sync: bool = True) -> None:
+    """Append records as JSON lines, with ``first_token_s`` added.
+
+    Args:
+        sync: they are on the disk when this returns; else a killed process loses nothing, but a machine may.
+    """
+    # Not asdict, which copies deeply: while a pass runs, the sender waits for who writes.
+    plain = ({**vars(record), "first_token_s": record.first_token_s} for record in records)
     mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with os.fdopen(os.open(path, mode, 0o600), "a", encoding="utf-8") as file:
         file.writelines(f"{json.dumps(line, ensure_ascii=False)}\n" for line in plain)
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
+
+
+def replace_end(path: Path, begin: int, records: Iterable[RequestRecord]) -> None:
+    """Put records in the place of a file's bytes from ``begin`` on; a kill leaves the old or the new."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    if begin:
+        shutil.copyfile(path, new)
+        new.chmod(0o600)
+        os.truncate(new, begin)
+    append_records(new, records)
+    new.replace(path)
 
 
 def read_records(path: Path) -> list[RequestRecord]:

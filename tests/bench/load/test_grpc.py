@@ -14,7 +14,7 @@ from tests.bench.load.grpc_server import endpoint, grpc_server
 from tests.bench.load.observe import interrupted, outstanding
 from trtllm_hpc.bench.load import loops
 from trtllm_hpc.bench.load.grpc_client import call_headers
-from trtllm_hpc.bench.load.loops import LoadResult
+from trtllm_hpc.bench.load.loops import Ended, LoadResult
 from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.bench.load.run import run_closed, run_open
 from trtllm_hpc.bench.load.timing import Clock
@@ -166,8 +166,8 @@ def test_a_server_that_does_not_return_ends_the_load(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loops, "GIVE_UP_S", 0.5)
     answered = threading.Event()
 
-    def count(ok: bool, latency_s: float) -> None:
-        if ok:
+    def count(ended: Ended) -> None:
+        if ended.ok:
             answered.set()
 
     def load(target: Target) -> LoadResult:
@@ -209,8 +209,8 @@ def test_a_late_request_is_sent_at_once_and_none_is_dropped() -> None:
 def test_progress_counts_each_answer() -> None:
     counted: list[tuple[bool, float]] = []
 
-    def count(ok: bool, latency_s: float) -> None:
-        counted.append((ok, latency_s))
+    def count(ended: Ended) -> None:
+        counted.append((ended.ok, ended.latency_s))
 
     with grpc_server() as ready:
         load = run_open(Target(ready, "m"), [b"x", b"fail: y"], [0.0, 0.01], Clock(), progress=count)
@@ -218,7 +218,7 @@ def test_progress_counts_each_answer() -> None:
 
 
 def test_an_exception_in_a_callback_ends_the_load() -> None:
-    def broken(ok: bool, latency_s: float) -> None:
+    def broken(ended: Ended) -> None:
         raise ZeroDivisionError("as if")
 
     with grpc_server() as ready, pytest.raises(ZeroDivisionError, match="as if"):

@@ -195,7 +195,7 @@ from trtllm_hpc.runtime.records import Endpoint
 target = Target(Endpoint("1", "h", "127.0.0.1", int(sys.argv[1]), int(sys.argv[2]), 1, [], 0.0), "ensemble",
                 protocol=sys.argv[3])
 payloads = [encode_request(Request(4, text), target) for text in ["one", "two", "sleep 2: x", "never"]]
-def count(ok, latency_s):
+def count(ended):
     print("answer", flush=True)
 load = run_open(target, payloads, [0, 0.05, 0.1, 100], Clock(), progress=count)
 print([reply.index for reply in load.replies], load.interrupted, flush=True)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.bench.load.grpc_server import endpoint, grpc_server
 from tests.bench.load.observe import interrupted, outstanding
+from trtllm_hpc.bench.load.loops import Ended
 from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.bench.load.run import run_closed, run_open
 from trtllm_hpc.bench.load.timing import Clock
@@ -20,8 +21,8 @@ def test_an_open_loop_keeps_times_and_order() -> None:
     payloads = [b"%d" % number for number in range(31)]
     counted: list[bool] = []
 
-    def count(ok: bool, latency_s: float) -> None:
-        counted.append(ok and latency_s > 0)
+    def count(ended: Ended) -> None:
+        counted.append(ended.ok and ended.latency_s > 0)
 
     with grpc_server() as ready:
         due_s = [number / 100 for number in range(31)]
@@ -60,7 +61,7 @@ from tests.bench.load.grpc_server import endpoint
 from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.bench.load.run import run_open
 from trtllm_hpc.bench.load.timing import Clock
-def count(ok, latency_s):
+def count(ended):
     print("answer", flush=True)
 if __name__ == "__main__":
     load = run_open(Target(endpoint(int(sys.argv[1])), "m"), [b"x"] * 4, [0, 0.05, 100, 101], Clock(),

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan, Plan, run_in_process
+from trtllm_hpc.bench.load.loops import ClosedPlan, Count, Ended, LoadResult, OpenPlan, Plan, run_in_process
 from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.results import ClientUse
@@ -150,8 +150,8 @@ def _collect(plan: Plan, pipes: list[Connection], progress: Count | None) -> lis
                     if len(ready) == len(pipes):
                         _send_all(pipes, (_START, plan.clock.now() + _LEAD_S))
                 elif kind == _COUNTED and progress is not None:
-                    for ok, latency_s in value:
-                        progress(ok, latency_s)
+                    for ended in value:
+                        progress(ended)
                 elif kind == _NOT_READY:
                     raise NotReady(value)
                 elif kind == _DONE:
@@ -201,12 +201,12 @@ class _CountBuffer:
     """What a worker has counted and not yet reported."""
 
     def __init__(self) -> None:
-        self._counts: list[tuple[bool, float]] = []
+        self._counts: list[Ended] = []
 
-    def add(self, ok: bool, latency_s: float) -> None:
-        self._counts.append((ok, latency_s))
+    def add(self, ended: Ended) -> None:
+        self._counts.append(ended)
 
-    def take(self) -> list[tuple[bool, float]]:
+    def take(self) -> list[Ended]:
         taken, self._counts = self._counts, []
         return taken
 
