@@ -82,13 +82,9 @@ def command_of(folder: Path, case: str, instance: int, rank: int) -> tuple[list[
         ["bash", script], env=environment, capture_output=True, text=True, check=True
     ).stdout
     words, gpus = json.loads(said)
-    scratch = next(word.partition("=")[2] for word in words if word.startswith("--scratch="))
-    subprocess.run(["rm", "-r", scratch], check=True)
     assert words[1] == "rank" and f"--rank={rank}" in words
     options = words[words.index("--") + 1 :]
-    return [
-        word.replace(str(folder / "sockets"), "SOCKETS").replace(scratch, "SCRATCH") for word in options
-    ], gpus
+    return [word.replace(str(folder / "sockets"), "SOCKETS") for word in options], gpus
 
 
 @pytest.mark.parametrize(("case", "instance", "rank", "prefix", "options", "gpus"), TABLE)
@@ -98,7 +94,6 @@ def test_each_rank_has_exactly_its_command(
     found, sees = command_of(tmp_path, case, instance, rank)
     pools = [word for word in found if re.match(r"--(pinned|cuda)-memory-pool|--enable-peer", word)]
     assert [word for word in found if word not in pools] == [
-        "--model-repository=SCRATCH/repository",
         "--disable-auto-complete-config",
         f"--backend-config=python,shm-region-prefix-name={prefix}",
         *options,

@@ -57,8 +57,6 @@ class Ranks:
         **options: Any,
     ) -> subprocess.Popen[str]:
         prefix = f"{self.prefix}{rank}_"
-        scratch = SCRATCH / f"{prefix}scratch"
-        scratch.mkdir(exist_ok=True)
         given = {"ready_timeout_seconds": 30, **options}
         extra = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
         ports = [f"--http-port={self.ports[0]}"] if rank == 0 else ["--load-model=tensorrt_llm"]
@@ -69,7 +67,6 @@ class Ranks:
             f"--world-size={world}",
             f"--ranks-per-node={world}",
             f"--prefix={prefix}",
-            f"--scratch={scratch}",
             *extra,
             f"--server={server or self.program}",
             "--",
@@ -162,8 +159,9 @@ def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_th
 def test_the_server_gets_its_world_and_its_arguments_as_they_are(ranks: Ranks) -> None:
     process = ranks.start(rank=1, world=2, behaviour="exit=3")
     facts = ranks.facts(1)
-    assert facts["argv"] == ["--load-model=tensorrt_llm"]
     environment = facts["environment"]
+    repository = f"--model-repository={environment['TRTLLM_HPC_SCRATCH']}/repository"
+    assert facts["argv"] == [repository, "--load-model=tensorrt_llm"]
     assert (environment["RANK"], environment["WORLD_SIZE"], environment["LOCAL_RANK"]) == ("1", "2", "1")
     assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "lo"
     assert environment["TRTLLM_HPC_SCRATCH"].startswith("/tmp/trtTest")
@@ -297,6 +295,16 @@ def test_a_rank_that_is_ended_by_another_does_not_hide_the_first_exit_code(ranks
     assert end(process)[0] == 0
 
 
+def test_a_signal_at_any_moment_of_the_start_leaves_nothing(ranks: Ranks) -> None:
+    """A cancelled job signals ranks that have only just begun."""
+    for wait_s in (0.05, 0.1, 0.2, 0.3, 0.5):
+        process = ranks.start()
+        time.sleep(wait_s)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert ranks.left() == [], wait_s
+
+
 @pytest.mark.long
 def test_a_server_that_ignores_signals_is_killed_before_slurm_would(ranks: Ranks) -> None:
     """Slurm's KillWait is 30 s, and then the record could not be written any more."""
@@ -374,7 +382,7 @@ def test_a_launched_server_gets_its_arguments_unchanged_and_is_signalled(launche
     worker, leader = launched.start(1), launched.start(0)
     assert ranks.endpoint().http_port == ranks.ports[0]
     facts = ranks.facts()
-    assert facts["argv"] == [f"--http-port={ranks.ports[0]}"]
+    assert facts["argv"][1:] == [f"--http-port={ranks.ports[0]}"]
     assert "SLURM_PROCID" not in facts["environment"] and "PMIX_RANK" not in facts["environment"]
     assert "RANK" not in facts["environment"], "the launcher joins the ranks by itself"
     assert facts["environment"]["NCCL_SOCKET_IFNAME"] == "lo"

@@ -1,4 +1,4 @@
-"""Slurm's five commands on one file of state; run as a program, under each command's name.
+"""Slurm's six commands on one file of state; run as a program, under each command's name.
 
 Strict: whatever is not known here ends with exit code 64 and is written down
 as a violation, which fails the test. Words and exit codes are those of Slurm
@@ -142,7 +142,7 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
         return 0
     known = {"--noheader": False, "--states": True, "--format": True, "--jobs": True}
     given = options(cluster, "squeue", arguments, known)
-    fields = {"%i": "id", "%T": "state", "%r": "reason", "%N": "nodes"}
+    fields = {"%i": "id", "%T": "state", "%r": "reason", "%N": "nodes", "%P": "partition"}
     columns = given["--format"].split("|")
     if given["--states"] != "all" or given[""] or any(column not in fields for column in columns):
         cluster.violation("squeue", " ".join(arguments))
@@ -153,9 +153,17 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
         return 1
     for job in wanted:
         if cluster.visible(job):
-            row = {"reason": "None", "nodes": "", **cluster.jobs[job], "id": job}
+            row = {"reason": "None", "nodes": "", "partition": "batch", **cluster.jobs[job], "id": job}
             row["state"] = row["state"].split(" ")[0]
             print("|".join(str(row[fields[column]]) for column in columns))
+    return 0
+
+
+def sinfo(cluster: Cluster, arguments: list[str]) -> int:
+    if arguments != ["--noheader", "--list-reasons", "--partition=batch", "--format=%N|%T|%E"]:
+        cluster.violation("sinfo", " ".join(arguments))
+    for node, (state, why) in cluster.record["unavailable"].items():
+        print(f"{node}|{state}|{why}")
     return 0
 
 
@@ -229,7 +237,7 @@ def scancel(cluster: Cluster, arguments: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Cluster, list[str]], int]] = {
-    command.__name__: command for command in (sbatch, squeue, sacct, scontrol, scancel)
+    command.__name__: command for command in (sbatch, squeue, sinfo, sacct, scontrol, scancel)
 }
 
 

@@ -47,6 +47,7 @@ class FakeSlurm:
                 "accounting": True,
                 "partitions": {"batch": {}, "cpu": {}},
                 "accounts": ["mine"],
+                "unavailable": {},
             }
         )
         program = folder / "fake_commands.pyc"
@@ -88,6 +89,12 @@ class FakeSlurm:
     def without_accounting(self) -> None:
         record = self._read()
         record["accounting"] = False
+        self._write(record)
+
+    def drain(self, node: str, why: str) -> None:
+        """Take a node out of service."""
+        record = self._read()
+        record["unavailable"][node] = ("drained", why)
         self._write(record)
 
     def limit(self, partition: str, **fields: str | int) -> None:

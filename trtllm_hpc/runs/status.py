@@ -234,7 +234,7 @@ def _slurm_stage(
     code = info.exit_code
     if info.state.final and last.name == "stage_end" and last.data.get("job_id") == job_id:
         code = int(last.data["exit_code"])  # sacct shows 137 as 9
-    note = f": {explain_reason(info.reason)}" if info.reason else ""
+    note = f": {explain_reason(info.reason, job_id, info.unavailable)}" if info.reason else ""
     if info.exit_signal and not info.state.ok:
         note += f" (its batch script was killed by signal {info.exit_signal})"
     elif info.state.name == "FAILED":

@@ -81,7 +81,6 @@ def _add_server_commands(commands: _Commands) -> None:
     rank.add_argument("--world-size", type=int, required=True)
     rank.add_argument("--ranks-per-node", type=int, required=True)
     rank.add_argument("--prefix", required=True)
-    rank.add_argument("--scratch", type=Path, required=True)
     rank.add_argument("--ready-timeout-seconds", type=float, required=True)
     rank.add_argument("--companion-start-seconds", type=float)
     rank.add_argument("--companion-silence-seconds", type=float)

@@ -41,7 +41,6 @@ class RankOptions:
     ranks_per_node: int
     prefix: str
     """Prefix of this rank's shared memory and scratch folder, with job id and rank."""
-    scratch: Path
     ready_timeout_seconds: float
     companion_start_seconds: float | None
     companion_silence_seconds: float | None

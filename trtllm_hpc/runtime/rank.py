@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.leader import RankOptions, make_leader
-from trtllm_hpc.runtime.node import interface_towards, make_private, remove_leftovers
+from trtllm_hpc.runtime.node import SCRATCH, interface_towards, make_private, remove_leftovers
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
     allow_large_requests,
@@ -29,7 +30,7 @@ from trtllm_hpc.runtime.process import (
     start_bound,
 )
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
-from trtllm_hpc.runtime.server import LaunchedServer, Server, find_server
+from trtllm_hpc.runtime.server import LaunchedServer, find_server
 
 Child = subprocess.Popen[bytes] | LaunchedServer
 _TICK_S = 0.2
@@ -73,7 +74,7 @@ class Supervisor:
         self._failure_file.unlink(missing_ok=True)
         self._record.write(self._paths.rank_record(self._options.step, self._options.rank))
         try:
-            child = self._start(find_server(self._options.server, self._options.scratch))
+            child = self._start(self._make_scratch())
         except StartFailed as error:
             return self._not_started(error.message, error.hint)
         except OSError as error:
@@ -95,20 +96,32 @@ class Supervisor:
 
     # Starting -----------------------------------------------------------------------
 
-    def _start(self, server: Server) -> Child:
+    def _make_scratch(self) -> Path:
+        """Make a folder of this rank's own, with a link to the model repository.
+
+        Triton's Python backend puts the model's path into a shell command as it is, so it gets one without
+        spaces or quotes. Made here and not in ``rank.sh``: from now on no signal leaves it behind.
+        """
+        scratch = Path(tempfile.mkdtemp(prefix=self._options.prefix, dir=SCRATCH))
+        (scratch / "repository").symlink_to(self._paths.repository)
+        return scratch
+
+    def _start(self, scratch: Path) -> Child:
+        server = find_server(self._options.server, scratch)
         launcher = self._options.launcher
         environment = {**os.environ, **server.environment, **self._interface_variables()}
         if launcher is None:
             environment |= self._distributed_variables()
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
-        environment["TRTLLM_HPC_SCRATCH"] = str(self._options.scratch)
-        command = [server.program, *server.arguments, *self._options.server_arguments]
+        environment["TRTLLM_HPC_SCRATCH"] = str(scratch)
+        repository = f"--model-repository={scratch}/repository"
+        command = [server.program, *server.arguments, repository, *self._options.server_arguments]
         shown = [launcher, *command] if launcher is not None else command
         print(f"rank {self._options.rank} on {self._record.host}: {' '.join(shown)}", flush=True)
         allow_large_requests()
         if launcher is None:
             return start_bound(command, environment)
-        return LaunchedServer(launcher, command, environment, self._options.scratch, self._paths.runtime)
+        return LaunchedServer(launcher, command, environment, scratch, self._paths.runtime)
 
     def _not_started(self, sentence: str, hint: str | None) -> int:
         """Record the end too: a record without one looks like a rank that was killed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.scheduler.states import JobState, parse_state
+from trtllm_hpc.scheduler.states import JobState, names_no_nodes, parse_state
 
 TIMEOUT_S = 60.0
 """Bound on one command: a busy controller answers late, one that is gone never does."""
@@ -44,6 +44,8 @@ class JobInfo:
     state: JobState
     reason: str = ""
     """Why it pends; empty otherwise."""
+    unavailable: str = ""
+    """The nodes that it waits for, if they are down or drained: ``n2 is drained (new disk)``."""
     nodes: str = ""
     exit_code: int | None = None
     exit_signal: int | None = None
@@ -131,7 +133,7 @@ class Slurm:
 
     def _squeue(self, job_ids: Sequence[str]) -> dict[str, JobInfo]:
         answer = self._run(
-            ["squeue", "--noheader", "--states=all", "--format=%i|%T|%r|%N", f"--jobs={','.join(job_ids)}"]
+            ["squeue", "--noheader", "--states=all", "--format=%i|%T|%r|%N|%P", f"--jobs={','.join(job_ids)}"]
         )
         if answer.returncode:
             if "Invalid job id" in answer.stderr:
@@ -139,11 +141,19 @@ class Slurm:
             raise _refused(answer, "squeue failed")
         found = {}
         for line in answer.stdout.splitlines():
-            job_id, state, reason, nodes = [*line.split("|"), "", "", ""][:4]
+            job_id, state, reason, nodes, partition = [*line.split("|"), "", "", "", ""][:5]
             parsed = parse_state(state)
             pending = reason if parsed.name == "PENDING" else ""
-            found[job_id] = JobInfo(job_id, parsed, pending, nodes)
+            unavailable = self._unavailable_nodes(partition) if names_no_nodes(pending) else ""
+            found[job_id] = JobInfo(job_id, parsed, pending, nodes, unavailable=unavailable)
         return found
+
+    def _unavailable_nodes(self, partition: str) -> str:
+        """Return which nodes of a partition are down or drained, and what the administrator wrote about them."""
+        command = ["sinfo", "--noheader", "--list-reasons", f"--partition={partition}", "--format=%N|%T|%E"]
+        answer = self._run(command)
+        rows = [line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2]
+        return ", ".join(f"{nodes} is {state.rstrip('*')} ({why.strip()})" for nodes, state, why in rows)
 
     def _sacct(self, job_ids: Sequence[str]) -> dict[str, JobInfo]:
         if self._no_accounting:

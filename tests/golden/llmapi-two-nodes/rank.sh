@@ -8,16 +8,10 @@ rank=${SLURM_PROCID}
 # that Triton's Python backend makes carries both.
 prefix="trt${TRTLLM_HPC_JOB_ID}_${rank}_"
 
-# Triton's Python backend puts the model's path into a shell command as it is, so it
-# gets one without spaces or quotes: a link in a folder of this rank's own.
-scratch=$(mktemp -d "/tmp/${prefix}XXXXXXXX")
-ln -s "$run/repository" "$scratch/repository"
-
 # Containers on Slurm have no --ulimit option: take what the host allows.
 ulimit -S -l "$(ulimit -H -l)"
 
 arguments=(
-  --model-repository="$scratch/repository"
   --disable-auto-complete-config
   --backend-config="python,shm-region-prefix-name=$prefix"
 )
@@ -39,6 +33,6 @@ else
 fi
 
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=8 \
-  --ranks-per-node=4 --prefix="$prefix" --scratch="$scratch" \
+  --ranks-per-node=4 --prefix="$prefix" \
   --ready-timeout-seconds=600 \
   --server=tritonserver --launcher=trtllm-llmapi-launch -- "${arguments[@]}"

@@ -18,16 +18,10 @@ slot=$((TRTLLM_HPC_INSTANCE % 2))
 CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${gpus[*]:slot * 2:2}")
 export CUDA_VISIBLE_DEVICES
 
-# Triton's Python backend puts the model's path into a shell command as it is, so it
-# gets one without spaces or quotes: a link in a folder of this rank's own.
-scratch=$(mktemp -d "/tmp/${prefix}XXXXXXXX")
-ln -s "$run/repository" "$scratch/repository"
-
 # Containers on Slurm have no --ulimit option: take what the host allows.
 ulimit -S -l "$(ulimit -H -l)"
 
 arguments=(
-  --model-repository="$scratch/repository"
   --disable-auto-complete-config
   --backend-config="python,shm-region-prefix-name=$prefix"
 )
@@ -52,7 +46,7 @@ else
 fi
 
 exec /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=2 \
-  --ranks-per-node=2 --prefix="$prefix" --scratch="$scratch" \
+  --ranks-per-node=2 --prefix="$prefix" \
   --ready-timeout-seconds=600 \
   --instance="$TRTLLM_HPC_INSTANCE" --step="serve.$TRTLLM_HPC_INSTANCE" \
   --server=pytriton -- "${arguments[@]}"
