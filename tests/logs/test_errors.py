@@ -23,6 +23,7 @@ from trtllm_hpc.logs.errors import first_error, first_error_line
         "Signal (11) received.",
         "MPI_ABORT was invoked on rank 0",
         "  what():  Error: bad alloc",
+        "[TensorRT-LLM][ERROR] CUDA error: cannot copy mBufferSizes[i] bytes",
     ],
 )
 def test_errors_of_every_kind_are_seen(line: str) -> None:
@@ -42,6 +43,8 @@ def test_errors_of_every_kind_are_seen(line: str) -> None:
         "20 requests, 0 errors",
         "--log-error=1 --exit-on-error=true",
         "[TensorRT-LLM][INFO] error: reporting is on",
+        "[10/31/2023-06:37:02] [TRT] [W] CUDA error: lazy loading is off",
+        "libibverbs: Warning: couldn't load driver 'x': x.so: cannot open shared object file",
     ],
 )
 def test_harmless_lines_are_no_errors(line: str) -> None:

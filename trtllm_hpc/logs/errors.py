@@ -30,7 +30,9 @@ HARMLESS = re.compile(
     rb"""
       Terminating\ worker\ process\ since\ shutdown\ signal  # every rank above 0 at its normal end
     | ^[IW]\d{4}\ \d\d:\d\d:  # Triton itself calls it information or a warning
-    | \[(?:INFO|WARNING|I|W)\]  # so does TensorRT-LLM
+    | ^(?:\[[^\]]*\]\ ?)?\[(?:INFO|WARNING|I|W)\]  # so does TensorRT-LLM
+    | ^(?:\[[^\]]*\]\ ){2}\[(?:I|W)\]\   # with its time
+    | ^libibverbs:\ Warning:  # a machine without InfiniBand
     # Triton on a machine without a GPU
     | CudaDriverHelper\ has\ not\ been\ initialized | unable\ to\ create\ stream\ for\ \w+:
     | ^Error:\ Failed\ to\ initialize\ NVML

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import importlib
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.logs.causes.explain import Finding, finding, ranked
+from trtllm_hpc.logs.causes.scan import scan
+from trtllm_hpc.logs.causes.table import AREAS, Cause, Kind, anchor_of, causes
+
+toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+EXCERPTS: dict[str, dict[str, Any]] = {
+    name: entry
+    for area in AREAS
+    for name, entry in toml.loads(
+        (Path(__file__).parent / "excerpts" / f"{area}.toml").read_text("utf-8")
+    ).items()
+}
+"""Quotations of public logs by the cause that they tell, each with lines that must not be taken for it."""
+
+WITHOUT_TEXT = [cause for cause in causes().values() if not cause.patterns]
+"""Causes that Slurm tells by a job's state alone."""
+
+
+def found(text: str, name: str = "log") -> list[Finding]:
+    return [finding(match, name) for match in scan(io.BytesIO(text.encode()))]
+
+
+def likeliest(*logs: str) -> str | None:
+    result = ranked([found(text) for text in logs])
+    return result[0].id if result else None
+
+
+def test_every_cause_has_an_excerpt() -> None:
+    assert set(EXCERPTS) == {cause.id for cause in causes().values()} - {it.id for it in WITHOUT_TEXT}
+    assert all(cause.states for cause in WITHOUT_TEXT)
+    assert len(EXCERPTS) >= 120
+
+
+@pytest.mark.parametrize("name", EXCERPTS)
+def test_the_excerpt_of_a_public_log_is_explained(name: str) -> None:
+    excerpt, cause = EXCERPTS[name], causes()[name]
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+(#\d+|:[\w./]+)", excerpt["source"])
+    if cause.kind is Kind.NOISE:
+        assert found(excerpt["log"]) == []
+        return
+    assert likeliest(excerpt["log"]) == name
+    first = next(one for one in found(excerpt["log"]) if one.id == name)
+    assert first.next
+    assert excerpt.get("shows", "") in first.match
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [(name, line) for name, entry in EXCERPTS.items() for line in entry["not"]]
+)
+def test_a_near_miss_is_not_taken_for_the_cause(name: str, line: str) -> None:
+    assert name not in {one.id for one in found(f"fine\n{line}\nfine\n")}
+
+
+@pytest.mark.parametrize("cause", causes().values(), ids=lambda cause: cause.id)
+def test_every_cause_says_what_happened_and_what_to_do(cause: Cause) -> None:
+    assert cause.sentence.endswith((".", "}")) and cause.sources
+    assert cause.kind is Kind.NOISE or cause.next
+    names = set(re.findall(r"(?<!\$)\{(\w+)\}", cause.sentence + cause.next))
+    groups = set().union(*(pattern.regex.groupindex for pattern in cause.patterns), set())
+    assert names <= groups, f"{names - groups} is in no pattern"
+
+
+def test_anchors_are_what_every_match_contains() -> None:
+    assert anchor_of(r"Got \d+ of (?:a|b) errors? here") == " error"
+    assert anchor_of(r"CANCELLED AT \S+ DUE") == "CANCELLED AT "
+    for pattern in (r"(?:a|b)", "error one|error two", r"\d+"):
+        with pytest.raises(ValueError, match=r"group|every match"):
+            anchor_of(pattern)
+
+
+OOM = "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (tllmBuffers.h:112)\n"
+LOST = "RuntimeError: NCCL error: remote process exited or there was a network error, NCCL version 2.14.3\n"
+EXITED = "srun: error: n1: task 1: Exited with exit code 1\n"
+
+
+def test_a_root_cause_outranks_the_consequences_on_other_ranks() -> None:
+    assert likeliest(EXITED, LOST, OOM) == "cuda-out-of-memory"
+    assert likeliest(LOST + EXITED) == "nccl-remote"
+
+
+def test_what_ends_a_process_and_what_is_precise_goes_first() -> None:
+    long_prompt = "Prompt length (200) exceeds maximum input length (128)\n"
+    assert likeliest(long_prompt + OOM) == "cuda-out-of-memory"
+    assert likeliest("Traceback\nKeyError: 'a'\n", OOM) == "cuda-out-of-memory"
+    assert likeliest(long_prompt) == "trtllm-prompt-too-long"
+
+
+def test_among_equals_the_first_log_and_the_first_line_decide() -> None:
+    full = "OSError: [Errno 28] No space left on device\n"
+    assert likeliest(full, OOM) == "disk-full"
+    assert likeliest(OOM + full) == "cuda-out-of-memory"
+
+
+def test_noise_hides_nothing_and_is_no_cause() -> None:
+    noise = "libibverbs: Warning: couldn't load driver 'libx.so': libx.so: cannot open shared object file\n"
+    assert likeliest(noise * 3) is None
+    assert likeliest(noise + "Error: Failed to initialize NVML\n" + OOM) == "cuda-out-of-memory"
+
+
+def test_a_match_far_along_a_long_line_is_shown_with_its_surroundings() -> None:
+    line = (
+        "RuntimeError: " + "a, " * 500 + "no kernel image is available for execution on the device (k.cu:1)\n"
+    )
+    match = found(line)[0].match
+    assert match.startswith("…") and match.endswith("(k.cu:1)") and "no kernel image" in match
+    assert len(match) <= 302
+
+
+def test_ranks_lines_and_files_are_told() -> None:
+    labelled = found("0: fine\n3: \x1b[31mOSError: [Errno 122] Disk quota exceeded\x1b[0m\n", "a.out")
+    assert [(it.file, it.line, it.rank, it.match) for it in labelled] == [
+        ("a.out", 2, 3, "OSError: [Errno 122] Disk quota exceeded")
+    ]
+    assert found("[rank1]: OSError: [Errno 116] Stale file handle\n")[0].rank == 1
+    assert found("[1,2]<stderr>:No space left on device\n")[0].rank == 2
+
+
+def test_what_a_line_calls_information_is_no_cause() -> None:
+    for calm in (
+        "[TensorRT-LLM][INFO] CUDA runtime error in x: out of memory\n",
+        'I0721 10:02:03.123456 99 a.cc:1] "No space left on device"\n',
+        "n1:1:1 [0] NCCL INFO Call to connect failed: No space left on device\n",
+        "[10/31/2023-06:37:02] [TRT] [W] No space left on device\n",
+    ):
+        assert found(calm) == []
+
+
+def test_blocks_and_their_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = EXCERPTS["pmix-component"]["log"]
+    for size in (50, 200, 777, 5000):
+        monkeypatch.setattr("trtllm_hpc.logs.causes.scan._BLOCK_BYTES", size)
+        result = found("fine 1\n" * 100 + box + "\n" + "fine 2\n" * 100 + "No space left on device")
+        assert [(it.id, it.line) for it in result] == [
+            ("pmix-component", 102),
+            ("pmix-error", 112),
+            ("disk-full", 213),
+        ], size

@@ -1,0 +1,249 @@
+"""Finding the entries of the table of causes in a log of any size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import BinaryIO
+
+from trtllm_hpc.logs.causes.table import Cause, Kind, Pattern, causes
+
+_BLOCK_BYTES = 4 << 20
+_LONGEST_LINE = 65536
+_LONGEST_BLOCK = 16 << 20
+"""A log without line ends must not fill the memory."""
+_REMEMBERED = 200_000
+_SHOWN = 300
+
+_COLOURS = re.compile(rb"\x1b\[[\d;]*m")
+_DIGITS = b"0123456789"
+_ANY_DIGIT = str.maketrans("", "", "0123456789")
+
+_LABEL = re.compile(
+    r"""
+      \[\d+,(?P<mpirun>\d+)\]<std(?:err|out)>:\s?  # mpirun --tag-output
+    | \[rank(?P<torch>\d+)\]:\s?                   # PyTorch
+    | (?P<srun>\d+):\ (?=\D)                       # srun --label
+    """,
+    re.VERBOSE,
+)
+_STAMP = re.compile(
+    r"""
+      (?P<glog>[IWEF])\d{4}\ \d\d:\d\d:\d\d\.\d+\s+\d+\ [\w./-]+:\d+\]\s*"?  # Triton
+    | \[(?:TensorRT-LLM|TRT-LLM|TensorRT|TRT)\]\s*                          # TensorRT-LLM and TensorRT
+    | \[RANK\ (?P<rank>\d+)\]\s*
+    | \[(?P<level>INFO|WARNING|ERROR|FATAL|VERBOSE|DEBUG|[IWEFVD])\]\s*
+    | \[?\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d[^\s\]]*\]?\s+
+    | \[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]\s*
+    """,
+    re.VERBOSE,
+)
+_CALM = {"I": "info", "INFO": "info", "V": "info", "VERBOSE": "info", "D": "info", "DEBUG": "info"} | {
+    "W": "warning",
+    "WARNING": "warning",
+}
+_ROW_GOES_ON = re.compile(r"^\|\s+\|(?:\s+\|)?\s?(.*?)\s*\|?\s*$")
+_ROW = re.compile(r"^\|\s*(\S+)\s*\|\s*\d+\s*\|\s?(.*?)\s*\|?\s*$")
+
+
+@dataclass(frozen=True)
+class Match:
+    """An entry of the table, and where a log tells it."""
+
+    cause: Cause
+    groups: dict[str, str]
+    line: int
+    """From 1."""
+    text: str
+    """The line without stamps, cut around what matched; several lines are joined by `` / ``."""
+    rank: int | None
+    """The rank that the line names itself, as ``srun --label`` writes it."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line without its stamps."""
+
+    text: str
+    level: str
+    """``info`` or ``warning`` if the line calls itself so; else empty."""
+    rank: int | None
+
+
+def scan(log: BinaryIO, limit_bytes: int | None = None) -> list[Match]:
+    """Return the first match of each cause in a log, from its position on, in the order of the lines.
+
+    Args:
+        limit_bytes: read no more than this.
+    """
+    finder = _Finder()
+    for block, cut, first_line in _blocks(log, limit_bytes):
+        finder.search(block, cut, first_line)
+    return sorted(finder.found.values(), key=lambda match: match.line)
+
+
+def stripped(raw: bytes) -> Line:
+    """Return a line without colours, stamps and labels, and what these said."""
+    text = _COLOURS.sub(b"", raw[:_LONGEST_LINE]).decode("utf-8", errors="replace").rstrip("\r\n")
+    rank, level = None, None
+    while True:
+        label = _LABEL.match(text)
+        stamp = None if label else _STAMP.match(text)
+        match = label or stamp
+        if match is None:
+            return Line(text.removesuffix('"') if level else text, _CALM.get(level or "", ""), rank)
+        said = {name: value for name, value in match.groupdict().items() if value is not None}
+        level = level or said.get("glog") or said.get("level")
+        number = next((said[name] for name in ("mpirun", "torch", "srun", "rank") if name in said), None)
+        rank = int(number) if rank is None and number is not None else rank
+        text = text[match.end() :]
+
+
+class _Finder:
+    """Searches block after block of one log.
+
+    Logs repeat themselves: lines that differ in their digits only are looked up once.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Match] = {}
+        self._known: set[bytes] = set()
+        self._suspects: dict[bytes, list[tuple[Cause, Pattern]]] = {}
+
+    def search(self, block: bytes, cut: int, first_line: int) -> None:
+        """Search the lines that begin before ``cut``; matches may reach beyond it."""
+        lines = block[:cut]
+        keys = set(lines.translate(None, _DIGITS).split(b"\n"))
+        self._look_up(keys - self._known)
+        if self._suspects.keys().isdisjoint(keys):
+            return
+        start = 0
+        for number, line in enumerate(lines.split(b"\n"), first_line):
+            key = line.translate(None, _DIGITS)
+            if key in self._suspects and self._try(self._suspects[key], block, start, line, number):
+                del self._suspects[key]
+            start += len(line) + 1
+
+    def _look_up(self, keys: set[bytes]) -> None:
+        if len(self._known) > _REMEMBERED:
+            self._known.clear()
+        self._known |= keys
+        together = b"\n".join(keys)
+        for anchor, entry in _anchors():
+            at = together.find(anchor)
+            while at >= 0:
+                end = together.find(b"\n", at)
+                end = len(together) if end < 0 else end
+                key = together[together.rfind(b"\n", 0, at) + 1 : end]
+                self._suspects.setdefault(key, []).append(entry)
+                at = together.find(anchor, end)
+
+    def _try(
+        self, candidates: Sequence[tuple[Cause, Pattern]], block: bytes, start: int, raw: bytes, number: int
+    ) -> bool:
+        """Note what the line tells; returns whether more lines like it can tell nothing new."""
+        line = stripped(raw)
+        if line.level == "info" or " NCCL INFO " in line.text:
+            return True
+        text = _joined_row(line.text, block, start + len(raw))
+        best: tuple[Cause, re.Match[str], str] | None = None
+        for cause, pattern in candidates:
+            window = text if cause.lines == 1 else _window(text, block, start + len(raw), cause.lines)
+            match = pattern.regex.search(window)
+            if match is None or match.start() > len(text):
+                continue
+            if cause.kind is Kind.NOISE:
+                return True
+            if best is None or best[0].generic > cause.generic:
+                best = cause, match, window
+        if best is None or line.level == "warning":
+            return False
+        cause, match, window = best
+        if cause.id not in self.found:
+            groups = {name: value or "" for name, value in match.groupdict().items()}
+            self.found[cause.id] = Match(cause, groups, number, _around(window, match), line.rank)
+        return cause.lines == 1
+
+
+@cache
+def _anchors() -> tuple[tuple[bytes, tuple[Cause, Pattern]], ...]:
+    """Return each pattern after its anchor, which has no digits: lines are looked up without them."""
+    return tuple(
+        (pattern.anchor.translate(_ANY_DIGIT).encode(), (cause, pattern))
+        for cause in causes().values()
+        for pattern in cause.patterns
+    )
+
+
+def _blocks(log: BinaryIO, limit_bytes: int | None) -> Iterator[tuple[bytes, int, int]]:
+    """Yield blocks: the bytes, up to where lines may begin, and the number of the first line.
+
+    The last lines of each block come again in the next, so that what follows a line is there with it.
+    """
+    pending, first_line, read = b"", 1, 0
+    reach = max(cause.lines for cause in causes().values()) + 1
+    while True:
+        size = _BLOCK_BYTES if limit_bytes is None else min(_BLOCK_BYTES, limit_bytes - read)
+        chunk = log.read(size) if size > 0 else b""
+        read += len(chunk)
+        block = pending + chunk
+        if not chunk:
+            yield block, len(block), first_line
+            return
+        cut = len(block)
+        for _ in range(reach):
+            cut = block.rfind(b"\n", 0, max(cut, 0))
+        if cut <= 0:
+            cut = len(block) if len(block) > _LONGEST_BLOCK else 0
+        else:
+            cut += 1
+        if cut:
+            yield block, cut, first_line
+            first_line += block.count(b"\n", 0, cut)
+        pending = block[cut:]
+
+
+def _following(block: bytes, end: int, count: int) -> Iterator[bytes]:
+    """Yield the lines after the one that ends at ``end``."""
+    for _ in range(count):
+        if end < 0 or end + 1 >= len(block):
+            return
+        after = block.find(b"\n", end + 1)
+        yield block[end + 1 : len(block) if after < 0 else after]
+        end = after
+
+
+def _window(text: str, block: bytes, end: int, lines: int) -> str:
+    return "\n".join([text, *(stripped(raw).text for raw in _following(block, end, lines - 1))])
+
+
+def _joined_row(text: str, block: bytes, end: int) -> str:
+    """Return the last cell of a row of Triton's table of models, which is wrapped at any character."""
+    row = _ROW.match(text)
+    if row is None:
+        return text
+    cells = [row[2]]
+    for raw in _following(block, end, 20):
+        more = _ROW_GOES_ON.match(stripped(raw).text)
+        if more is None:
+            break
+        cells.append(more[1])
+    return f"{row[1]}: {''.join(cells)}"
+
+
+def _around(window: str, match: re.Match[str]) -> str:
+    """Return what matched with its surroundings: the whole lines if they are short, else cut around it."""
+    start = window.rfind("\n", 0, match.start()) + 1
+    end = window.find("\n", match.end())
+    text = window[start : len(window) if end < 0 else end]
+    if len(text) > _SHOWN and "\n" in match[0]:
+        # Of a box the first line says what it is, and the last ones say why.
+        text = f"{text.partition(chr(10))[0][:_SHOWN]}\n…{text[-_SHOWN // 2 :]}"
+    elif len(text) > _SHOWN:
+        room = max(0, _SHOWN - (match.end() - match.start())) // 2
+        first = max(0, match.start() - start - room)
+        last = min(len(text), first + _SHOWN)
+        text = f"{'…' if first else ''}{text[first:last]}{'…' if last < len(text) else ''}"
+    return " / ".join(part for line in text.split("\n") if (part := line.strip().strip("-").strip()))

@@ -1,0 +1,142 @@
+"""The table of causes: the files in ``data/``, read once and only when a log is to be explained."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+AREAS = ("slurm", "container", "mpi", "nccl", "cuda", "tensorrt_llm", "triton", "python", "disk", "process")
+"""The files, in the order in which causes that match the same line are tried."""
+
+_SHORTEST_ANCHOR = 4
+_GROUP = re.compile(r"(?<!\$)\{(\w+)\}")
+_LONGEST_VALUE = 160
+
+
+class Kind(str, enum.Enum):
+    """What a match says about a failure."""
+
+    ROOT = "root"
+    """It may be the cause itself."""
+    CONSEQUENCE = "consequence"
+    """Something else has failed before, often on another rank."""
+    NOISE = "noise"
+    """Printed by runs that are well, e.g. on machines without InfiniBand."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A regular expression, and a text that is in the first line of everything it matches."""
+
+    regex: re.Pattern[str]
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One entry of the table."""
+
+    id: str
+    area: str
+    kind: Kind
+    patterns: tuple[Pattern, ...]
+    sentence: str
+    """What has happened; ``{name}`` is a named group of the patterns."""
+    next: str
+    """What to do about it, likewise; empty for noise."""
+    sources: tuple[str, ...]
+    """Public threads or files with such a log: ``OWNER/REPOSITORY#NUMBER`` or ``OWNER/REPOSITORY:PATH``."""
+    lines: int
+    """How many lines a match may span."""
+    generic: bool
+    """It only names the kind of failure: a cause that says more goes first."""
+    fatal: bool
+    """Whether it can end a process; else it fails single requests."""
+    states: tuple[str, ...]
+    """Slurm's job states that mean the same."""
+
+    def told(self, template: str, groups: dict[str, str]) -> str:
+        """Return ``sentence`` or ``next`` with the groups of a match filled in."""
+        return _GROUP.sub(lambda match: groups.get(match[1], "")[:_LONGEST_VALUE].strip(), template)
+
+
+@cache
+def causes() -> dict[str, Cause]:
+    """Return every cause by its id, in the order of the table."""
+    # Imported here: most commands explain no log.
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    folder = resources.files("trtllm_hpc.logs.causes") / "data"
+    table: dict[str, Cause] = {}
+    for area in AREAS:
+        entries = toml.loads((folder / f"{area}.toml").read_text("utf-8"))
+        table.update({name: _cause(name, area, entry) for name, entry in entries.items()})
+    return table
+
+
+@cache
+def cause_of_state(state: str) -> Cause | None:
+    """Return the cause that a job's state in Slurm stands for."""
+    return next((cause for cause in causes().values() if state in cause.states), None)
+
+
+def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
+    patterns = tuple(
+        Pattern(re.compile(text, re.MULTILINE), anchor_of(text)) for text in entry.get("patterns", ())
+    )
+    return Cause(
+        name,
+        area,
+        Kind(entry["kind"]),
+        patterns,
+        entry["sentence"],
+        entry.get("next", ""),
+        tuple(entry["sources"]),
+        entry.get("lines", 1),
+        entry.get("generic", False),
+        entry.get("fatal", True),
+        tuple(entry.get("states", ())),
+    )
+
+
+def anchor_of(pattern: str) -> str:
+    """Return the longest text that the first line of every match of a pattern contains.
+
+    Of the pattern only what stands outside of groups and character classes is used.
+
+    Raises:
+        ValueError: the pattern has no such text of at least four characters, or
+            alternatives outside of a group.
+    """
+    best = run = ""
+    depth = 0
+    for token in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|\{\d*,?\d*\}|.", pattern, re.DOTALL):
+        if token == "(":
+            depth += 1
+        elif token == ")":
+            depth -= 1
+        elif depth:
+            continue
+        elif token == "|":
+            raise ValueError(f"alternatives outside of a group: {pattern}")
+        elif token == r"\n":
+            break
+        elif token in ("?", "*") or token.startswith("{"):
+            best, run = max(best, run[:-1], key=len), ""
+            continue
+        elif len(token) == 1 and token not in "+.^$":
+            run += token
+            continue
+        elif len(token) == 2 and token[0] == "\\" and not token[1].isalnum():
+            run += token[1]
+            continue
+        best, run = max(best, run, key=len), ""
+    best = max(best, run, key=len)
+    if len(best) < _SHORTEST_ANCHOR:
+        raise ValueError(f"no text that every match contains: {pattern}")
+    return best
