@@ -293,6 +293,7 @@ def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None
         "job_id": "102",
         "nodes": "n1",
         "exit_code": None,
+        "exit_signal": None,
     }
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, REASONS, STATES, explain_reason, parse_state
+from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, STATES, parse_state
 
 # squeue(1) and sacct(1), "JOB STATE CODES", Slurm 22.05 to 24.05.
 DOCUMENTED = [
@@ -53,26 +53,3 @@ def test_an_unknown_state_is_reported_and_not_final(text: str, name: str) -> Non
     state = parse_state(text)
     assert (state.name, state.final, state.ok) == (name, False, False)
     assert "unknown" in state.sentence and repr(text) in state.sentence
-
-
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        ("Resources", "the nodes it needs are busy"),
-        ("(Resources)", "the nodes it needs are busy"),
-        ("ReqNodeNotAvail, UnavailableNodes:n1", "a node it needs is down, drained or reserved"),
-        ("(ReqNodeNotAvail, UnavailableNodes:n1)", "a node it needs is down, drained or reserved"),
-        ("JobHeldUser", "you hold it; type: scontrol release JOBID"),
-        ("PartitionTimeLimit", "lower time_limit_minutes"),
-        ("FlyingElephants", "Slurm's reason is FlyingElephants"),
-        ("", "Slurm has not given a reason yet"),
-        ("None", "Slurm has not given a reason yet"),
-    ],
-)
-def test_a_pending_reason_in_words(reason: str, words: str) -> None:
-    assert words in explain_reason(reason)
-
-
-def test_every_reason_is_a_clause() -> None:
-    for reason, words in REASONS.items():
-        assert words and not words.endswith("."), reason

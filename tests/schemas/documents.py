@@ -1,4 +1,4 @@
-"""Every file that is generated from the package's types."""
+"""Every file that is generated from the package's types and data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.schemas.causes import page as causes_page
 from tests.schemas.inputs import cluster_schema, job_schema
 from tests.schemas.outputs import OUTPUTS, output_schema
 from tests.schemas.page import page
@@ -21,7 +22,8 @@ def documents() -> dict[Path, str]:
     schemas = {
         SCHEMAS / f"{name}.schema.json": as_text(schema) for name, schema in (inputs | outputs).items()
     }
-    return {**schemas, ROOT / "docs" / "json.md": page()}
+    docs = ROOT / "docs"
+    return {**schemas, docs / "json.md": page(), docs / "causes.md": causes_page()}
 
 
 def as_text(schema: dict[str, Any]) -> str:

@@ -27,6 +27,8 @@ from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.client.request import AnswerRecord
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.logs.causes.explain import Finding
+from trtllm_hpc.logs.causes.table import Kind
 from trtllm_hpc.report.engines import FoundEngine
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import checked_line, program_details, release_details, release_row
@@ -105,6 +107,17 @@ _ENDPOINT = Endpoint(
     ready_at=_MADE_AT,
     phases_s={"preflight": 0.7, "launch": 0.7, "load": 13.8},
     key_file=f"{_FOLDER}/key",
+)
+FINDING = Finding(
+    id="nccl-duplicate-gpu",
+    kind=Kind.ROOT,
+    sentence="Ranks 2 and 0 were given the same GPU (1000).",
+    next="Every rank has to see all GPUs of its node, or one of its own.",
+    file=f"{_FOLDER}/logs/serve_2.out",
+    line=118,
+    rank=2,
+    match="n1:29880:30398 [0] init.cc:497 NCCL WARN Duplicate GPU detected : rank 2 and rank 0 both on CUDA "
+    "device 1000",
 )
 STATUS = RunStatus(
     run_id=_RUN,

@@ -19,6 +19,7 @@ from trtllm_hpc.cli.submitted import SubmittedRun
 from trtllm_hpc.cli.templates import TemplatesRow
 from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
+from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import CheckedLine, ProgramDetails, ReleaseDetails, ReleaseRow
 from trtllm_hpc.runs.shipped_jobs import ShippedJob, ShippedText
@@ -55,6 +56,7 @@ OUTPUTS: Mapping[str, tuple[Output, ...]] = {
         Output(RunStatus, examples.STATUS, "with `--wait`"),
     ),
     "logs": (Output(list[LogRow], [examples.LOG]),),
+    "explain": (Output(list[Finding], [examples.FINDING]),),
     "client": (
         Output(PromptRecord, examples.PROMPT),
         Output(CheckedAnswer, examples.CHECKED_ANSWER, "with `--check`"),

@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "submit": "Render a job file and submit its jobs.",
     "status": "Show the state of a run's jobs and ranks.",
     "logs": "List or read the logs of a run, by rank.",
+    "explain": "Say what went wrong, from any logs: the cause and what to do.",
     "client": "Send the served model a prompt.",
     "bench": "Benchmark the served model and check that the figures are valid.",
     "metrics": "Show the server's own metrics: engine, queue and memory.",

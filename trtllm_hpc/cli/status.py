@@ -29,6 +29,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
         return
     from rich.console import Console
 
+    from trtllm_hpc.report.causes import cause_lines
     from trtllm_hpc.report.status import status_table
     from trtllm_hpc.report.tables import print_table
 
@@ -44,6 +45,8 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
         instance = "" if rank.instance is None else f"instance {rank.instance} "
         console.print(f"{instance}rank {rank.rank}{f' on {rank.host}' if rank.host else ''}: {rank.state}")
     console.print(f"{status.state.value}: {status.sentence}")
+    for line in cause_lines(status.causes):
+        console.print(line)
     endpoint = status.endpoint
     if endpoint is not None:
         console.print(f"endpoint: {endpoint.scheme} {endpoint.http}, grpc {endpoint.grpc} on {endpoint.host}")

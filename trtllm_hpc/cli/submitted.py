@@ -94,7 +94,11 @@ def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
     if not status.stages:
         click.echo("  next: trtllm-hpc submit the job file again", file=stream)
         return
-    if status.exit_code:
+    if status.causes:
+        from trtllm_hpc.report.causes import cause_lines
+
+        click.echo("\n".join(f"  {line}" for line in cause_lines(status.causes)), file=stream)
+    elif status.exit_code:
         click.echo(f"  next: trtllm-hpc logs {name}", file=stream)
     elif not status.state.final:
         click.echo(f"  next: trtllm-hpc client {name} --prompt TEXT, or trtllm-hpc cancel {name}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from trtllm_hpc.logs.errors import first_error_line
-from trtllm_hpc.logs.files import list_logs, stage_of
+from trtllm_hpc.logs.causes.explain import Finding, explain_log, ranked
+from trtllm_hpc.logs.causes.table import Kind, causes
+from trtllm_hpc.logs.errors import LATE_LINES, first_error_line, late_error_line
+from trtllm_hpc.logs.files import LogFile, list_logs, stage_of
 from trtllm_hpc.logs.state import failed_by_itself, signal_or_code, stage_end
 from trtllm_hpc.paths import STEPS, RunPaths, instance_count, serve_steps
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, rank_records
@@ -20,7 +23,7 @@ class RankFailure:
 
     record: RankRecord
     error_line: str | None
-    """The first error in its log."""
+    """What its log tells about its end."""
     others: str
     """``ended``, ``silent`` (they recorded no end either) or ``running``; ``none`` if it was alone."""
 
@@ -83,14 +86,33 @@ def _first_failure_of(paths: RunPaths, step: str, over: bool | None) -> RankFail
     return _failure(paths, records, _first_of(failed)) if failed else None
 
 
+def stage_logs(paths: RunPaths, stage: str, first: RankRecord | None = None) -> list[LogFile]:
+    """Return the logs of a stage in the order in which they explain a failure.
+
+    The log of the rank that died first, then those of ranks that failed by themselves, of the other
+    ranks, and of the batch script, which only tells that a rank has failed.
+    """
+    logs = [log for step in STEPS if stage_of(step) == stage for log in list_logs(paths, step)]
+
+    def order(log: LogFile) -> tuple[bool, bool, bool]:
+        is_first = first is not None and (log.step, log.rank) == (first.step, first.rank)
+        return (log.rank is None, not is_first, not log.state.startswith("failed"))
+
+    return sorted(logs, key=order)
+
+
 def stage_error(paths: RunPaths, stage: str) -> str | None:
-    """Return the first error in a stage's logs after the log's name: ranks' logs first, then the script's.
+    """Return what a stage's logs tell about its failure, after the log's name.
 
     For a stage that failed without a reason in its rank records. It only
     explains: the caller must know that the stage has failed.
     """
-    logs = [log for step in STEPS if stage_of(step) == stage for log in list_logs(paths, step)]
-    for log in sorted(logs, key=lambda log: log.rank is None):
+    logs = stage_logs(paths, stage)
+    causes_of = {str(log.path): log for log in logs}
+    for one in ranked([explain_log(log.path) for log in logs]):
+        if one.kind is Kind.ROOT and one.file is not None:
+            return f"{causes_of[one.file].name} says {one.match!r}"
+    for log in logs:
         line = first_error_line(log.path)
         if line is not None:
             return f"{log.name} says {line!r}"
@@ -118,4 +140,28 @@ def _failure(paths: RunPaths, records: list[RankRecord], first: RankRecord) -> R
         others = "ended"
     else:
         others = "silent" if first.ended_at is None and not any(ended) else "running"
-    return RankFailure(first, first_error_line(paths.rank_log(first.step, first.rank)), others)
+    return RankFailure(first, _told(paths.rank_log(first.step, first.rank)), others)
+
+
+def _told(path: Path) -> str | None:
+    """Return the line of a rank's log that tells why it ended, if there is one near its end."""
+    for one in ranked([explain_log(path)]):
+        if ends_a_process(one) and is_late(one):
+            return one.match
+    return late_error_line(path)
+
+
+def ends_a_process(one: Finding) -> bool:
+    """Return whether a cause is a root cause, and not of a single request."""
+    cause = causes().get(one.id)
+    return one.kind is Kind.ROOT and (cause is None or cause.fatal)
+
+
+def is_late(one: Finding) -> bool:
+    """Return whether a cause stands near the end of its log, so that it can be that of the end."""
+    if one.file is None or one.line is None:
+        return True
+    with Path(one.file).open("rb") as log:
+        return (
+            sum(block.count(b"\n") for block in iter(lambda: log.read(1 << 20), b"")) - one.line < LATE_LINES
+        )

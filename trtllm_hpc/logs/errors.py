@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from trtllm_hpc.logs.reading import decode, lines_of
+from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
 
 ERRORS = re.compile(
     rb"""
@@ -51,6 +51,19 @@ _CHAINED = (b"During handling of the above exception", b"The above exception was
 _HEAD_BYTES = 32 << 20
 _TAIL_BYTES = 4 << 20
 _SHOWN = 300
+
+LATE_LINES = 500
+"""So near to a log's end a line may tell why its writer ended; what stands before it was survived."""
+
+
+def late_error_line(path: Path) -> str | None:
+    """Return the first error among a log's last lines; ``None`` if there is no error or no log."""
+    try:
+        with path.open("rb") as log:
+            seek_last_lines(log, LATE_LINES)
+            return first_error(lines_of(log))
+    except OSError:
+        return None
 
 
 def first_error_line(path: Path) -> str | None:

@@ -9,22 +9,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import ExitCode, SubmissionError
-from trtllm_hpc.logs.diagnose import first_failure, stage_error
+from trtllm_hpc.logs.causes.explain import Finding
+from trtllm_hpc.logs.diagnose import RankFailure, first_failure, stage_error
 from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.paths import RunPaths, read_json, read_plan
 from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, read_events
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.local import is_same_process
+from trtllm_hpc.scheduler.reasons import explain_reason
 from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
 from trtllm_hpc.scheduler.states import (
     INTERRUPTED,
     LOST,
+    NO_OUTPUT_FILE,
     NOT_SUBMITTED,
     STATES,
     UNANSWERED,
     JobState,
-    explain_reason,
 )
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
@@ -79,6 +81,8 @@ class StageStatus:
     """As Slurm writes them, e.g. ``n[1-2]``."""
     exit_code: int | None = None
     """``None`` before its end."""
+    exit_signal: int | None = None
+    """The signal that Slurm gives beside the exit code, also for what is none: 53, 125."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ class RunStatus:
     """Where the server answers; ``None`` unless the run serves."""
     exit_code: ExitCode
     """Exit code of ``submit --wait`` when this status is final."""
+    causes: tuple[Finding, ...] = ()
+    """Of what has failed: why, the likeliest cause first."""
 
     @property
     def settled(self) -> bool:
@@ -236,10 +242,21 @@ def _slurm_stage(
         code = int(last.data["exit_code"])  # sacct shows 137 as 9
     note = f": {explain_reason(info.reason, job_id, info.unavailable)}" if info.reason else ""
     if info.exit_signal and not info.state.ok:
-        note += f" (its batch script was killed by signal {info.exit_signal})"
+        note += _signal_note(info)
     elif info.state.name == "FAILED":
         note += _exit_code_note(code)
-    return _in_state(name, info.state, job_id, note, info.nodes, code)
+    return replace(_in_state(name, info.state, job_id, note, info.nodes, code), exit_signal=info.exit_signal)
+
+
+def _signal_note(info: JobInfo) -> str:
+    """Return what Slurm's second number says; it is not always a signal's."""
+    if info.exit_signal in _SIGNALS:
+        return f" (its batch script was killed by signal {info.exit_signal})"
+    if info.exit_signal == NO_OUTPUT_FILE:
+        return ": Slurm could not open its output file, or enter its folder, on the node"
+    # 125 comes with OUT_OF_MEMORY, whose own sentence says it.
+    known = info.state.name == "OUT_OF_MEMORY"
+    return "" if known else f" (Slurm's exit code is {info.exit_code}:{info.exit_signal})"
 
 
 def _exit_code_note(code: int | None) -> str:
@@ -310,6 +327,9 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
         endpoint = None  # a killed leader leaves its file behind
     sentence = _sentence(paths, state, stages, failed)
     code = _exit_code(state, failed, paths)
+    causes: tuple[Finding, ...] = ()
+    if failed is not None and state in (RunState.FAILED, RunState.SERVING):
+        causes = _causes(paths, failed)
     folder = str(paths.folder)
     return RunStatus(
         paths.run_id,
@@ -321,7 +341,34 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
         _instances(paths, stages),
         endpoint,
         code,
+        causes,
     )
+
+
+def _causes(paths: RunPaths, failed: StageStatus) -> tuple[Finding, ...]:
+    from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
+
+    by_companion = failed.stage == "serve" and _companion_failed_in(paths, failed)
+    stage = "companion" if by_companion else failed.stage
+    return causes_of(
+        paths,
+        stage,
+        state=failed.state,
+        exit_signal=failed.exit_signal,
+        first=None if by_companion else _rank_failure(paths, failed),
+        reported=_reported(paths, stage),
+    )
+
+
+def _rank_failure(paths: RunPaths, failed: StageStatus) -> RankFailure | None:
+    by_a_rank = failed.stage == "serve" and failed.state in _CAUSED_BY_A_RANK
+    return first_failure(paths, over=True) if by_a_rank else None
+
+
+def _reported(paths: RunPaths, stage: str) -> str | None:
+    """Return the reason that a stage's job has given itself."""
+    reasons = [event for event in read_events(paths, stage) if "reason" in event.data]
+    return str(reasons[-1].data["reason"]) if reasons else None
 
 
 def _ranks(paths: RunPaths) -> tuple[RankStatus, ...]:
@@ -384,14 +431,11 @@ def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], faile
     parts = [f"stage {failed.stage} {failed.sentence}"]
     if state is RunState.SERVING:
         parts.insert(0, "the server goes on")
-    reasons = [event for event in read_events(paths, failed.stage) if "reason" in event.data]
     if failed.stage == "serve" and _companion_failed_in(paths, failed):
         return "; ".join(filter(None, [*parts, stage_error(paths, "companion")]))
-    by_a_rank = failed.stage == "serve" and failed.state in _CAUSED_BY_A_RANK
-    rank_failure = first_failure(paths, over=True) if by_a_rank else None
-    if reasons:
-        parts.append(str(reasons[-1].data["reason"]))
-    elif rank_failure is not None:
+    if reported := _reported(paths, failed.stage):
+        parts.append(reported)
+    elif rank_failure := _rank_failure(paths, failed):
         parts.append(rank_failure.sentence)
     elif failed.state == "FAILED" and (line := stage_error(paths, failed.stage)):
         parts.append(line)

@@ -109,8 +109,8 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
     return _refuse(
         paths,
         task,
-        f"MPI ended its process ({how}) before the ranks were joined: this MPI and the launcher "
-        "do not fit (compare the profile's mpi with `srun --mpi=list`; MPI's own messages are in the log)",
+        f"MPI ended its process ({how}) before the ranks were joined; its own messages in the log say why "
+        "(if they do not, compare the profile's mpi with `srun --mpi=list`)",
     )
 
 

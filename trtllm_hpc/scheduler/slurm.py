@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.scheduler.states import JobState, names_no_nodes, parse_state
+from trtllm_hpc.scheduler.reasons import names_no_nodes
+from trtllm_hpc.scheduler.states import JobState, parse_state
 
 TIMEOUT_S = 60.0
 """Bound on one command: a busy controller answers late, one that is gone never does."""
@@ -145,11 +146,11 @@ class Slurm:
             parsed = parse_state(state)
             pending = reason if parsed.name == "PENDING" else ""
             unavailable = self._unavailable_nodes(partition) if names_no_nodes(pending) else ""
-            found[job_id] = JobInfo(job_id, parsed, pending, nodes, unavailable=unavailable)
+            found[job_id] = JobInfo(job_id, parsed, pending, unavailable, nodes)
         return found
 
     def _unavailable_nodes(self, partition: str) -> str:
-        """Return which nodes of a partition are down or drained, and what the administrator wrote about them."""
+        """Return which nodes of a partition are down or drained, and why, in the administrator's words."""
         command = ["sinfo", "--noheader", "--list-reasons", f"--partition={partition}", "--format=%N|%T|%E"]
         answer = self._run(command)
         rows = [line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2]
@@ -178,7 +179,7 @@ class Slurm:
             job_id, state, code, nodes = [*line.split("|"), "", "", ""][:4]
             parsed = parse_state(state)
             if parsed.final:
-                found[job_id] = JobInfo(job_id, parsed, "", _nodes(nodes), *_exit(code))
+                found[job_id] = JobInfo(job_id, parsed, "", "", _nodes(nodes), *_exit(code))
         return found
 
     def _scontrol(self, job_id: str) -> JobInfo | None:
@@ -191,6 +192,7 @@ class Slurm:
         return JobInfo(
             job_id,
             parse_state(fields["JobState"]),
+            "",
             "",
             _nodes(fields.get("NodeList", "")),
             *_exit(fields.get("ExitCode", "")),

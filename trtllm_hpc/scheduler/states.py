@@ -1,8 +1,7 @@
-"""Slurm's job states and pending reasons as tables.
+"""Slurm's job states as a table.
 
-Sources: squeue(1) and sacct(1), "JOB STATE CODES"; squeue(1), "JOB REASON
-CODES" (Slurm 22.05 to 24.05). A state that is not listed is reported as
-unknown, never guessed.
+Source: squeue(1) and sacct(1), "JOB STATE CODES" (Slurm 22.05 to 25.05). A
+state that is not listed is reported as unknown, never guessed.
 """
 
 from __future__ import annotations
@@ -76,73 +75,5 @@ def parse_state(text: str) -> JobState:
     )
 
 
-REASONS = {
-    "None": "Slurm has not given a reason yet",
-    "Priority": "other jobs have a higher priority",
-    "Resources": "the nodes it needs are busy",
-    "Dependency": "an earlier stage must come first",
-    "DependencyNeverSatisfied": "an earlier stage failed, so it can never start",
-    "BeginTime": "its earliest start has not come yet",
-    "JobHeldUser": "you hold it; type: scontrol release {job}",
-    "JobHeldAdmin": "an administrator holds it, and only they can release it; ask your site about job {job}",
-    "ReqNodeNotAvail": "a node it needs is down, drained or reserved; wait, or ask your site (sinfo -R)",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
-    "PartitionNodeLimit": "it requests more nodes than the partition allows; lower serve.nodes",
-    "PartitionTimeLimit": "it requests more time than the partition allows; lower time_limit_minutes",
-    "PartitionConfig": "it requests something that the partition does not have",
-    "BadConstraints": "no node fulfils its constraint or GPU request; look at constraint and gpus_per_node",
-    "NodeDown": "a node it needs is down; wait, or ask your site (sinfo -R)",
-    "Reservation": "its reservation has not begun",
-    "ReservationDeleted": "its reservation is gone; change reservation in the profile",
-    "InvalidAccount": "the account is not valid; set account in the profile",
-    "InvalidQOS": "the QOS is not valid; set qos in the profile",
-    "Licenses": "a licence it needs is in use",
-    "QOSNotAllowed": "the partition does not allow this QOS",
-    "QOSMaxJobsPerUserLimit": "you run as many jobs as your QOS allows",
-    "QOSMaxNodePerUserLimit": "you use as many nodes as your QOS allows",
-    "QOSMaxGRESPerUser": "you use as many GPUs as your QOS allows",
-    "QOSMaxWallDurationPerJobLimit": "it requests more time than your QOS allows",
-    "QOSMaxCpuPerUserLimit": "you use as many CPUs as your QOS allows",
-    "QOSGrpGRES": "your QOS group uses all its GPUs",
-    "AssocMaxJobsLimit": "your account runs as many jobs as it is allowed to",
-    "AssocGrpGRES": "your account uses all its GPUs",
-    "AssocGrpCpuLimit": "your account uses all its CPUs",
-    "AssocGrpNodeLimit": "your account uses all its nodes",
-    "AssocMaxWallDurationPerJobLimit": "it requests more time than your account allows",
-    "MaxMemPerLimit": "it requests more memory than the partition allows a node or CPU",
-    "Cleaning": "its last attempt is still being cleaned up",
-    "JobArrayTaskLimit": "its array already runs as many jobs as allowed",
-    "BurstBufferResources": "the burst buffer is full",
-    "NodesNotAvail": "nodes it needs are not available; wait, or ask your site (sinfo -R)",
-    "launch_failed_requeued_held": "its last launch failed; type: scontrol release {job}",
-}
-"""Why a job is pending; where waiting does not help, what to change. ``{job}`` is its id."""
-
-_UNAVAILABLE = "Nodes required for job are DOWN"
-"""How the sentence begins that squeue shows instead of a word: Nodes required for job are DOWN, DRAINED or
-reserved for jobs in higher priority partitions (``job_scheduler.c``)."""
-
-
-def names_no_nodes(reason: str) -> bool:
-    """Return whether a reason says that nodes are not available, and not which."""
-    word = _word_of(reason)
-    return word in ("ReqNodeNotAvail", "NodeDown", "NodesNotAvail") and "UnavailableNodes:" not in reason
-
-
-def explain_reason(reason: str, job_id: str, nodes: str = "") -> str:
-    """Return a sentence for a pending reason; Slurm's own word if it is not listed.
-
-    Of ``(ReqNodeNotAvail, UnavailableNodes:n1)`` the first word counts, and the nodes are named.
-
-    Args:
-        nodes: which are down or drained, and why, if Slurm said so.
-    """
-    sentence = REASONS.get(_word_of(reason), f"Slurm's reason is {reason}" if reason else REASONS["None"])
-    named = reason.strip("()").partition("UnavailableNodes:")[2] or nodes
-    return sentence.replace("{job}", job_id) + (f": {named}" if named else "")
-
-
-def _word_of(reason: str) -> str:
-    word = reason.strip("()").split(",")[0].strip()
-    return "NodesNotAvail" if word == _UNAVAILABLE else word
+NO_OUTPUT_FILE = 53
+"""Slurm's signal for a job whose output file or working folder it could not open on the node."""

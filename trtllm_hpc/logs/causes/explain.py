@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 from trtllm_hpc.logs.causes.scan import Match, scan
-from trtllm_hpc.logs.causes.table import Kind
+from trtllm_hpc.logs.causes.table import Kind, causes
 
 _OF_RANK = re.compile(r"_(\d+)\.(?:out|log|err)$")
-_HEAD_BYTES = 32 << 20
-_TAIL_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -38,25 +37,26 @@ class Finding:
     """The text, without stamps, cut around what matched."""
 
 
-def explain_log(path: Path, *, whole: bool = True) -> list[Finding]:
-    """Return the causes in one log, in its order; none if it cannot be read.
-
-    Args:
-        whole: else only the first 32 MiB and the last 4 MiB of a longer one.
-    """
+def explain_log(path: Path) -> tuple[Finding, ...]:
+    """Return the causes in one log, in its order; none if it cannot be read."""
     try:
-        with path.open("rb") as log:
-            if whole or path.stat().st_size <= _HEAD_BYTES + _TAIL_BYTES:
-                found = scan(log)
-            else:
-                found = scan(log, _HEAD_BYTES)
-                log.seek(-_TAIL_BYTES, io.SEEK_END)
-                found += [match for match in scan(log) if match.cause not in {it.cause for it in found}]
+        stat = path.stat()
+        return _explained(path, stat.st_size, stat.st_mtime_ns)
     except OSError:
-        return []
+        return ()
+
+
+@lru_cache(maxsize=4096)
+def _explained(path: Path, size: int, changed_at: int) -> tuple[Finding, ...]:
+    """Return the same, once for a log that does not change: `submit --wait` asks every few seconds."""
     of_file = _OF_RANK.search(path.name)
-    rank = int(of_file[1]) if of_file else None
-    return [finding(match, str(path), rank) for match in found]
+    with path.open("rb") as log:
+        return tuple(explain_stream(log, str(path), int(of_file[1]) if of_file else None))
+
+
+def explain_stream(log: BinaryIO, name: str, rank: int | None = None) -> list[Finding]:
+    """Return the causes in an open log, in its order."""
+    return [finding(match, name, rank) for match in scan(log)]
 
 
 def finding(match: Match, file: str | None, rank: int | None = None) -> Finding:
@@ -85,8 +85,6 @@ def _in_order(found: Sequence[tuple[int, Finding]]) -> list[str]:
 
 
 def _weight(found: Finding) -> tuple[bool, bool, bool]:
-    from trtllm_hpc.logs.causes.table import causes
-
     cause = causes().get(found.id)
     if cause is None:
         return (found.kind is not Kind.ROOT, False, False)

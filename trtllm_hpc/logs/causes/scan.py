@@ -72,14 +72,10 @@ class Line:
     rank: int | None
 
 
-def scan(log: BinaryIO, limit_bytes: int | None = None) -> list[Match]:
-    """Return the first match of each cause in a log, from its position on, in the order of the lines.
-
-    Args:
-        limit_bytes: read no more than this.
-    """
+def scan(log: BinaryIO) -> list[Match]:
+    """Return the first match of each cause in a log, in the order of the lines."""
     finder = _Finder()
-    for block, cut, first_line in _blocks(log, limit_bytes):
+    for block, cut, first_line in _blocks(log):
         finder.search(block, cut, first_line)
     return sorted(finder.found.values(), key=lambda match: match.line)
 
@@ -177,17 +173,15 @@ def _anchors() -> tuple[tuple[bytes, tuple[Cause, Pattern]], ...]:
     )
 
 
-def _blocks(log: BinaryIO, limit_bytes: int | None) -> Iterator[tuple[bytes, int, int]]:
+def _blocks(log: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
     """Yield blocks: the bytes, up to where lines may begin, and the number of the first line.
 
     The last lines of each block come again in the next, so that what follows a line is there with it.
     """
-    pending, first_line, read = b"", 1, 0
+    pending, first_line = b"", 1
     reach = max(cause.lines for cause in causes().values()) + 1
     while True:
-        size = _BLOCK_BYTES if limit_bytes is None else min(_BLOCK_BYTES, limit_bytes - read)
-        chunk = log.read(size) if size > 0 else b""
-        read += len(chunk)
+        chunk = log.read(_BLOCK_BYTES)
         block = pending + chunk
         if not chunk:
             yield block, len(block), first_line

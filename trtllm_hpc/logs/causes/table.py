@@ -17,6 +17,7 @@ AREAS = ("slurm", "container", "mpi", "nccl", "cuda", "tensorrt_llm", "triton", 
 _SHORTEST_ANCHOR = 4
 _GROUP = re.compile(r"(?<!\$)\{(\w+)\}")
 _LONGEST_VALUE = 160
+_CLAUSE_END = re.compile(r"(?<=[.:]) (?=\S)")
 
 
 class Kind(str, enum.Enum):
@@ -62,8 +63,20 @@ class Cause:
     """Slurm's job states that mean the same."""
 
     def told(self, template: str, groups: dict[str, str]) -> str:
-        """Return ``sentence`` or ``next`` with the groups of a match filled in."""
-        return _GROUP.sub(lambda match: groups.get(match[1], "")[:_LONGEST_VALUE].strip(), template)
+        """Return ``sentence`` or ``next`` with the groups of a match filled in.
+
+        What follows a stop or a colon is left out if it only tells groups that the match does not have.
+        """
+        first, *others = _CLAUSE_END.split(template)
+        told = [first, *(clause for clause in others if _tells_something(clause, groups))]
+        filled = _GROUP.sub(lambda match: groups.get(match[1], "")[:_LONGEST_VALUE].strip(), " ".join(told))
+        text = re.sub(r" +([:.;,]|$)", r"\1", re.sub(r" +", " ", filled))
+        return f"{text[:-1]}." if text.endswith(":") else text
+
+
+def _tells_something(clause: str, groups: dict[str, str]) -> bool:
+    names = _GROUP.findall(clause)
+    return not names or any(groups.get(name) for name in names)
 
 
 @cache

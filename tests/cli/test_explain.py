@@ -1,0 +1,77 @@
+"""``explain``: any log, with exit code and JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.schemas.check import documented
+from trtllm_hpc.cli import command
+from trtllm_hpc.errors import ExitCode
+
+LOST = "RuntimeError: NCCL error: remote process exited or there was a network error\n"
+OOM = "fine\n[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (a.h:1)\n"
+
+
+def explain(*words: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(command, ["explain", *words], input=text)
+
+
+def code(result: Result) -> int:
+    """What ``main`` makes of the command's return value."""
+    return int(result.return_value)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> tuple[str, str]:
+    for name, text in (("serve_0.out", LOST), ("serve_1.out", OOM)):
+        (tmp_path / name).write_text(text)
+    return str(tmp_path / "serve_0.out"), str(tmp_path / "serve_1.out")
+
+
+def test_the_logs_are_read_together_and_the_root_cause_comes_first(logs: tuple[str, str]) -> None:
+    result = CliRunner().invoke(command, ["explain", *logs], standalone_mode=False)
+    lines = result.output.splitlines()
+    assert lines[0].startswith("cause: The GPU's memory is full.")
+    assert lines[1].startswith("next: Lower the KV cache's share")
+    assert lines[2] == (
+        f"  {logs[1]}:2, rank 1: CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (a.h:1)"
+    )
+    assert lines[3] == "then: NCCL lost another rank."
+    assert code(result) == 1
+
+
+def test_json_is_a_list_as_the_schema_says(logs: tuple[str, str]) -> None:
+    found = documented("explain", explain("--json", *logs).output)
+    assert [(it["id"], it["kind"], it["file"], it["line"], it["rank"]) for it in found] == [
+        ("cuda-out-of-memory", "root", logs[1], 2, 1),
+        ("nccl-remote", "consequence", logs[0], 1, 0),
+    ]
+
+
+def test_a_clean_log_has_no_cause(tmp_path: Path) -> None:
+    clean = tmp_path / "clean.out"
+    clean.write_text('I0721 10:02:03.123456 99 a.cc:1] "error: none"\n20 requests, 0 errors\nready\n')
+    assert documented("explain", explain("--json", str(clean)).output) == []
+    result = CliRunner().invoke(command, ["explain", str(clean)], standalone_mode=False)
+    assert (result.output, code(result)) == ("No cause that is known here.\n", 0)
+
+
+def test_an_unknown_error_is_shown_and_is_no_cause(tmp_path: Path) -> None:
+    log = tmp_path / "a.out"
+    log.write_text("srun: error: the moon is in the wrong house\n")
+    result = explain(str(log))
+    assert f"looks like an error: {log}: srun: error: the moon is in the wrong house" in result.output
+
+
+@pytest.mark.parametrize("words", [(), ("-",)])
+def test_the_standard_input_is_read(words: tuple[str, ...]) -> None:
+    result = explain(*words, "--json", text=OOM)
+    found = documented("explain", result.output)
+    assert [(it["id"], it["file"], it["rank"]) for it in found] == [("cuda-out-of-memory", "-", None)]
+
+
+def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    assert explain(str(tmp_path / "none")).exit_code == ExitCode.USAGE

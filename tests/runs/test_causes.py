@@ -1,0 +1,147 @@
+"""Why a run has failed: `causes` of its status, the likeliest first, and what the commands print of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.logs.runs import add_rank
+from tests.runs.made import run_with
+from tests.scheduler.conftest import fake_slurm  # noqa: F401
+from tests.scheduler.fake_slurm import FakeSlurm
+from tests.schemas.check import documented
+from trtllm_hpc.cli.status import command
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.status import RunStatus, run_status
+from trtllm_hpc.runtime.records import add_event
+
+OOM = "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (a.h:1)\n"
+LOST = "RuntimeError: NCCL error: remote process exited or there was a network error, NCCL version 2.14.3\n"
+INFO = "[TensorRT-LLM][INFO] served a request\n"
+
+
+@pytest.fixture
+def run(fake_slurm: FakeSlurm, tmp_path: Path) -> RunPaths:  # noqa: F811
+    """A run whose serve job has failed with exit code 1."""
+    return run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=1:0", "CANCELLED")
+
+
+def ids(status: RunStatus) -> list[str]:
+    return [one.id for one in status.causes]
+
+
+def shown(run: RunPaths) -> str:
+    return CliRunner().invoke(command, [str(run.folder), "--runs", str(run.folder.parent)]).output
+
+
+def test_the_root_cause_of_one_rank_goes_before_what_another_noticed_earlier(run: RunPaths) -> None:
+    add_rank(run, 0, log=LOST, ended_at=20.0, exit_code=1)
+    add_rank(run, 1, log=OOM, ended_at=20.4, exit_code=1)
+    run.batch_log("serve").write_text("srun: error: n0: task 0: Exited with exit code 1\n")
+    status = run_status(run)
+    assert ids(status) == ["cuda-out-of-memory", "nccl-remote", "slurm-task-failed"]
+    assert (status.causes[0].rank, status.causes[0].line) == (1, 1)
+    lines = shown(run).splitlines()
+    assert "cause: The GPU's memory is full." in lines
+    assert any(line.startswith("next: Lower the KV cache's share") for line in lines)
+    assert "then: NCCL lost another rank." in lines
+
+
+def test_json_has_the_causes(run: RunPaths) -> None:
+    add_rank(run, 0, world_size=1, log=OOM, ended_at=20.0, exit_code=1)
+    words = [str(run.folder), "--runs", str(run.folder.parent), "--json"]
+    record = documented("status", CliRunner().invoke(command, words).output)
+    assert [one["id"] for one in record["causes"]] == ["cuda-out-of-memory"]
+
+
+def test_a_run_that_is_well_has_no_causes(fake_slurm: FakeSlurm, tmp_path: Path) -> None:  # noqa: F811
+    running = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "PENDING")
+    add_rank(running, 0, log=OOM)
+    assert run_status(running).causes == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        ("TIMEOUT", "slurm-time-limit"),
+        ("PREEMPTED", "slurm-preempted"),
+        ("NODE_FAIL", "slurm-node-failure"),
+        ("OUT_OF_MEMORY=0:125", "slurm-out-of-memory"),
+        ("FAILED=0:53", "slurm-output-file"),
+    ],
+)
+def test_what_slurm_itself_says_comes_first(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    tmp_path: Path,
+    state: str,
+    cause: str,
+) -> None:
+    run = run_with(fake_slurm, tmp_path / "run", "COMPLETED", state, "CANCELLED")
+    run.batch_log("serve").write_text(LOST)
+    status = run_status(run)
+    assert ids(status) == [cause, "nccl-remote"]
+    assert status.causes[0].next and "signal" not in status.stages[1].sentence
+
+
+def test_exit_codes_of_slurm_that_are_no_signals(fake_slurm: FakeSlurm, tmp_path: Path) -> None:  # noqa: F811
+    run = run_with(fake_slurm, tmp_path / "run", "FAILED=0:53", "OUT_OF_MEMORY=0:125", "FAILED=0:9")
+    build, serve, companion = (stage.sentence for stage in run_status(run).stages)
+    assert build.endswith("Slurm could not open its output file, or enter its folder, on the node")
+    assert serve == "used more memory than it requested"
+    assert companion.endswith("was killed by signal 9)")
+
+
+def test_a_killed_rank_is_not_explained_by_an_old_line_or_by_another_rank(run: RunPaths) -> None:
+    add_rank(run, 0, log=LOST, ended_at=20.5, exit_code=1, reason="Rank 0 lost another rank.")
+    add_rank(run, 1, log="error: request 7 timed out\n" + OOM + INFO * 600, ended_at=20.0, exit_code=-11)
+    status = run_status(run)
+    assert status.sentence.endswith("killed by signal 11 (SIGSEGV); the others ended because of it")
+    assert ids(status)[0] == "rank-killed"
+    assert status.causes[0].sentence.startswith("Rank 1 on n1 was killed by signal 11 (SIGSEGV)")
+
+
+def test_the_log_of_a_killed_rank_explains_it_if_it_can(run: RunPaths) -> None:
+    add_rank(run, 0, world_size=1, log=INFO + OOM, ended_at=20.0, exit_code=-6)
+    status = run_status(run)
+    assert ids(status) == ["cuda-out-of-memory"]
+    assert "out of memory (a.h:1)" in status.sentence
+
+
+def test_a_rank_without_an_end_is_named(run: RunPaths) -> None:
+    add_rank(run, 0, ended_at=20.0, exit_code=0, stopped_by="SIGTERM")
+    add_rank(run, 1, log=INFO)
+    assert ids(run_status(run)) == ["rank-silent"]
+
+
+def test_what_slurm_wrote_about_a_killed_rank_goes_first(run: RunPaths) -> None:
+    add_rank(run, 0, world_size=1, log=INFO, ended_at=20.0, exit_code=-9)
+    run.batch_log("serve").write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n")
+    assert ids(run_status(run)) == ["slurm-out-of-memory", "rank-killed"]
+
+
+def test_the_jobs_own_reason_counts_unless_mpi_says_more(run: RunPaths) -> None:
+    reason = "MPI ended its process (exit code 1) before the ranks were joined; its own messages say why"
+    add_event(run, "serve", "preflight_failed", reason=reason)
+    status = run_status(run)
+    assert [(one.id, one.sentence) for one in status.causes] == [("reported", f"{reason}.")]
+    run.rank_log("preflight", 0).write_text("UCX  ERROR no active messages transport to <no debug data>: x\n")
+    assert ids(run_status(run)) == ["ucx-unreachable", "reported"]
+
+
+def test_nothing_known_shows_the_last_lines_of_the_rank_that_died_first(run: RunPaths) -> None:
+    add_rank(run, 0, log="zero\n", ended_at=30.0, exit_code=1)
+    add_rank(run, 1, log="one\ntwo\nthe moon is in the wrong house\n", ended_at=20.0, exit_code=1)
+    status = run_status(run)
+    assert ids(status) == ["unknown"] and status.causes[0].rank == 1
+    text = shown(run)
+    assert (
+        "cause: Not known: the logs tell no cause that is in the table. The last lines of serve[1]:" in text
+    )
+    assert "  | one\n  | two\n  | the moon is in the wrong house\n" in text
+    assert "--rank 1 --tail 50" in text
+
+
+def test_a_failed_run_without_any_log_says_so(run: RunPaths) -> None:
+    assert [one.sentence for one in run_status(run).causes] == ["The job has written no log."]

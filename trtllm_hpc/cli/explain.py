@@ -1,0 +1,69 @@
+"""``trtllm-hpc explain``: the causes in logs, also of runs that this toolkit did not start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from trtllm_hpc.cli.options import json_option, print_json
+
+CAUSE_FOUND = 1
+"""Exit code if a log tells a cause."""
+
+
+@click.command("explain")
+@click.argument(
+    "files", nargs=-1, metavar="[FILE...|-]", type=click.Path(exists=True, dir_okay=False, allow_dash=True)
+)
+@json_option
+def command(files: tuple[str, ...], as_json: bool) -> int:
+    """Say what went wrong in logs: of Slurm, pyxis, MPI, NCCL, CUDA, TensorRT-LLM, Triton.
+
+    All files are read together, as the logs of one job: the likeliest cause
+    comes first, then others, then what only followed from them. Without FILE,
+    or with '-', the standard input is read. Of a run of this toolkit `status`
+    says the same.
+
+    \b
+    Examples:
+      trtllm-hpc explain slurm-4711.out
+      trtllm-hpc explain logs/*.out --json
+      journalctl -k | trtllm-hpc explain -
+
+    \b
+    Exit codes: 0 no cause was found, 1 a cause was found.
+    """
+    from trtllm_hpc.logs.causes.explain import explain_log, explain_stream, ranked
+    from trtllm_hpc.report.causes import cause_lines
+
+    if not files and sys.stdin.isatty():
+        raise click.UsageError("Name a log, or send one to the standard input.")
+    found = ranked(
+        [
+            explain_stream(sys.stdin.buffer, "-") if file == "-" else explain_log(Path(file))
+            for file in files or ("-",)
+        ]
+    )
+    if as_json:
+        print_json(found)
+    elif found:
+        click.echo("\n".join(cause_lines(found, places=True)))
+    else:
+        click.echo("\n".join(_nothing_found(files)))
+    return CAUSE_FOUND if found else 0
+
+
+def _nothing_found(files: Sequence[str]) -> list[str]:
+    """Return that the table has no entry for the logs, and what looks like an error in them."""
+    from trtllm_hpc.logs.errors import first_error_line
+    from trtllm_hpc.logs.reading import for_output
+
+    lines = ["No cause that is known here."]
+    for file in files:
+        error = None if file == "-" else first_error_line(Path(file))
+        if error is not None:
+            lines.append(for_output(f"  looks like an error: {file}: {error}"))
+    return lines

@@ -1,0 +1,126 @@
+"""The cause of a run's failure: from Slurm's state, the ranks' records, and all its logs together."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+from trtllm_hpc.logs.causes.explain import Finding, explain_log, ranked
+from trtllm_hpc.logs.causes.table import Cause, Kind, cause_of_state, causes
+from trtllm_hpc.logs.diagnose import RankFailure, ends_a_process, is_late, stage_logs
+from trtllm_hpc.logs.files import LogFile
+from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
+from trtllm_hpc.logs.state import signal_or_code
+from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.scheduler.states import NO_OUTPUT_FILE
+
+UNKNOWN = "unknown"
+REPORTED = "reported"
+"""Ids of findings that are no entry of the table: nothing matched; the job itself said why it ended."""
+
+_LAST_LINES = 5
+
+
+def causes_of(
+    paths: RunPaths,
+    stage: str,
+    *,
+    state: str,
+    exit_signal: int | None = None,
+    first: RankFailure | None = None,
+    reported: str | None = None,
+) -> tuple[Finding, ...]:
+    """Return why a stage failed, the likeliest cause first; never empty.
+
+    Args:
+        state: of the stage's job, in Slurm's words.
+        exit_signal: the signal that Slurm gives for the job's end.
+        first: the rank that died first.
+        reported: the reason that the job itself has given.
+    """
+    logs = stage_logs(paths, stage, None if first is None else first.record)
+    found = list(ranked([explain_log(log.path) for log in logs]))
+    first_log = None if first is None else paths.rank_log(first.record.step, first.record.rank)
+    own = _own_death(first, [one for one in found if first_log is not None and one.file == str(first_log)])
+    if own is not None:
+        # Another rank's or an old line does not explain why this one was killed, unless Slurm says so.
+        told_by_slurm = [one for one in found if one.id.startswith("slurm-") and one.kind is Kind.ROOT]
+        rest = [one for one in found if one not in told_by_slurm]
+        found = [*told_by_slurm, own, *rest]
+    if reported is not None:
+        following = f"trtllm-hpc logs {call_name(paths)} --stage {stage}"
+        said = Finding(REPORTED, Kind.ROOT, _sentence(reported), following, None, None, None, "")
+        precise = [one for one in found if ends_a_process(one) and not _is_generic(one)]
+        found = [*precise, said, *(one for one in found if one not in precise)]
+    by_slurm = _of_state(state, exit_signal)
+    if by_slurm is not None:
+        found = [by_slurm, *(one for one in found if one.id != by_slurm.id)]
+    return tuple(found) or (_unknown(paths, logs),)
+
+
+def _own_death(first: RankFailure | None, told: list[Finding]) -> Finding | None:
+    """Return that a rank was killed from outside, if its own log does not tell why."""
+    if first is None or first.record.reason is not None:
+        return None
+    if any(ends_a_process(one) and is_late(one) for one in told):
+        return None
+    record = first.record
+    groups = {"rank": str(record.rank), "host": record.host or "its node"}
+    if record.ended_at is None:
+        cause = causes()["rank-silent"]
+    elif record.exit_code is not None and signal_or_code(record.exit_code).startswith("signal"):
+        cause, groups["signal"] = causes()["rank-killed"], signal_or_code(record.exit_code)
+    else:
+        return None
+    return _told_by_none(cause, groups, record.rank)
+
+
+def _of_state(state: str, exit_signal: int | None) -> Finding | None:
+    cause = causes()["slurm-output-file"] if exit_signal == NO_OUTPUT_FILE else cause_of_state(state)
+    return None if cause is None else _told_by_none(cause, {}, None)
+
+
+def _told_by_none(cause: Cause, groups: dict[str, str], rank: int | None) -> Finding:
+    sentence, following = (cause.told(text, groups) for text in (cause.sentence, cause.next))
+    return Finding(cause.id, cause.kind, sentence, following, None, None, rank, "")
+
+
+def _is_generic(one: Finding) -> bool:
+    cause = causes().get(one.id)
+    return cause is not None and cause.generic
+
+
+def _unknown(paths: RunPaths, logs: list[LogFile]) -> Finding:
+    """Return that no log tells a known cause, with the last lines of the one that may say most."""
+    log = next((log for log in logs if log.size_bytes), None)
+    if log is None:
+        sentence = "The job has written no log."
+        following = f"trtllm-hpc status {call_name(paths)}; `sacct -j JOB` knows where it ran"
+        return Finding(UNKNOWN, Kind.ROOT, sentence, following, None, None, None, "")
+    options = f"--stage {log.step.partition('.')[0]}" if log.rank is None else f"--rank {log.rank}"
+    if log.rank is not None and log.step != "serve":
+        options = f"--stage {log.step.partition('.')[0]} {options}"
+    return Finding(
+        UNKNOWN,
+        Kind.ROOT,
+        f"Not known: the logs tell no cause that is in the table. The last lines of {log.name}:",
+        f"trtllm-hpc logs {call_name(paths)} {options} --tail 50",
+        str(log.path),
+        None,
+        log.rank,
+        "\n".join(_last_lines(log.path)),
+    )
+
+
+def _last_lines(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as log:
+            seek_last_lines(log, 4 * _LAST_LINES)
+            written = (decode(line)[:300] for line in lines_of(log))
+            return list(deque((line for line in written if line.strip()), maxlen=_LAST_LINES))
+    except OSError:
+        return []
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
