@@ -19,7 +19,7 @@ demo: setup ## from nothing to a served and measured model, on a Slurm cluster o
 test: setup lint ## every test, the real Slurm ones too
 	@.ci/test $(BIN)
 
-test-%: setup ## the tests of one kind: test-slurm, test-triton, test-model or test-browser
+test-%: setup ## the tests of one kind: test-slurm, test-triton, test-model, test-browser or test-thorough
 	@.ci/test $(BIN) $*
 
 # Four processes for two processors, since many tests wait. Each compiles every test unless that is kept.

@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from tests.config.values import hostile, nested, settings_for, trees
+from tests.fuzzing import examples
 from trtllm_hpc.cli import main
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ExitCode
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.fuzz]
 
 FUZZ = settings(suppress_health_check=list(HealthCheck), database=None, print_blob=True)
 EXPECTED = {ExitCode.OK, ExitCode.USAGE, ExitCode.CONFIG, ExitCode.RENDER, ExitCode.SUBMISSION}
@@ -112,7 +113,7 @@ commands = st.sampled_from(["render", "submit"])
 
 
 @pytest.mark.parametrize("quarter", range(4))  # so that several processes share the thousand
-@settings(FUZZ, max_examples=250)
+@settings(FUZZ, max_examples=examples(250))
 @given(name=commands, job=settings_for(JobFile), more=settings_for(JobFile))
 def test_wrong_values(
     quarter: int, place: Place, name: str, job: list[tuple[str, Any]], more: list[tuple[str, Any]]
@@ -122,7 +123,7 @@ def test_wrong_values(
     type_it(place, arguments_of(name, "./cluster.yaml", [f"{key}={flow(value)}" for key, value in more]))
 
 
-@settings(FUZZ, max_examples=300)
+@settings(FUZZ, max_examples=examples(300))
 @given(
     name=commands,
     world=st.lists(st.integers(-2, 5000), min_size=3, max_size=3),
@@ -139,7 +140,7 @@ def test_impossible_parallelism(
     type_it(place, arguments_of(name, "./cluster.yaml", []))
 
 
-@settings(FUZZ, max_examples=400)
+@settings(FUZZ, max_examples=examples(400))
 @given(
     name=commands, value=hostile, field=st.sampled_from(["name", "model.path", "companion.request.prompt"])
 )
@@ -151,7 +152,7 @@ def test_hostile_strings(place: Place, name: str, value: str, field: str) -> Non
     type_it(place, arguments_of(name, "./cluster.yaml", []))
 
 
-@settings(FUZZ, max_examples=400)
+@settings(FUZZ, max_examples=examples(400))
 @given(
     name=commands,
     overrides=st.lists(
@@ -165,7 +166,7 @@ def test_hostile_settings_and_profiles(place: Place, name: str, overrides: list[
     type_it(place, arguments_of(name, cluster, overrides))
 
 
-@settings(FUZZ, max_examples=150)
+@settings(FUZZ, max_examples=examples(150))
 @given(name=commands, profile=settings_for(ClusterProfile))
 def test_wrong_profiles(place: Place, name: str, profile: list[tuple[str, Any]]) -> None:
     # Where runs are made is the profile's to say, and the local scheduler would start them.

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from tests.config.files import CLUSTER, JOB, Folder
 from tests.config.values import hostile, nested, settings_for
+from tests.fuzzing import examples
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.validation.load import load
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.fuzz]
 
 FUZZ = settings(suppress_health_check=list(HealthCheck), database=None)
 
@@ -39,7 +40,9 @@ def in_the_folder(files: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(files.folder)
 
 
-@settings(FUZZ, max_examples=300)  # a thousand more go through the command line: tests/cli/test_fuzz.py
+@settings(
+    FUZZ, max_examples=examples(300)
+)  # a thousand more go through the command line: tests/cli/test_fuzz.py
 @given(changes=settings_for(JobFile), more=settings_for(JobFile))
 def test_job_files_of_wrong_values(
     files: Folder, changes: list[tuple[str, object]], more: list[tuple[str, object]]
@@ -48,13 +51,13 @@ def test_job_files_of_wrong_values(
     _load(files, flow(nested(changes)).encode(), CLUSTER.encode(), overrides)
 
 
-@settings(FUZZ, max_examples=300)
+@settings(FUZZ, max_examples=examples(300))
 @given(changes=settings_for(ClusterProfile))
 def test_profiles_of_wrong_values(files: Folder, changes: list[tuple[str, object]]) -> None:
     _load(files, JOB.encode(), flow(nested(changes)).encode(), [])
 
 
-@settings(FUZZ, max_examples=300)
+@settings(FUZZ, max_examples=examples(300))
 @given(
     world=st.lists(st.integers(-2, 5000), min_size=5, max_size=5),
     scheduler=st.sampled_from(["slurm", "local"]),
@@ -67,7 +70,7 @@ def test_impossible_parallelism(files: Folder, world: list[int], scheduler: str)
     _load(files, job.encode(), cluster.encode(), [])
 
 
-@settings(FUZZ, max_examples=300)
+@settings(FUZZ, max_examples=examples(300))
 @given(
     raw=st.one_of(st.binary(max_size=200), hostile.map(lambda text: text.encode("utf-8", "surrogatepass")))
 )

@@ -64,6 +64,7 @@ def test_the_notebook_is_kept_without_outputs() -> None:
     assert code and all(cell.outputs == [] and cell.execution_count is None for cell in code)
 
 
+@pytest.mark.thorough
 def test_the_script_tells_the_same_story(folder: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRTLLM_HPC_RUNS"}
     script = subprocess.run(

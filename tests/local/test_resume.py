@@ -32,6 +32,7 @@ def killed(folder: Path) -> RunPaths:
     return run
 
 
+@pytest.mark.thorough
 def test_a_failed_run_is_resumed_to_its_end(tmp_path: Path) -> None:
     run = killed(tmp_path)
     resumed = types("resume", run.folder, "--wait", "--json")

@@ -24,6 +24,7 @@ def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.triton
 def test_every_contender_gives_the_same_answers(tmp_path: Path) -> None:
     file, picture = tmp_path / "results.json", tmp_path / "results.svg"

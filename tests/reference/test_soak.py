@@ -231,7 +231,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("ranks", "decoupled", "first", "rest"), [(1, True, 100, 400), (2, False, 60, 60)])
+@pytest.mark.parametrize(
+    ("ranks", "decoupled", "first", "rest"),
+    [(1, True, 100, 400), pytest.param(2, False, 60, 60, marks=pytest.mark.thorough)],
+)
 @pytest.mark.alone  # a request that is stopped midway must still be running
 @pytest.mark.usefixtures("one_thread")
 def test_all_answers_are_right_and_nothing_is_left(

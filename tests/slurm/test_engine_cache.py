@@ -115,6 +115,7 @@ def kill_once(person: Person, job: Path, node: Node, victim: str, moment: float)
     return run
 
 
+@pytest.mark.thorough
 def test_a_build_killed_at_any_moment_is_finished_by_the_next_submit(person: Person) -> None:
     """On either node, whatever part of it is killed.
 

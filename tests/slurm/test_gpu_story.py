@@ -26,6 +26,7 @@ def has_sandbox(benchmark: subprocess.Popen[str]) -> bool:
     return Path(f"/run/trtllm-hpc/gpu-story-{benchmark.pid}").exists()
 
 
+@pytest.mark.thorough
 def test_a_story_is_measured_and_told(tmp_path: Path) -> None:
     with subprocess.Popen(
         benchmark(tmp_path, "tp1"),

@@ -138,11 +138,11 @@ def test_two_instances_behind_one_door(person: Person, engine: Path) -> None:
 def assert_a_killed_instance_costs_only_what_it_had_begun(person: Person, served: RunPaths) -> None:
     words = ("trtllm-hpc", "bench", "run", served.folder, "--save-as", "killed", "--concurrency", "8")
     load = ("--duration", "20", "--max-tokens", "16", "--warmup", "0", "--streaming")
-    began, before = time.monotonic(), answered(served)
+    killed, began, before = server_of(person, served, 1), time.monotonic(), answered(served)
     bench = person.command(*words, *load, *LENIENT)
     loaded = [count + 3 for count in before]
     assert eventually(lambda: all(map(int.__gt__, answered(served), loaded)), 20)
-    killed = server_of(person, served, 1)
+    assert bench.poll() is None, "its load was over before a server could be killed"
     # Stopped for a moment first: so it surely has requests when it dies.
     os.kill(killed, signal.SIGSTOP)
     time.sleep(0.5)
@@ -291,6 +291,7 @@ def listing_of_servers(listening: str) -> str:
     return "\n".join(line for line in listening.splitlines() if "tritonserver" in line)
 
 
+@pytest.mark.thorough
 def test_too_few_instances_end_the_run_with_the_cause(person: Person, engine: Path) -> None:
     serve = {"instances": 2, "nodes": 1, "restarts": 0, "tls": True, "instances_per_gpu": 2}
     run = start(person, engine, serve)

@@ -110,6 +110,7 @@ def test_a_builder_that_resumes_after_the_others_build_leaves_it_unchanged(
     encounter.wake_after()
 
 
+@pytest.mark.thorough
 def test_a_builder_may_be_suspended_before_anything_it_does(runs: MakeRun, tmp_path: Path) -> None:
     """It resumes during the other's build and after it by turns: which comes first is left to chance."""
     turns = cycle([Encounter.wake_during, Encounter.wake_after])
