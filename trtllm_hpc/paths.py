@@ -172,6 +172,11 @@ class RunPaths:
         """What the supervisor knows of each instance; exists only in runs with a door."""
         return self.folder / "instances.json"
 
+    @property
+    def renewal(self) -> Path:
+        """The job that serves and the one that waits for its end; exists only with ``serve.renew``."""
+        return self.folder / "renewal.json"
+
     def door(self, node: int) -> Path:
         """Return the configuration of HAProxy on the node of that number within the job."""
         return self.scripts / (f"haproxy.node{node}.cfg" if node else "haproxy.cfg")

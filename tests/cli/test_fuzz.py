@@ -56,9 +56,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         folder.mkdir()
     # Quicker than the strict fake, which tests/scheduler has: here it is called a thousand times.
     (made.tools / "sbatch").write_text(f"#!/bin/sh\necho x >> '{made.submitted}'\necho 1\n")
-    for name in ("squeue", "sacct", "scontrol", "scancel"):
+    for name in ("squeue", "sacct", "scancel"):
         (made.tools / name).write_text(f"#!/bin/sh\necho {name} >> '{made.submitted}'\nexit 64\n")
     # What it offers may be asked before anything is submitted.
+    limits = '[ "$1 $2 $3" = "--oneliner show partition" ] && exit 0'
+    (made.tools / "scontrol").write_text(
+        f"#!/bin/sh\n{limits}\necho scontrol >> '{made.submitted}'\nexit 64\n"
+    )
     offers = '[ "$*" = --mpi=list ] || [ "$*" = --help ] && echo pmix && exit 0'
     (made.tools / "srun").write_text(f"#!/bin/sh\n{offers}\necho srun >> '{made.submitted}'\nexit 64\n")
     for tool in made.tools.iterdir():

@@ -37,6 +37,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"name": "sandbox", "partition": "batch", "gpus_per_node": 4, "triton": {"server": "pytriton"}},
     ),
+    "renewed": (
+        {
+            "name": "llama",
+            "model": _MODEL,
+            "engine": {"dtype": "bfloat16"},
+            "serve": {"renew": True, "keep_running": True, "drain_seconds": 90, "time_limit_minutes": 1440},
+        },
+        {"name": "bare", "gpus_per_node": 4, "partition": "batch"},
+    ),
     "local-door": (
         {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"key": False}},
         {"name": "here", "scheduler": "local", "triton": {"server": "pytriton"}},

@@ -294,6 +294,7 @@ def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None
         "nodes": "n1",
         "exit_code": None,
         "exit_signal": None,
+        "next_job_id": None,
     }
 
 

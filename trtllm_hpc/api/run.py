@@ -190,9 +190,9 @@ class Run:
             NotReady: it is not ready.
         """
         from trtllm_hpc.client.sync_client import Client
-        from trtllm_hpc.runs.endpoint import endpoint_of
+        from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
 
-        return Client(endpoint_of(self.paths, 0.0), model)
+        return Client(endpoint_of(self.paths, 0.0), model, follow=follower_of(self.paths))
 
     def async_client(self, model: str | None = None) -> AsyncClient:
         """Return a client of the server for asyncio, an asynchronous context manager.
@@ -201,9 +201,9 @@ class Run:
             NotReady: it is not ready.
         """
         from trtllm_hpc.client.async_client import AsyncClient
-        from trtllm_hpc.runs.endpoint import endpoint_of
+        from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
 
-        return AsyncClient(endpoint_of(self.paths, 0.0), model)
+        return AsyncClient(endpoint_of(self.paths, 0.0), model, follow=follower_of(self.paths))
 
     def cancel(self) -> RunStatus:
         """Cancel all jobs, wait until they have ended, and return the status; idempotent.

@@ -21,6 +21,7 @@ from trtllm_hpc.client.request import Answer, AnswerRecord, Prompt, Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.paths import RunPaths, write_aside, write_json
+from trtllm_hpc.runs.endpoint import follower_of
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class Asking:
             protocol=protocol,
             timeout_s=settings.timeout_seconds,
             retries=settings.retries,
+            follow=None if self._run is None else follower_of(self._run),
         )
 
     async def _compare(self, client: AsyncClient) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -34,6 +34,7 @@ class AsyncClient:
         timeout_s: for each request.
         retries: how often a request is sent again if the server was not reached, or lost before anything of
             the answer had come.
+        follow: returns where the server is now; called when it is not reached, before it is asked again.
     """
 
     def __init__(
@@ -44,8 +45,12 @@ class AsyncClient:
         protocol: Protocol = "grpc",
         timeout_s: float = TIMEOUT_S,
         retries: int = RETRIES,
+        follow: Callable[[], Target] | None = None,
     ) -> None:
         self._target = target
+        self._follow = follow
+        self._moving = asyncio.Lock()
+        self._left: list[TritonModel | OpenAIModel] = []
         self._name = model
         self._protocol: Protocol = protocol
         self._timeout_s = timeout_s
@@ -69,9 +74,10 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._opened is not None:
-            await self._opened.close()
-            self._opened = None
+        opened = [*self._left, *([] if self._opened is None else [self._opened])]
+        self._left, self._opened = [], None
+        for each in opened:
+            await each.close()
 
     @property
     def model(self) -> ServedModel:
@@ -198,11 +204,25 @@ class AsyncClient:
                 except ServerUnreachable:
                     if event.is_set():
                         raise
+                await self._go_where_it_is()
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
             return await self._open.ask(request, on_text, event)
         finally:
             self._ends.pop(request.request_id, None)
+
+    async def _go_where_it_is(self) -> None:
+        """Open a connection to the server's new place, if it has one; other requests may use the old."""
+        if self._follow is None:
+            return
+        async with self._moving:
+            target = await asyncio.to_thread(self._follow)
+            if target == self._target:
+                return
+            moved, _ = await connect(target, self._name, self._protocol, self._timeout_s)
+            if self._opened is not None:
+                self._left.append(self._opened)
+            self._target, self._opened = target, moved
 
     async def count_tokens(self, request: Request, answers: Sequence[Answer]) -> list[Answer]:
         """Have the served tokenizer count the tokens of answers whose server did not."""

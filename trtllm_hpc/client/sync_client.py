@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import threading
 import weakref
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -38,9 +38,12 @@ class Client:
         protocol: Protocol = "grpc",
         timeout_s: float = TIMEOUT_S,
         retries: int = RETRIES,
+        follow: Callable[[], Target] | None = None,
     ) -> None:
         self._loop = _Loop()
-        self._client = AsyncClient(target, model, protocol=protocol, timeout_s=timeout_s, retries=retries)
+        self._client = AsyncClient(
+            target, model, protocol=protocol, timeout_s=timeout_s, retries=retries, follow=follow
+        )
         try:
             self._loop.run(self._client.__aenter__())
         except BaseException:

@@ -11,6 +11,7 @@ from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed, 
 from trtllm_hpc.logs.state import stage_end
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
+from trtllm_hpc.runtime.renewal import Renewal
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
@@ -60,10 +61,14 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
     """Return the error that says why there will be no server; ``None`` while one may still become ready.
 
     There will be none if, by their events, the serve stage has ended or the
-    build before it has failed, or if by their records all ranks have ended.
+    build before it has failed, or if by their records all ranks have ended; and
+    if no other job waits to serve (``serve.renew``).
     """
     hint = f"trtllm-hpc logs {call_name(paths)}"
     end = stage_end(paths, "serve")
+    renewal = Renewal.read(paths.renewal)
+    if end is not None and renewal is not None and renewal.next_job_id is not None:
+        return None  # another job serves next
     if end is None:
         build = None if read_events(paths, "serve") else stage_end(paths, "build")
         if build is not None and build.data.get("exit_code") != 0:

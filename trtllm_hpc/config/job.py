@@ -117,6 +117,11 @@ class Serve(Section):
     that is made for the run."""
     keep_running: bool = False
     """Go on serving after the companion is done, until the time limit or ``cancel``."""
+    renew: bool = False
+    """Whether another job serves after the time limit, preemption or a lost node: it waits in the queue while
+    this one serves. Until ``cancel``. Needs ``keep_running``."""
+    drain_seconds: Seconds = 60
+    """With ``renew``: how long open requests may take when the time limit is near; no new ones begin."""
 
 
 class Request(Section):

@@ -11,6 +11,9 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.layout import Layout, one_node
 from trtllm_hpc.plan.model import Dependency, Directive, Stage
 
+_STOP_SECONDS = 60
+"""For a server's orderly end, before its time limit."""
+
 
 @dataclass(frozen=True)
 class _Resources:
@@ -20,6 +23,8 @@ class _Resources:
     memory_gib: int | None
     """Of each node."""
     minutes: int
+    warning_seconds: int | None = None
+    """Slurm warns the script by a signal so long before the time limit."""
 
 
 def make_stages(
@@ -33,7 +38,10 @@ def make_stages(
         one = one_node(1, _build_gpus(job, cluster))
         asked = _Resources(one, build.cpus, build.memory_gib, build.time_limit_minutes)
         stages.append(_stage("build", job, cluster, paths, asked, ()))
-    asked = _Resources(layout, serve.cpus_per_rank, serve.memory_gib_per_node, serve.time_limit_minutes)
+    warning = serve.drain_seconds + _STOP_SECONDS if serve.renew else None
+    asked = _Resources(
+        layout, serve.cpus_per_rank, serve.memory_gib_per_node, serve.time_limit_minutes, warning
+    )
     stages.append(_stage("serve", job, cluster, paths, asked, built))
     if companion.enabled and cluster.companion == "job":
         one = one_node(1, 0)
@@ -100,5 +108,8 @@ def _resources(stage: str, cluster: ClusterProfile, asked: _Resources) -> Iterat
         yield Directive("--gpus-per-node", gpus)
     if stage == "serve" and cluster.exclusive:
         yield Directive("--exclusive")
+    if stage == "serve" and asked.warning_seconds is not None:
+        # To the batch script only (B:); the ranks would end by it.
+        yield Directive("--signal", f"B:USR1@{asked.warning_seconds}")
     # A bare number is minutes (sbatch(1), --time).
     yield Directive("--time", asked.minutes)

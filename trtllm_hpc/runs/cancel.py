@@ -25,7 +25,8 @@ def cancel_run(paths: RunPaths) -> RunStatus:
     """
     status = run_status(paths)
     # The run's own state does not matter: a failed run may still have a stage in the queue.
-    left = [stage.job_id for stage in status.stages if stage.job_id and not stage.final]
+    jobs = ((stage.job_id, stage.next_job_id) for stage in status.stages if not stage.final)
+    left = [job for pair in jobs for job in pair if job]
     if not left:
         return status
     with suppress(OSError):  # even on a full disk the jobs must be cancelled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.client.wait import wait_for_endpoint, was_submitted
@@ -22,6 +23,7 @@ from trtllm_hpc.runtime.records import Endpoint, read_events
 if TYPE_CHECKING:
     from trtllm_hpc.runs.status import StageStatus
 
+_RENEWAL_S = 300.0
 _FIRST_PAUSE_S = 5.0
 """Slurm is queried at once, after this pause, and then after ever longer ones."""
 
@@ -36,8 +38,11 @@ def endpoint_of(
 
     Raises:
         BuildFailed, StartFailed, RunCancelled, JobLost: it can never come.
-        NotReady: it did not come within ``wait_seconds``.
+        NotReady: it did not come within ``wait_seconds``; if one job follows the other (``serve.renew``),
+            the next one is waited for at least five minutes.
     """
+    if run.renewal.exists():
+        wait_seconds = max(wait_seconds, _RENEWAL_S)
     if "TRTLLM_HPC_JOB_ID" in os.environ:
         # This is the companion: its node may lack Slurm's commands, and it is cancelled with the server.
         return wait_for_endpoint(run, wait_seconds)
@@ -56,6 +61,11 @@ def endpoint_of(
     except NotReady:
         _refuse_ended(run)
         raise
+
+
+def follower_of(run: RunPaths) -> Callable[[], Endpoint] | None:
+    """Return what finds the server's new place once another job serves; ``None`` if none ever will."""
+    return partial(endpoint_of, run, _RENEWAL_S) if run.renewal.exists() else None
 
 
 def _refuse_ended(run: RunPaths) -> None:

@@ -100,6 +100,7 @@ def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
         if _stage_of_file(file) in stages
     ]
     files += [paths.endpoint, paths.heartbeat, paths.instances, paths.stop_request, paths.benchmark_progress]
+    files.append(paths.renewal)
     for file in files:
         if file.exists():
             place = aside / file.relative_to(paths.folder)

@@ -15,6 +15,7 @@ from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.paths import RunPaths, read_json, read_plan
 from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, read_events
+from trtllm_hpc.runtime.renewal import Renewal
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.local import is_same_process
 from trtllm_hpc.scheduler.reasons import explain_reason
@@ -83,6 +84,8 @@ class StageStatus:
     """``None`` before its end."""
     exit_signal: int | None = None
     """The signal that Slurm gives beside the exit code, also for what is none: 53, 125."""
+    next_job_id: str | None = None
+    """The job that waits to serve after this one (``serve.renew``)."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +173,12 @@ def run_status(paths: RunPaths, watcher: JobWatcher | None = None, *, mode: str 
     else:
         if record is None:
             jobs |= _queued_by_hand(paths, jobs)
-        watched = [job for job in jobs.values() if job]
+        following = Renewal.read(paths.renewal)
+        watched = [job for job in (*jobs.values(), following and following.next_job_id) if job]
         infos = (watcher or watcher_of(paths)).job_infos(watched, mode) if watched else {}
         stages = [_slurm_stage(name, job, infos, events, interrupted) for name, job in jobs.items()]
+        if following is not None:
+            stages = [_renewed(stage, following, infos, events) for stage in stages]
     return _whole(paths, stages, record)
 
 
@@ -246,6 +252,22 @@ def _slurm_stage(
     elif info.state.name == "FAILED":
         note += _exit_code_note(code)
     return replace(_in_state(name, info.state, job_id, note, info.nodes, code), exit_signal=info.exit_signal)
+
+
+def _renewed(
+    stage: StageStatus, renewal: Renewal, infos: dict[str, JobInfo], events: list[Event]
+) -> StageStatus:
+    """Return the status of a serve stage that another job follows: that job's, once this one has ended."""
+    waiting = renewal.next_job_id
+    if stage.stage != "serve" or waiting is None or stage.job_id != renewal.job_id:
+        return stage
+    if stage.final and waiting in infos and not infos[waiting].state.final:
+        stage = _slurm_stage("serve", waiting, infos, events, interrupted=False)
+        return replace(stage, sentence=f"{stage.sentence}; job {renewal.job_id} before it has ended")
+    if stage.final:
+        return stage
+    sentence = f"{stage.sentence}; job {waiting} waits to follow it"
+    return replace(stage, sentence=sentence, next_job_id=waiting)
 
 
 def _signal_note(info: JobInfo) -> str:

@@ -47,6 +47,16 @@ def _add_stage_commands(commands: _Commands) -> None:
     end.add_argument("stage", choices=STAGES)
     end.add_argument("exit_code", type=int)
 
+    follow = commands.add_parser("follow", help="prepare to serve after another job; fails if it is not to")
+    follow.add_argument("--job", required=True, help="the job before")
+    follow.add_argument("--state", required=True, help="its state in Slurm")
+
+    following = commands.add_parser("next", help="record the job that is to serve after this one")
+    following.add_argument("job", help="empty if Slurm refused it")
+
+    unwanted = commands.add_parser("unwanted", help="print the next job's id if it is not to serve any more")
+    unwanted.add_argument("exit_code", type=int)
+
     commands.add_parser("engine", help="build the engine, or find it in the cache")
 
     checkpoint = commands.add_parser("gpus-per-node", help="write the GPUs of a node into a checkpoint")
@@ -102,6 +112,7 @@ def _add_server_commands(commands: _Commands) -> None:
     instances.add_argument(
         "--leaders", type=_leaders, required=True, help="NODE:INSTANCE,INSTANCE of each node"
     )
+    instances.add_argument("--drain-seconds", type=float, default=0.0)
     instances.add_argument("--interface")
     instances.add_argument("--loopback", action="store_true")
     instances.add_argument("--companion-start-seconds", type=float)
@@ -147,6 +158,8 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.stage import end
 
             end(paths, options.stage, options.exit_code)
+        case "follow" | "next" | "unwanted":
+            return _renew(paths, options)
         case "engine":
             from trtllm_hpc.runtime.engine_cache.build import build_engine
 
@@ -172,6 +185,19 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
             return make_repository(paths, options.all_models)
         case _:
             return _run_rank_or_companion(paths, options)
+    return ExitCode.OK
+
+
+def _renew(paths: RunPaths, options: argparse.Namespace) -> int:
+    from trtllm_hpc.runtime.renewal import may_follow, note_next, unwanted_next
+
+    match options.command:
+        case "follow":
+            return ExitCode.OK if may_follow(paths, options.job, options.state) else ExitCode.CANCELLED
+        case "next":
+            note_next(paths, options.job or None)
+        case "unwanted":
+            print(unwanted_next(paths, options.exit_code) or "")
     return ExitCode.OK
 
 

@@ -139,10 +139,14 @@ class Door:
         up = [line[0] for line in lines if len(line) > 17 and line[17] == "UP" and line[1] != "BACKEND"]
         return min(up.count("http"), up.count("grpc"))
 
-    def close(self) -> None:
-        """Let open requests end, for a moment, and then end HAProxy."""
+    def drain(self) -> None:
+        """Let nobody in any more; HAProxy ends once the open requests have ended."""
         # HAProxy's "soft stop": no new connections, open ones may finish.
         self._process.send_signal(signal.SIGUSR1)
+
+    def close(self) -> None:
+        """Let open requests end, for a moment, and then end HAProxy."""
+        self.drain()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
         self._process.kill()

@@ -26,6 +26,7 @@ from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, start_bound
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, rank_records
+from trtllm_hpc.runtime.renewal import RENEWAL, note_renewed
 from trtllm_hpc.runtime.stop import SUPERVISOR, request_stop
 
 _TICK_S = 0.2
@@ -64,6 +65,8 @@ class SupervisorOptions:
     address: str
     companion_start_seconds: float | None
     companion_silence_seconds: float | None
+    drain_seconds: float
+    """Bound on open requests once the time limit is near."""
 
 
 @dataclass
@@ -113,6 +116,8 @@ class Supervisor:
             paths, options.companion_start_seconds, options.companion_silence_seconds
         )
         self._signal: str | None = None
+        self._is_warned = False
+        self._draining_since: float | None = None
         self._stopping_since: float | None = None
         self._published = False
         self._ready_since: float | None = None
@@ -122,6 +127,7 @@ class Supervisor:
     def run(self) -> int:
         """Serve until the run is told to stop, or too few instances live; returns the exit code."""
         on_signals(self._note_signal)
+        signal.signal(signal.SIGUSR1, self._note_warning)
         adopt_orphans()
         try:
             self._open_doors()
@@ -221,7 +227,10 @@ class Supervisor:
     def _tick(self) -> bool:
         """Look at everything once; returns whether anything is left to do."""
         if self._stopping_since is None:
-            self._watch_door()
+            if self._is_warned:
+                self._drain()
+            else:
+                self._watch_door()
             if self._signal or self._has_failed or StopRequest.read(self._paths.stop_request):
                 self._stop()
         for instance in self._instances:
@@ -338,9 +347,14 @@ class Supervisor:
         endpoint.write(self._paths.endpoint)
         self._published = True
         self._companion.begin()
+        self._note_renewed(ready_at)
         self._tell_event("ready", **asdict(endpoint))
         models = ", ".join(endpoint.models)
         print(f"ready: {models} at http {endpoint.http}, grpc {endpoint.grpc}", flush=True)
+
+    def _note_renewed(self, ready_at: float) -> None:
+        with suppress(OSError):
+            note_renewed(self._paths, ready_at)
 
     def _withdraw(self) -> None:
         with suppress(OSError):  # on a full disk the servers must stop all the same
@@ -350,6 +364,21 @@ class Supervisor:
         self._published = False
 
     # Ending -------------------------------------------------------------------------
+
+    def _note_warning(self, _number: int, _frame: object) -> None:
+        self._is_warned = True
+
+    def _drain(self) -> None:
+        """Let nothing new in; once the open requests have ended, or the time for them is over, stop."""
+        assert self._door is not None
+        if self._draining_since is None:
+            self._draining_since = time.monotonic()
+            self._tell_event("draining")
+            self._withdraw()
+            self._door.drain()
+        waited_s = time.monotonic() - self._draining_since
+        if not self._door.is_open() or waited_s > self._options.drain_seconds:
+            request_stop(self._paths, by=RENEWAL, reason="the time limit of its job is near")
 
     def _note_signal(self, name: str) -> None:
         # Nothing else in a handler: the code that it interrupts may hold a lock.

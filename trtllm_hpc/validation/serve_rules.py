@@ -103,6 +103,33 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.certificate", message, "set serve.tls to true, or remove it")
 
 
+def renewal_can_work(facts: JobFacts) -> Diagnostics:
+    """A server that is renewed goes on by itself, on Slurm, behind a door, and longer than it drains."""
+    serve = facts.job.serve
+    if not serve.renew:
+        return
+    if facts.job.stops_server:
+        message = "the companion stops the server, so there is nothing to renew"
+        yield in_job("conflict", "serve.renew", message, "set serve.keep_running to true", serve.renew)
+    if facts.cluster.scheduler == "local":
+        message = f"{facts.cluster.name!r} has no time limits"
+        yield in_job(
+            "conflict", "serve.renew", message, "remove it, or choose a profile for Slurm", serve.renew
+        )
+    elif facts.job.companion.enabled and facts.cluster.companion == "overlap":
+        message = "the companion would run again in the allocation of each job"
+        hint = "set companion.enabled to false, or companion to job in the profile"
+        yield in_job("conflict", "serve.renew", message, hint, serve.renew)
+    if serve.door == "none":
+        message = "only a door can let open requests end"
+        yield in_job("conflict", "serve.door", message, "set serve.door to haproxy", serve.door)
+    shortest = (serve.drain_seconds + serve.ready_timeout_seconds) // 60 + 2
+    if serve.time_limit_minutes < shortest:
+        message = f"ends before the server has become ready and drained, which may take {shortest} minutes"
+        hint = f"set it to {shortest} or more, or lower serve.ready_timeout_seconds and serve.drain_seconds"
+        yield in_job("conflict", "serve.time_limit_minutes", message, hint, serve.time_limit_minutes)
+
+
 def build_gpus(facts: JobFacts) -> Diagnostics:
     """The build needs no more GPUs than one node has."""
     job, cluster = facts.job, facts.cluster

@@ -257,7 +257,7 @@ from tests.bench.load.grpc_server import endpoint
 from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.bench.load.run import run_open
 from trtllm_hpc.bench.load.timing import Clock
-def count(ok, latency_s):
+def count(ended):
     print("answer", flush=True)
 async def cell():
     target = Target(endpoint(int(sys.argv[1])), "m")

@@ -1,0 +1,49 @@
+"""The job that waits to serve after another one: in `status`, for a client, and cancelled with the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.runs.made import run_with
+from tests.scheduler.conftest import fake_slurm  # noqa: F401
+from tests.scheduler.fake_slurm import FakeSlurm
+from trtllm_hpc.client.wait import serve_end
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runtime.records import StopRequest, add_event
+from trtllm_hpc.runtime.renewal import Renewal
+
+
+@pytest.fixture
+def run(fake_slurm: FakeSlurm, tmp_path: Path) -> RunPaths:  # noqa: F811
+    """Job 102 serves, and job 104 waits for its end."""
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "COMPLETED")
+    waiting = fake_slurm.add("PENDING", reason="Dependency")
+    Renewal("102", waiting).write(paths.renewal)
+    assert waiting == "104"
+    return paths
+
+
+def test_status_tells_both(run: RunPaths) -> None:
+    serve = run_status(run).stages[1]
+    assert (serve.job_id, serve.next_job_id) == ("102", "104")
+    assert serve.sentence == "runs; job 104 waits to follow it"
+
+
+def test_between_the_two_the_run_goes_on(run: RunPaths, fake_slurm: FakeSlurm) -> None:  # noqa: F811
+    fake_slurm.set("102", state="COMPLETED", exit="0:0")
+    add_event(run, "serve", "stage_end", exit_code=0, job_id="102")
+    status = run_status(run)
+    assert status.state is not RunState.COMPLETED and not status.settled
+    assert status.stages[1].job_id == "104" and "job 102 before it has ended" in status.stages[1].sentence
+    assert serve_end(run) is None, "a client waits for the next server"
+
+
+def test_cancel_ends_both(run: RunPaths, fake_slurm: FakeSlurm) -> None:  # noqa: F811
+    cancel_run(run)
+    assert all(fake_slurm.state(job).startswith("CANCELLED") for job in ("102", "104"))
+    request = StopRequest.read(run.stop_request)
+    assert request is not None and request.by == "cancel"

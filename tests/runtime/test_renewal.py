@@ -1,0 +1,107 @@
+"""One job serves after the other: which may, and which may not any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runtime.conftest import Runtime
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import RankRecord, StopRequest, add_event, read_events
+from trtllm_hpc.runtime.renewal import RENEWAL, Renewal, note_renewed
+from trtllm_hpc.runtime.stop import SUPERVISOR, request_stop
+
+
+def serve(runtime: Runtime, *, ready: bool = True, stopped_by: str | None = None) -> None:
+    """Let job 1 serve, with job 2 waiting for its end."""
+    job = {"TRTLLM_HPC_JOB_ID": "1"}
+    assert runtime("begin", "serve", **job).returncode == 0
+    assert runtime("next", "2", **job).returncode == 0
+    if ready:
+        add_event(runtime.paths, "serve", "ready")
+    if stopped_by is not None:
+        request_stop(runtime.paths, by=stopped_by, reason="a test wants it")
+
+
+def unwanted(runtime: Runtime, exit_code: int) -> str:
+    """The job that the script cancels at its end."""
+    return runtime("unwanted", exit_code, TRTLLM_HPC_JOB_ID="1").stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "exit_code", "ready", "cancelled"),
+    [
+        (RENEWAL, 0, True, ""),
+        (None, 143, True, ""),  # preemption, or the time limit without a warning
+        (SUPERVISOR, 7, True, ""),
+        (SUPERVISOR, 7, False, "2"),  # its engine would be wrong again
+        (None, 7, False, "2"),  # the preflight has refused
+        ("cancel", 0, True, "2"),
+        ("companion", 0, True, "2"),
+    ],
+)
+def test_the_next_job_goes_with_the_reason_to_serve(
+    runtime: Runtime, stopped_by: str | None, exit_code: int, ready: bool, cancelled: str
+) -> None:
+    serve(runtime, ready=ready, stopped_by=stopped_by)
+    assert unwanted(runtime, exit_code) == cancelled
+    renewal = Renewal.read(runtime.paths.renewal)
+    assert renewal is not None and renewal.next_job_id == (None if cancelled else "2")
+
+
+def follow(runtime: Runtime, state: str) -> tuple[int, str]:
+    answer = runtime("follow", "--job=1", f"--state={state}", TRTLLM_HPC_JOB_ID="2")
+    return answer.returncode, answer.stdout
+
+
+def test_the_next_job_puts_the_logs_of_the_one_before_aside(runtime: Runtime) -> None:
+    paths = runtime.paths
+    serve(runtime, stopped_by=RENEWAL)
+    for log in ("serve_0.out", "preflight_1.out", "serve.out", "companion_0.out"):
+        (paths.logs / log).write_text(log)
+    RankRecord("serve", 0, 1, "1", "n1", 7, 1.0).write(paths.rank_record("serve", 0))
+    assert follow(runtime, "COMPLETED") == (0, "")
+    assert StopRequest.read(paths.stop_request) is None
+    before = RunPaths(paths.attempts / "1")
+    assert sorted(file.name for file in before.logs.iterdir()) == ["preflight_1.out", "serve_0.out"]
+    assert RankRecord.read(before.rank_record("serve", 0)) is not None
+    assert sorted(file.name for file in paths.logs.iterdir()) == ["companion_0.out", "serve.out"]
+    assert Renewal.read(paths.renewal) == Renewal("2", number=1)
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "state", "why"),
+    [("cancel", "COMPLETED", "stopped by cancel"), (None, "CANCELLED", "job 1 before it was cancelled")],
+)
+def test_after_the_end_of_the_run_the_next_job_does_nothing(
+    runtime: Runtime, stopped_by: str | None, state: str, why: str
+) -> None:
+    serve(runtime, stopped_by=stopped_by)
+    code, said = follow(runtime, state)
+    assert code != 0 and why in said
+    assert not runtime.paths.attempts.exists()
+
+
+def test_jobs_that_fail_one_after_the_other_come_to_an_end(runtime: Runtime) -> None:
+    serve(runtime, ready=False)
+    Renewal("1", "2", number=3, failures=3).write(runtime.paths.renewal)
+    assert unwanted(runtime, 143) == "2"
+    code, said = follow(runtime, "NODE_FAIL")
+    assert code != 0 and "4 jobs in a row" in said
+
+
+def test_a_refused_next_job_is_told_and_the_server_goes_on(runtime: Runtime) -> None:
+    assert runtime("begin", "serve", TRTLLM_HPC_JOB_ID="1").returncode == 0
+    answer = runtime("next", "", TRTLLM_HPC_JOB_ID="1")
+    assert answer.returncode == 0 and "could not be queued" in answer.stdout
+    assert [event.name for event in read_events(runtime.paths)] == ["stage_begin", "not_renewed"]
+    assert unwanted(runtime, 0) == ""
+
+
+def test_the_downtime_counts_from_the_withdrawal_of_the_endpoint(runtime: Runtime) -> None:
+    serve(runtime, stopped_by=RENEWAL)
+    add_event(runtime.paths, "serve", "server_stop")
+    stopped = read_events(runtime.paths)[-1].time
+    assert follow(runtime, "COMPLETED")[0] == 0
+    note_renewed(runtime.paths, stopped + 12.34)
+    [event] = [event for event in read_events(runtime.paths) if event.name == "renewed"]
+    assert event.data == {"number": 1, "downtime_s": 12.3}

@@ -1,0 +1,106 @@
+"""A server that outlives its job's time limit, on a real Slurm."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.conftest import Person
+from tests.waiting import eventually
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import Endpoint, read_events
+from trtllm_hpc.runtime.renewal import Renewal
+
+pytestmark = pytest.mark.slurm
+
+
+def test_the_next_job_serves_on_and_clients_follow_it(person: Person, engine_alone: Path) -> None:
+    serve = {"renew": True, "keep_running": True, "ready_timeout_seconds": 120, "drain_seconds": 20}
+    job = person.job(
+        "renewed",
+        engine={"directory": str(engine_alone)},
+        repository={"bls_instances": 1, "decoupled": True},
+        serve=serve,
+        companion={"enabled": False},
+    )
+    _, run = person.submit(job, wait=False)
+    assert eventually(lambda: run.endpoint.exists(), 90), person.status(run)
+    first = serve_stage(person, run)
+    assert first["next_job_id"] and f"job {first['next_job_id']} waits" in first["sentence"]
+    with asking(person, run) as answers:
+        assert eventually(lambda: len(answers) > 1, 30)
+        # What Slurm sends some time before the time limit.
+        person.slurm("scancel", "--signal=USR1", "--batch", first["job_id"])
+        assert eventually(lambda: renewals(run) == [1], 90), person.status(run)
+        asked = len(answers)
+        assert eventually(lambda: len(answers) > asked + 1, 30)
+    assert all(code == 0 for code, _ in answers), [errors for code, errors in answers if code]
+    second = serve_stage(person, run)
+    assert second["job_id"] == first["next_job_id"] and second["state"] == "RUNNING"
+    assert (run.attempts / "1" / "logs" / "serve_0.out").exists()
+    [renewed] = [event for event in read_events(run, "serve") if event.name == "renewed"]
+    assert 0 < renewed.data["downtime_s"] < 90
+    print(f"nobody served for {renewed.data['downtime_s']} s; {len(answers)} answers meanwhile")
+    cancelled = person.types("cancel", run.folder)
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert person.has_no_jobs(), person.slurm("squeue")
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+
+
+def test_who_cancels_the_job_itself_ends_the_run(person: Person, engine_alone: Path) -> None:
+    job = person.job(
+        "ended",
+        engine={"directory": str(engine_alone)},
+        serve={"renew": True, "keep_running": True, "ready_timeout_seconds": 120},
+        companion={"enabled": False},
+    )
+    _, run = person.submit(job, wait=False)
+    assert eventually(lambda: waiting_job(run) is not None, 60), person.status(run)
+    person.slurm("scancel", serve_stage(person, run)["job_id"])
+    assert eventually(person.has_no_jobs, 60), person.slurm("squeue")
+    assert not run.endpoint.exists()
+    assert "was cancelled" in run.batch_log("serve").read_text() or waiting_job(run) is None
+    assert person.status(run)["state"] != "serving"
+
+
+def serve_stage(person: Person, run: RunPaths) -> dict[str, Any]:
+    stages: list[dict[str, Any]] = person.status(run)["stages"]
+    return next(stage for stage in stages if stage["stage"] == "serve")
+
+
+def waiting_job(run: RunPaths) -> str | None:
+    renewal = Renewal.read(run.renewal)
+    return None if renewal is None else renewal.next_job_id
+
+
+def renewals(run: RunPaths) -> list[int]:
+    events = read_events(run, "serve")
+    ready = Endpoint.read(run.endpoint) is not None
+    return [event.data["number"] for event in events if event.name == "renewed"] if ready else []
+
+
+@contextmanager
+def asking(person: Person, run: RunPaths) -> Iterator[list[tuple[int, str]]]:
+    """Ask one question after the other, as somebody would who knows nothing of renewals."""
+    answers: list[tuple[int, str]] = []
+    enough = threading.Event()
+
+    def ask() -> None:
+        while not enough.is_set():
+            answer = person.types("client", run.folder, "--prompt", "Hello", "--max-tokens", "4")
+            answers.append((answer.returncode, answer.stderr))
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        enough.set()
+        thread.join()

@@ -1,0 +1,145 @@
+"""A server that outlives the time limit of its job: while one job serves, the next one waits in the queue.
+
+The batch script submits itself again as soon as it begins (``--dependency=afterany``), so the next
+job starts after any end of this one: time limit, preemption, a lost node. Near its time limit a job
+lets the open requests end and stops. What must not go on is ended here: the next job is cancelled at
+this one's end, or ends by itself at its own begin.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass, replace
+
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import Event, JsonRecord, StopRequest, add_event, read_events
+from trtllm_hpc.runtime.stop import SUPERVISOR
+
+RENEWAL = "renewal"
+"""Who requests the stop of a server whose time limit is near."""
+
+_MOST_FAILURES = 3
+"""Jobs in a row that fail soon; then the run ends."""
+_SOON_S = 600.0
+_FIRST_PAUSE_S = 10.0
+_OF_RANK = re.compile(r"(?:serve(?:\.\d+)?|preflight|repository)_\d+\.")
+_JOB_ENDED = (130, 143)
+"""Exit codes of a script that was told to end: by Slurm, for any of its reasons."""
+
+
+@dataclass(frozen=True)
+class Renewal(JsonRecord):
+    """The job that serves, and the one that waits for its end."""
+
+    job_id: str
+    next_job_id: str | None = None
+    """``None``: none waits."""
+    number: int = 0
+    """How many jobs of the run have served before."""
+    failures: int = 0
+    """How many of the last ones, one after the other, never were ready or failed soon."""
+
+
+def note_next(paths: RunPaths, next_job_id: str | None) -> None:
+    """Record the job that was submitted to follow this one; ``None`` if Slurm refused it."""
+    job_id = os.environ["TRTLLM_HPC_JOB_ID"]
+    last = Renewal.read(paths.renewal)
+    if last is None or last.job_id != job_id:
+        last = Renewal(job_id)
+    replace(last, next_job_id=next_job_id).write(paths.renewal)
+    if next_job_id is None:
+        add_event(paths, "serve", "not_renewed", why="Slurm refused the next job")
+        print("The next server could not be queued: this one ends with its time limit.", flush=True)
+
+
+def may_follow(paths: RunPaths, job_id: str, state: str) -> bool:
+    """Return whether this job is to serve after another one, and prepare that.
+
+    Args:
+        job_id: the job before.
+        state: its state in Slurm; empty if Slurm does not know it any more.
+    """
+    request = StopRequest.read(paths.stop_request)
+    if request is not None and request.by not in (RENEWAL, SUPERVISOR):
+        return _refused(f"the run was stopped by {request.by}: {request.reason}")
+    if state.startswith("CANCELLED"):
+        return _refused(f"job {job_id} before it was cancelled")
+    last = Renewal.read(paths.renewal) or Renewal(job_id)
+    failures = last.failures + 1 if _has_failed(paths, request) else 0
+    if failures > _MOST_FAILURES:
+        return _refused(f"{failures} jobs in a row failed soon after their begin")
+    paths.stop_request.unlink(missing_ok=True)
+    paths.endpoint.unlink(missing_ok=True)  # of a job that was killed
+    _set_aside(paths)
+    Renewal(os.environ["TRTLLM_HPC_JOB_ID"], None, last.number + 1, failures).write(paths.renewal)
+    if failures:
+        time.sleep(_FIRST_PAUSE_S * 2 ** (failures - 1))
+    return True
+
+
+def unwanted_next(paths: RunPaths, exit_code: int) -> str | None:
+    """Return the job that waits for the end of this one, if it is not to serve; it is forgotten then."""
+    renewal = Renewal.read(paths.renewal)
+    if renewal is None or renewal.next_job_id is None or renewal.job_id != os.environ["TRTLLM_HPC_JOB_ID"]:
+        return None
+    if _is_wanted(paths, renewal, exit_code):
+        return None
+    replace(renewal, next_job_id=None).write(paths.renewal)
+    return renewal.next_job_id
+
+
+def note_renewed(paths: RunPaths, ready_at: float) -> None:
+    """Record that this job serves in the place of another, and for how long nobody served."""
+    renewal = Renewal.read(paths.renewal)
+    if renewal is None or renewal.number == 0:
+        return
+    stops = [event.time for event in read_events(paths, "serve") if event.name == "server_stop"]
+    downtime_s = round(ready_at - stops[-1], 1) if stops else None  # one that was killed told nothing
+    add_event(paths, "serve", "renewed", number=renewal.number, downtime_s=downtime_s)
+
+
+def _is_wanted(paths: RunPaths, renewal: Renewal, exit_code: int) -> bool:
+    request = StopRequest.read(paths.stop_request)
+    if renewal.failures >= _MOST_FAILURES and _has_failed(paths, request):
+        return False
+    if request is None:
+        return exit_code in _JOB_ENDED
+    # A server that has never been ready, e.g. for its engine, would fail again.
+    return request.by == RENEWAL or (request.by == SUPERVISOR and _ready_at(paths) is not None)
+
+
+def _has_failed(paths: RunPaths, request: StopRequest | None) -> bool:
+    """Return whether the last job never was ready, or ended soon after, and not because of its time limit."""
+    ready_at = _ready_at(paths)
+    if ready_at is None:
+        return True
+    is_orderly = request is not None and request.by == RENEWAL
+    return not is_orderly and _events_of_last_job(paths)[-1].time - ready_at < _SOON_S
+
+
+def _ready_at(paths: RunPaths) -> float | None:
+    return next((event.time for event in _events_of_last_job(paths) if event.name == "ready"), None)
+
+
+def _events_of_last_job(paths: RunPaths) -> list[Event]:
+    events = read_events(paths, "serve")
+    begins = [number for number, event in enumerate(events) if event.name == "stage_begin"]
+    return events[begins[-1] :] if begins else events
+
+
+def _set_aside(paths: RunPaths) -> None:
+    """Move the ranks' logs and records of the job before to a folder of its own."""
+    paths.attempts.mkdir(exist_ok=True)
+    aside = RunPaths(paths.attempts / str(1 + len(list(paths.attempts.iterdir()))))
+    for folder, target in ((paths.logs, aside.logs), (paths.ranks, aside.ranks)):
+        target.mkdir(parents=True)
+        for file in folder.iterdir():
+            if _OF_RANK.match(file.name):
+                file.rename(target / file.name)
+
+
+def _refused(why: str) -> bool:
+    print(f"Nothing is started: {why}.", flush=True)
+    return False
