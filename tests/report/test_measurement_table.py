@@ -135,6 +135,14 @@ def test_a_search_says_what_it_found() -> None:
     assert found in text(searched())
 
 
+def test_a_level_whose_requests_failed_keeps_no_limit() -> None:
+    slo = "latency.p99<100s"
+    [most] = lines(text(make(slo=slo, failed_share=0.9)), "slo")
+    assert most.startswith("slo does not hold at 8/s: ") and "requests failed, which keep no limit" in most
+    [few] = lines(text(make(slo=slo, requests=2000, failed_share=0.002)), "slo")
+    assert " holds at 8/s (for the requests that were answered; " in few
+
+
 def test_each_level_says_whether_it_keeps_the_limits_and_which_it_breaks() -> None:
     levels = [OpenLoop(2.0), OpenLoop(4.0), OpenLoop(24.0)]
     made = make(levels, repeats=2, requests=80, slo="ttft.p99<500ms,latency.max<10s")

@@ -14,7 +14,7 @@ from pathlib import Path
 from trtllm_hpc.bench.adapters import Adapters
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
-from trtllm_hpc.bench.analysis.validity import SERVER_GONE, server_count_doubt
+from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.pass_file import PassFile
@@ -201,6 +201,8 @@ class _Run:
             self._results[place:] = [LevelResult(level, passes, over_repeats([it.metrics for it in passes]))]
             if outcome.interrupted or outcome.gone:
                 return _INTERRUPTED if outcome.interrupted else SERVER_GONE
+            if outcome.failures is not None:
+                return only_failures(outcome.failures)
             self.write(["The measurement did not finish."])
         return None
 

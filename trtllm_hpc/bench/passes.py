@@ -43,6 +43,8 @@ class PassOutcome:
     interrupted: bool
     gone: bool = False
     """Whether it ended early because the server was gone."""
+    failures: int | None = None
+    """How many requests had failed in a row, if it ended early because of that."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Passes:
             client=load.client,
             verdict=_with_repetition_warning(verdict, len(records), batch),
         )
-        return PassOutcome(result, records, load.interrupted, load.disconnected)
+        return PassOutcome(result, records, load.interrupted, load.disconnected, load.failures)
 
     def _checks_texts(self, records: Sequence[RequestRecord]) -> bool:
         """Whether the tokenizer found that each response had one token; asked last, since it decodes all."""
@@ -132,6 +134,7 @@ class Passes:
                 self.clock,
                 first_index=batch.first_index,
                 weights=batch.weights[:count],
+                max_failures=self.settings.max_failures_in_a_row,
                 progress=count_ended,
                 processes=self.settings.processes,
             )
@@ -160,6 +163,7 @@ class Passes:
                 until_s=until_s,
                 first_index=batch.first_index,
                 weights=batch.weights,
+                max_failures=self.settings.max_failures_in_a_row,
                 progress=count_ended,
                 processes=self.settings.processes,
             )
@@ -214,7 +218,7 @@ def closed_window(load: LoadResult, settings: Benchmark) -> Window:
 
 def _truncated(window: Window, load: LoadResult) -> Window:
     """Return the part of the window before the load ended early."""
-    if not (load.interrupted or load.disconnected):
+    if not (load.interrupted or load.disconnected or load.failures):
         return window
     end_s = max([reply.ended_s for reply in load.replies], default=window.start_s)
     return Window(window.start_s, max(window.start_s, min(window.end_s, end_s)))

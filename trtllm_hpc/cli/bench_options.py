@@ -194,6 +194,12 @@ _VALIDITY = (
         **_SHARE,
     ),
     _setting(
+        "max_failures_in_a_row",
+        "--max-failures-in-a-row",
+        "End when so many requests in a row have failed; 0: never.",
+        **_count(0, 1_000_000),
+    ),
+    _setting(
         "max_late_share", "--max-late-share", "Figures are invalid if a larger share was sent late.", **_SHARE
     ),
     _setting(

@@ -142,6 +142,9 @@ class Benchmark(Section):
     """Search for the highest rate at which ``slo`` holds, starting at ``rate_per_second``."""
     max_error_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """A larger share of failed requests makes the figures invalid."""
+    max_failures_in_a_row: Annotated[int, Field(ge=0, le=1_000_000)] = 50
+    """The measurement ends when so many requests in a row have failed, of those sent after the first of them
+    had failed; 0: never."""
     max_late_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """So does a larger share of requests that the client sent late (by over 1 ms and 1 % of the gap)."""
     min_requests: Count = 10

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
-from trtllm_hpc.bench.results import Measurement, SearchResult, Tried
+from trtllm_hpc.bench.results import Measurement, Pass, SearchResult, Tried
 from trtllm_hpc.bench.workload.request import BY_MODEL, BY_RESPONSES
 from trtllm_hpc.report.formatting import cut, search_sentence
 from trtllm_hpc.report.headline import ascending_levels, is_valid, level_labels
@@ -68,6 +68,10 @@ def _certainty(tokens: Mapping[str, Any]) -> Iterator[str]:
             yield f"the server's metrics have {tokens['output_by_server']:,}, warm-up included"
 
 
+MAX_FAILED_SHARE = 0.01
+"""With a larger share of failed requests a level keeps no SLO, whatever the answered ones took."""
+
+
 @dataclass(frozen=True)
 class _Kept:
     """Whether the limits hold at a level."""
@@ -87,7 +91,7 @@ def _slo_sentences(measurement: Measurement) -> Iterator[str]:
     levels = list(_judged(measurement, slo) if search is None else _searched(measurement, search))
     holding = [level.label for level in levels if level.holds]
     if holding:
-        yield f"slo {slo} holds at {', '.join(holding)}"
+        yield f"slo {slo} holds at {', '.join(holding)}{_failed_meanwhile(measurement)}"
     for level in levels:
         if not level.holds:
             passes = f", in {level.passes - level.passes_held} of {level.passes} passes"
@@ -102,9 +106,27 @@ def _judged(measurement: Measurement, slo: str) -> Iterator[_Kept]:
         return
     labels = level_labels(measurement)
     for place in ascending_levels(measurement):
-        figures = [one.metrics for one in measurement.levels[place].passes]
-        held = sum(not limits.violations(one) for one in figures)
-        yield _Kept(labels[place], held == len(figures), held, len(figures), limits.violations(*figures))
+        passes = measurement.levels[place].passes
+        held = sum(not limits.violations(one.metrics) and not fails_too_often(one) for one in passes)
+        failing = sum(one.failed for one in passes if fails_too_often(one))
+        broken = limits.violations(*(one.metrics for one in passes))
+        if failing:
+            measured = sum(one.measured for one in passes)
+            broken.insert(0, f"{failing} of {measured} requests failed, which keep no limit.")
+        yield _Kept(labels[place], held == len(passes), held, len(passes), broken)
+
+
+def fails_too_often(one: Pass) -> bool:
+    """Return whether so many requests of a pass failed that no limit on its p99 can hold.
+
+    A failed request has no latency; whoever waited for it has waited longer than any limit allows.
+    """
+    return one.failed > MAX_FAILED_SHARE * one.measured
+
+
+def _failed_meanwhile(measurement: Measurement) -> str:
+    failed = sum(one.failed for level in measurement.levels for one in level.passes)
+    return f" (for the requests that were answered; {failed} failed)" if failed else ""
 
 
 def _searched(measurement: Measurement, search: SearchResult) -> Iterator[_Kept]:

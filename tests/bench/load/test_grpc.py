@@ -15,7 +15,7 @@ from tests.bench.load.observe import interrupted, outstanding
 from trtllm_hpc.bench.load import loops
 from trtllm_hpc.bench.load.grpc_client import call_headers
 from trtllm_hpc.bench.load.loops import Ended, LoadResult
-from trtllm_hpc.bench.load.messages import Target
+from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.run import run_closed, run_open
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
@@ -185,6 +185,28 @@ def test_a_server_that_does_not_return_ends_the_load(monkeypatch: pytest.MonkeyP
     last = ended.replies[-loops.MIN_UNCONNECTED :]
     assert all((reply.error or "").startswith("no connection to ") for reply in last)
     assert last[-1].ended_s < 30
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_server_that_only_fails_ends_the_load_after_a_number_of_requests(processes: int) -> None:
+    with grpc_server() as ready:
+        target = Target(ready, "m", timeout_s=5)
+        due_s = [number / 500 for number in range(2000)]
+        answered = run_open(target, [b"x"] * 100, due_s[:100], Clock(), max_failures=20)
+        load = run_open(target, [b"fail: no"] * 2000, due_s, Clock(), max_failures=20, processes=processes)
+    assert answered.failures is None and len(answered.replies) == 100
+    assert load.failures is not None and load.failures >= 20 and not load.disconnected
+    assert len(load.replies) < 1000
+
+
+def test_requests_that_fail_together_are_no_failures_in_a_row() -> None:
+    """As when one of several instances dies, with what it had begun."""
+    watch = loops.FailureWatch(3)
+    together = [Reply(number, 0.0, 0.0, 1.0, "UNAVAILABLE", "lost") for number in range(50)]
+    assert not any(map(watch.gives_up, together))
+    later = [Reply(50 + number, 2.0, 2.0, 3.0, "UNAVAILABLE", "lost") for number in range(3)]
+    assert [watch.gives_up(reply) for reply in later] == [False, False, True]
+    assert not watch.gives_up(Reply(60, 4.0, 4.0, 5.0, "ok")) and not watch.gives_up(later[0])
 
 
 def test_without_a_server_the_load_does_not_start() -> None:

@@ -26,6 +26,7 @@ _IGNORED = (
     "repeats",
     "processes",
     "max_error_share",
+    "max_failures_in_a_row",
     "max_late_share",
     "min_requests",
     "min_window_seconds",

@@ -113,6 +113,14 @@ def requests_without_server(records: Iterable[RequestRecord]) -> list[RequestRec
     return last if last and (last[0].error or "").startswith(NO_CONNECTION) else []
 
 
+def only_failures(count: int) -> str:
+    """Return the finding of a measurement that ended because nothing but failures came."""
+    return (
+        f"The measurement ended early: {count} requests in a row failed, with none answered in between "
+        "(max_failures_in_a_row)."
+    )
+
+
 def _server_gone(records: Iterable[RequestRecord]) -> Iterator[str]:
     last = requests_without_server(records)
     if last:

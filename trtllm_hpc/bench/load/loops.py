@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,8 @@ class Plan:
     clock: Clock
     weights: Sequence[bytes | None]
     """What to append to each payload if the server does not know its LoRA adapter; empty without adapters."""
+    max_failures: int
+    """The load ends when so many requests in a row have failed; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,32 @@ class LoadResult:
     """Closed loop of several processes: when the first of them sent its last request; else ``None``."""
     disconnected: bool = False
     """Whether it was ended early because the server was gone; see :class:`DisconnectWatch`."""
+    failures: int | None = None
+    """How many requests had failed in a row when it was ended early because of that; see
+    :class:`FailureWatch`."""
+
+
+class FailureWatch:
+    """Notices that a number of requests in a row have failed.
+
+    Only those count that were sent after the first of them had failed. What was in flight when one of several
+    servers died fails together, and says nothing about the others.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit or math.inf
+        self._since_s = math.inf
+        self.count = 0
+
+    def gives_up(self, reply: Reply) -> bool:
+        """Take note of an ended request, and return whether the load should end."""
+        if reply.status == OK:
+            self._since_s, self.count = math.inf, 0
+            return False
+        if self._since_s == math.inf:
+            self._since_s = reply.ended_s
+        self.count += reply.sent_s >= self._since_s
+        return self.count >= self._limit
 
 
 class DisconnectWatch:
@@ -163,6 +192,8 @@ class _Loop(ABC):
         self.interrupted = False
         self.disconnect_watch = DisconnectWatch()
         self.disconnected = False
+        self.failure_watch = FailureWatch(plan.max_failures)
+        self.failures: int | None = None
         self.error: BaseException | None = None
         self.over = asyncio.Event()
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -194,7 +225,12 @@ class _Loop(ABC):
             raise self.error
         replies = [reply for reply in self.replies if reply.ended_s >= 0]
         return LoadResult(
-            replies, self.usage.total(), self.start_s, self.interrupted, disconnected=self.disconnected
+            replies,
+            self.usage.total(),
+            self.start_s,
+            self.interrupted,
+            disconnected=self.disconnected,
+            failures=self.failures,
         )
 
     @abstractmethod
@@ -223,8 +259,10 @@ class _Loop(ABC):
         if self.count is not None:
             times = (reply.due_s, reply.sent_s, reply.ended_s)
             self.count(Ended(reply.index, *times, reply.status, reply.error))
-        if self.disconnect_watch.gives_up(reply):
-            self.disconnected = True
+        fails, is_gone = self.failure_watch.gives_up(reply), self.disconnect_watch.gives_up(reply)
+        if fails or is_gone:
+            self.disconnected = is_gone
+            self.failures = self.failure_watch.count if fails else None
             self.over.set()
         elif not self.after(reply) and not self.outstanding:
             self.over.set()

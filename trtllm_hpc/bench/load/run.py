@@ -32,6 +32,7 @@ def run_open(
     *,
     first_index: int = 0,
     weights: Sequence[bytes | None] = (),
+    max_failures: int = 0,
     progress: Count | None = None,
     processes: int = 1,
 ) -> LoadResult:
@@ -44,6 +45,7 @@ def run_open(
         first_index: index in the workload of the first payload.
         weights: what to append to each payload, and send it again, if the server does not know its LoRA
             adapter; only over gRPC.
+        max_failures: the load ends when so many requests of a process have failed in a row.
         processes: each sends every n-th request.
 
     Raises:
@@ -52,7 +54,7 @@ def run_open(
     if len(payloads) != len(due_s):
         raise ValueError(f"{len(payloads)} payloads for {len(due_s)} times")
     indices = range(first_index, first_index + len(payloads))
-    plan = OpenPlan(target, payloads, indices, clock, weights, due_s)
+    plan = OpenPlan(target, payloads, indices, clock, weights, max_failures, due_s)
     return _run(plan, processes, progress)
 
 
@@ -66,6 +68,7 @@ def run_closed(
     until_s: float | None = None,
     first_index: int = 0,
     weights: Sequence[bytes | None] = (),
+    max_failures: int = 0,
     progress: Count | None = None,
     processes: int = 1,
 ) -> LoadResult:
@@ -77,7 +80,7 @@ def run_closed(
         count: requests in all; ``None`` needs ``until_s``.
         until_s: nothing is sent from then on, in seconds after the start.
         first_index: index in the workload of the first payload.
-        weights: as for :func:`run_open`.
+        weights, max_failures: as for :func:`run_open`.
         processes: they share the outstanding requests; at most one process for each of these.
 
     Raises:
@@ -86,7 +89,8 @@ def run_closed(
     if count is None and until_s is None:
         raise ValueError("a closed loop needs an end: count or until_s")
     indices = range(first_index, first_index + len(payloads))
-    plan = ClosedPlan(target, payloads, indices, clock, weights, concurrency, count, until_s)
+    limits = (concurrency, count, until_s)
+    plan = ClosedPlan(target, payloads, indices, clock, weights, max_failures, *limits)
     return _run(plan, min(processes, concurrency), progress)
 
 
@@ -194,6 +198,7 @@ def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
         interrupted=any(result.interrupted for result in results),
         saturated_until_s=None if isinstance(plan, OpenPlan) else min(last_sends_s),
         disconnected=any(result.disconnected for result in results),
+        failures=sum(result.failures or 0 for result in results) or None,
     )
 
 
