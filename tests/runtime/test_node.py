@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,6 @@ from trtllm_hpc.runtime.node import (
     remove_leftovers,
     shm_free_gib,
 )
-from trtllm_hpc.runtime.process import start_times
 
 
 def test_the_leader_prints_an_address_and_four_free_ports(runtime: Runtime) -> None:
@@ -59,28 +55,6 @@ def test_ports_in_use_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.bind(("0.0.0.0", first))
         with pytest.raises(SystemExit, match="has no 2 free ports"):
             free_ports(2)
-
-
-def test_folders_of_killed_servers_go_and_those_of_living_ones_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Triton's Python backend makes one at its start: its name does not say whose it is."""
-    monkeypatch.setattr(node, "SCRATCH", tmp_path)
-    server = tmp_path / "tritonserver"
-    shutil.copy("/bin/sleep", server)
-    killed, used, living = (tmp_path / f"python_env_{name}" for name in ("killed", "used", "living"))
-    for folder in (killed, used, living):
-        folder.mkdir()
-    (used / "environment.tar").touch()
-    long_ago = time.time() - 10_000
-    os.utime(killed, (long_ago, long_ago))
-    with subprocess.Popen([server, "60"]) as process:
-        remove_leftovers("trt77_")
-        assert used.exists() and living.exists() and not killed.exists()
-        process.kill()
-    if not start_times("tritonserver"):  # no other test has a server here
-        remove_leftovers("trt77_")
-        assert used.exists() and not living.exists()
 
 
 def test_leftovers_are_what_begins_with_the_prefix_and_nothing_else(runtime: Runtime) -> None:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import glob
-import math
 import os
 import random
 import shutil
 import socket
-import stat
 import struct
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-
-from trtllm_hpc.runtime.process import start_times
 
 _SIOCGIFADDR = 0x8915
 """ioctl that returns an interface's IPv4 address (netdevice(7))."""
@@ -28,12 +24,6 @@ _NVIDIA_SMI_TIMEOUT_S = 30
 SHM = Path("/dev/shm")
 SCRATCH = Path("/tmp")
 """Where a rank makes its scratch folder; short and without spaces on every node."""
-
-_SERVER = "tritonserver"
-_ENVIRONMENTS = "python_env_*"
-"""An empty folder in /tmp that Triton's Python backend makes at its start, whatever TMPDIR says
-(python_backend, ``pb_env.cc``), and that a killed server leaves."""
-_CLOCK_SLACK_S = 2.0
 
 
 # Network ----------------------------------------------------------------------------------
@@ -164,33 +154,12 @@ def make_private(prefix: str) -> None:
 def remove_leftovers(prefix: str) -> list[str]:
     """Remove this node's shared memory and scratch folders that begin with ``prefix``; returns them.
 
-    The caller's prefix carries a job id, so nothing of another job can match. Folders that no server has any
-    more go, too.
+    The caller's prefix carries a job id, so nothing of another job can match.
     """
     if not prefix:
         raise ValueError("an empty prefix would remove everybody's shared memory")
-    _remove_abandoned_environments()
     found = [file for folder in (SHM, SCRATCH) for file in folder.iterdir() if file.name.startswith(prefix)]
     return [str(file) for file in sorted(found) if _remove(file)]
-
-
-def _remove_abandoned_environments() -> None:
-    """Remove the empty folders of this user's servers that have ended.
-
-    Their names do not say whose they are: one may be a living server's, if that is older.
-    """
-    folders = {}
-    for folder in SCRATCH.glob(_ENVIRONMENTS):
-        with suppress(OSError):
-            status = folder.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
-                folders[folder] = status.st_mtime
-    # After the folders: whoever made one of them and lives is seen here.
-    oldest = min(start_times(_SERVER), default=math.inf) - _CLOCK_SLACK_S
-    for folder, made_at in folders.items():
-        if made_at < oldest:
-            with suppress(OSError):  # one that is not empty stays
-                folder.rmdir()
 
 
 def _remove(file: Path) -> bool:

@@ -128,23 +128,6 @@ def all_processes() -> dict[int, list[str]]:
     return {pid: fields[:3] for pid in pids if (fields := _stat(pid))}
 
 
-def start_times(name: str) -> list[float]:
-    """Return when each living process of this user and this name started, in seconds since the epoch."""
-    boot_at = next(
-        int(line.split()[1])
-        for line in Path("/proc/stat").read_text().splitlines()
-        if line.startswith("btime")
-    )
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
-                ticks = start_ticks(int(entry.name))
-                if ticks is not None and (entry / "comm").read_text().strip() == name:
-                    found.append(boot_at + ticks / os.sysconf("SC_CLK_TCK"))
-    return found
-
-
 def descendants(root: int) -> list[int]:
     """Return the process ids of all descendants of ``root``."""
     children: dict[int, list[int]] = {}
