@@ -147,7 +147,7 @@ def test_a_killed_rank_fails_the_run(tmp_path: Path) -> None:
 def test_stages_that_wait_for_a_killed_build_end(tmp_path: Path) -> None:
     """kill -9 of everything that the build stage is: nobody is left to write its end."""
     _, run = submit(tmp_path)
-    assert eventually(lambda: run.stage_events("build").exists(), 30)
+    assert eventually(lambda: read_events(run, "build") != [], 30)
     build = json.loads(run.jobs.read_text())["stages"]["build"]["job_id"]
     group = json.loads(run.stage_events("build").read_text().splitlines()[0])["data"]["group"]
     os.kill(int(build), signal.SIGKILL)

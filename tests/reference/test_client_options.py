@@ -170,7 +170,8 @@ def test_an_answer_that_is_interrupted_is_ended_on_the_server(over_grpc: Asked, 
 
     answer = over_grpc(stream=True, max_tokens=100, on_text=show, ended=ended)
     assert answer.is_stopped and 3 <= answer.responses < 100
-    assert answer.text.startswith("".join(shown[:3])) and over_grpc().text.startswith("".join(shown[:3]))
+    begun = "".join(shown[:3])  # on a busy machine more than three tokens
+    assert answer.text.startswith(begun) and over_grpc(max_tokens=100).text.startswith(begun)
     assert eventually(lambda: requests_active(alone) == "0", 5)
 
 

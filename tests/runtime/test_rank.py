@@ -248,6 +248,7 @@ def test_a_worker_that_ends_with_the_leader_has_not_failed(ranks: Ranks) -> None
     assert ranks.record(1).stopped_by == "leader"
 
 
+@pytest.mark.thorough
 def test_a_worker_that_outlives_the_leader_after_a_stop_request_is_killed_soon(ranks: Ranks) -> None:
     leader = RankRecord("serve", 0, 2, "77", "n1", 1, 1.0, ended_at=2.0, exit_code=0)
     process = ranks.start(rank=1, world=2, behaviour="deaf")

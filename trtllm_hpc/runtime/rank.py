@@ -38,7 +38,7 @@ _SIGNAL_GRACE_S = 4.0
 """From a signal to SIGKILL. Slurm itself kills after KillWait, 30 s unless the site says less."""
 _STOP_GRACE_S = 45.0
 """From a stop request to SIGKILL: requests in flight may finish first (Triton's exit timeout is 30 s)."""
-_AFTER_LEADER_S = 10.0
+_AFTER_LEADER_S = 20.0
 """How long a worker may outlive the leader."""
 
 
