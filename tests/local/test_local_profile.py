@@ -130,6 +130,7 @@ def test_cancel_leaves_nothing(tmp_path: Path) -> None:
     assert eventually(lambda: leftovers(run) == [], 10), leftovers(run)
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_fails_the_run(tmp_path: Path) -> None:
     _, run = submit(tmp_path, engine=built(), companion={"enabled": False})
     assert eventually(lambda: run.endpoint.exists(), 60), state(run)
@@ -196,6 +197,7 @@ def test_a_failed_build_ends_the_chain_at_once(tmp_path: Path) -> None:
     assert eventually(lambda: processes_of(run) == [], 5), processes_of(run)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_while_watching_leaves_the_run_alone(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps({**SECTIONS, "engine": built(1), "companion": {"benchmark": None}}))

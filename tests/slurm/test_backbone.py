@@ -428,6 +428,7 @@ def test_names_reach_slurm_as_they_are(person: Person) -> None:
     assert f"StdOut={run.batch_log('build')}" in shown
 
 
+@pytest.mark.thorough
 def test_killed_ranks_end_a_companion_inside_the_allocation(person: Person, engine: Path) -> None:
     """kill -9 of the supervisors: nobody on the nodes can write a word."""
     sections = two_ranks(engine, companion={"benchmark": {**SMALL, "requests": 600}})
@@ -463,7 +464,7 @@ def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, eng
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
 
 
-@pytest.mark.parametrize("where", ["job", "overlap"])
+@pytest.mark.parametrize("where", ["job", pytest.param("overlap", marks=pytest.mark.thorough)])
 def test_a_refused_question_is_what_failed(person: Person, engine_alone: Path, where: str) -> None:
     sections = one_rank(engine_alone, companion={"request": {"prompt": "word " * 400, "max_tokens": 4}})
     job = person.job("refused", **sections)

@@ -63,6 +63,7 @@ def assert_clean(person: Person, count: int) -> None:
         assert names <= {"key", "output", "used", "uses"}, names
 
 
+@pytest.mark.thorough
 def test_two_builds_race_and_both_serve(person: Person) -> None:
     job = person.job("race", **one_rank())
     words = ("trtllm-hpc", "submit", job, "--cluster", person.profile, "--wait", "--json")
