@@ -193,6 +193,10 @@ class RunPaths:
         """Return the record of one rank (host, process, end), which the rank writes itself."""
         return self.ranks / f"{step}_{rank}.json"
 
+    def rank_heartbeat(self, step: str, rank: int) -> Path:
+        """Return the file that the supervisor of one rank changes every few seconds while it lives."""
+        return self.ranks / f"{step}_{rank}.alive"
+
     def failure_reason(self, step: str, rank: int) -> Path:
         """Return the file in which a rank's server leaves one sentence if it knows why it fails."""
         return self.ranks / f"{step}_{rank}.reason"

@@ -36,6 +36,28 @@ def test_a_leader_that_noticed_a_lost_peer_is_not_first_even_if_it_ended_earlier
     assert failure(run).record.rank == 1
 
 
+@pytest.mark.parametrize("later_s", [-0.9, 0.9])
+def test_a_ranks_own_death_comes_before_a_lost_rank_whatever_the_times(run: RunPaths, later_s: float) -> None:
+    """Rank 0's model was killed, and both give a reason; rank 1's record may be the earlier one."""
+    add_rank(run, 0, ended_at=20.0, exit_code=-9, reason="Rank 0: the process of its model has ended.")
+    lost = "Rank 1 lost another rank: Connection closed by peer."
+    add_rank(run, 1, ended_at=20.0 + later_s, exit_code=-9, reason=lost)
+    assert failure(run).record.rank == 0
+
+
+def test_milliseconds_do_not_decide_between_two_that_died(run: RunPaths) -> None:
+    add_rank(run, 0, ended_at=20.002, exit_code=-9)
+    add_rank(run, 1, ended_at=20.001, exit_code=-9)
+    assert failure(run).record.rank == 0
+
+
+def test_the_rank_that_another_found_silent_is_first_and_told_in_its_words(run: RunPaths) -> None:
+    told = "rank 1 on n1: it has given no sign of life for 45 s: its node may be lost, or stopped"
+    add_rank(run, 0, ended_at=65.0, exit_code=-9, stopped_by="heartbeat", reason=told, blames=1)
+    add_rank(run, 1)
+    assert failure(run).record.rank == 1 and failure(run).sentence == told
+
+
 def test_a_rank_that_gives_its_reason_is_first_if_the_others_ended_much_later(run: RunPaths) -> None:
     add_rank(run, 0, ended_at=60.0, exit_code=-6)
     add_rank(run, 1, ended_at=20.0, exit_code=-9, reason="CUDA out of memory.")

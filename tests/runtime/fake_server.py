@@ -30,16 +30,37 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Health and repository index, as Triton answers them."""
 
     started = time.monotonic()
+    asked = 0
 
     def do_GET(self) -> None:
+        if self.path.endswith("/config"):
+            names = ("text_input", "max_tokens", "bad_words", "stop_words")
+            self._answer(200, json.dumps({"input": [{"name": name} for name in names]}).encode())
+            return
         # Triton is live, and its port open, before its models are.
         ready = self.path == "/v2/health/ready" and time.monotonic() - self.started > LOADING_S
         self._answer(200 if ready else 400, b"")
 
     def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path.endswith("/generate_stream"):
+            self._generate(json.loads(asked))
+            return
         state = "LOADING" if "stuck" in BEHAVIOUR else "READY"
         index = [{"name": "ensemble", "state": "READY"}, {"name": "tensorrt_llm", "state": state}]
         self._answer(200 if self.path == "/v2/repository/index" else 404, json.dumps(index).encode())
+
+    def _generate(self, request: dict[str, object]) -> None:
+        """Answer the leader's probe; ``dies`` and ``hangs`` after the first one."""
+        Handler.asked += 1
+        if "hangs" in BEHAVIOUR and Handler.asked > 1:
+            time.sleep(60)
+        if "dies" in BEHAVIOUR and Handler.asked > 1:
+            body = json.dumps({"error": "Stub process 'preprocessing_0_0' is not healthy."})
+            self._answer(400, f"data: {body}\n\n".encode())
+        else:
+            wanted = {"text_input", "max_tokens", "bad_words", "stop_words"}
+            self._answer(200 if set(request) == wanted else 400, b'data: {"text_output": "b"}\n\n')
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

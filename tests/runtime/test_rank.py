@@ -329,6 +329,55 @@ def test_a_killed_rank_leaves_only_what_the_cleanup_removes(ranks: Ranks) -> Non
     assert ranks.left() == []
 
 
+# A server that serves nobody any more ---------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("behaviour", "sentence"),
+    [
+        (
+            "dies",
+            "answers every request with an error (Stub process 'preprocessing_0_0' is not healthy)",
+        ),
+        ("hangs", "has answered nothing for "),
+    ],
+)
+def test_a_server_that_answers_no_request_is_ended_though_it_is_ready(
+    ranks: Ranks, behaviour: str, sentence: str
+) -> None:
+    # Without metrics it may be busy, and gets ten times as long.
+    process = ranks.start(behaviour=behaviour, hang_seconds=0.5)
+    ranks.endpoint()
+    code, output = end(process)
+    assert code == ExitCode.START and sentence in output
+    assert not ranks.runtime.paths.endpoint.exists()
+    record = ranks.record()
+    assert (record.stopped_by, record.blames) == ("probe", 0)
+    failure = first_failure(ranks.runtime.paths, over=True)
+    assert failure is not None and sentence in failure.sentence
+    assert any(event.name == "server_lost" for event in read_events(ranks.runtime.paths, "serve"))
+
+
+@pytest.mark.long
+def test_a_stopped_leader_is_noticed_and_named_by_its_worker(ranks: Ranks) -> None:
+    processes = [ranks.start(rank, world=2, hang_seconds=10) for rank in (0, 1)]
+    ranks.endpoint()
+    leader = ranks.runtime.paths.rank_heartbeat("serve", 0)
+    seen = leader.read_text()
+    assert eventually(lambda: leader.read_text() != seen)
+    processes[0].send_signal(signal.SIGSTOP)
+    code, output = end(processes[1])
+    assert code == ExitCode.START and "it has given no sign of life for " in output
+    assert not ranks.runtime.paths.endpoint.exists()
+    failure = first_failure(ranks.runtime.paths, over=True)
+    assert failure is not None and failure.record.rank == 0
+    assert failure.sentence.startswith("rank 0 on ") and "it has given no sign of life" in failure.sentence
+    processes[0].send_signal(signal.SIGCONT)
+    processes[0].send_signal(signal.SIGTERM)
+    assert end(processes[0])[0] == 0
+
+
 # A server that cannot be started --------------------------------------------------------
 
 

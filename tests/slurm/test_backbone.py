@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -282,6 +283,51 @@ def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: st
         assert "batch script was killed by signal 9" in status["sentence"]
     assert person.has_no_jobs()
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+
+
+def set_slurmd_timeout(person: Person, old_s: int, new_s: int) -> None:
+    """Change how long the controller waits for a node; 300 s is Slurm's default."""
+    conf = Path(person.sandbox.slurm_conf)
+    text = conf.read_text()
+    assert f"SlurmdTimeout={old_s}\n" in text
+    conf.write_text(text.replace(f"SlurmdTimeout={old_s}\n", f"SlurmdTimeout={new_s}\n"))
+    subprocess.run(["scontrol", "reconfigure"], env={**os.environ, "SLURM_CONF": str(conf)}, check=True)
+
+
+def test_a_lost_node_is_named_before_slurm_knows_it(person: Person, engine: Path) -> None:
+    """Slurm waits 300 s for a node (SlurmdTimeout), and shows the job as running or completing meanwhile."""
+    benchmark = {**SMALL, "requests": 600}
+    sections = two_ranks(engine, companion={"benchmark": benchmark})
+    sections["serve"]["hang_timeout_seconds"] = 15
+    _, run = person.submit(person.job("lost-node", **sections), wait=False)
+    assert eventually(lambda: run.benchmark_progress.exists(), 90), person.status(run)
+    record = RankRecord.read(run.rank_record("serve", 1))
+    assert record is not None
+    node = next(node for node in person.sandbox.nodes if node.name == record.host)
+    beat = run.rank_heartbeat("serve", 1).read_text()
+    assert eventually(lambda: run.rank_heartbeat("serve", 1).read_text() != beat)
+    # Frozen as a whole, it answers nobody, as one without power; and afterwards it goes on.
+    set_slurmd_timeout(person, 15, 300)
+    frozen = [process.pid for process in node.processes()]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        frozen_at = time.monotonic()
+        assert eventually(lambda: person.status(run)["state"] == "failed", 60), person.status(run)
+        noticed_s = time.monotonic() - frozen_at
+        # The companion fails a moment later, and is not blamed.
+        assert eventually(lambda: person.status(run)["stages"][-1]["final"], 60), person.status(run)
+        status = person.status(run)
+        assert f"rank 1 on {node.name}: it has given no sign of life" in status["sentence"], status
+        assert status["exit_code"] == ExitCode.START and not run.endpoint.exists()
+    finally:
+        for pid in frozen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        set_slurmd_timeout(person, 300, 15)
+    assert person.has_no_jobs()
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    print(f"noticed after {noticed_s:.0f} s")
 
 
 EXPORTED = {

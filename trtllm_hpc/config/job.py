@@ -103,6 +103,9 @@ class Serve(Section):
     """Time limit of the job."""
     ready_timeout_seconds: Seconds = 600
     """Bound from the first rank's start to every model READY."""
+    hang_timeout_seconds: Annotated[int, Field(ge=10, le=86_400)] | None = 45
+    """A server has failed when a rank gives no sign of life, or computes nothing for a request, for so long.
+    ``None``: it is not watched."""
     door: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: the endpoint is that of HAProxy, which asks for the run's key; the servers listen on Unix
     sockets that other users cannot reach. ``none``: everybody who reaches the node may call the server."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtllm_hpc.logs.causes.explain import Finding, explain_log, ranked
 from trtllm_hpc.logs.causes.table import Kind, causes
 from trtllm_hpc.logs.errors import LATE_LINES, first_error_line, late_error_line
 from trtllm_hpc.logs.files import LogFile, list_logs, stage_of
-from trtllm_hpc.logs.state import failed_by_itself, signal_or_code, stage_end
+from trtllm_hpc.logs.state import signal_or_code, stage_end
 from trtllm_hpc.paths import STEPS, RunPaths, instance_count, serve_steps
+from trtllm_hpc.runtime.blame import failed_by_itself, first_to_fail, verdict
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, rank_records
-
-_SAME_MOMENT_S = 3.0
-"""Ends closer than this are not ordered by time: they come from different clocks and polls."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +24,15 @@ class RankFailure:
     """What its log tells about its end."""
     others: str
     """``ended``, ``silent`` (they recorded no end either) or ``running``; ``none`` if it was alone."""
+    told: str | None = None
+    """What the rank says that found it at fault, in a sentence that names it."""
 
     @property
     def sentence(self) -> str:
         """One sentence for the user."""
         record = self.record
+        if self.told is not None:
+            return self.told.rstrip(".")
         if record.ended_at is None and self.others == "silent":
             return f"all {record.world_size} ranks were killed before they could record their end"
         first = "died" if self.others == "none" else "died first"
@@ -69,21 +71,16 @@ def first_failure(
 
 
 def _first_failure_of(paths: RunPaths, step: str, over: bool | None) -> RankFailure | None:
-    """The same of one instance.
-
-    A rank that recorded no end although the step is over was killed, and
-    before the others, since those still recorded how they ended. Among ranks
-    that failed by themselves within a few seconds, one that gives no reason
-    comes first: it was killed, and those with a reason had time to notice.
-    """
+    """The same of one instance."""
     records = rank_records(paths, step)
     if over is None:
         over = stage_end(paths, stage_of(step)) is not None
-    failed = [record for record in records if failed_by_itself(record)]
-    silent = [record for record in records if record.ended_at is None]
-    if silent and (over or _torn_down(paths, records)):
-        return _failure(paths, records, silent[0])
-    return _failure(paths, records, _first_of(failed)) if failed else None
+    first = first_to_fail(records, over=over or _torn_down(paths, records))
+    if first is None:
+        return None
+    judge = verdict(records)
+    found = _failure(paths, records, first)
+    return found if judge is None else replace(found, told=judge.reason)
 
 
 def stage_logs(paths: RunPaths, stage: str, first: RankRecord | None = None) -> list[LogFile]:
@@ -117,12 +114,6 @@ def stage_error(paths: RunPaths, stage: str) -> str | None:
         if line is not None:
             return f"{log.name} says {line!r}"
     return None
-
-
-def _first_of(failed: list[RankRecord]) -> RankRecord:
-    earliest = min(record.ended_at or 0.0 for record in failed)
-    together = [record for record in failed if (record.ended_at or 0.0) <= earliest + _SAME_MOMENT_S]
-    return min(together, key=lambda record: (record.reason is not None, record.ended_at, record.rank))
 
 
 def _torn_down(paths: RunPaths, records: list[RankRecord]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from trtllm_hpc.paths import STAGES, RunPaths
+from trtllm_hpc.runtime.blame import failed_by_itself
 from trtllm_hpc.runtime.records import Event, RankRecord, StopRequest, read_events
 
 RUNNING = "running"
@@ -76,17 +77,6 @@ def rank_state(record: RankRecord | None, stage_over: bool) -> str:
     if record.exit_code == 0 and failed_by_itself(record):
         return "failed (ended without a request)"
     return exit_text(record.exit_code)
-
-
-def failed_by_itself(record: RankRecord) -> bool:
-    """Return whether a rank failed, and not because it was stopped.
-
-    A server that ends without a request has failed whatever its exit code:
-    TensorRT-LLM's workers exit with 0 even when the leader is lost.
-    """
-    if record.ended_at is None or record.stopped_by is not None:
-        return False
-    return record.exit_code != 0 or record.step.partition(".")[0] == "serve"
 
 
 def exit_text(code: int | None) -> str:

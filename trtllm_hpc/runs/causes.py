@@ -60,7 +60,7 @@ def causes_of(
 
 def _own_death(first: RankFailure | None, told: list[Finding]) -> Finding | None:
     """Return that a rank was killed from outside, if its own log does not tell why."""
-    if first is None or first.record.reason is not None:
+    if first is None or first.record.reason is not None or first.told is not None:
         return None
     if any(ends_a_process(one) and is_late(one) for one in told):
         return None

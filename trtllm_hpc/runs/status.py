@@ -14,7 +14,8 @@ from trtllm_hpc.logs.diagnose import RankFailure, first_failure, stage_error
 from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.paths import RunPaths, read_json, read_plan
-from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, read_events
+from trtllm_hpc.runtime.blame import verdict
+from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, rank_records, read_events
 from trtllm_hpc.runtime.renewal import Renewal
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.local import is_same_process
@@ -38,7 +39,7 @@ _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 _NO_EVENT = Event(0.0, "", "")
 
-_CAUSED_BY_A_RANK = ("FAILED", "OUT_OF_MEMORY")
+_CAUSED_BY_A_RANK = ("FAILED", "OUT_OF_MEMORY", "RUNNING", "COMPLETING")
 """States whose cause is the rank that died first; others (a time limit...) have another cause."""
 
 
@@ -342,9 +343,13 @@ def _in_state(
 
 def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord | None) -> RunStatus:
     endpoint = Endpoint.read(paths.endpoint)
-    state = _run_state(stages, record, endpoint, keeps_serving=read_plan(paths).get("stops_server") is False)
+    lost = _lost_server(paths, stages)
+    keeps_serving = read_plan(paths).get("stops_server") is False
+    state = _run_state(stages, record, endpoint, keeps_serving=keeps_serving, lost_server=lost is not None)
     # A server that is kept running outlives a companion that has failed.
     failed = _first_failed(stages) if state.final or state is RunState.SERVING else None
+    if state is RunState.FAILED and lost is not None:
+        failed = lost
     if state.final:
         endpoint = None  # a killed leader leaves its file behind
     sentence = _sentence(paths, state, stages, failed)
@@ -367,18 +372,43 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
     )
 
 
+def _lost_server(paths: RunPaths, stages: list[StageStatus]) -> StageStatus | None:
+    """Return the serve stage if its server is lost, or has failed, and Slurm does not know that yet.
+
+    For minutes Slurm waits for a node that does not answer, and shows the job as running or completing.
+    """
+    serve = next((stage for stage in stages if stage.stage == "serve"), None)
+    if serve is None or serve.state not in ("RUNNING", "COMPLETING"):
+        return None
+    events = read_events(paths, "serve")
+    last = last_mark(events, "serve")
+    if last is not None and last.name == "stage_end" and last.data.get("job_id") == serve.job_id:
+        code = int(last.data.get("exit_code", 1))
+        if code in (0, 143):
+            return None
+        sentence = f"has failed (exit code {code}), and Slurm has not ended its job yet"
+        return replace(serve, sentence=sentence, exit_code=code)
+    begun_at = 0.0 if last is None else last.time
+    given_up = any(event.name == "failed" and event.time >= begun_at for event in events)
+    # Behind a door the supervisor decides: it may start an instance again.
+    if not given_up and (paths.instances.exists() or verdict(rank_records(paths, "serve")) is None):
+        return None
+    return replace(serve, sentence="has lost its server, and Slurm has not ended its job yet")
+
+
 def _causes(paths: RunPaths, failed: StageStatus) -> tuple[Finding, ...]:
     from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
     by_companion = failed.stage == "serve" and _companion_failed_in(paths, failed)
     stage = "companion" if by_companion else failed.stage
+    first = None if by_companion else _rank_failure(paths, failed)
     return causes_of(
         paths,
         stage,
         state=failed.state,
         exit_signal=failed.exit_signal,
-        first=None if by_companion else _rank_failure(paths, failed),
-        reported=_reported(paths, stage),
+        first=first,
+        reported=_reported(paths, stage) or (None if first is None else first.told),
     )
 
 
@@ -418,6 +448,7 @@ def _run_state(
     endpoint: Endpoint | None,
     *,
     keeps_serving: bool,
+    lost_server: bool,
 ) -> RunState:
     names = {stage.state for stage in stages}
     if record is None and names == {NOT_SUBMITTED.name}:
@@ -429,6 +460,8 @@ def _run_state(
     if not stages or any(stage.state == LOST.name for stage in stages):
         return RunState.LOST
     if any(stage.final and not stage.ok and stage.state != "CANCELLED" for stage in stages):
+        return RunState.FAILED
+    if lost_server:
         return RunState.FAILED
     if "CANCELLED" in names:
         return RunState.CANCELLED

@@ -94,6 +94,7 @@ def _add_server_commands(commands: _Commands) -> None:
     rank.add_argument("--ready-timeout-seconds", type=float, required=True)
     rank.add_argument("--companion-start-seconds", type=float)
     rank.add_argument("--companion-silence-seconds", type=float)
+    rank.add_argument("--hang-seconds", type=float)
     rank.add_argument("--server", required=True)
     rank.add_argument("--launcher")
     rank.add_argument("server_arguments", nargs="*")
@@ -117,6 +118,7 @@ def _add_server_commands(commands: _Commands) -> None:
     instances.add_argument("--loopback", action="store_true")
     instances.add_argument("--companion-start-seconds", type=float)
     instances.add_argument("--companion-silence-seconds", type=float)
+    instances.add_argument("--hang-seconds", type=float)
 
     door = commands.add_parser("door", help="run the door of a further node")
     door.add_argument("--node", type=int, required=True)

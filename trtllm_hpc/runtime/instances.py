@@ -20,9 +20,11 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, serve_steps, write_json
+from trtllm_hpc.runtime.blame import first_to_fail, verdict
 from trtllm_hpc.runtime.certificate import fingerprint, make_certificate, take_certificate
 from trtllm_hpc.runtime.door import DOOR_RESTARTS, KINDS, SOCKETS_VARIABLE, Door, DoorRecord, write_key
-from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases
+from trtllm_hpc.runtime.heartbeat import SilenceWatch, watch_ranks
+from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases, rank_name
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, start_bound
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, rank_records
@@ -39,6 +41,8 @@ _STOP_GRACE_S = 60.0
 """From a stop request to the end of all instances; each rank takes at most 45 s."""
 _SIGNAL_GRACE_S = 10.0
 """The same after a signal. Slurm itself kills after KillWait, 30 s unless the site says less."""
+_STEP_GRACE_S = 12.0
+"""For a step to end after one of its ranks has; Slurm itself gives 30 s, and minutes to a lost node."""
 _REACH_TIMEOUT_S = 60.0
 """From all instances' being ready to the door's seeing them."""
 _SETTLE_S = 1.0
@@ -67,6 +71,8 @@ class SupervisorOptions:
     companion_silence_seconds: float | None
     drain_seconds: float
     """Bound on open requests once the time limit is near."""
+    hang_seconds: float | None = None
+    """How long an instance's leader may give no sign of life; ``None``: for ever."""
 
 
 @dataclass
@@ -84,6 +90,13 @@ class Instance:
     has_served: bool = False
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     restart_at: float = 0.0
+    lost: str | None = None
+    """Why it cannot be started again: its node may be lost."""
+    leader: SilenceWatch | None = field(default=None, repr=False)
+    look_at: float = 0.0
+    """When to look for that again."""
+    over_since: float | None = None
+    """When a rank was first seen to have ended because of a fault, while the step goes on."""
 
     @property
     def lives(self) -> bool:
@@ -219,7 +232,8 @@ class Supervisor:
         self._paths.ready_record(instance.step).unlink(missing_ok=True)
         for record in self._paths.ranks.glob(f"{instance.step}_*.json"):
             record.unlink(missing_ok=True)
-        instance.state = "starting"
+        instance.state, instance.over_since = "starting", None
+        instance.leader = watch_ranks(self._paths, instance.step, range(1), self._options.hang_seconds)
         self._tell_event("server_start", instance=instance.number)
         command = ["bash", str(self._paths.script("instance")), str(instance.number)]
         instance.child = start_bound(command, {**os.environ, SOCKETS_VARIABLE: str(instance.sockets)})
@@ -254,6 +268,35 @@ class Supervisor:
             instance.state, instance.has_served = "ready", True
             self._tell_event("instance_ready", instance=instance.number)
             self._note()
+        else:
+            self._end_if_lost(instance, child)
+
+    def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
+        """End the step of an instance that is lost: Slurm waits minutes for a node that does not answer."""
+        if time.monotonic() < instance.look_at:
+            return
+        instance.look_at = time.monotonic() + 1.0
+        silent = instance.leader.silent() if instance.leader is not None else {}
+        records = rank_records(self._paths, instance.step)
+        if instance.over_since is None and verdict(records) is not None:
+            instance.over_since = time.monotonic()
+            self._give_up_early(instance, _how_it_ended(records, ExitCode.START))
+        elif silent and not any(record.rank == 0 and record.ended_at is not None for record in records):
+            instance.lost = f"{rank_name(self._paths, instance.step, 0)}: {silent[0]}"
+        overdue = instance.over_since is not None and time.monotonic() - instance.over_since > _STEP_GRACE_S
+        if overdue:
+            instance.lost = instance.lost or _how_it_ended(records, ExitCode.START)
+        if instance.lost is not None:
+            for pid in [*descendants(child.pid), child.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _give_up_early(self, instance: Instance, reason: str) -> None:
+        """End the run as soon as a rank has told of a fault, if too few instances are left."""
+        others = sum(each.lives for each in self._instances if each is not instance)
+        will_restart = instance.has_served and instance.restarts < self._options.restarts
+        if self._stopping_since is None and not will_restart and others < self._options.minimum:
+            self._fail(reason, ExitCode.START)
 
     def _has_ended(self, instance: Instance, code: int) -> None:
         records = rank_records(self._paths, instance.step)
@@ -267,8 +310,8 @@ class Supervisor:
             instance.state = "ended"
             self._signal = self._signal or "SIGTERM"
             return
-        instance.reason = _how_it_ended(records, code)
-        if instance.has_served and instance.restarts < self._options.restarts:
+        instance.reason = instance.lost or _how_it_ended(records, code)
+        if instance.lost is None and instance.has_served and instance.restarts < self._options.restarts:
             pause_s = min(_FIRST_PAUSE_S * 2**instance.restarts, _LONGEST_PAUSE_S)
             instance.state, instance.restart_at = "restarting", time.monotonic() + pause_s
             instance.restarts += 1
@@ -291,8 +334,9 @@ class Supervisor:
     def _end_with(self, instance: Instance, living: int, code: int) -> None:
         """End the run: too few instances live."""
         if self._options.count == 1:
-            # Records and logs of its ranks tell more of the cause than is known here.
-            self._fail(instance.reason or "the server has ended", code, is_cause=False)
+            # Records and logs of its ranks tell more of the cause than this, unless its node is lost.
+            sentence = instance.reason or "the server has ended"
+            self._fail(sentence, code, is_cause=instance.lost is not None)
             return
         sentence = (
             f"{living} of {self._options.count} instances live, and serve.minimum_instances is "
@@ -456,22 +500,16 @@ def _was_signalled(record: RankRecord) -> bool:
 
 def _how_it_ended(records: Sequence[RankRecord], code: int) -> str:
     """Return one sentence, from the records of an instance's ranks."""
-    ended = [record for record in records if record.ended_at is not None and record.stopped_by != "leader"]
-    silent = [record for record in records if record.ended_at is None]
-    if silent:
-        return f"rank {silent[0].rank} on {silent[0].host} was killed before it could record its end"
-    if not ended:
+    if not records:
         return f"no rank was started (exit code {code})"
-    # The one that died by itself comes first, and before those that give a reason: they had time to notice.
-    first = min(
-        ended,
-        key=lambda record: (
-            record.stopped_by is not None,
-            record.exit_code == 0,
-            record.reason is not None,
-            record.ended_at,
-        ),
+    judge = verdict(records)
+    if judge is not None and judge.reason is not None:
+        return judge.reason.rstrip(".")
+    first = first_to_fail(records, over=True) or min(
+        records, key=lambda record: record.stopped_by == "leader"
     )
+    if first.ended_at is None:
+        return f"rank {first.rank} on {first.host} was killed before it could record its end"
     if first.exit_code is not None and first.exit_code < 0:
         how = f"was killed by signal {-first.exit_code}"
     else:

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,17 @@ from pathlib import Path
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
-from trtllm_hpc.runtime.records import Endpoint, JsonRecord, StopRequest, add_event, read_events
+from trtllm_hpc.runtime.heartbeat import watch_ranks
+from trtllm_hpc.runtime.probe import Probe
+from trtllm_hpc.runtime.records import (
+    Endpoint,
+    JsonRecord,
+    RankRecord,
+    StopRequest,
+    add_event,
+    rank_records,
+    read_events,
+)
 
 _TIMEOUT_S = 2.0
 """Limit on each question to the server."""
@@ -30,6 +41,8 @@ class StopReason:
     by: str
     sentence: str
     exit_code: ExitCode
+    blames: int | None = None
+    """The rank at fault, if there is a fault."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,8 @@ class RankOptions:
     """``None`` in a run without a door."""
     step: str = "serve"
     """``serve.1`` for instance 1 of several."""
+    hang_seconds: float | None = None
+    """How long a rank may be silent, or the server compute nothing for a request; ``None``: for ever."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,7 @@ class ReadyRecord(JsonRecord):
 
 
 class InstanceLeader:
-    """Waits until one server is ready. ``tick`` is called a few times a second.
+    """Waits until one server is ready, and watches it. ``tick`` is called a few times a second.
 
     In a run with a door it tells the supervisor, which publishes the endpoint.
     """
@@ -76,15 +91,28 @@ class InstanceLeader:
         self._started = time.monotonic()
         self._started_at = time.time()
         self._is_ready = False
+        self._ranks = watch_ranks(paths, options.step, range(options.world_size), options.hang_seconds)
+        self._probe: Probe | None = None
+        if options.hang_seconds is not None:
+            self._probe = Probe(
+                server.connection,
+                server.metrics_connection,
+                options.hang_seconds,
+                options.ready_timeout_seconds,
+            )
 
     def tick(self) -> StopReason | None:
         """Publish that the server is ready; returns why it must be stopped, if it must."""
+        if (fault := self._lost_rank()) is not None:
+            return fault
         if self._is_ready:
-            return self._watch()
+            return self._hanging() or self._watch()
         names = self._server.ready_models()
         if names is not None:
             self._is_ready = True
             self._publish(names)
+            if self._probe is not None:
+                self._probe.begin(names)
             return None
         if time.monotonic() - self._started > self._options.ready_timeout_seconds:
             return self._not_ready_in_time()
@@ -92,8 +120,35 @@ class InstanceLeader:
 
     def withdraw(self) -> None:
         """Take back that the server is ready: from now on requests may be refused."""
+        if self._probe is not None:
+            self._probe.end()
         with suppress(OSError):  # on a full disk the server must stop all the same
             self._paths.ready_record(self._options.step).unlink(missing_ok=True)
+
+    def _lost_rank(self) -> StopReason | None:
+        silent = self._ranks.silent()
+        if not silent:
+            return None
+        # One that has ended beats no more; Slurm, or its exit code, ends this one too.
+        ended = {it.rank for it in rank_records(self._paths, self._options.step) if it.ended_at is not None}
+        lost = {rank: why for rank, why in silent.items() if rank not in ended}
+        return self._blame(lost, "heartbeat") if lost else None
+
+    def _hanging(self) -> StopReason | None:
+        fault = None if self._probe is None else self._probe.fault
+        if fault is None:
+            return None
+        return self._blame(
+            self._ranks.suspects(), "probe", f"{fault}, though the server says that it is ready"
+        )
+
+    def _blame(self, found: Mapping[int, str], by: str, what: str | None = None) -> StopReason:
+        """Return why the server must end, with the first of the ranks that were found at fault."""
+        rank = min(found, default=self._options.rank)
+        name = rank_name(self._paths, self._options.step, rank)
+        why = found.get(rank) or str(what)
+        because = f" ({what})" if what is not None and rank in found else ""
+        return StopReason(by, f"{name}: {why}{because}", ExitCode.START, blames=rank)
 
     def _publish(self, names: list[str]) -> None:
         record = ReadyRecord(models=names, started_at=self._started_at)
@@ -108,7 +163,17 @@ class InstanceLeader:
         waiting = sorted(name for name, state in states.items() if state != "READY")
         what = f"not READY: {', '.join(waiting)}" if waiting else "the server does not answer"
         sentence = f"the server was not ready within {self._options.ready_timeout_seconds:.0f} s ({what})"
-        return StopReason("ready timeout", sentence, ExitCode.READINESS)
+        blamed, suspects = self._options.rank, self._ranks.suspects() or self._missing_ranks()
+        if suspects:
+            blamed = min(suspects)
+            sentence += f"; {rank_name(self._paths, self._options.step, blamed)}: {suspects[blamed]}"
+        return StopReason("ready timeout", sentence, ExitCode.READINESS, blames=blamed)
+
+    def _missing_ranks(self) -> dict[int, str]:
+        """Return the ranks that have not even begun."""
+        ranks = range(self._options.world_size)
+        records = {record.rank for record in rank_records(self._paths, self._options.step)}
+        return {rank: "it was never started" for rank in ranks if rank not in records}
 
 
 class Leader(InstanceLeader):
@@ -121,7 +186,7 @@ class Leader(InstanceLeader):
         self._http, self._grpc, self._metrics = (
             int(os.environ[f"TRTLLM_HPC_{name}_PORT"]) for name in ("HTTP", "GRPC", "METRICS")
         )
-        super().__init__(paths, options, ServerHttp(self._address, self._http))
+        super().__init__(paths, options, ServerHttp(self._address, self._http, self._metrics))
         self._companion = CompanionWatch(
             paths, options.companion_start_seconds, options.companion_silence_seconds
         )
@@ -132,6 +197,7 @@ class Leader(InstanceLeader):
         if self._is_withdrawn:
             return
         self._is_withdrawn = True
+        super().withdraw()
         with suppress(OSError):  # on a full disk the server must stop all the same
             self._paths.endpoint.unlink(missing_ok=True)
             add_event(self._paths, "serve", "server_stop")
@@ -154,6 +220,12 @@ class Leader(InstanceLeader):
         add_event(self._paths, "serve", "ready", **asdict(endpoint))
         print(f"ready: {', '.join(names)} at http {endpoint.http}, grpc {endpoint.grpc}", flush=True)
 
+    def _blame(self, found: Mapping[int, str], by: str, what: str | None = None) -> StopReason:
+        stop = super()._blame(found, by, what)
+        with suppress(OSError):
+            add_event(self._paths, "serve", "server_lost", reason=stop.sentence)
+        return stop
+
     def _watch(self) -> StopReason | None:
         sentence = self._companion.missing()
         if sentence is None:
@@ -175,8 +247,15 @@ def make_leader(paths: RunPaths, options: RankOptions, job_id: str) -> InstanceL
     """Return what rank 0 needs, in a run with a door or without."""
     if options.instance is None:
         return Leader(paths, options, job_id)
-    file = Path(os.environ[SOCKETS_VARIABLE]) / "http"
-    return InstanceLeader(paths, options, ServerHttp("", 0, file))
+    return InstanceLeader(paths, options, ServerHttp("", 0, 0, Path(os.environ[SOCKETS_VARIABLE])))
+
+
+def rank_name(paths: RunPaths, step: str, rank: int) -> str:
+    """Return how to name a rank of an instance, with its host if it has a record."""
+    record = RankRecord.read(paths.rank_record(step, rank))
+    instance = step.partition(".")[2]
+    name = f"rank {rank}{f' of instance {instance}' if instance else ''}"
+    return name if record is None else f"{name} on {record.host}"
 
 
 def phases(paths: RunPaths, started_at: float, ready_at: float) -> dict[str, float]:
@@ -258,8 +337,9 @@ class ServerHttp:
 
     address: str
     port: int
-    file: Path | None = None
-    """Its Unix socket; ``None`` if it listens on the network."""
+    metrics_port: int
+    sockets: Path | None = None
+    """Folder of its Unix sockets; ``None`` if it listens on the network."""
 
     def model_states(self) -> dict[str, str]:
         """Return each model's state from the repository index; nothing if the server does not answer."""
@@ -280,7 +360,7 @@ class ServerHttp:
 
     def _request(self, method: str, path: str) -> bytes | None:
         """Return the body of an answer with status 200; ``None`` if there is no such answer."""
-        connection = self._connection()
+        connection = self.connection(_TIMEOUT_S)
         try:
             connection.request(method, path)
             answer = connection.getresponse()
@@ -291,7 +371,14 @@ class ServerHttp:
         finally:
             connection.close()
 
-    def _connection(self) -> http.client.HTTPConnection:
-        if self.file is not None:
-            return _UnixConnection(self.file, _TIMEOUT_S)
-        return http.client.HTTPConnection(self.address, self.port, timeout=_TIMEOUT_S)
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Return a new connection to the endpoint."""
+        if self.sockets is not None:
+            return _UnixConnection(self.sockets / "http", timeout_s)
+        return http.client.HTTPConnection(self.address, self.port, timeout=timeout_s)
+
+    def metrics_connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Return a new connection to the metrics."""
+        if self.sockets is not None:
+            return _UnixConnection(self.sockets / "metrics", timeout_s)
+        return http.client.HTTPConnection(self.address, self.metrics_port, timeout=timeout_s)

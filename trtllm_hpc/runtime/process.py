@@ -141,6 +141,16 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def stopped_descendants(root: int) -> dict[int, str]:
+    """Return the names of the descendants of ``root`` that a signal has stopped (SIGSTOP), by process id."""
+    states, found = all_processes(), {}
+    for pid in descendants(root):
+        if pid in states and states[pid][0] == "T":
+            with suppress(OSError):
+                found[pid] = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    return found
+
+
 def kill_descendants(timeout_s: float = 5.0) -> None:
     """Kill and reap all descendants of this process."""
     deadline = time.monotonic() + timeout_s

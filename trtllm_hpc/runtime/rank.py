@@ -20,7 +20,8 @@ from pathlib import Path
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
-from trtllm_hpc.runtime.leader import RankOptions, make_leader
+from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
+from trtllm_hpc.runtime.leader import RankOptions, make_leader, rank_name
 from trtllm_hpc.runtime.node import SCRATCH, interface_towards, make_private, remove_leftovers
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
@@ -38,6 +39,8 @@ _SIGNAL_GRACE_S = 4.0
 """From a signal to SIGKILL. Slurm itself kills after KillWait, 30 s unless the site says less."""
 _STOP_GRACE_S = 45.0
 """From a stop request to SIGKILL: requests in flight may finish first (Triton's exit timeout is 30 s)."""
+_FAULT_GRACE_S = 5.0
+"""The same when the server serves nobody any more."""
 _AFTER_LEADER_S = 20.0
 """How long a worker may outlive the leader."""
 
@@ -65,6 +68,9 @@ class Supervisor:
         self._outlives_leader = False
         self._killed = False
         self._failed: ExitCode | None = None
+        self._blames: int | None = None
+        self._heartbeat = Heartbeat(paths.rank_heartbeat(options.step, options.rank))
+        self._leader_watch = watch_ranks(paths, options.step, range(1), options.hang_seconds)
         self._leader = make_leader(paths, options, self._record.job_id) if options.rank == 0 else None
 
     def run(self) -> int:
@@ -159,8 +165,11 @@ class Supervisor:
             make_private(self._options.prefix)
             self._obey_signal(child)
             self._obey_stop_request(child)
+            self._heartbeat.beat()
             if self._leader is not None:
                 self._lead(child)
+            else:
+                self._follow(child)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self._killed = True
                 child.kill()
@@ -196,8 +205,21 @@ class Supervisor:
             return
         stop = self._leader.tick()
         if stop is not None:
-            self._failed = stop.exit_code
-            self._stop(child, stop.by, stop.sentence, _STOP_GRACE_S)
+            self._failed, self._blames = stop.exit_code, stop.blames
+            grace_s = _STOP_GRACE_S if stop.blames is None else _FAULT_GRACE_S
+            self._stop(child, stop.by, stop.sentence, grace_s)
+
+    def _follow(self, child: Child) -> None:
+        """End the server, and take back the endpoint, if the leader is silent: its node may be lost."""
+        silent = self._leader_watch.silent()
+        if not silent or self._stopped_by is not None:
+            return
+        self._failed, self._blames = ExitCode.START, 0
+        name = rank_name(self._paths, self._options.step, 0)
+        self._stop(child, "heartbeat", f"{name}: {silent[0]}", _FAULT_GRACE_S)
+        if self._options.instance is None:
+            with suppress(OSError):
+                self._paths.endpoint.unlink(missing_ok=True)
 
     def _stop(self, child: Child, by: str, reason: str, grace_s: float) -> None:
         self._stopped_by, self._reason = by, reason
@@ -205,6 +227,7 @@ class Supervisor:
         print(f"rank {self._options.rank} stops: requested by {by}, {reason}", flush=True)
         if self._leader is not None:
             self._leader.withdraw()
+        if self._leader is not None or self._blames is not None:
             child.terminate()
 
     # Ending -------------------------------------------------------------------------
@@ -250,13 +273,16 @@ class Supervisor:
 
     def _write_end(self, returncode: int) -> None:
         with suppress(FileNotFoundError):
-            self._reason = self._failure_file.read_text(encoding="utf-8").strip() or self._reason
+            told = self._failure_file.read_text(encoding="utf-8").strip()
+            # What its server says after it was told to end explains nothing.
+            self._reason = self._reason if self._blames is not None else told or self._reason
         replace(
             self._record,
             ended_at=time.time(),
             exit_code=returncode,
             stopped_by=self._stopped_by,
             reason=self._reason,
+            blames=self._blames,
         ).write(self._paths.rank_record(self._options.step, self._options.rank))
 
     def _report(self, returncode: int, code: int) -> None:

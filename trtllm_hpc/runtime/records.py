@@ -171,6 +171,9 @@ class RankRecord(JsonRecord):
     """What stopped this rank (``companion``, ``SIGTERM``...); ``None`` if it was not stopped."""
     reason: str | None = None
     """One sentence, when the rank knows why it ended."""
+    blames: int | None = None
+    """The rank because of which this one has ended its server, found silent or at fault; its own if no other
+    one is. ``reason`` then names it."""
     details: dict[str, Any] = field(default_factory=dict)
     """What the preflight has found: GPU ids, /dev/shm, MPI library..."""
 

@@ -13,8 +13,15 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.process import descendants
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, leader_has_ended, read_events
+from trtllm_hpc.runtime.records import (
+    TOKEN_VARIABLE,
+    StopRequest,
+    leader_has_ended,
+    rank_records,
+    read_events,
+)
 
 HEARTBEAT_INTERVAL_S = 5.0
 
@@ -58,7 +65,8 @@ def server_has_ended(paths: RunPaths) -> bool:
 
     Behind a door an instance that has ended may be started again.
     """
-    if not paths.instances.exists() and leader_has_ended(paths):
+    is_lost = leader_has_ended(paths) or verdict(rank_records(paths, "serve")) is not None
+    if is_lost and not paths.instances.exists():
         return True
     marks = [event.name for event in read_events(paths, "serve") if event.name.startswith("stage_")]
     return bool(marks) and marks[-1] == "stage_end"

@@ -35,5 +35,5 @@ fi
 
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=2 \
   --ranks-per-node=2 --prefix="$prefix" \
-  --ready-timeout-seconds=600 \
+  --ready-timeout-seconds=600 --hang-seconds=45 \
   --server=tritonserver -- "${arguments[@]}"

@@ -39,6 +39,6 @@ fi
 
 exec /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=2 \
   --ranks-per-node=2 --prefix="$prefix" \
-  --ready-timeout-seconds=600 \
+  --ready-timeout-seconds=600 --hang-seconds=45 \
   --companion-start-seconds=3600 --companion-silence-seconds=120 \
   --server=pytriton -- "${arguments[@]}"

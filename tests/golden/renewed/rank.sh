@@ -37,6 +37,6 @@ fi
 
 exec /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=1 \
   --ranks-per-node=1 --prefix="$prefix" \
-  --ready-timeout-seconds=600 \
+  --ready-timeout-seconds=600 --hang-seconds=45 \
   --instance="$TRTLLM_HPC_INSTANCE" \
   --server=tritonserver -- "${arguments[@]}"

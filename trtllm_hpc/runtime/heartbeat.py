@@ -1,0 +1,125 @@
+"""The ranks' heartbeats: a file for each rank, which its supervisor changes every few seconds.
+
+Only changes count, and the reader's own clock times them: a node's clock may be off by an hour. A long
+pause of the reader counts as two looks only, since then it, or the file server under all of them, may have
+been suspended itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.process import stopped_descendants
+
+BEAT_S = 5.0
+_BYTES = 512
+"""Every beat has this length, so that it overwrites the one before and needs no space on a full disk."""
+
+
+class Heartbeat:
+    """This rank's own. ``beat`` may be called often; it writes every :data:`BEAT_S` seconds."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._number = 0
+        self._next = 0.0
+        self._stopped: set[int] = set()
+
+    def beat(self) -> None:
+        """Write that this rank is alive, and which of its processes have been stopped for two beats."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + BEAT_S
+        self._number += 1
+        stopped = stopped_descendants(os.getpid())
+        # A debugger, or Slurm on its way to cancel, stops processes for a moment.
+        lasting = [f"{name} ({pid})" for pid, name in stopped.items() if pid in self._stopped]
+        self._stopped = set(stopped)
+        text = f"{self._number} {', '.join(lasting)}".encode()[: _BYTES - 1]
+        with suppress(OSError):  # nobody is to end because of a file system that is away for a moment
+            # In place: behind a folder that NFS has cached, a replaced file stays invisible for a minute.
+            handle = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.pwrite(handle, text.ljust(_BYTES - 1) + b"\n", 0)
+            finally:
+                os.close(handle)
+
+
+@dataclass
+class _Seen:
+    """What a reader knows of one rank."""
+
+    content: str
+    changes: int = 0
+    silent_s: float = 0.0
+    stopped: str = ""
+
+
+@dataclass
+class SilenceWatch:
+    """Notices that ranks fall silent; a rank that has not begun to beat is not silent.
+
+    Args:
+        files: the heartbeats of the ranks to watch, by a name for each.
+        limit_s: how long one may be silent; ``None``: for ever.
+    """
+
+    files: Mapping[int, Path]
+    limit_s: float | None
+    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _looked_at: float | None = None
+
+    def silent(self) -> dict[int, str]:
+        """Look, at most every second; returns a sentence's end for each rank that is silent for too long."""
+        self._look()
+        limit_s = self.limit_s
+        return {} if limit_s is None else self._silent_for(limit_s)
+
+    def suspects(self) -> dict[int, str]:
+        """Return the same for ranks that missed two beats or have a stopped process; they may be at fault."""
+        stopped = {
+            rank: f"its process {seen.stopped} is stopped (SIGSTOP)"
+            for rank, seen in self._seen.items()
+            if seen.stopped
+        }
+        return {**stopped, **self._silent_for(2.5 * BEAT_S)}
+
+    def _silent_for(self, limit_s: float) -> dict[int, str]:
+        return {
+            rank: f"it has given no sign of life for {seen.silent_s:.0f} s: its node may be lost, or stopped"
+            for rank, seen in self._seen.items()
+            if seen.changes and seen.silent_s >= limit_s
+        }
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._looked_at is not None and now - self._looked_at < 1.0:
+            return
+        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, 2.0)
+        self._looked_at = now
+        for rank, file in self.files.items():
+            try:
+                content = file.read_text(encoding="utf-8", errors="replace")
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return  # this node does not see the file system: that says nothing about the others
+            seen = self._seen.setdefault(rank, _Seen(content))
+            if seen.content == content:
+                seen.silent_s += passed_s
+            else:
+                seen.content, seen.silent_s, seen.changes = content, 0.0, seen.changes + 1
+            seen.stopped = content.strip().partition(" ")[2]
+
+
+def watch_ranks(paths: RunPaths, step: str, ranks: range, limit_s: float | None) -> SilenceWatch:
+    """Return a watch over ranks of one step, which may miss two beats in any case."""
+    limit_s = None if limit_s is None else max(limit_s, 3 * BEAT_S)
+    return SilenceWatch({rank: paths.rank_heartbeat(step, rank) for rank in ranks}, limit_s)
