@@ -173,6 +173,11 @@ class RunPaths:
         return self.folder / "instances.json"
 
     @property
+    def notify(self) -> Path:
+        """The URL of a webhook (mode 0600), which may hold a secret; exists only with ``submit --notify``."""
+        return self.folder / "notify"
+
+    @property
     def renewal(self) -> Path:
         """The job that serves and the one that waits for its end; exists only with ``serve.renew``."""
         return self.folder / "renewal.json"

@@ -82,12 +82,14 @@ def submit(
     runs: Path | str | None = None,
     *,
     ignored_checks: Collection[str] = (),
+    notify: str | None = None,
     on_warning: Warn = _warn,
 ) -> Run:
     """Check a job as ``doctor`` does, and submit it: all of its stages or none.
 
     Args:
         ignored_checks: ids of checks whose failure does not matter.
+        notify: URL of a webhook, which is called when the server is ready, and when something fails or ends.
 
     Others are those of :func:`render`.
 
@@ -98,7 +100,7 @@ def submit(
     from trtllm_hpc.runs.submit import create_for_submission, submit_stages
 
     place = (Path(job), _profile(cluster), settings, _folder(runs))
-    created = create_for_submission(*place, ignored_checks=ignored_checks, warn=on_warning)
+    created = create_for_submission(*place, ignored_checks=ignored_checks, notify=notify, warn=on_warning)
     submit_stages(created.plan, created.paths)
     return Run(created.paths, created.engine)
 

@@ -22,6 +22,13 @@ from trtllm_hpc.report.engines import engine_lines
     shell_complete=complete_with(checks),
     help="Submit although this check fails; `trtllm-hpc doctor` lists them.  [repeatable]",
 )
+@click.option(
+    "--notify",
+    metavar="URL",
+    envvar="TRTLLM_HPC_NOTIFY",
+    help="Call this webhook when the server is ready, when a stage fails, and at the end; by default "
+    "$TRTLLM_HPC_NOTIFY, which other users do not see.",
+)
 @json_option
 def command(
     job_file: Path,
@@ -30,6 +37,7 @@ def command(
     runs: Path | None,
     wait: bool,
     ignore: tuple[str, ...],
+    notify: str | None,
     as_json: bool,
 ) -> int:
     """Render JOB and submit its jobs: build, serve, companion.
@@ -43,6 +51,7 @@ def command(
       trtllm-hpc submit job.yaml --cluster pyxis.yaml
       trtllm-hpc submit job.yaml --cluster sandbox --wait
       trtllm-hpc submit job.yaml --set serve.keep_running=true
+      trtllm-hpc submit job.yaml --notify https://hooks.example.org/T0/B0
 
     \b
     Exit codes: 3 job file or profile, 4 rendering, 5 submission, 6 build,
@@ -51,7 +60,9 @@ def command(
     """
     from trtllm_hpc.api.jobs import submit
 
-    run = submit(job_file, cluster, settings, runs, ignored_checks=ignore, on_warning=print_warning)
+    run = submit(
+        job_file, cluster, settings, runs, ignored_checks=ignore, notify=notify, on_warning=print_warning
+    )
     if not (as_json and wait):
         print_submitted(run, run.jobs, engine_lines(run.engine), as_json=as_json, watched=wait)
     return watch(run, as_json=as_json) if wait else 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, write_text
 from trtllm_hpc.plan.model import Plan, Stage
 from trtllm_hpc.runs.create import CreatedRun, Warn, create_run
 from trtllm_hpc.runtime.process import start_ticks
@@ -53,26 +53,33 @@ def create_for_submission(
     runs: Path | None = None,
     *,
     ignored_checks: Collection[str] = (),
+    notify: str | None = None,
     warn: Warn,
 ) -> CreatedRun:
     """Check a job as ``doctor`` does and write its run folder, ready for :func:`submit_stages`.
 
     Args:
         ignored_checks: ids of the checks whose failure does not stop the submission.
+        notify: URL of a webhook that the jobs are to call.
 
     The other arguments are those of :func:`trtllm_hpc.runs.create.create_run`.
 
     Raises:
         ConfigError: the job file or the profile is wrong, or a check fails.
         RenderError: a path cannot be written into a script.
-        SubmissionError: this machine cannot submit to that cluster.
+        SubmissionError: this machine cannot submit to that cluster, or ``notify`` is no URL.
     """
 
     def check(plan: Plan) -> list[str]:
         require_scheduler(plan)
         return check_submission(plan, ignored_checks)
 
-    return create_run(job_file, cluster, settings, runs, check=check, warn=warn, command="submit")
+    if notify is not None and not notify.startswith(("http://", "https://")):
+        raise SubmissionError("The webhook to be notified is no URL.", hint="--notify https://HOST/PATH")
+    created = create_run(job_file, cluster, settings, runs, check=check, warn=warn, command="submit")
+    if notify is not None:
+        write_text(created.paths.notify, f"{notify}\n", mode=0o600)
+    return created
 
 
 def submit_stages(

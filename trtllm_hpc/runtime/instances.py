@@ -26,6 +26,7 @@ from trtllm_hpc.runtime.door import DOOR_RESTARTS, KINDS, SOCKETS_VARIABLE, Door
 from trtllm_hpc.runtime.heartbeat import SilenceWatch, watch_ranks
 from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases, rank_name
 from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.notice import notify
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, start_bound
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, rank_records
 from trtllm_hpc.runtime.renewal import RENEWAL, note_renewed
@@ -395,6 +396,7 @@ class Supervisor:
         self._tell_event("ready", **asdict(endpoint))
         models = ", ".join(endpoint.models)
         print(f"ready: {models} at http {endpoint.http}, grpc {endpoint.grpc}", flush=True)
+        notify(self._paths, "ready", f"ready at {endpoint.http} on {endpoint.host}", http=endpoint.http)
 
     def _note_renewed(self, ready_at: float) -> None:
         with suppress(OSError):

@@ -19,6 +19,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.heartbeat import watch_ranks
+from trtllm_hpc.runtime.notice import notify
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.records import (
     Endpoint,
@@ -219,6 +220,7 @@ class Leader(InstanceLeader):
         self._companion.begin()
         add_event(self._paths, "serve", "ready", **asdict(endpoint))
         print(f"ready: {', '.join(names)} at http {endpoint.http}, grpc {endpoint.grpc}", flush=True)
+        notify(self._paths, "ready", f"ready at {endpoint.http} on {endpoint.host}", http=endpoint.http)
 
     def _blame(self, found: Mapping[int, str], by: str, what: str | None = None) -> StopReason:
         stop = super()._blame(found, by, what)

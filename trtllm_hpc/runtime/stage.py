@@ -11,6 +11,7 @@ from contextlib import suppress
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.engine_cache.cache import entry_of
+from trtllm_hpc.runtime.notice import notify_end
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event
 
@@ -61,6 +62,7 @@ def end(paths: RunPaths, stage: str, exit_code: int) -> None:
         with suppress(OSError):
             paths.endpoint.unlink(missing_ok=True)
     add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
+    notify_end(paths, stage, exit_code)
 
 
 def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:

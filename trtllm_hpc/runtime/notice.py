@@ -1,0 +1,72 @@
+"""Telling somebody's webhook that the server is ready, that a stage has failed, or that the run has ended."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.request
+from http.client import HTTPException
+
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import read_events
+from trtllm_hpc.runtime.renewal import Renewal
+
+TIMEOUT_S = 10.0
+
+
+def notify(paths: RunPaths, event: str, sentence: str, **facts: object) -> threading.Thread | None:
+    """Send a notice from a thread of its own; returns it, or ``None`` if nobody wants to know.
+
+    A webhook that fails is told in the log and harms nothing; its URL, which may hold a secret, is not shown.
+
+    Args:
+        event: ``ready``, ``failed`` or ``ended``.
+        facts: further keys of the JSON object.
+    """
+    try:
+        url = paths.notify.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    text = f"trtllm-hpc: run {paths.run_id}: {sentence}"
+    notice = {"text": text, "run": paths.run_id, "folder": str(paths.folder), "event": event}
+    body = json.dumps({**notice, "time": time.time(), **facts}).encode()
+    sender = threading.Thread(target=_send, args=(url, body), name="notice", daemon=True)
+    sender.start()
+    return sender
+
+
+def notify_end(paths: RunPaths, stage: str, exit_code: int) -> None:
+    """Tell that a stage has failed, or that the server has ended and no other job goes on with it."""
+    if exit_code:
+        reasons = [event.data["reason"] for event in read_events(paths, stage) if "reason" in event.data]
+        why = f": {reasons[-1]}" if reasons else ""
+        sender = notify(
+            paths,
+            "failed",
+            f"stage {stage} has failed (exit code {exit_code}){why}",
+            stage=stage,
+            exit_code=exit_code,
+        )
+    elif stage == "serve" and not _goes_on(paths):
+        sender = notify(paths, "ended", "the server has ended", stage=stage, exit_code=exit_code)
+    else:
+        sender = None
+    if sender is not None:
+        sender.join(TIMEOUT_S)  # the job ends after this
+
+
+def _goes_on(paths: RunPaths) -> bool:
+    renewal = Renewal.read(paths.renewal)
+    return renewal is not None and renewal.next_job_id is not None
+
+
+def _send(url: str, body: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    try:
+        request = urllib.request.Request(url, data=body, headers=headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            answer.read()
+    except (OSError, ValueError, HTTPException) as error:
+        why = getattr(error, "code", None) or getattr(error, "reason", None) or type(error).__name__
+        print(f"The webhook of --notify was not reached: {why}", flush=True)
