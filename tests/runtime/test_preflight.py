@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from tests.runtime.conftest import Runtime
 from tests.validation.engines import new_engine, old_engine
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.paths import write_json
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.preflight import Expected, Found, find_problem, find_warnings
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import RankRecord, read_events
@@ -294,3 +296,33 @@ def test_an_mpi_that_hangs_is_killed_after_the_time_limit(runtime: Runtime, engi
     assert code == ExitCode.START and errors.count("\n") == 1
     assert "error: preflight: MPI did not join the ranks within 1 s" in errors
     assert "within 1 s" in refusal(runtime)
+
+
+# Full file systems ------------------------------------------------------------------------
+
+
+def test_a_full_file_system_is_named_before_mpi_fails_on_it(runtime: Runtime, tmp_path: Path) -> None:
+    """A small file system of the test's own, full but for the run folder's own files."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", small], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("only root can mount a file system")
+    try:
+        runtime.paths = RunPaths(small / "run")
+        runtime.paths.make_folders()
+        shutil.copy(tmp_path / "a run's folder" / "runtime.pyz", runtime.paths.runtime)
+        words = ("--world-size=1", "--ranks-per-node=1", "--gpus-per-node=0", "--without-mpi")
+        answer = runtime("preflight", *words)
+        assert answer.returncode == ExitCode.START and "Traceback" not in answer.stderr, answer.stderr
+        assert f"on the file system {small}) on {socket.gethostname()} has " in answer.stderr
+        assert "MiB free, but 32 MiB are needed; free space there" in answer.stderr
+        # Full to the last byte, nothing can be recorded: the error says where.
+        with suppress(OSError), (small / "rest").open("wb", buffering=0) as rest:
+            while rest.write(b"x" * 4096):
+                pass
+        ended = runtime("stop", "--by=me", "--reason=why")
+        assert ended.returncode == ExitCode.START and "Traceback" not in ended.stderr, ended.stderr
+        assert f"No space left on device, the file system {small}" in ended.stderr
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)

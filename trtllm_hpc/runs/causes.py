@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from pathlib import Path
 
+from trtllm_hpc.errors import FAIL
 from trtllm_hpc.logs.causes.explain import Finding, explain_log, ranked
 from trtllm_hpc.logs.causes.table import Cause, Kind, cause_of_state, causes
 from trtllm_hpc.logs.diagnose import RankFailure, ends_a_process, is_late, stage_logs
@@ -12,6 +14,7 @@ from trtllm_hpc.logs.files import LogFile
 from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
 from trtllm_hpc.logs.state import signal_or_code
 from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.scheduler.states import NO_OUTPUT_FILE
 
 UNKNOWN = "unknown"
@@ -52,6 +55,11 @@ def causes_of(
         said = Finding(REPORTED, Kind.ROOT, _sentence(reported), following, None, None, None, "")
         precise = [one for one in found if ends_a_process(one) and not _is_generic(one)]
         found = [*precise, said, *(one for one in found if one not in precise)]
+    full = disk_space(os.uname().nodename, "the run folder", paths.folder)
+    if full.state == FAIL and full.hint is not None:
+        # Then neither logs nor events could be written.
+        now = Finding("disk-full", Kind.ROOT, _sentence(full.message), full.hint, None, None, None, "")
+        found = [now, *(one for one in found if one.id != now.id)]
     by_slurm = _of_state(state, exit_signal)
     if by_slurm is not None:
         found = [by_slurm, *(one for one in found if one.id != by_slurm.id)]

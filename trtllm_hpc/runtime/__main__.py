@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -26,6 +28,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BuildFailed as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"error: {_out_of_space(error, paths.folder)}", file=sys.stderr, flush=True)
+        return ExitCode.START
+
+
+def _out_of_space(error: OSError, folder: Path) -> str:
+    """Return which file system is full; the error of a write names no file, and is then the run folder's."""
+    from trtllm_hpc.runtime.node import mount_of
+
+    file = Path(os.fsdecode(error.filename)) if error.filename else folder
+    why = "your quota is used up" if error.errno == errno.EDQUOT else "No space left on device"
+    return (
+        f"{file} cannot be written: {why}, the file system {mount_of(file)}.\n"
+        f"  next: free space there (df -h {mount_of(file)}; df -i for the number of files)"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

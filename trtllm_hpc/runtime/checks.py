@@ -10,12 +10,17 @@ from pathlib import Path
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.runtime.engine_config import EngineConfig
+from trtllm_hpc.runtime.node import free_space, mount_of
 
 MIN_SHM_GIB_PER_RANK = 0.25
 """The Python backend alone takes tens of MiB a model; Docker's default of 64 MiB is too little."""
 
 MIN_MEMLOCK_KIB = 64 * 1024
 """NCCL and UCX register memory with the network card; the usual default, 64 KiB or 8 MiB, is too little."""
+
+MIN_FREE_MIB = 32
+MIN_INODES = 200
+"""For logs, records and scratch files; a benchmark's records need more."""
 
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -164,6 +169,23 @@ def shared_memory(host: str, free_gib: float, ranks: int) -> Diagnostic:
         message = f"/dev/shm on {host} has {free_gib:.2f} GiB free, but {ranks} rank(s) need {needed:.2f} GiB"
         return fail(message, "remove what dead jobs left in /dev/shm, or ask the site for a larger one")
     return ok(f"/dev/shm on {host} has {free_gib:.1f} GiB free")
+
+
+def disk_space(host: str, what: str, folder: Path) -> Diagnostic:
+    """Check that files can still be written into a folder, before something fails for want of space.
+
+    MPI, Slurm's PMIx and Triton do not say so when their files in /tmp or /dev/shm cannot be written.
+    """
+    free_mib, inodes = free_space(folder)
+    name = f"{what} ({folder}, on the file system {mount_of(folder)})"
+    if inodes is not None and inodes < MIN_INODES:
+        return fail(
+            f"{name} on {host} has {inodes} inodes left", "remove files there: df -i shows the inodes"
+        )
+    if free_mib < MIN_FREE_MIB:
+        message = f"{name} on {host} has {free_mib:.1f} MiB free, but {MIN_FREE_MIB} MiB are needed"
+        return fail(message, "free space there, or ask the site for more")
+    return ok(f"{name} on {host} has {free_mib:,.0f} MiB free")
 
 
 def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:

@@ -137,6 +137,20 @@ def shm_free_gib() -> float:
     return statistics.f_bavail * statistics.f_frsize / 2**30
 
 
+def free_space(folder: Path) -> tuple[float, int | None]:
+    """Return the free MiB for this user on a folder's file system, and its inodes; ``None``: any number."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize / 2**20, found.f_favail if found.f_files else None
+
+
+def mount_of(folder: Path) -> Path:
+    """Return where a folder's file system is mounted."""
+    place = folder.resolve()
+    while not place.is_mount() and place != place.parent:
+        place = place.parent
+    return place
+
+
 def make_private(prefix: str) -> None:
     """Let no other user read this node's shared memory that begins with ``prefix``.
 

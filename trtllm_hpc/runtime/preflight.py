@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, StartFailed, fail
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import (
+    disk_space,
     engine_files,
     engine_gpus_per_node,
     engine_version,
@@ -33,7 +35,7 @@ from trtllm_hpc.runtime.checks import (
     tokenizer_files,
 )
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
-from trtllm_hpc.runtime.node import query_gpus, shm_free_gib
+from trtllm_hpc.runtime.node import SCRATCH, SHM, query_gpus, shm_free_gib
 from trtllm_hpc.runtime.records import RankRecord, add_event
 
 TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
@@ -126,6 +128,9 @@ def _wait(child: int, read_end: int, limit_s: float) -> int | None:
 
 def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mpi: bool) -> int:
     started_at = time.time()
+    full = _full_file_system(paths)
+    if full is not None:
+        return _refuse(paths, task, full)
     gpu_models = _gpu_models()  # before MPI: a process that has initialised it starts no other
     try:
         ranks, library = _join_ranks() if with_mpi else (_OneProcess(task), "no MPI (local profile)")
@@ -145,6 +150,16 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     if task == 0:
         add_event(paths, "serve", "preflight_ok", world_size=found.world_size, mpi_library=library)
     return ExitCode.OK
+
+
+def _full_file_system(paths: RunPaths) -> str | None:
+    """Return what is wrong with this node's file systems: on a full one MPI would fail without saying so."""
+    host = socket.gethostname()
+    for what, folder in (("the run folder", paths.folder), ("/tmp", SCRATCH), ("/dev/shm", SHM)):
+        found = disk_space(host, what, folder)
+        if found.state == FAIL:
+            return _sentence(found)
+    return None
 
 
 # The ranks together -----------------------------------------------------------------------
@@ -330,8 +345,9 @@ def _refuse(paths: RunPaths, task: int, sentence: str) -> int:
     if task:
         _wait_for_first_task(task)
         sentence = f"rank {task} on {socket.gethostname()}: {sentence}"
-    add_event(paths, "serve", "preflight_failed", reason=sentence)
     print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a full disk may be the reason
+        add_event(paths, "serve", "preflight_failed", reason=sentence)
     return ExitCode.START
 
 
