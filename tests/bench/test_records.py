@@ -96,5 +96,5 @@ def test_kill_9_after_fifteen_requests_keeps_fifteen(tmp_path: Path) -> None:
         finally:
             process.kill()
         assert process.wait() == -signal.SIGKILL
-    assert [record.index for record in read_records(file)] == list(range(15))
+    assert sorted(record.index for record in read_records(file)) == list(range(15))  # as they ended
     assert all(record.ok and record.ended_s > record.sent_s for record in read_records(file))

@@ -26,6 +26,8 @@ from tests.runtime.test_spawn import is_alive
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.diagnose import first_failure
+from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
+from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.node import SCRATCH, SHM, free_ports
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, add_event, read_events
 from trtllm_hpc.runtime.stop import request_stop
@@ -376,6 +378,35 @@ def test_a_stopped_leader_is_noticed_and_named_by_its_worker(ranks: Ranks) -> No
     processes[0].send_signal(signal.SIGCONT)
     processes[0].send_signal(signal.SIGTERM)
     assert end(processes[0])[0] == 0
+
+
+def test_a_damaged_engine_is_named_while_the_server_starts(ranks: Ranks, tmp_path: Path) -> None:
+    """One byte, which no size shows."""
+    entry = Entry(tmp_path / "engines" / "build-0123456789abcdef")
+    entry.output.mkdir(parents=True)
+    (entry.folder / "uses").mkdir()
+    part = entry.output / "rank0.engine"
+    part.write_bytes(bytes(4096))
+    manifest = Manifest({part.name: [4096, sha256_of(part)]}, 1.0, 1.0, "n1", "7", {})
+    manifest.write(entry.output / MANIFEST)
+    ranks.runtime.paths.engine.symlink_to(entry.output)
+    process = ranks.start()
+    assert eventually(entry.verified.exists)
+    ranks.endpoint()
+    request_stop(ranks.runtime.paths, by="companion", reason="it is done")
+    code, output = end(process)
+    assert code == 0 and f"engine {entry.name}: verified in " in output
+    ranks.runtime.paths.stop_request.unlink()
+    with part.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\1")
+    code, output = end(ranks.start())
+    assert code == ExitCode.START
+    told = f"the engine {entry.name} is damaged: rank0.engine is not what was built: its SHA-256 differs"
+    assert told in output
+    assert not entry.is_complete(), "the next build makes it again"
+    failure = first_failure(ranks.runtime.paths, over=True)
+    assert failure is not None and told in failure.sentence
 
 
 # A server that cannot be started --------------------------------------------------------

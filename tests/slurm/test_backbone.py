@@ -393,6 +393,22 @@ def test_a_failed_run_is_resumed_in_its_folder(person: Person, engine: Path) -> 
     assert person.status(run)["state"] == "completed"
 
 
+def test_a_removed_run_folder_ends_its_jobs(person: Person, engine_alone: Path) -> None:
+    companion = {"benchmark": {**SMALL, "requests": 600}}
+    job = person.job("removed", **one_rank(engine_alone, companion=companion))
+    submitting = person.command("trtllm-hpc", "submit", job, "--cluster", person.profile, "--wait")
+    runs = person.folder / "runs"
+    assert eventually(lambda: list(runs.glob("removed-*/results/progress.json")), 90)
+    [folder] = runs.glob("removed-*")
+    # The jobs still write into it.
+    assert eventually(lambda: person.run("rm", "-rf", folder).returncode == 0 and not folder.exists(), 20)
+    output, errors = submitting.communicate(timeout=120)
+    assert submitting.returncode == ExitCode.LOST, output + errors
+    assert "Traceback" not in errors
+    assert person.has_no_jobs()
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+
+
 def refused_before_the_queue(person: Person, check: str, job: Path, *words: str) -> None:
     """A check refuses what the job itself would, hours earlier."""
     answer = person.types("submit", job, "--cluster", person.profile, *words)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trtllm_hpc.paths import write_text
-from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Manifest, files_in
-from trtllm_hpc.runtime.engine_cache.files import sha256_of
+from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.lock import DEAD_VARIABLE, find_holder, seconds
+from trtllm_hpc.runtime.engine_cache.verify import wrong_files
 
 EntryState = Literal["whole", "broken", "building", "half-built", "unreadable"]
 WHOLE: EntryState = "whole"
@@ -170,35 +168,4 @@ def verify(entry: Entry, progress: Callable[[str], None] = lambda name: None) ->
     manifest = entry.manifest()
     if manifest is None:
         return faults + (found or [])
-    wrong = _wrong_files(entry, manifest, progress)
-    _note(entry, wrong)
-    return faults + wrong
-
-
-def _note(entry: Entry, wrong: list[str]) -> None:
-    """Remember damage that no file's size shows."""
-    with suppress(OSError):  # a read-only cache
-        if wrong:
-            write_text(entry.damage, "".join(f"{line}\n" for line in wrong), mode=0o644)
-        else:
-            entry.damage.unlink(missing_ok=True)
-
-
-def _wrong_files(entry: Entry, manifest: Manifest, progress: Callable[[str], None]) -> list[str]:
-    wrong = []
-    present = {str(file.relative_to(entry.output)): file for file in files_in(entry.output)}
-    for name, (size, digest) in manifest.files.items():
-        file = present.pop(name, None)
-        if file is None:
-            wrong.append(f"{name} is missing")
-            continue
-        progress(name)
-        try:
-            found = file.stat().st_size
-            if found != size:
-                wrong.append(f"{name} has {found} bytes instead of {size}")
-            elif sha256_of(file) != digest:
-                wrong.append(f"{name} is not what was built: its SHA-256 differs")
-        except OSError as error:
-            wrong.append(f"{name} cannot be read: {error.strerror}")
-    return [*wrong, *(f"{name} was not built there" for name in present)]
+    return faults + wrong_files(entry, manifest, progress)

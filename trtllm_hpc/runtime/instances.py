@@ -23,6 +23,7 @@ from trtllm_hpc.paths import RunPaths, serve_steps, write_json
 from trtllm_hpc.runtime.blame import first_to_fail, verdict
 from trtllm_hpc.runtime.certificate import fingerprint, make_certificate, take_certificate
 from trtllm_hpc.runtime.door import DOOR_RESTARTS, KINDS, SOCKETS_VARIABLE, Door, DoorRecord, write_key
+from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.heartbeat import SilenceWatch, watch_ranks
 from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases, rank_name
 from trtllm_hpc.runtime.node import free_ports
@@ -129,6 +130,7 @@ class Supervisor:
         self._companion = CompanionWatch(
             paths, options.companion_start_seconds, options.companion_silence_seconds
         )
+        self._engine = EngineCheck(paths)
         self._signal: str | None = None
         self._is_warned = False
         self._draining_since: float | None = None
@@ -242,6 +244,8 @@ class Supervisor:
     def _tick(self) -> bool:
         """Look at everything once; returns whether anything is left to do."""
         if self._stopping_since is None:
+            if self._engine.fault is not None and not self._has_failed:
+                self._fail(self._engine.fault, ExitCode.START)
             if self._is_warned:
                 self._drain()
             else:

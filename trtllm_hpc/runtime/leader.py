@@ -18,6 +18,7 @@ from pathlib import Path
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
+from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.heartbeat import watch_ranks
 from trtllm_hpc.runtime.notice import notify
 from trtllm_hpc.runtime.probe import Probe
@@ -191,7 +192,13 @@ class Leader(InstanceLeader):
         self._companion = CompanionWatch(
             paths, options.companion_start_seconds, options.companion_silence_seconds
         )
+        self._engine = EngineCheck(paths)
         add_event(paths, "serve", "server_start", host=socket.gethostname())
+
+    def tick(self) -> StopReason | None:
+        """Do the same, and end a server whose engine turns out to be damaged."""
+        fault = self._engine.fault
+        return super().tick() if fault is None else self._blame({}, "engine", fault)
 
     def withdraw(self) -> None:
         """Remove the endpoint; a second time does nothing."""

@@ -104,6 +104,11 @@ class Entry:
         return self.folder / "used"
 
     @property
+    def verified(self) -> Path:
+        """File that is touched when every byte of the output was found right."""
+        return self.folder / "uses" / "verified"
+
+    @property
     def damage(self) -> Path:
         """What `engines verify` has found wrong with the output, one line each."""
         return self.folder / "damaged.txt"
