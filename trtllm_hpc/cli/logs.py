@@ -55,6 +55,10 @@ def command(
 ) -> None:
     """List the logs of RUN, or print the logs that the options select.
 
+    Of more than 8 ranks the list has those in the same state on one line, and
+    the first 8 failed ones each on its own; --json has every rank. Of a failed
+    run the cause and what to do next follow.
+
     \b
     trtllm-hpc logs RUN                     the list: state, size, first error
     trtllm-hpc logs RUN --rank 1            the log of rank 1 of the server
@@ -67,13 +71,23 @@ def command(
     if as_json and content:
         raise click.UsageError("--json prints the list of logs; it takes no other option.")
     if not content:
-        from trtllm_hpc.report.log_table import log_rows, print_logs
-
-        rows = log_rows(run)
-        print_json(rows) if as_json else print_logs(rows)
+        _print_list(run, as_json)
         return
     if not _print_content(run, step, rank, instance, follow, pattern, tail) and pattern is not None:
         ctx.exit(1)
+
+
+def _print_list(run: RunPaths, as_json: bool) -> None:
+    from trtllm_hpc.report.causes import cause_lines
+    from trtllm_hpc.report.log_table import list_with_causes, print_logs
+
+    listed = list_with_causes(run)
+    if as_json:
+        print_json(listed.rows)
+        return
+    print_logs(listed.rows)
+    for line in cause_lines(listed.causes):
+        click.echo(line)
 
 
 def _print_content(

@@ -16,6 +16,10 @@ from trtllm_hpc.paths import RunPaths
 def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     """Show the state of the jobs and ranks of RUN, and what failed first.
 
+    Of more than 8 ranks those in the same state are on one line, as
+    'ranks 0-4,6-1023 on 128 hosts: ended 0', and the first 8 failed ones by
+    name; --json has every rank.
+
     \b
     Examples:
       trtllm-hpc status
@@ -30,6 +34,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     from rich.console import Console
 
     from trtllm_hpc.report.causes import cause_lines
+    from trtllm_hpc.report.rank_groups import grouped
     from trtllm_hpc.report.status import status_table
     from trtllm_hpc.report.tables import print_table
 
@@ -41,9 +46,9 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
         console.print(
             f"instance {one.instance}: {one.state}{restarts}{f'; {one.reason}' if one.reason else ''}"
         )
-    for rank in status.ranks:
-        instance = "" if rank.instance is None else f"instance {rank.instance} "
-        console.print(f"{instance}rank {rank.rank}{f' on {rank.host}' if rank.host else ''}: {rank.state}")
+    for group in grouped(status.ranks):
+        where = f" on {group.host}" if group.host else ""
+        console.print(f"{group.name}{where}: {group.state}")
     console.print(f"{status.state.value}: {status.sentence}")
     for line in cause_lines(status.causes):
         console.print(line)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from rich.table import Table
 from rich.text import Text
 
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.errors import first_error_line
 from trtllm_hpc.logs.files import list_logs, stage_of
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.logs.state import CANCELLED, NEVER_STARTED, NO_RECORD, RUNNING, SILENT
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import format_bytes
+from trtllm_hpc.report.rank_groups import RankGroup, grouped
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
 from trtllm_hpc.runs.status import StageStatus, run_status
 
+_WELL = "ended 0"
+_STOPPED = "stopped by "
 _SHORT_HOST, _LONG_HOST = 12, 24
 _LEAST_ERROR = 30
 """Width that an error needs in the table; in a narrower one it is printed below."""
@@ -43,14 +48,29 @@ class LogRow:
     """The first line that looks like an error."""
     path: str
 
+    @property
+    def instance(self) -> int | None:
+        """Number of the instance; ``None`` where there is only one."""
+        number = self.step.partition(".")[2]
+        return int(number) if number else None
 
-def log_rows(run: RunPaths) -> list[LogRow]:
-    """Return one row for each log of a run.
+
+@dataclass(frozen=True)
+class LogList:
+    """The logs of a run, and why it failed."""
+
+    rows: tuple[LogRow, ...]
+    causes: tuple[Finding, ...]
+    """The likeliest first; empty unless the run has failed."""
+
+
+def list_with_causes(run: RunPaths) -> LogList:
+    """Return one row for each log of a run, and the causes of its failure.
 
     Where a stage has not recorded its end itself, its state comes from Slurm,
-    if Slurm answers.
+    if Slurm answers. A run whose logs all ended well is not looked up.
     """
-    rows = [
+    rows = tuple(
         LogRow(
             log.step,
             log.rank,
@@ -61,14 +81,16 @@ def log_rows(run: RunPaths) -> list[LogRow]:
             str(log.path),
         )
         for log in list_logs(run)
-    ]
-    if not any(row.state in (RUNNING, NO_RECORD) for row in rows):
-        return rows
+    )
+    if all(row.state == _WELL or row.state.startswith(_STOPPED) for row in rows):
+        return LogList(rows, ())
     try:
-        stages = {stage.stage: stage for stage in run_status(run).stages}
+        status = run_status(run)
     except SubmissionError:
-        return rows
-    return [replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step)))) for row in rows]
+        return LogList(rows, ())
+    stages = {stage.stage: stage for stage in status.stages}
+    known = tuple(replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step)))) for row in rows)
+    return LogList(known, status.causes)
 
 
 def _state_from_slurm(row: LogRow, stage: StageStatus | None) -> str:
@@ -83,7 +105,7 @@ def _state_from_slurm(row: LogRow, stage: StageStatus | None) -> str:
 
 
 def print_logs(rows: Sequence[LogRow]) -> None:
-    """Print the rows of :func:`log_rows`; errors are cut to the width of a terminal, but not in a pipe."""
+    """Print the rows of a :class:`LogList`; errors are cut to the width of a terminal, but not in a pipe."""
     width = terminal_width()
     if width is None:
         print_table(log_table(rows))
@@ -104,7 +126,7 @@ def fitted(rows: Sequence[LogRow], width: int) -> str:
 def log_table(
     rows: Sequence[LogRow], *, host_width: int | None = None, error_width: int | None = None
 ) -> Table:
-    """Return the rows of :func:`log_rows` as a table.
+    """Return the rows of a :class:`LogList` as a table; many ranks in the same state are one row.
 
     Args:
         host_width: host names are cut to this width.
@@ -112,23 +134,35 @@ def log_table(
     """
     headers = ("step", "rank", "host", "state", "size", *(() if error_width == 0 else ("first error",)))
     table = plain_table(*headers, right=("rank", "size"), one_line=("size", "first error"))
-    for row in rows:
-        size = None if row.size_bytes is None else format_bytes(row.size_bytes)
-        cells = (row.step, row.rank, row.host, row.state, size)
-        step, rank, host, state, size = ("-" if cell is None else str(cell) for cell in cells)
-        texts = [step, rank, _cut(host, host_width), state, size]
+    for group in _groups(rows):
+        sizes = [row.size_bytes for row in group.members if row.size_bytes is not None]
+        cells = (_step(group), group.ranks or None, group.host, group.state)
+        step, rank, host, state = ("-" if cell is None else cell for cell in cells)
+        texts = [step, rank, _cut(host, host_width), state, format_bytes(sum(sizes)) if sizes else "-"]
         if error_width != 0:
-            texts.append(_cut(_error(row), error_width))
+            texts.append(_cut(_error(group), error_width))
         table.add_row(*map(Text, texts))
     return table
 
 
+def _groups(rows: Sequence[LogRow]) -> Iterator[RankGroup[LogRow]]:
+    """Yield the rows of batch scripts alone, and those of the ranks of each step in groups."""
+    for (_, of_rank), some in groupby(rows, lambda row: (row.step.partition(".")[0], row.rank is not None)):
+        members = list(some)
+        yield from grouped(members) if of_rank else (RankGroup((row,)) for row in members)
+
+
+def _step(group: RankGroup[LogRow]) -> str:
+    kind = group.members[0].step.partition(".")[0]
+    return f"{kind}.{group.instances}" if group.instances else kind
+
+
 def _error_lines(rows: Sequence[LogRow], width: int) -> list[str]:
     lines = []
-    for row in rows:
-        if row.first_error:
-            name = row.step if row.rank is None else f"{row.step}[{row.rank}]"
-            lines.append(_cut(f"{name}: {_error(row)}", width))
+    for group in _groups(rows):
+        if error := _error(group):
+            name = f"{_step(group)}[{group.ranks}]" if group.ranks else _step(group)
+            lines.append(_cut(f"{name}: {error}", width))
     return ["", "first errors:", *lines] if lines else []
 
 
@@ -139,5 +173,13 @@ def _cut(text: str, width: int | None) -> str:
     return line.plain
 
 
-def _error(row: LogRow) -> str:
-    return escaped(row.first_error or "")
+def _error(group: RankGroup[LogRow]) -> str:
+    """Return the first error of a group's first log that has one, and which that is."""
+    having = [row for row in group.members if row.first_error]
+    if not having:
+        return ""
+    error = escaped(having[0].first_error or "")
+    if len(group.members) == 1:
+        return error
+    more = f" and {len(having) - 1} more" if len(having) > 1 else ""
+    return f"{RankGroup((having[0],)).name}{more}: {error}"
