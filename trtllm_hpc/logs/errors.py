@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
-from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
+from trtllm_hpc.logs.reading import blocks_of, decode, lines_of, seek_last_lines, uncoloured
+from trtllm_hpc.logs.sieve import Sieve
 
 ERRORS = re.compile(
     rb"""
@@ -25,6 +28,33 @@ ERRORS = re.compile(
     re.VERBOSE,
 )
 """Lines that are errors, in the logs of Slurm, MPI, Triton, TensorRT-LLM and Python."""
+
+_TEXTS = (
+    *(
+        b"\nE0000 00:00:",
+        b"\nF0000 00:00:",
+        b"[ERROR]",
+        b"[FATAL]",
+        b"[E]",
+        b"rror",
+        b"ERROR",
+        b"atal",
+        b"FATAL",
+    ),
+    *(
+        b"xception: ",
+        b"ut of memory",
+        b"oom-kill",
+        b"oom_kill",
+        b"oom kill",
+        b"Segmentation fault",
+        b"core dumped",
+    ),
+    *(b"Signal (", b"terminate called ", b"MPI_ABORT was invoked", b"has lost communication"),
+    *(b": unrecognized option", b": invalid option", b": unknown option"),
+    *(b": command not found", b": No such file or directory", b": Permission denied", b": cannot open"),
+)
+"""Each line that is an error contains one of these."""
 
 HARMLESS = re.compile(
     rb"""
@@ -45,7 +75,6 @@ HARMLESS = re.compile(
 
 _COUNT = re.compile(rb"^error: \d+ problems? found\.\s*$")
 """Our own heading of a list of problems; the first item says more."""
-_COLOURS = re.compile(rb"\x1b\[[\d;]*m")
 _TRACEBACK = b"Traceback (most recent call last):"
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 _HEAD_BYTES = 32 << 20
@@ -74,14 +103,40 @@ def first_error_line(path: Path) -> str | None:
     """
     try:
         with path.open("rb") as log:
-            found = first_error(lines_of(log, _HEAD_BYTES))
+            found = _first_error_of(log, _HEAD_BYTES)
             size = path.stat().st_size
             if found is None and log.tell() < size:
                 log.seek(max(log.tell(), size - _TAIL_BYTES))
-                found = first_error(lines_of(log, _TAIL_BYTES))
+                found = _first_error_of(log, _TAIL_BYTES)
     except OSError:
         return None
     return found
+
+
+def _first_error_of(log: BinaryIO, limit_bytes: int) -> str | None:
+    """Return the first error from the file's position on."""
+    start = log.tell()
+    for block in blocks_of(log, limit_bytes):
+        plain = uncoloured(block)
+        for one in _sieve().suspects(plain):
+            line = plain[one.start : one.end]
+            if _TRACEBACK in line or is_error(line):
+                lines = block.split(b"\n")
+                log.seek(start + sum(map(len, lines[: one.number])) + one.number)
+                return first_error(lines_of(log, limit_bytes))
+        start += len(block)
+    return None
+
+
+@cache
+def _sieve() -> Sieve[None]:
+    """Return what finds the lines that may be errors; it remembers what it has seen in the logs before."""
+    return Sieve((text, None) for text in (*_TEXTS, _TRACEBACK))
+
+
+def is_error(line: bytes) -> bool:
+    """Return whether a line without colours is an error."""
+    return ERRORS.search(line) is not None and not HARMLESS.search(line)
 
 
 def first_error(lines: Iterable[bytes]) -> str | None:
@@ -94,7 +149,7 @@ def first_error(lines: Iterable[bytes]) -> str | None:
     raised: bytes | None = None
     lines = iter(lines)
     for raw in lines:
-        line = _COLOURS.sub(b"", raw)
+        line = uncoloured(raw)
         if _TRACEBACK in line:
             in_traceback = True
         elif in_traceback:
@@ -103,7 +158,7 @@ def first_error(lines: Iterable[bytes]) -> str | None:
         elif raised is not None:
             if line.strip() and not line.startswith(_CHAINED):
                 break
-        elif ERRORS.search(line) and not HARMLESS.search(line):
+        elif is_error(line):
             return _shown(next(lines, line) if _COUNT.match(line) else line)
     if raised is not None:
         return _shown(raised)

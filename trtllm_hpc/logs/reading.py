@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -14,6 +15,36 @@ LONGEST_LINE_BYTES = 65536
 """A longer line is returned in pieces: a log without line ends must not fill the memory."""
 
 _BLOCK_BYTES = 65536
+_LARGE_BLOCK_BYTES = 1 << 20
+_COLOURS = re.compile(rb"\x1b\[[0-9;:?]*[ -/]*[@-~]")
+"""ECMA-48's control sequences: colours, and what programs send to erase the rest of a line."""
+
+
+def uncoloured(raw: bytes) -> bytes:
+    """Return text without escape sequences for colours."""
+    return _COLOURS.sub(b"", raw) if b"\x1b" in raw else raw
+
+
+def blocks_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:
+    """Yield the lines from the file's position on in blocks of about 1 MiB.
+
+    A line is cut only where it alone is longer than a block.
+
+    Args:
+        limit_bytes: about so many bytes are read.
+    """
+    pending, read = b"", 0
+    while limit_bytes is None or read < limit_bytes:
+        chunk = log.read(_LARGE_BLOCK_BYTES)
+        if not chunk:
+            break
+        read += len(chunk)
+        block = pending + chunk
+        cut = block.rfind(b"\n") + 1 or len(block)
+        yield block[:cut]
+        pending = block[cut:]
+    if pending:
+        yield pending
 
 
 def lines_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:

@@ -9,17 +9,14 @@ from functools import cache
 from typing import BinaryIO
 
 from trtllm_hpc.logs.causes.table import Cause, Kind, Pattern, causes
+from trtllm_hpc.logs.reading import uncoloured
+from trtllm_hpc.logs.sieve import Sieve
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
 _LONGEST_LINE = 65536
 _LONGEST_BLOCK = 16 << 20
 """A log without line ends must not fill the memory."""
-_REMEMBERED = 200_000
 _SHOWN = 300
-
-_COLOURS = re.compile(rb"\x1b\[[\d;]*m")
-_DIGITS = b"0123456789"
-_ANY_DIGIT = str.maketrans("", "", "0123456789")
 
 _LABEL = re.compile(
     r"""
@@ -82,7 +79,7 @@ def scan(log: BinaryIO) -> list[Match]:
 
 def stripped(raw: bytes) -> Line:
     """Return a line without colours, stamps and labels, and what these said."""
-    text = _COLOURS.sub(b"", raw[:_LONGEST_LINE]).decode("utf-8", errors="replace").rstrip("\r\n")
+    text = uncoloured(raw[:_LONGEST_LINE]).decode("utf-8", errors="replace").rstrip("\r\n")
     rank, level = None, None
     while True:
         label = _LABEL.match(text)
@@ -98,43 +95,20 @@ def stripped(raw: bytes) -> Line:
 
 
 class _Finder:
-    """Searches block after block of one log.
-
-    Logs repeat themselves: lines that differ in their digits only are looked up once.
-    """
+    """Searches block after block of one log."""
 
     def __init__(self) -> None:
         self.found: dict[str, Match] = {}
-        self._known: set[bytes] = set()
-        self._suspects: dict[bytes, list[tuple[Cause, Pattern]]] = {}
+        self._done: set[bytes] = set()
+        """Shapes of lines that can tell nothing new."""
 
     def search(self, block: bytes, cut: int, first_line: int) -> None:
         """Search the lines that begin before ``cut``; matches may reach beyond it."""
-        lines = block[:cut]
-        keys = set(lines.translate(None, _DIGITS).split(b"\n"))
-        self._look_up(keys - self._known)
-        if self._suspects.keys().isdisjoint(keys):
-            return
-        start = 0
-        for number, line in enumerate(lines.split(b"\n"), first_line):
-            key = line.translate(None, _DIGITS)
-            if key in self._suspects and self._try(self._suspects[key], block, start, line, number):
-                del self._suspects[key]
-            start += len(line) + 1
-
-    def _look_up(self, keys: set[bytes]) -> None:
-        if len(self._known) > _REMEMBERED:
-            self._known.clear()
-        self._known |= keys
-        together = b"\n".join(keys)
-        for anchor, entry in _anchors():
-            at = together.find(anchor)
-            while at >= 0:
-                end = together.find(b"\n", at)
-                end = len(together) if end < 0 else end
-                key = together[together.rfind(b"\n", 0, at) + 1 : end]
-                self._suspects.setdefault(key, []).append(entry)
-                at = together.find(anchor, end)
+        for one in _sieve().suspects(block[:cut]):
+            if one.shape not in self._done:
+                line = block[one.start : one.end]
+                if self._try(one.values, block, one.start, line, first_line + one.number):
+                    self._done.add(one.shape)
 
     def _try(
         self, candidates: Sequence[tuple[Cause, Pattern]], block: bytes, start: int, raw: bytes, number: int
@@ -164,10 +138,10 @@ class _Finder:
 
 
 @cache
-def _anchors() -> tuple[tuple[bytes, tuple[Cause, Pattern]], ...]:
-    """Return each pattern after its anchor, which has no digits: lines are looked up without them."""
-    return tuple(
-        (pattern.anchor.translate(_ANY_DIGIT).encode(), (cause, pattern))
+def _sieve() -> Sieve[tuple[Cause, Pattern]]:
+    """Return what finds each pattern by its anchor; it remembers what it has seen in the logs before."""
+    return Sieve(
+        (pattern.anchor.encode(), (cause, pattern))
         for cause in causes().values()
         for pattern in cause.patterns
     )
@@ -182,7 +156,7 @@ def _blocks(log: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
     reach = max(cause.lines for cause in causes().values()) + 1
     while True:
         chunk = log.read(_BLOCK_BYTES)
-        block = pending + chunk
+        block = uncoloured(pending + chunk)
         if not chunk:
             yield block, len(block), first_line
             return
