@@ -41,7 +41,7 @@ def test_only_a_rank_that_beat_and_then_fell_silent_is_silent(clock: Clock, tmp_
     files = {rank: tmp_path / str(rank) for rank in range(3)}
     files[2].write_text("7 ")  # left by an earlier attempt
     beats = [Heartbeat(files[rank]) for rank in (0, 1)]
-    watch = SilenceWatch(files, 20.0)
+    watch = SilenceWatch(files, 20.0, files[0])
     assert looks(watch, clock, 60, *beats) == {}
     assert looks(watch, clock, 15, beats[0]) == {}
     assert list(watch.suspects()) == [1]
@@ -55,15 +55,25 @@ def test_only_a_rank_that_beat_and_then_fell_silent_is_silent(clock: Clock, tmp_
 
 def test_a_reader_that_was_suspended_blames_nobody(clock: Clock, tmp_path: Path) -> None:
     beat = Heartbeat(tmp_path / "0")
-    watch = SilenceWatch({0: tmp_path / "0"}, 20.0)
+    watch = SilenceWatch({0: tmp_path / "0"}, 20.0, tmp_path / "0")
     looks(watch, clock, 12, beat)
     clock.now += 3600  # the job was suspended, or the file server was away
     assert watch.silent() == {}
     assert looks(watch, clock, 3, beat) == {}
 
 
+def test_nobody_is_silent_while_the_reader_itself_cannot_write(clock: Clock, tmp_path: Path) -> None:
+    """The run folder is full, or read-only: then all heartbeats stop, and the server still serves."""
+    beats = [Heartbeat(tmp_path / str(rank)) for rank in (0, 1)]
+    watch = SilenceWatch({rank: tmp_path / str(rank) for rank in (0, 1)}, 20.0, tmp_path / "0")
+    assert looks(watch, clock, 30, *beats) == {}
+    assert looks(watch, clock, 60) == {} == watch.suspects()
+    assert looks(watch, clock, 30, *beats) == {}
+    assert list(looks(watch, clock, 30, beats[0])) == [1]
+
+
 def test_a_process_that_stays_stopped_is_told(clock: Clock, tmp_path: Path) -> None:
-    beat, watch = Heartbeat(tmp_path / "0"), SilenceWatch({0: tmp_path / "0"}, 20.0)
+    beat, watch = Heartbeat(tmp_path / "0"), SilenceWatch({0: tmp_path / "0"}, 20.0, tmp_path / "0")
     child = subprocess.Popen(["sleep", "60"])
     try:
         os.kill(child.pid, signal.SIGSTOP)

@@ -18,6 +18,9 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.process import stopped_descendants
 
 BEAT_S = 5.0
+_MISSED_S = 2.5 * BEAT_S
+_OWN = -1
+"""The reader's own heartbeat among those that it reads."""
 _BYTES = 512
 """Every beat has this length, so that it overwrites the one before and needs no space on a full disk."""
 
@@ -69,10 +72,13 @@ class SilenceWatch:
     Args:
         files: the heartbeats of the ranks to watch, by a name for each.
         limit_s: how long one may be silent; ``None``: for ever.
+        own: the reader's own heartbeat. While that does not change, the file system is full or gone, and
+            silence says nothing.
     """
 
     files: Mapping[int, Path]
     limit_s: float | None
+    own: Path
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_at: float | None = None
 
@@ -87,15 +93,17 @@ class SilenceWatch:
         stopped = {
             rank: f"its process {seen.stopped} is stopped (SIGSTOP)"
             for rank, seen in self._seen.items()
-            if seen.stopped
+            if rank != _OWN and seen.stopped
         }
-        return {**stopped, **self._silent_for(2.5 * BEAT_S)}
+        return {**stopped, **self._silent_for(_MISSED_S)}
 
     def _silent_for(self, limit_s: float) -> dict[int, str]:
+        if _OWN not in self._seen or self._seen[_OWN].silent_s >= _MISSED_S:
+            return {}
         return {
             rank: f"it has given no sign of life for {seen.silent_s:.0f} s: its node may be lost, or stopped"
             for rank, seen in self._seen.items()
-            if seen.changes and seen.silent_s >= limit_s
+            if rank != _OWN and seen.changes and seen.silent_s >= limit_s
         }
 
     def _look(self) -> None:
@@ -104,7 +112,7 @@ class SilenceWatch:
             return
         passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, 2.0)
         self._looked_at = now
-        for rank, file in self.files.items():
+        for rank, file in {_OWN: self.own, **self.files}.items():
             try:
                 content = file.read_text(encoding="utf-8", errors="replace")
             except FileNotFoundError:
@@ -119,7 +127,7 @@ class SilenceWatch:
             seen.stopped = content.strip().partition(" ")[2]
 
 
-def watch_ranks(paths: RunPaths, step: str, ranks: range, limit_s: float | None) -> SilenceWatch:
+def watch_ranks(paths: RunPaths, step: str, ranks: range, limit_s: float | None, own: Path) -> SilenceWatch:
     """Return a watch over ranks of one step, which may miss two beats in any case."""
     limit_s = None if limit_s is None else max(limit_s, 3 * BEAT_S)
-    return SilenceWatch({rank: paths.rank_heartbeat(step, rank) for rank in ranks}, limit_s)
+    return SilenceWatch({rank: paths.rank_heartbeat(step, rank) for rank in ranks}, limit_s, own)

@@ -24,7 +24,7 @@ from trtllm_hpc.runtime.blame import first_to_fail, verdict
 from trtllm_hpc.runtime.certificate import fingerprint, make_certificate, take_certificate
 from trtllm_hpc.runtime.door import DOOR_RESTARTS, KINDS, SOCKETS_VARIABLE, Door, DoorRecord, write_key
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
-from trtllm_hpc.runtime.heartbeat import SilenceWatch, watch_ranks
+from trtllm_hpc.runtime.heartbeat import Heartbeat, SilenceWatch, watch_ranks
 from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases, rank_name
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.notice import notify
@@ -131,6 +131,8 @@ class Supervisor:
             paths, options.companion_start_seconds, options.companion_silence_seconds
         )
         self._engine = EngineCheck(paths)
+        self._own_heartbeat = paths.rank_heartbeat(SUPERVISOR, 0)
+        self._heartbeat = Heartbeat(self._own_heartbeat)
         self._signal: str | None = None
         self._is_warned = False
         self._draining_since: float | None = None
@@ -236,13 +238,16 @@ class Supervisor:
         for record in self._paths.ranks.glob(f"{instance.step}_*.json"):
             record.unlink(missing_ok=True)
         instance.state, instance.over_since = "starting", None
-        instance.leader = watch_ranks(self._paths, instance.step, range(1), self._options.hang_seconds)
+        instance.leader = watch_ranks(
+            self._paths, instance.step, range(1), self._options.hang_seconds, self._own_heartbeat
+        )
         self._tell_event("server_start", instance=instance.number)
         command = ["bash", str(self._paths.script("instance")), str(instance.number)]
         instance.child = start_bound(command, {**os.environ, SOCKETS_VARIABLE: str(instance.sockets)})
 
     def _tick(self) -> bool:
         """Look at everything once; returns whether anything is left to do."""
+        self._heartbeat.beat()
         if self._stopping_since is None:
             if self._engine.fault is not None and not self._has_failed:
                 self._fail(self._engine.fault, ExitCode.START)

@@ -93,7 +93,8 @@ class InstanceLeader:
         self._started = time.monotonic()
         self._started_at = time.time()
         self._is_ready = False
-        self._ranks = watch_ranks(paths, options.step, range(options.world_size), options.hang_seconds)
+        own = paths.rank_heartbeat(options.step, options.rank)
+        self._ranks = watch_ranks(paths, options.step, range(options.world_size), options.hang_seconds, own)
         self._probe: Probe | None = None
         if options.hang_seconds is not None:
             self._probe = Probe(

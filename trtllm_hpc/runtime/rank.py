@@ -69,8 +69,9 @@ class Supervisor:
         self._killed = False
         self._failed: ExitCode | None = None
         self._blames: int | None = None
-        self._heartbeat = Heartbeat(paths.rank_heartbeat(options.step, options.rank))
-        self._leader_watch = watch_ranks(paths, options.step, range(1), options.hang_seconds)
+        own = paths.rank_heartbeat(options.step, options.rank)
+        self._heartbeat = Heartbeat(own)
+        self._leader_watch = watch_ranks(paths, options.step, range(1), options.hang_seconds, own)
         self._leader = make_leader(paths, options, self._record.job_id) if options.rank == 0 else None
 
     def run(self) -> int:
