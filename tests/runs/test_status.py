@@ -329,3 +329,38 @@ def test_a_rendered_run_without_a_reachable_slurm_is_one_sentence_and_a_next_com
         run_status(paths)
     assert caught.value.message.startswith("Run run is rendered.") and "\n" not in caught.value.message
     assert caught.value.hint is not None and "login node" in caught.value.hint
+
+
+LOST = "rank 1 on n1: it has given no sign of life for 45 s: its node may be lost, or stopped"
+
+
+@pytest.mark.parametrize("serve", ["RUNNING", "COMPLETING"])
+@pytest.mark.parametrize("has_door", [True, False])
+def test_a_lost_server_is_named_before_slurm_knows_and_not_the_companion(
+    fake_slurm: FakeSlurm, tmp_path: Path, serve: str, has_door: bool
+) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", serve, "FAILED=130:0")
+    add_rank(paths, 0, ended_at=65.0, exit_code=-9, stopped_by="heartbeat", reason=LOST, blames=1)
+    add_rank(paths, 1)
+    if has_door:
+        write_json(paths.instances, [])
+        status = run_status(paths)
+        assert "companion" in status.sentence, "the supervisor may start it again"
+        add_event(paths, "serve", "failed", reason=LOST)
+    status = run_status(paths)
+    assert (status.state, status.exit_code) == (FAILED, START)
+    assert status.sentence == (
+        f"stage serve has lost its server, and Slurm has not ended its job yet; {LOST}"
+    )
+    assert status.causes[0].sentence == f"R{LOST[1:]}."
+
+
+def test_a_server_that_has_failed_is_named_while_slurm_completes_its_job(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "COMPLETING", "FAILED=130:0")
+    add_rank(paths, 0, world_size=1, ended_at=20.0, exit_code=-9)
+    add_event(paths, "serve", "stage_end", exit_code=137, job_id="102")
+    status = run_status(paths)
+    assert (status.state, status.exit_code) == (FAILED, START)
+    assert "serve has failed (exit code 137), and Slurm has not ended its job yet; rank 0" in status.sentence
