@@ -26,6 +26,7 @@ from trtllm_hpc.bench.records import read_records
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.client.http import is_ready
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import Endpoint, read_events
 from trtllm_hpc.sandbox import Sandbox
 
@@ -132,7 +133,23 @@ def test_two_instances_behind_one_door(person: Person, engine: Path) -> None:
     assert_measured_through_the_door(person, run)
     assert_a_killed_door_of_a_node_is_opened_again(person, run)
     assert_a_killed_instance_costs_only_what_it_had_begun(person, run)
+    assert_a_dead_process_of_a_model_restarts_its_instance(person, run)
     end(person, run)
+
+
+def assert_a_dead_process_of_a_model_restarts_its_instance(person: Person, served: RunPaths) -> None:
+    """Its server says that it is ready, and fails every request."""
+    processes = {pid: Path(f"/proc/{pid}/cmdline") for pid in descendants(server_of(person, served, 0))}
+    [stub] = [pid for pid, file in processes.items() if b"/preprocessing/" in file.read_bytes()]
+    os.kill(stub, signal.SIGKILL)
+
+    def told() -> list[str]:
+        ends = [event for event in read_events(served, "serve") if event.name == "instance_end"]
+        return [event.data["why"] for event in ends if event.data["instance"] == 0]
+
+    assert eventually(told, 40), person.status(served)
+    assert "model ensemble answers every request with an error" in told()[0], told()
+    assert eventually(lambda: states(person, served) == ["ready", "ready"], 60), person.status(served)
 
 
 def assert_a_killed_instance_costs_only_what_it_had_begun(person: Person, served: RunPaths) -> None:
