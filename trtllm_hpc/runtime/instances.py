@@ -43,8 +43,9 @@ _STOP_GRACE_S = 60.0
 """From a stop request to the end of all instances; each rank takes at most 45 s."""
 _SIGNAL_GRACE_S = 10.0
 """The same after a signal. Slurm itself kills after KillWait, 30 s unless the site says less."""
-_STEP_GRACE_S = 12.0
-"""For a step to end after one of its ranks has; Slurm itself gives 30 s, and minutes to a lost node."""
+_STEP_GRACE_S = 30.0
+"""For a step to end after one of its ranks has: more than a worker may outlive the leader. Slurm gives a lost
+node minutes."""
 _REACH_TIMEOUT_S = 60.0
 """From all instances' being ready to the door's seeing them."""
 _SETTLE_S = 1.0
