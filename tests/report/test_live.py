@@ -15,7 +15,7 @@ def progress(benchmark: Snapshot | None) -> Progress:
     status = RunStatus(
         "demo-1", "/runs/demo-1", RunState.RUNNING, "", (companion,), (), (), None, ExitCode.OK
     )
-    return Progress(status, None, 1, 1, benchmark, stopping=False)
+    return Progress(status, None, 1, 1, benchmark, stopping=False, at=1000.0)
 
 
 def test_a_log_gets_a_line_about_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:

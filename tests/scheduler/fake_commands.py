@@ -143,9 +143,12 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
     known = {"--noheader": False, "--states": True, "--format": True, "--jobs": True}
     given = options(cluster, "squeue", arguments, known)
     fields = {"%i": "id", "%T": "state", "%r": "reason", "%N": "nodes", "%P": "partition"}
+    fields |= {"%V": "submitted", "%S": "started", "%e": "ends"}
     columns = given["--format"].split("|")
     if given["--states"] != "all" or given[""] or any(column not in fields for column in columns):
         cluster.violation("squeue", " ".join(arguments))
+    if os.environ.get("SLURM_TIME_FORMAT") != "%s":
+        cluster.violation("squeue", "moments in the site's own format")
     wanted = given["--jobs"].split(",")
     if len(wanted) == 1 and not cluster.visible(wanted[0]):
         # Several unknown ids are passed over in silence; a single one is an error.
@@ -154,6 +157,7 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
     for job in wanted:
         if cluster.visible(job):
             row = {"reason": "None", "nodes": "", "partition": "batch", **cluster.jobs[job], "id": job}
+            row = {**dict.fromkeys(("submitted", "started", "ends"), "N/A"), **row}
             row["state"] = row["state"].split(" ")[0]
             print("|".join(str(row[fields[column]]) for column in columns))
     return 0

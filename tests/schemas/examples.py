@@ -37,6 +37,7 @@ from trtllm_hpc.runs.status import InstanceStatus, RankStatus, RunState, RunStat
 from trtllm_hpc.runtime.engine_cache.cache import Manifest
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.sandbox.cluster import NodeStatus, Status
+from trtllm_hpc.scheduler.slurm import JobTimes
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, Room
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import Buffers, Limits, Parallel
 from trtllm_hpc.tensorrt_llm.releases import find_release
@@ -119,12 +120,13 @@ FINDING = Finding(
     match="n1:29880:30398 [0] init.cc:497 NCCL WARN Duplicate GPU detected : rank 2 and rank 0 both on CUDA "
     "device 1000",
 )
+_TIMES = JobTimes(_MADE_AT - 60, _MADE_AT - 20, ends_by=_MADE_AT + 3580)
 STATUS = RunStatus(
     run_id=_RUN,
     folder=_FOLDER,
     state=RunState.SERVING,
     sentence="stage serve runs",
-    stages=(StageStatus("serve", "RUNNING", False, False, "runs", "102", "n1"),),
+    stages=(StageStatus("serve", "RUNNING", False, False, "runs", "102", "n1", times=_TIMES),),
     ranks=(RankStatus(0, "n1", "running"),),
     instances=(InstanceStatus(0, "ready", 0, None),),
     endpoint=_ENDPOINT,

@@ -50,6 +50,7 @@ OUTPUTS: Mapping[str, tuple[Output, ...]] = {
         Output(SubmittedRun, examples.SUBMITTED, "without `--wait`"),
         Output(RunStatus, examples.STATUS, "with `--wait`"),
     ),
+    "watch": (Output(RunStatus, examples.STATUS),),
     "cancel": (Output(RunStatus, examples.STATUS),),
     "resume": (
         Output(SubmittedRun, examples.SUBMITTED, "without `--wait`"),

@@ -117,14 +117,15 @@ class Snapshot:
         is_last = (step.level + 1, step.repeat + 1) == (step.levels, step.repeats)
         then_s = 0.0 if is_last else step.then_s
         if then_s is None:
-            return f"{_clock(self.left_s)} left of this pass"
-        return f"{_clock(self.left_s + then_s)} left"
+            return f"{clock_text(self.left_s)} left of this pass"
+        return f"{clock_text(self.left_s + then_s)} left"
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (str(self.step), self.figures)))
 
 
-def _clock(span_s: float) -> str:
+def clock_text(span_s: float) -> str:
+    """Return a span as ``0:20`` or ``1:05:00``, rounded up to seconds."""
     minutes, seconds = divmod(math.ceil(span_s), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 

@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "Check a job file, this machine and the cluster before submitting.",
     "submit": "Render a job file and submit its jobs.",
     "status": "Show the state of a run's jobs and ranks.",
+    "watch": "Follow a submitted run live, to its end.",
     "logs": "List or read the logs of a run, by rank.",
     "explain": "Say what went wrong, from any logs: the cause and what to do.",
     "client": "Send the served model a prompt.",

@@ -1,4 +1,4 @@
-"""What ``submit`` and ``resume`` print about a run, and how they follow it."""
+"""What ``submit`` and ``resume`` print about a run, and how they and ``watch`` follow it."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def watch(run: Run, *, as_json: bool) -> int:
     except KeyboardInterrupt:
         click.echo(
             "\nStopped watching; the run goes on.\n"
-            f"  next: trtllm-hpc status {name}, or trtllm-hpc cancel {name}",
+            f"  next: trtllm-hpc watch {name}, or trtllm-hpc cancel {name}",
             err=True,
         )
         raise click.exceptions.Abort from None
     except SubmissionError as error:
-        error.hint = f"the jobs are submitted, do not submit again: trtllm-hpc status {name}"
+        error.hint = f"the jobs are submitted, do not submit again: trtllm-hpc watch {name}"
         raise
     if status.state.final and any(not stage.final for stage in status.stages) and stops_server:
         run.cancel()  # the companion is gone and cannot stop the server any more

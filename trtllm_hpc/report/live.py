@@ -6,33 +6,42 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trtllm_hpc.bench.progress import clock_text
+from trtllm_hpc.logs.reading import escaped
+from trtllm_hpc.report.formatting import format_time
 from trtllm_hpc.runs.watch import joined
 
 if TYPE_CHECKING:
+    from trtllm_hpc.runs.status import StageStatus
     from trtllm_hpc.runs.watch import Progress
 
 
 _DETAIL_PAUSE_S = 3.0
 """Shortest pause between two lines about one stage's details, where lines cannot be redrawn."""
+_TIMES_PAUSE_S = 600.0
+"""Pause after which a stage without news gets a line all the same, for its times."""
+_LOG_PAUSE_S = 60.0
+"""Shortest pause between two lines of the log there; ``trtllm-hpc logs --follow`` prints them all."""
 
 
 class LivePrinter:
     """Prints each progress.
 
-    On a terminal a small table is redrawn. Elsewhere (a log, a pipe) a line is
-    printed when a stage's state changes, and now and then when its details do.
+    On a terminal a small table is redrawn, with the last lines of the log below it. Elsewhere (a log, a pipe)
+    a line is printed when a stage's state changes, and now and then when its details or the log do.
     """
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, emoji=False)
         self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
         self._printed: dict[str, tuple[str, str, float]] = {}
+        self._log_line, self._log_at = "", -_LOG_PAUSE_S
 
     def __enter__(self) -> LivePrinter:
         if self._live is not None:
@@ -48,25 +57,67 @@ class LivePrinter:
     def show(self, progress: Progress) -> None:
         """Show how far the run is."""
         if self._live is not None:
-            self._live.update(_table(progress))
+            self._live.update(_view(progress), refresh=True)
             return
+        times = {stage.stage: stage_times(stage, progress.at) for stage in progress.status.stages}
         for stage, (state, detail) in progress.sentences.items():
-            if self._is_new(stage, state, detail):
+            if self._is_new(stage, state, detail, times[stage]):
                 self._printed[stage] = (state, detail, time.monotonic())
-                line = f"  {stage}: {joined(state, detail)}"
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                span = f" ({times[stage]})" if times[stage] else ""
+                self._print(f"  {stage}: {joined(state, detail)}{span}")
+        self._print_log(progress)
 
-    def _is_new(self, stage: str, state: str, detail: str) -> bool:
+    def _is_new(self, stage: str, state: str, detail: str, times: str) -> bool:
         last_state, last_detail, printed_at = self._printed.get(stage, (None, "", 0.0))
+        waited_s = time.monotonic() - printed_at
         if (last_state, last_detail) == (state, detail):
-            return False
-        return last_state != state or time.monotonic() - printed_at > _DETAIL_PAUSE_S
+            return bool(times) and waited_s > _TIMES_PAUSE_S
+        return last_state != state or waited_s > _DETAIL_PAUSE_S
+
+    def _print_log(self, progress: Progress) -> None:
+        line = next((line for line in reversed(progress.log) if line.strip()), "")
+        if line not in ("", self._log_line) and time.monotonic() - self._log_at >= _LOG_PAUSE_S:
+            self._log_line, self._log_at = line, time.monotonic()
+            self._print(f"  log: {escaped(line)}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def stage_times(stage: StageStatus, now: float) -> str:
+    """Return how long a stage waits or runs, and what is known of its start or end; empty once it has ended.
+
+    Args:
+        now: in seconds since the epoch.
+    """
+    times = stage.times
+    if stage.final:
+        return ""
+    if stage.state == "PENDING":
+        waited = "" if times.submitted_at is None else f"waits for {_span(times.submitted_at, now)}"
+        start = "" if times.expected_at is None else f"expected to start {format_time(times.expected_at)}"
+        return ", ".join(filter(None, (waited, start)))
+    elapsed = "" if times.started_at is None else f"for {_span(times.started_at, now)}"
+    left = "" if times.ends_by is None else f"{_span(now, times.ends_by)} until its time limit"
+    return ", ".join(filter(None, (elapsed, left)))
+
+
+def _span(since: float, until: float) -> str:
+    return clock_text(max(0.0, until - since))
+
+
+def _view(progress: Progress) -> Group:
+    """Return the table of the stages, and below it the log's last lines, each cut at the terminal's edge."""
+    lines = (Text(escaped(line), style="dim", no_wrap=True, overflow="ellipsis") for line in progress.log)
+    return Group(_table(progress), *lines)
 
 
 def _table(progress: Progress) -> Table:
     table = Table.grid(padding=(0, 2))
-    for stage, (state, detail) in progress.sentences.items():
-        table.add_row(Text(stage, style="bold"), Text(joined(state, detail)))
+    stages = {stage.stage: stage for stage in progress.status.stages}
+    for name, (state, detail) in progress.sentences.items():
+        times = Text(stage_times(stages[name], progress.at), style="dim")
+        table.add_row(Text(name, style="bold"), Text(joined(state, detail)), times)
     if progress.benchmark is not None and progress.benchmark.share is not None:
         table.add_row("", ProgressBar(total=1.0, completed=progress.benchmark.share, width=40))
     return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import ExitCode, SubmissionError
@@ -20,7 +20,7 @@ from trtllm_hpc.runtime.renewal import Renewal
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.local import is_same_process
 from trtllm_hpc.scheduler.reasons import explain_reason
-from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
+from trtllm_hpc.scheduler.slurm import JobInfo, JobTimes, Slurm
 from trtllm_hpc.scheduler.states import (
     INTERRUPTED,
     LOST,
@@ -87,6 +87,7 @@ class StageStatus:
     """The signal that Slurm gives beside the exit code, also for what is none: 53, 125."""
     next_job_id: str | None = None
     """The job that waits to serve after this one (``serve.renew``)."""
+    times: JobTimes = field(default_factory=JobTimes)
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def run_status(paths: RunPaths, watcher: JobWatcher | None = None, *, mode: str 
         stages = [_slurm_stage(name, job, infos, events, interrupted) for name, job in jobs.items()]
         if following is not None:
             stages = [_renewed(stage, following, infos, events) for stage in stages]
-    return _whole(paths, stages, record)
+    return _whole(paths, [_timed(stage, record, events) for stage in stages], record)
 
 
 def unanswered_status(paths: RunPaths) -> RunStatus:
@@ -252,7 +253,27 @@ def _slurm_stage(
         note += _signal_note(info)
     elif info.state.name == "FAILED":
         note += _exit_code_note(code)
-    return replace(_in_state(name, info.state, job_id, note, info.nodes, code), exit_signal=info.exit_signal)
+    stage = _in_state(name, info.state, job_id, note, info.nodes, code)
+    return replace(stage, exit_signal=info.exit_signal, times=info.times)
+
+
+def _timed(stage: StageStatus, record: SubmissionRecord | None, events: list[Event]) -> StageStatus:
+    """Return a stage with the times that Slurm did not tell from the submission record and its events."""
+    job = record.stages.get(stage.stage) if record else None
+    marks = {it.name: it.time for it in events if it.stage == stage.stage and _is_of(it, stage.job_id)}
+    times = stage.times
+    if times.submitted_at is None and job is not None and job.job_id == stage.job_id:
+        times = replace(times, submitted_at=job.submitted_at)
+    if times.started_at is None and stage.state != "PENDING":
+        times = replace(times, started_at=marks.get("stage_begin"))
+    if times.ended_at is None and stage.final:
+        times = replace(times, ended_at=marks.get("stage_end"))
+    return replace(stage, times=times)
+
+
+def _is_of(event: Event, job_id: str | None) -> bool:
+    """Return whether an event is of this job, and not of another one that ran the same stage."""
+    return event.data.get("job_id", job_id) in (job_id, "")
 
 
 def _renewed(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
 from trtllm_hpc.paths import RunPaths, instance_count, read_plan, serve_steps
 from trtllm_hpc.runs.endpoint import endpoint_of
+from trtllm_hpc.runs.server_queue import ServerQueue
 from trtllm_hpc.runs.status import RunStatus, build_step, run_status, unanswered_status, watcher_of
 from trtllm_hpc.runtime.records import StopRequest, rank_records, read_events
 
@@ -20,6 +23,7 @@ _SETTLE_S = 60.0
 """How long the other stages of a failed run may take to end before we stop watching."""
 _GONE_S = 5.0
 """How long the run folder may be gone; a shared file system may miss it for a moment."""
+_LOG_LINES = 5
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,12 @@ class Progress:
     """How far the companion's measurement is."""
     stopping: bool
     """Whether the server was asked to stop."""
+    at: float
+    """When this was seen, in seconds since the epoch."""
+    log: tuple[str, ...] = ()
+    """The last lines of the log that matters now: the build's, or that of the server's leader."""
+    waiting: int | None = None
+    """Requests that wait in the server while it is measured; behind a door, in instance 0."""
 
     @property
     def sentences(self) -> dict[str, tuple[str, str]]:
@@ -60,7 +70,8 @@ class Progress:
             return f"{self.ranks_up} of {self.world_size} ranks up"
         if stage == "companion":
             if self.benchmark is not None:
-                return f"benchmark: {self.benchmark}"
+                queue = "" if self.waiting is None else f", {self.waiting} waiting in the server"
+                return f"benchmark: {self.benchmark}{queue}"
             return "sends requests" if endpoint is not None else "waits for the endpoint"
         return ""
 
@@ -90,6 +101,7 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
     answered_at, seen_events, queries = time.monotonic(), -1, -1
     status: RunStatus | None = None
     final_since: float | None = None
+    queue = ServerQueue()
     while True:
         events = len(read_events(paths))
         if events != seen_events:
@@ -103,7 +115,7 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
                 raise
             status = status or unanswered_status(paths)
         seen_events, queries = events, watcher.num_calls
-        yield _progress(paths, status)
+        yield _with_queue(_progress(paths, status), queue)
         if status.settled or (keeps_serving and _only_serves(paths, status)):
             return
         if not status.state.final:
@@ -153,4 +165,28 @@ def _progress(paths: RunPaths, status: RunStatus) -> Progress:
     up = sum(record.ended_at is None for record in records)
     stopping = StopRequest.read(paths.stop_request) is not None
     benchmark = read_progress(paths.benchmark_progress)
-    return Progress(status, build_step(paths), up, world_size, benchmark, stopping)
+    log = _log_lines(paths, status)
+    return Progress(status, build_step(paths), up, world_size, benchmark, stopping, time.time(), log)
+
+
+def _with_queue(progress: Progress, queue: ServerQueue) -> Progress:
+    """Return the progress with the server's queue, if the server is being measured."""
+    endpoint = progress.status.endpoint
+    measures = any(it.stage == "companion" and it.state == "RUNNING" for it in progress.status.stages)
+    if endpoint is None or progress.benchmark is None or not measures:
+        return progress
+    return replace(progress, waiting=queue.waiting(endpoint))
+
+
+def _log_lines(paths: RunPaths, status: RunStatus) -> tuple[str, ...]:
+    """Return the last lines of the log of rank 0 of the server, or of the build while that runs."""
+    running = {stage.stage for stage in status.stages if stage.state == "RUNNING"}
+    steps = [*(["build"] if "build" in running else []), *serve_steps(instance_count(paths))[:1]]
+    if not running & {"build", "serve"}:
+        return ()
+    try:
+        with paths.rank_log(steps[0], 0).open("rb") as log:
+            seek_last_lines(log, _LOG_LINES)
+            return tuple(deque(map(decode, lines_of(log)), maxlen=_LOG_LINES))
+    except OSError:
+        return ()

@@ -21,6 +21,9 @@ _OPTION_VARIABLES = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_")
 """Prefixes of the variables that Slurm's commands take as options. SBATCH_PARTITION would silently override
 a script, and SQUEUE_USERS would make a running job look lost."""
 
+_SECONDS = {"SLURM_TIME_FORMAT": "%s"}
+"""Has squeue and sacct print moments as seconds since the epoch, whatever the site's format and time zone."""
+
 _TRANSIENT = (
     "timed out",
     "Unable to contact slurm controller",
@@ -38,6 +41,21 @@ _LOGIN_NODE_HINT = "run this on a login node of the cluster; for the sandbox, tr
 
 
 @dataclass(frozen=True)
+class JobTimes:
+    """When a job did or will do what, in seconds since the epoch; ``None`` where that is not known."""
+
+    submitted_at: float | None = None
+    started_at: float | None = None
+    """``None`` before its start."""
+    ended_at: float | None = None
+    """``None`` before its end."""
+    ends_by: float | None = None
+    """When its time limit ends it; ``None`` unless it runs."""
+    expected_at: float | None = None
+    """When Slurm expects a pending job to start."""
+
+
+@dataclass(frozen=True)
 class JobInfo:
     """What Slurm reports about one job."""
 
@@ -50,6 +68,7 @@ class JobInfo:
     nodes: str = ""
     exit_code: int | None = None
     exit_signal: int | None = None
+    times: JobTimes = JobTimes()
 
 
 @dataclass
@@ -133,20 +152,21 @@ class Slurm:
     # The commands ---------------------------------------------------------------------
 
     def _squeue(self, job_ids: Sequence[str]) -> dict[str, JobInfo]:
-        answer = self._run(
-            ["squeue", "--noheader", "--states=all", "--format=%i|%T|%r|%N|%P", f"--jobs={','.join(job_ids)}"]
-        )
+        columns = "--format=%i|%T|%r|%N|%P|%V|%S|%e"
+        command = ["squeue", "--noheader", "--states=all", columns, f"--jobs={','.join(job_ids)}"]
+        answer = self._run(command, _SECONDS)
         if answer.returncode:
             if "Invalid job id" in answer.stderr:
                 return {}  # all of them have left the queue
             raise _refused(answer, "squeue failed")
         found = {}
         for line in answer.stdout.splitlines():
-            job_id, state, reason, nodes, partition = [*line.split("|"), "", "", "", ""][:5]
+            job_id, state, reason, nodes, partition, *moments = [*line.split("|"), *[""] * 7][:8]
             parsed = parse_state(state)
             pending = reason if parsed.name == "PENDING" else ""
             unavailable = self._unavailable_nodes(partition) if names_no_nodes(pending) else ""
-            found[job_id] = JobInfo(job_id, parsed, pending, unavailable, nodes)
+            times = _times(parsed, *map(_moment, moments))
+            found[job_id] = JobInfo(job_id, parsed, pending, unavailable, nodes, times=times)
         return found
 
     def _unavailable_nodes(self, partition: str) -> str:
@@ -268,6 +288,26 @@ def is_installed() -> bool:
 def _nodes(text: str) -> str:
     """Return the node list, empty for a job that ended in the queue."""
     return "" if text in ("None assigned", "(null)") else text
+
+
+def _moment(text: str) -> float | None:
+    """Parse a moment in seconds since the epoch; ``None`` for ``N/A`` and the like."""
+    return float(text) if text.isdigit() and int(text) else None
+
+
+def _times(
+    state: JobState, submitted_at: float | None, started_at: float | None, ended_at: float | None
+) -> JobTimes:
+    """Return the times of squeue's ``%V``, ``%S`` and ``%e``.
+
+    Before the start ``%S`` is when that is expected, as ``squeue --start`` shows it; before the end ``%e`` is
+    when the time limit ends the job (squeue(1)).
+    """
+    if state.name == "PENDING":
+        return JobTimes(submitted_at, expected_at=started_at)
+    if state.final:
+        return JobTimes(submitted_at, started_at, ended_at)
+    return JobTimes(submitted_at, started_at, ends_by=ended_at)
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
