@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from trtllm_hpc.logs.anchors import anchor_of
 from trtllm_hpc.logs.causes.explain import Finding, finding, ranked
 from trtllm_hpc.logs.causes.scan import scan
-from trtllm_hpc.logs.causes.table import AREAS, Cause, Kind, anchor_of, causes
+from trtllm_hpc.logs.causes.table import AREAS, Cause, Kind, causes
 
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 EXCERPTS: dict[str, dict[str, Any]] = {

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, GrowingLog, lines_of, seek_last_lines
+from trtllm_hpc.logs.growing import GrowingLog
+from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, lines_of, seek_last_lines
 
 
 @pytest.mark.parametrize("text", [b"", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n\n", b"a\n\nb\n"])
@@ -49,7 +50,6 @@ def test_a_growing_log_gives_whole_lines_once(tmp_path: Path) -> None:
         assert list(growing.new_lines()) == [b"two\n"]
     assert list(growing.rest()) == [b"thr"]
     assert list(growing.rest()) == []
-    growing.close()
 
 
 def test_a_truncated_log_is_read_from_its_start(tmp_path: Path) -> None:
@@ -59,4 +59,3 @@ def test_a_truncated_log_is_read_from_its_start(tmp_path: Path) -> None:
     assert list(growing.new_lines()) == [b"first attempt\n"]
     path.write_bytes(b"second\n")
     assert list(growing.new_lines()) == [b"second\n"]
-    growing.close()

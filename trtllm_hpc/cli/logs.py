@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,10 @@ from trtllm_hpc.paths import STEPS, RunPaths, call_name
 
 if TYPE_CHECKING:
     from trtllm_hpc.logs.files import LogFile
+
+
+_AT_ONCE = 500
+"""Lines of a log that are printed with one write."""
 
 
 def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> re.Pattern[str] | None:
@@ -64,7 +69,7 @@ def command(
     trtllm-hpc logs RUN --rank 1            the log of rank 1 of the server
     trtllm-hpc logs RUN --instance 1        all ranks of instance 1
     trtllm-hpc logs RUN --follow            everything, as it is written
-    trtllm-hpc logs RUN --grep 'error|warn' matching lines of all logs
+    trtllm-hpc logs RUN --grep 'error|warn' matching lines, of failed ranks first
     """
     selection = (pattern, tail, step, rank, instance)
     content = follow or any(value is not None for value in selection)
@@ -119,7 +124,12 @@ def _print_content(
         one = rank is not None and len(list_logs(run, step, rank, instance)) == 1
         return _print_lines(followed_lines(lambda: list_logs(run, step, rank, instance), wanted), not one)
     logs = _written(run, list_logs(run, step, rank, instance))
-    return _print_lines(((log, line) for log in logs for line in written_lines(log, wanted)), len(logs) > 1)
+    prefixed = len(logs) > 1
+    if pattern is not None:
+        logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
+    return sum(
+        _print_lines(((log, line) for line in written_lines(log, wanted)), prefixed, _AT_ONCE) for log in logs
+    )
 
 
 def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> None:
@@ -155,12 +165,14 @@ def _written(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
     return [log for log in written if log.size_bytes]
 
 
-def _print_lines(lines: Iterable[tuple[LogFile, str]], prefixed: bool) -> int:
+def _print_lines(lines: Iterator[tuple[LogFile, str]], prefixed: bool, at_once: int = 1) -> int:
+    """Print lines, so many with one write; return how many there were."""
     from trtllm_hpc.logs.reading import for_output
 
     count = 0
-    for log, line in lines:
-        count += 1
+    while some := list(islice(lines, at_once)):
+        count += len(some)
+        text = "\n".join(f"{log.name} {line}" if prefixed else line for log, line in some)
         # color=True: what goes into a pipe or a file stays as it was written.
-        click.echo(for_output(f"{log.name} {line}" if prefixed else line), color=True)
+        click.echo(for_output(text), color=True)
     return count

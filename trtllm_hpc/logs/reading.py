@@ -1,4 +1,4 @@
-"""Reading logs of any size line by line, from the start or the end or as they grow, safe to print."""
+"""Reading logs of any size line by line, from the start or the end, safe to print."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO
 
 LONGEST_LINE_BYTES = 65536
@@ -85,54 +83,6 @@ def _nth_last(block: bytes, nth: int) -> int:
     for _ in range(nth):
         index = block.rindex(b"\n", 0, index)
     return index
-
-
-@dataclass
-class GrowingLog:
-    """A log that is still being written, or does not exist yet."""
-
-    path: Path
-    last: int | None = None
-    """Start with the last N lines; ``None``: with all."""
-    _log: BinaryIO | None = field(default=None, init=False)
-    _pending: bytes = field(default=b"", init=False)
-
-    def new_lines(self) -> Iterator[bytes]:
-        """Yield the complete lines written since the last call."""
-        self._log = log = self._log or self._open()
-        if log is None:
-            return
-        if os.fstat(log.fileno()).st_size < log.tell():
-            log.seek(0)  # a requeued job truncates its log
-            self._pending = b""
-        for line in lines_of(log):
-            line = self._pending + line
-            self._pending = b""
-            if not line.endswith(b"\n") and len(line) < LONGEST_LINE_BYTES:
-                self._pending = line
-            else:
-                yield line
-
-    def rest(self) -> Iterator[bytes]:
-        """Yield what is left when nothing more will be written, including a last line without its end."""
-        yield from self.new_lines()
-        if self._pending:
-            yield self._pending
-            self._pending = b""
-
-    def close(self) -> None:
-        """Close the file, if it is open."""
-        if self._log is not None:
-            self._log.close()
-
-    def _open(self) -> BinaryIO | None:
-        try:
-            log = self.path.open("rb")
-        except OSError:
-            return None
-        if self.last is not None:
-            seek_last_lines(log, self.last)
-        return log
 
 
 def decode(raw: bytes) -> str:

@@ -11,10 +11,11 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from trtllm_hpc.logs.anchors import anchor_of
+
 AREAS = ("slurm", "container", "mpi", "nccl", "cuda", "tensorrt_llm", "triton", "python", "disk", "process")
 """The files, in the order in which causes that match the same line are tried."""
 
-_SHORTEST_ANCHOR = 4
 _GROUP = re.compile(r"(?<!\$)\{(\w+)\}")
 _LONGEST_VALUE = 160
 _CLAUSE_END = re.compile(r"(?<=[.:]) (?=\S)")
@@ -115,41 +116,3 @@ def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
         entry.get("fatal", True),
         tuple(entry.get("states", ())),
     )
-
-
-def anchor_of(pattern: str) -> str:
-    """Return the longest text that the first line of every match of a pattern contains.
-
-    Of the pattern only what stands outside of groups and character classes is used.
-
-    Raises:
-        ValueError: the pattern has no such text of at least four characters, or
-            alternatives outside of a group.
-    """
-    best = run = ""
-    depth = 0
-    for token in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|\{\d*,?\d*\}|.", pattern, re.DOTALL):
-        if token == "(":
-            depth += 1
-        elif token == ")":
-            depth -= 1
-        elif depth:
-            continue
-        elif token == "|":
-            raise ValueError(f"alternatives outside of a group: {pattern}")
-        elif token == r"\n":
-            break
-        elif token in ("?", "*") or token.startswith("{"):
-            best, run = max(best, run[:-1], key=len), ""
-            continue
-        elif len(token) == 1 and token not in "+.^$":
-            run += token
-            continue
-        elif len(token) == 2 and token[0] == "\\" and not token[1].isalnum():
-            run += token[1]
-            continue
-        best, run = max(best, run, key=len), ""
-    best = max(best, run, key=len)
-    if len(best) < _SHORTEST_ANCHOR:
-        raise ValueError(f"no text that every match contains: {pattern}")
-    return best
