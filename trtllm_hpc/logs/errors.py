@@ -29,7 +29,7 @@ ERRORS = re.compile(
 )
 """Lines that are errors, in the logs of Slurm, MPI, Triton, TensorRT-LLM and Python."""
 
-_TEXTS = (
+ERROR_TEXTS = (
     *(
         b"\nE0000 00:00:",
         b"\nF0000 00:00:",
@@ -131,7 +131,7 @@ def _first_error_of(log: BinaryIO, limit_bytes: int) -> str | None:
 @cache
 def _sieve() -> Sieve[None]:
     """Return what finds the lines that may be errors; it remembers what it has seen in the logs before."""
-    return Sieve((text, None) for text in (*_TEXTS, _TRACEBACK))
+    return Sieve((text, None) for text in (*ERROR_TEXTS, _TRACEBACK))
 
 
 def is_error(line: bytes) -> bool:
