@@ -97,6 +97,8 @@ class RunPaths:
         """Touched every few seconds while the companion lives."""
         self.jobs = self.folder / "jobs.json"
         """The submission record: job ids by stage, and whether it is complete."""
+        self.ended = self.folder / "ended.json"
+        """How the run ended, for lists of runs: no need to ask Slurm again."""
         self.submitit = self.folder / "submitit"
         """Folder for submitit's own files (local profile)."""
         self.attempts = self.folder / "attempts"

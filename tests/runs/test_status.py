@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +285,9 @@ def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None
     publish(paths)
     record = documented("status", json_text(run_status(paths)))
     assert (record["state"], record["exit_code"], record["run_id"]) == ("serving", 0, "run")
-    assert record["stages"][1] == {
+    serve = record["stages"][1]
+    assert serve.pop("times")["submitted_at"] == pytest.approx(time.time(), abs=600)
+    assert serve == {
         "stage": "serve",
         "state": "RUNNING",
         "final": False,
@@ -295,6 +298,9 @@ def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None
         "exit_code": None,
         "exit_signal": None,
         "next_job_id": None,
+        "gpus": 0,
+        "waited_s": None,
+        "gpu_hours": None,
     }
 
 

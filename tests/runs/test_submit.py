@@ -227,7 +227,7 @@ def test_a_question_that_slurm_refuses_is_no_reason_to_submit_again(
     process = start_submit(tmp_path, "--wait")
     _, errors = process.communicate(timeout=40)
     assert process.returncode == ExitCode.SUBMISSION
-    assert "do not submit again: trtllm-hpc status demo-" in errors, errors
+    assert "do not submit again: trtllm-hpc watch demo-" in errors, errors
 
 
 def test_without_wait_the_ids_are_printed_and_that_is_all(fake_slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ DIRECTIVES = (
     "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time", "mail-type",
 )  # fmt: skip
 KNOWN_DEPENDENCIES = ("after", "afterok")
+ACCOUNTED = "JobIDRaw,State,ExitCode,NodeList,Submit,Start,End,AllocTRES"
 
 
 def read(file: str) -> dict[str, Any]:
@@ -180,7 +181,7 @@ def sacct(cluster: Cluster, arguments: list[str]) -> int:
         "--jobs": True,
     }
     given = options(cluster, "sacct", arguments, known)
-    if set(given) != {*known, ""} or given["--format"] != "JobIDRaw,State,ExitCode,NodeList":
+    if set(given) != {*known, ""} or given["--format"] != ACCOUNTED:
         cluster.violation("sacct", " ".join(arguments))
     if not cluster.record["accounting"]:
         print("Slurm accounting storage is disabled", file=sys.stderr)
@@ -189,7 +190,8 @@ def sacct(cluster: Cluster, arguments: list[str]) -> int:
         info = cluster.jobs.get(job)
         if info is not None and not info.get("unaccounted"):
             nodes = info.get("nodes") or "None assigned"
-            print(f"{job}|{info['state']}|{info.get('exit', '0:0')}|{nodes}")
+            times = "|".join(str(info.get(name, "Unknown")) for name in ("submitted", "started", "ends"))
+            print(f"{job}|{info['state']}|{info.get('exit', '0:0')}|{nodes}|{times}|{info.get('given', '')}")
     return 0
 
 

@@ -32,6 +32,8 @@ from trtllm_hpc.logs.causes.table import Kind
 from trtllm_hpc.report.engines import FoundEngine
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import checked_line, program_details, release_details, release_row
+from trtllm_hpc.runs.listing import ListedRun
+from trtllm_hpc.runs.prune import PrunedRun, PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ShippedText, shipped_jobs
 from trtllm_hpc.runs.status import InstanceStatus, RankStatus, RunState, RunStatus, StageStatus
 from trtllm_hpc.runtime.engine_cache.cache import Manifest
@@ -126,12 +128,38 @@ STATUS = RunStatus(
     folder=_FOLDER,
     state=RunState.SERVING,
     sentence="stage serve runs",
-    stages=(StageStatus("serve", "RUNNING", False, False, "runs", "102", "n1", times=_TIMES),),
+    stages=(
+        StageStatus(
+            "serve",
+            "RUNNING",
+            False,
+            False,
+            "runs",
+            "102",
+            "n1",
+            times=_TIMES,
+            gpus=2,
+            waited_s=40.0,
+            gpu_hours=0.5,
+        ),
+    ),
     ranks=(RankStatus(0, "n1", "running"),),
     instances=(InstanceStatus(0, "ready", 0, None),),
     endpoint=_ENDPOINT,
     exit_code=ExitCode.OK,
 )
+LISTED = ListedRun(
+    _RUN,
+    _FOLDER,
+    "tiny-llama",
+    "tiny-llama",
+    RunState.SERVING,
+    _ENDPOINT.http,
+    _MADE_AT - 60,
+    waited_s=40.0,
+    gpu_hours=0.5,
+)
+PRUNED_RUNS = PrunedRuns(False, (PrunedRun(_RUN, _FOLDER, "ended 40 days ago", None),))
 LOG = LogRow("serve", 1, "n2", "running", 8704, None, f"{_FOLDER}/logs/serve_1.out")
 
 PROMPT = PromptRecord(

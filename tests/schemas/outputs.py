@@ -22,6 +22,8 @@ from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import CheckedLine, ProgramDetails, ReleaseDetails, ReleaseRow
+from trtllm_hpc.runs.listing import ListedRun
+from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ShippedJob, ShippedText
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
@@ -45,6 +47,8 @@ OUTPUTS: Mapping[str, tuple[Output, ...]] = {
     "jobs show": (Output(ShippedText, examples.JOB_TEXT),),
     "render": (Output(RenderedRun, examples.RENDERED),),
     "doctor": (Output(DoctorReport, examples.DOCTOR),),
+    "runs": (Output(list[ListedRun], [examples.LISTED]),),
+    "runs prune": (Output(PrunedRuns, examples.PRUNED_RUNS),),
     "status": (Output(RunStatus, examples.STATUS),),
     "submit": (
         Output(SubmittedRun, examples.SUBMITTED, "without `--wait`"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,14 @@ if TYPE_CHECKING:
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.config.job import JobFile
     from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
-    from trtllm_hpc.runs.status import RunStatus
+    from trtllm_hpc.runs.listing import ListedRun
+    from trtllm_hpc.runs.prune import PrunedRun
+    from trtllm_hpc.runs.status import RunState, RunStatus
     from trtllm_hpc.runs.watch import Progress
     from trtllm_hpc.runtime.records import Endpoint
 
 READY_TIMEOUT_S = 3600.0
+_logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -70,6 +75,56 @@ class Run:
         """Return the runs of a folder, the newest first."""
         folder = default_runs_folder() if runs is None else Path(runs)
         return [cls(paths) for paths in list_runs(folder)]
+
+    @classmethod
+    def overview(
+        cls,
+        runs: Path | str | None = None,
+        *,
+        states: Iterable[RunState | str] = (),
+        name: str | None = None,
+        since_s: float | None = None,
+        on_warning: Callable[[str], object] = _logger.warning,
+    ) -> Sequence[ListedRun]:
+        """Return the runs of a folder with their states, the newest first; asks Slurm once for all.
+
+        Args:
+            states: only runs in one of these; all without any.
+            name: only runs of the job of that name.
+            since_s: only runs created in the last so many seconds.
+            on_warning: receives a sentence if Slurm does not answer; the states are ``None`` then.
+        """
+        from trtllm_hpc.runs.listing import listed_runs
+        from trtllm_hpc.runs.status import RunState
+
+        since = None if since_s is None else time.time() - since_s
+        wanted = [RunState(state) for state in states]
+        folder = default_runs_folder() if runs is None else Path(runs)
+        return listed_runs(folder, states=wanted, name=name, since=since, warn=on_warning)
+
+    @classmethod
+    def prune(
+        cls,
+        runs: Path | str | None = None,
+        *,
+        older_than_s: float | None = None,
+        keep: int | None = None,
+        remove: bool = False,
+        on_warning: Callable[[str], object] = _logger.warning,
+    ) -> Sequence[PrunedRun]:
+        """Return which ended runs would be removed, or with ``remove`` were.
+
+        A run always stays if one of its jobs has not ended, or Slurm does not say so.
+
+        Args:
+            older_than_s: only runs that ended longer ago.
+            keep: not the so many newest that have ended.
+            on_warning: receives a sentence if Slurm does not answer.
+        """
+        from trtllm_hpc.runs.prune import prune_runs
+
+        folder = default_runs_folder() if runs is None else Path(runs)
+        return prune_runs(folder, older_than_s=older_than_s, keep=keep, remove_them=remove, warn=on_warning)
 
     @property
     def id(self) -> str:

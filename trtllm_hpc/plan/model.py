@@ -195,6 +195,7 @@ class Plan:
         record = {name: value for name, value in self.__dict__.items() if name not in ("facts", "repository")}
         record["layout"] = asdict(self.layout)
         record["instances"] = self.instances.count
+        record["model"] = self.job.model.path or self.job.model.synthetic
         record["repository"] = [model.name for model in self.repository_models]
         record["server"] = asdict(self.server)
         record["build_steps"] = [asdict(step) for step in self.build_steps]

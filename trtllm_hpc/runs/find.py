@@ -9,10 +9,13 @@ from pathlib import Path
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name, read_plan
 
+REMOVED = ".removed-"
+"""How the name of a folder begins that is being removed."""
+
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a rendered run that we may read."""
-    return _created_at(folder) is not None
+    return _created_at(RunPaths(folder)) is not None
 
 
 def list_runs(runs_folder: Path) -> list[RunPaths]:
@@ -21,13 +24,17 @@ def list_runs(runs_folder: Path) -> list[RunPaths]:
         folders = list(runs_folder.iterdir())
     except OSError:
         return []
-    ages = {folder: created_at for folder in folders if (created_at := _created_at(folder)) is not None}
-    return [RunPaths(folder) for folder in sorted(ages, key=lambda it: (ages[it], it.name), reverse=True)]
+    ages = {
+        paths: created_at
+        for paths in map(RunPaths, folders)
+        if not paths.run_id.startswith(REMOVED) and (created_at := _created_at(paths)) is not None
+    }
+    return sorted(ages, key=lambda it: (ages[it], it.run_id), reverse=True)
 
 
-def _created_at(folder: Path) -> int | None:
+def _created_at(paths: RunPaths) -> int | None:
     """Return when a run was created, in ns since the epoch; ``None`` if it is no run or not readable."""
-    plan = RunPaths(folder).plan
+    plan = paths.plan
     try:
         # The plan is written once, at creation; the folder's times change with every log.
         entry = plan.stat()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 import signal
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import ExitCode, SubmissionError
@@ -14,6 +16,7 @@ from trtllm_hpc.logs.diagnose import RankFailure, first_failure, stage_error
 from trtllm_hpc.logs.files import list_logs
 from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.paths import RunPaths, read_json, read_plan
+from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
 from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, rank_records, read_events
 from trtllm_hpc.runtime.renewal import Renewal
@@ -88,6 +91,12 @@ class StageStatus:
     next_job_id: str | None = None
     """The job that waits to serve after this one (``serve.renew``)."""
     times: JobTimes = field(default_factory=JobTimes)
+    gpus: int | None = None
+    """GPUs that it was given, or else asks for."""
+    waited_s: float | None = None
+    """From its submission to its start; ``None`` before that."""
+    gpu_hours: float | None = None
+    """Its GPUs times the hours from its start to its end, or until now."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +147,8 @@ class RunStatus:
 
     @property
     def settled(self) -> bool:
-        """Whether every stage has ended; after a failure the other stages need a moment more.
-
-        A run with a lost job is never settled: accounting may only be late.
-        """
-        return self.state.final and self.state is not RunState.LOST and all(it.final for it in self.stages)
+        """Whether every stage has ended, and the run stays as it is."""
+        return is_settled(self.state, self.stages)
 
 
 def watcher_of(paths: RunPaths) -> JobWatcher:
@@ -165,6 +171,25 @@ def run_status(paths: RunPaths, watcher: JobWatcher | None = None, *, mode: str 
         SubmissionError: Slurm does not answer.
     """
     record = read_submission(paths)
+    return _whole(paths, stages_of(paths, record, watcher, mode=mode), record)
+
+
+def stages_of(
+    paths: RunPaths,
+    record: SubmissionRecord | None,
+    watcher: JobWatcher | None = None,
+    *,
+    mode: str = "force",
+    queued: Mapping[Path, str] | None = None,
+) -> list[StageStatus]:
+    """Return the status of each stage, in the order of their dependencies.
+
+    Args:
+        queued: the jobs in the queue by their script, if Slurm has already told them.
+
+    Raises:
+        SubmissionError: Slurm does not answer.
+    """
     events = read_events(paths)
     jobs = _job_ids(paths, record, events)
     interrupted = _was_interrupted(paths, record, events)
@@ -174,14 +199,24 @@ def run_status(paths: RunPaths, watcher: JobWatcher | None = None, *, mode: str 
         stages = [_stage_run_by_hand(name, events) for name in jobs]
     else:
         if record is None:
-            jobs |= _queued_by_hand(paths, jobs)
+            jobs |= _queued_by_hand(paths, jobs, queued)
         following = Renewal.read(paths.renewal)
-        watched = [job for job in (*jobs.values(), following and following.next_job_id) if job]
+        watched = _watched(jobs, following)
         infos = (watcher or watcher_of(paths)).job_infos(watched, mode) if watched else {}
         stages = [_slurm_stage(name, job, infos, events, interrupted) for name, job in jobs.items()]
         if following is not None:
             stages = [_renewed(stage, following, infos, events) for stage in stages]
-    return _whole(paths, [_timed(stage, record, events) for stage in stages], record)
+    gpus = planned_gpus(paths)
+    return [_timed(stage, record, events, gpus.get(stage.stage)) for stage in stages]
+
+
+def watched_jobs(paths: RunPaths, record: SubmissionRecord | None) -> list[str]:
+    """Return the ids of the jobs that decide a run's status."""
+    return _watched(_job_ids(paths, record, read_events(paths)), Renewal.read(paths.renewal))
+
+
+def _watched(jobs: Mapping[str, str | None], following: Renewal | None) -> list[str]:
+    return [job for job in (*jobs.values(), following and following.next_job_id) if job]
 
 
 def unanswered_status(paths: RunPaths) -> RunStatus:
@@ -203,18 +238,21 @@ def _was_interrupted(paths: RunPaths, record: SubmissionRecord | None, events: l
         return False
 
 
-def _queued_by_hand(paths: RunPaths, jobs: dict[str, str | None]) -> dict[str, str]:
+def _queued_by_hand(
+    paths: RunPaths, jobs: dict[str, str | None], queued: Mapping[Path, str] | None
+) -> dict[str, str]:
     """Return jobs submitted by hand that have not begun, by stage: Slurm knows which script a job runs."""
     scripts = {paths.sbatch(stage): stage for stage, job in jobs.items() if job is None}
     try:
-        queued = Slurm(planned(paths, "slurm_conf")).find_scripts(scripts)
+        if queued is None:
+            queued = Slurm(planned(paths, "slurm_conf")).find_scripts(scripts)
     except SubmissionError as error:
         error.message = (
             f"Run {paths.run_id} is rendered. Whether its scripts were then submitted by hand is unknown: "
             + error.message
         )
         raise
-    return {scripts[script]: job for script, job in queued.items()}
+    return {scripts[script]: job for script, job in queued.items() if script in scripts}
 
 
 def planned(paths: RunPaths, key: str) -> str | None:
@@ -254,26 +292,20 @@ def _slurm_stage(
     elif info.state.name == "FAILED":
         note += _exit_code_note(code)
     stage = _in_state(name, info.state, job_id, note, info.nodes, code)
-    return replace(stage, exit_signal=info.exit_signal, times=info.times)
+    return replace(stage, exit_signal=info.exit_signal, times=info.times, gpus=info.gpus)
 
 
-def _timed(stage: StageStatus, record: SubmissionRecord | None, events: list[Event]) -> StageStatus:
-    """Return a stage with the times that Slurm did not tell from the submission record and its events."""
-    job = record.stages.get(stage.stage) if record else None
-    marks = {it.name: it.time for it in events if it.stage == stage.stage and _is_of(it, stage.job_id)}
-    times = stage.times
-    if times.submitted_at is None and job is not None and job.job_id == stage.job_id:
-        times = replace(times, submitted_at=job.submitted_at)
-    if times.started_at is None and stage.state != "PENDING":
-        times = replace(times, started_at=marks.get("stage_begin"))
-    if times.ended_at is None and stage.final:
-        times = replace(times, ended_at=marks.get("stage_end"))
-    return replace(stage, times=times)
-
-
-def _is_of(event: Event, job_id: str | None) -> bool:
-    """Return whether an event is of this job, and not of another one that ran the same stage."""
-    return event.data.get("job_id", job_id) in (job_id, "")
+def _timed(
+    stage: StageStatus, record: SubmissionRecord | None, events: list[Event], planned: int | None
+) -> StageStatus:
+    """Return a stage with its times and what they amount to; ``planned``: the GPUs it asks for."""
+    times = with_own_times(stage.times, stage.stage, stage.job_id, record, events, final=stage.final)
+    gpus = planned if stage.gpus is None else stage.gpus
+    begun, ended = times.started_at, times.ended_at if stage.final else time.time()
+    waited_s = None if begun is None or times.submitted_at is None else begun - times.submitted_at
+    hours = None if begun is None or ended is None else (ended - begun) / 3600
+    gpu_hours = None if hours is None or gpus is None else hours * gpus
+    return replace(stage, times=times, gpus=gpus, waited_s=waited_s, gpu_hours=gpu_hours)
 
 
 def _renewed(
@@ -363,16 +395,11 @@ def _in_state(
 
 
 def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord | None) -> RunStatus:
-    endpoint = Endpoint.read(paths.endpoint)
-    lost = _lost_server(paths, stages)
-    keeps_serving = read_plan(paths).get("stops_server") is False
-    state = _run_state(stages, record, endpoint, keeps_serving=keeps_serving, lost_server=lost is not None)
+    state, endpoint = state_of(paths, stages, record)
     # A server that is kept running outlives a companion that has failed.
     failed = _first_failed(stages) if state.final or state is RunState.SERVING else None
-    if state is RunState.FAILED and lost is not None:
-        failed = lost
-    if state.final:
-        endpoint = None  # a killed leader leaves its file behind
+    if state is RunState.FAILED:
+        failed = _lost_server(paths, stages) or failed
     sentence = _sentence(paths, state, stages, failed)
     code = _exit_code(state, failed, paths)
     causes: tuple[Finding, ...] = ()
@@ -391,6 +418,25 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
         code,
         causes,
     )
+
+
+def state_of(
+    paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord | None
+) -> tuple[RunState, Endpoint | None]:
+    """Return the state of a run with these stages, and where its server answers."""
+    endpoint = Endpoint.read(paths.endpoint)
+    keeps_serving = read_plan(paths).get("stops_server") is False
+    is_lost = _lost_server(paths, stages) is not None
+    state = _run_state(stages, record, endpoint, keeps_serving=keeps_serving, lost_server=is_lost)
+    return state, None if state.final else endpoint  # a killed leader leaves its file behind
+
+
+def is_settled(state: RunState, stages: Iterable[StageStatus]) -> bool:
+    """Return whether every stage has ended; after a failure the other stages need a moment more.
+
+    A run with a lost job is never settled: accounting may only be late.
+    """
+    return state.final and state is not RunState.LOST and all(stage.final for stage in stages)
 
 
 def _lost_server(paths: RunPaths, stages: list[StageStatus]) -> StageStatus | None:

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
@@ -69,6 +69,8 @@ class JobInfo:
     exit_code: int | None = None
     exit_signal: int | None = None
     times: JobTimes = JobTimes()
+    gpus: int | None = None
+    """GPUs that it was given; ``None`` if accounting does not say."""
 
 
 @dataclass
@@ -185,9 +187,10 @@ class Slurm:
                 "--noheader",
                 "--parsable2",
                 "--allocations",
-                "--format=JobIDRaw,State,ExitCode,NodeList",
+                "--format=JobIDRaw,State,ExitCode,NodeList,Submit,Start,End,AllocTRES",
                 f"--jobs={','.join(job_ids)}",
-            ]
+            ],
+            _SECONDS,
         )
         if answer.returncode:
             # Some sites have no accounting or hide it from users; scontrol and the run's own
@@ -196,10 +199,12 @@ class Slurm:
             return {}
         found = {}
         for line in answer.stdout.splitlines():
-            job_id, state, code, nodes = [*line.split("|"), "", "", ""][:4]
+            job_id, state, code, nodes, *moments, given = [*line.split("|"), *[""] * 7][:8]
             parsed = parse_state(state)
             if parsed.final:
-                found[job_id] = JobInfo(job_id, parsed, "", "", _nodes(nodes), *_exit(code))
+                times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
+                info = JobInfo(job_id, parsed, "", "", _nodes(nodes), *_exit(code), times)
+                found[job_id] = replace(info, gpus=int(gpus[1]) if gpus else None)
         return found
 
     def _scontrol(self, job_id: str) -> JobInfo | None:

@@ -1,0 +1,250 @@
+"""``runs``: all runs at a glance, and the old ones removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.typed import Types
+from tests.cli.typed import home as home
+from tests.runs.made import run_with, submitted, written
+from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
+from tests.schemas.check import documented
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import STAGES, RunPaths
+from trtllm_hpc.runtime.records import Endpoint, add_event
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
+
+DAY_S = 86400
+
+
+@pytest.fixture
+def made(fake_slurm: FakeSlurm, home: Path) -> Callable[..., RunPaths]:
+    """Make a run whose three jobs are in this state; they ended some days ago."""
+
+    def make(name: str, state: str, *, days: float = 0) -> RunPaths:
+        paths = run_with(fake_slurm, home / "runs" / name, *[state] * 3)
+        moment = time.time() - days * DAY_S
+        for job in (read_submission(paths) or SubmissionRecord("slurm")).stages.values():
+            times = [str(int(moment) - before) for before in (7200, 3600, 0)]
+            given = "billing=8,cpu=8,gres/gpu:h100=4,gres/gpu=4,node=1"
+            facts = dict(zip(("submitted", "started", "ends"), times, strict=True))
+            fake_slurm.set(job.job_id, state, given=given, **facts)
+        os.utime(paths.plan, (moment, moment))
+        return paths
+
+    return make
+
+
+def listed(types: Types, *words: str) -> list[dict[str, Any]]:
+    shown = types("runs", *words, "--json")
+    assert shown.code == 0, shown.errors
+    rows: list[dict[str, Any]] = documented("runs", shown.output)
+    return rows
+
+
+def test_every_run_has_its_state_model_endpoint_and_age(
+    made: Callable[..., RunPaths], types: Types, home: Path
+) -> None:
+    made("demo-1", "FAILED", days=3)
+    serving = made("demo-2", "RUNNING", days=1)
+    Endpoint("2", "n1", "10.0.0.1", 8000, 8001, 8002, ["ensemble"], 0.0).write(serving.endpoint)
+    written(home / "runs" / "demo-3")
+    rows = listed(types)
+    assert [(row["run_id"], row["state"]) for row in rows] == [
+        ("demo-3", "rendered"),
+        ("demo-2", "serving"),
+        ("demo-1", "failed"),
+    ]
+    assert rows[1]["endpoint"] == "10.0.0.1:8000" and rows[1]["model"] == "tiny-llama"
+    assert (rows[2]["gpu_hours"], rows[2]["waited_s"]) == (12.0, 3600.0)
+    table = types("runs").output.splitlines()
+    assert table[0].split() == ["run", "state", "model", "endpoint", "age", "waited", "GPU-h"]
+    assert table[-1].split() == ["demo-1", "failed", "tiny-llama", "-", "3", "days", "60", "min", "12"]
+
+
+def test_they_are_filtered(made: Callable[..., RunPaths], types: Types, home: Path) -> None:
+    made("old-1", "COMPLETED", days=9)
+    made("new-1", "FAILED", days=1)
+    made("new-2", "RUNNING")
+    plan = json.loads((home / "runs" / "new-2" / "plan.json").read_text())
+    (home / "runs" / "new-2" / "plan.json").write_text(json.dumps({**plan, "name": "other"}))
+
+    def ids(*words: str) -> list[str]:
+        return [row["run_id"] for row in listed(types, *words)]
+
+    for _ in range(2):  # the second time the states of two are remembered
+        assert ids("--state", "failed", "--state", "completed") == ["new-1", "old-1"]
+        assert ids("--name", "other") == ["new-2"]
+        assert ids("--name", "demo", "--since", "2d") == ["new-1"]
+        assert ids("--since", "90m") == ["new-2"]
+    assert "no such runs in runs" in types("runs", "--state", "lost").output
+    for wrong in ("7", "d", "-1d", "1y"):
+        refused = types("runs", f"--since={wrong}")
+        assert refused.code == ExitCode.USAGE and "write it like 90m, 12h, 30d or 2w" in refused.errors
+
+
+def test_slurm_is_asked_once_for_all_and_never_again_about_what_has_ended(
+    fake_slurm: FakeSlurm, made: Callable[..., RunPaths], types: Types, home: Path
+) -> None:
+    for number in range(3):
+        made(f"ended-{number}", "COMPLETED", days=1)
+        made(f"busy-{number}", "PENDING")
+        written(home / "runs" / f"rendered-{number}")
+    assert len(listed(types)) == 9
+    first = fake_slurm.calls()
+    assert [call[0] for call in first] == ["squeue", "squeue", "sacct"]  # queued by hand; by id; what ended
+    assert [row["state"] for row in listed(types, "--name", "demo")].count("completed") == 3
+    again = fake_slurm.calls()[len(first) :]
+    assert [call[0] for call in again] == ["squeue", "squeue"]
+    assert len(again[1][-1].split(",")) == 9
+
+
+def test_a_thousand_runs_take_a_moment(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
+    jobs = {stage: fake_slurm.add("COMPLETED") for stage in STAGES}
+    first = submitted(home / "runs" / "demo-0", jobs)
+    assert listed(types)[0]["state"] == "completed"
+    for number in range(1, 1000):
+        shutil.copytree(first.folder, home / "runs" / f"demo-{number}", copy_function=os.link)
+    asked = len(fake_slurm.calls())
+    began = time.monotonic()
+    assert len(listed(types)) == 1000
+    assert time.monotonic() - began < 5.0  # 0.3 s on an idle machine
+    assert len(fake_slurm.calls()) == asked
+
+
+def test_a_resumed_run_and_one_run_again_by_hand_are_asked_for_again(
+    fake_slurm: FakeSlurm, made: Callable[..., RunPaths], types: Types
+) -> None:
+    resumed, by_hand = made("demo-1", "FAILED"), made("demo-2", "COMPLETED")
+    assert {row["state"] for row in listed(types)} == {"failed", "completed"}
+    record = SubmissionRecord("slurm", complete=True)
+    for stage in STAGES:
+        record.add(resumed, stage, fake_slurm.add("RUNNING"))
+    add_event(by_hand, "serve", "stage_begin", job_id=fake_slurm.add("RUNNING"))
+    assert {row["state"] for row in listed(types)} == {"running"}
+
+
+def test_without_slurms_answer_the_rest_is_shown(
+    fake_slurm: FakeSlurm, made: Callable[..., RunPaths], types: Types
+) -> None:
+    made("demo-1", "COMPLETED")
+    listed(types)
+    made("demo-2", "RUNNING")
+    fake_slurm.trouble("squeue", CONTROLLER_GONE)
+    shown = types("runs")
+    assert shown.code == 0 and "Unable to contact slurm controller" in shown.errors
+    states = {line.split()[0]: line.split()[1] for line in shown.output.splitlines()[2:]}
+    assert states == {"demo-1": "completed", "demo-2": "unknown"}
+
+
+# prune --------------------------------------------------------------------------------
+
+
+def pruned(types: Types, *words: str) -> dict[str, Any]:
+    shown = types("runs", "prune", *words, "--json")
+    assert shown.code == 0, shown.errors
+    record: dict[str, Any] = documented("runs prune", shown.output)
+    return record
+
+
+def left(home: Path) -> list[str]:
+    return sorted(folder.name for folder in (home / "runs").iterdir())
+
+
+def test_old_ended_runs_are_listed_and_with_yes_removed(
+    made: Callable[..., RunPaths], types: Types, home: Path
+) -> None:
+    for days in (1, 31, 40):
+        made(f"ended-{days}", "COMPLETED", days=days)
+    made("busy-90", "RUNNING", days=90)
+    made("waits-90", "PENDING", days=90)
+    shown = types("runs", "prune", "--older-than", "30d")
+    assert "ended-40: would be removed, it ended 40 days ago" in shown.output
+    assert "next: the same command with --yes" in shown.output and len(left(home)) == 5
+    would = [run["run_id"] for run in pruned(types, "--older-than", "30d")["runs"]]
+    gone = pruned(types, "--older-than", "30d", "--yes")
+    assert gone["removed"] and [run["run_id"] for run in gone["runs"]] == would == ["ended-31", "ended-40"]
+    assert left(home) == ["busy-90", "ended-1", "waits-90"]
+
+
+def test_the_newest_stay(made: Callable[..., RunPaths], types: Types, home: Path) -> None:
+    for days in (1, 31, 40):
+        made(f"ended-{days}", "FAILED", days=days)
+    assert types("runs", "prune", "--older-than", "30d", "--keep", "2", "--yes").code == 0
+    assert left(home) == ["ended-1", "ended-31"]
+    assert types("runs", "prune", "--keep", "0", "--yes").output.splitlines()[-1] == "2 removed"
+    assert left(home) == []
+
+
+def test_a_run_that_served_long_is_as_old_as_its_end(
+    made: Callable[..., RunPaths], types: Types, home: Path
+) -> None:
+    served = made("demo-1", "COMPLETED", days=2)
+    long_ago = time.time() - 60 * DAY_S
+    os.utime(served.plan, (long_ago, long_ago))
+    assert pruned(types, "--older-than", "30d")["runs"] == []
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING"])
+def test_a_failed_run_with_a_job_that_has_not_ended_stays(
+    fake_slurm: FakeSlurm, home: Path, types: Types, state: str
+) -> None:
+    run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "FAILED=7:0", state)
+    assert pruned(types, "--keep", "0", "--yes")["runs"] == [] and left(home) == ["demo-1"]
+
+
+def test_what_slurm_does_not_say_is_no_end(
+    fake_slurm: FakeSlurm, made: Callable[..., RunPaths], types: Types, home: Path
+) -> None:
+    lost = made("lost-1", "COMPLETED")
+    for job in (read_submission(lost) or SubmissionRecord("slurm")).stages.values():
+        fake_slurm.forget(job.job_id)
+    assert types("runs", "prune", "--keep", "0", "--yes").output == "0 removed\n"
+    made("demo-1", "COMPLETED")
+    fake_slurm.trouble("squeue", CONTROLLER_GONE)
+    silent = types("runs", "prune", "--keep", "0", "--yes")
+    assert silent.output == "0 removed\n" and "Unable to contact" in silent.errors
+    assert left(home) == ["demo-1", "lost-1"]
+
+
+def test_a_local_run_on_another_machine_stays(home: Path, types: Types) -> None:
+    for name, host in (("here-1", os.uname().nodename), ("there-1", "another-machine")):
+        _, paths = written(home / "runs" / name, scheduler="local")
+        record = SubmissionRecord("local", complete=True)
+        for stage in STAGES:
+            record.add(paths, stage, "999999", process_started=1)
+            facts: dict[str, Any] = {"host": host, "group": 999999, "group_started": 1}
+            add_event(paths, stage, "stage_begin", job_id="local1", **facts)
+    for _ in range(2):
+        assert [run["run_id"] for run in pruned(types, "--keep", "0")["runs"]] == ["here-1"]
+
+
+def test_a_half_removed_run_is_no_run_and_goes_with_the_next_prune(
+    made: Callable[..., RunPaths], types: Types, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made("demo-1", "COMPLETED", days=9)
+
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupted)
+        assert types("runs", "prune", "--keep", "0", "--yes").code == ExitCode.INTERRUPTED
+    assert left(home) == [".removed-demo-1"]
+    assert listed(types) == []
+    again = pruned(types, "--older-than", "30d", "--yes")
+    assert [run["why"] for run in again["runs"]] == ["was left by an interrupted removal"]
+    assert left(home) == []
+
+
+def test_nothing_is_chosen_by_itself(types: Types, home: Path) -> None:
+    refused = types("runs", "prune", "--yes")
+    assert refused.code == ExitCode.USAGE and "--older-than 30d, --keep N" in refused.errors

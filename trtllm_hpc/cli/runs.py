@@ -1,0 +1,125 @@
+"""``trtllm-hpc runs``: list all runs, and remove old ones."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trtllm_hpc.cli.completion import complete_with
+from trtllm_hpc.cli.options import json_option, print_json, print_warning, runs_folder, runs_option
+from trtllm_hpc.paths import read_plan
+from trtllm_hpc.runs.find import list_runs
+
+_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_STATES = ("rendered", "pending", "running", "serving", "completed", "failed", "cancelled", "lost")
+
+
+class _SpanType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic only in click 8.3 and later
+    """A span of time as ``90m``, ``12h``, ``30d`` or ``2w``, in seconds."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds."""
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is not a span of time; write it like 90m, 12h, 30d or 2w.", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
+
+
+def _job_names(ctx: click.Context) -> list[str]:
+    """Return the names of the jobs that have runs."""
+    return sorted({str(read_plan(run).get("name", "")) for run in list_runs(runs_folder(ctx))})
+
+
+@click.group(invoke_without_command=True)
+@click.option(
+    "--state", "states", type=click.Choice(_STATES), multiple=True, help="Only runs in it.  [repeatable]"
+)
+@click.option("--name", metavar="JOB", shell_complete=complete_with(_job_names), help="Only this job's runs.")
+@click.option(
+    "--since", type=_SpanType(), metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w."
+)
+@runs_option
+@json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    states: tuple[str, ...],
+    name: str | None,
+    since: float | None,
+    runs: Path | None,
+    as_json: bool,
+) -> None:
+    """List all runs, the newest first: state, model, endpoint, age.
+
+    Slurm is asked once, for all runs that have not ended.
+
+    \b
+    Examples:
+      trtllm-hpc runs
+      trtllm-hpc runs --state serving --state pending
+      trtllm-hpc runs --name tiny-llama --since 7d --json
+      trtllm-hpc runs prune --older-than 30d
+    """
+    if context.invoked_subcommand is not None:
+        if as_json or states or name is not None or since is not None or runs is not None:
+            raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
+        return
+    from trtllm_hpc.api.run import Run
+
+    rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        click.echo(f"no such runs in {runs_folder(context)}")
+        return
+    from trtllm_hpc.report.runs import OPTIONAL_COLUMNS, runs_table
+    from trtllm_hpc.report.tables import print_table
+
+    print_table(runs_table(rows, time.time()), OPTIONAL_COLUMNS)
+
+
+@command.command()
+@click.option(
+    "--older-than", type=_SpanType(), metavar="SPAN", help="Runs that ended more than 30d, 12h ago."
+)
+@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Not the N newest that have ended.")
+@click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")
+@runs_option
+@json_option
+def prune(older_than: float | None, keep: int | None, yes: bool, runs: Path | None, as_json: bool) -> None:
+    """Remove the folders of runs that have ended; without --yes, only list them.
+
+    With both options a run goes that is old and not among the newest. A run always
+    stays if one of its jobs has not ended, or Slurm does not say so. What an
+    interrupted removal has left goes, too.
+
+    \b
+    Examples:
+      trtllm-hpc runs prune --older-than 30d
+      trtllm-hpc runs prune --older-than 30d --keep 10 --yes
+    """
+    if older_than is None and keep is None:
+        raise click.UsageError("Name what to remove: --older-than 30d, --keep N, or both.")
+    from trtllm_hpc.api.run import Run
+    from trtllm_hpc.runs.prune import PrunedRuns
+
+    chosen = Run.prune(runs, older_than_s=older_than, keep=keep, remove=yes, on_warning=print_warning)
+    if as_json:
+        print_json(PrunedRuns(yes, tuple(chosen)))
+        return
+    done = "removed" if yes else "would be removed"
+    for run in chosen:
+        click.echo(f"{run.run_id}: {f'stays, it {run.kept}' if run.kept else f'{done}, it {run.why}'}")
+    count = sum(run.kept is None for run in chosen)
+    click.echo(f"{count} {done}")
+    if count and not yes:
+        click.echo("  next: the same command with --yes")
