@@ -42,6 +42,17 @@ def test_between_the_two_the_run_goes_on(run: RunPaths, fake_slurm: FakeSlurm) -
     assert serve_end(run) is None, "a client waits for the next server"
 
 
+def test_a_next_job_that_has_only_just_begun_goes_on(run: RunPaths, fake_slurm: FakeSlurm) -> None:  # noqa: F811
+    """It has put the files of the one before aside, and its begin is not recorded yet."""
+    fake_slurm.set("102", state="COMPLETED", exit="0:0")
+    fake_slurm.set("104", state="RUNNING", nodes="n1")
+    add_event(run, "serve", "stage_end", exit_code=0, job_id="102")
+    Renewal("104", number=1).write(run.renewal)
+    status = run_status(run)
+    assert (status.stages[1].job_id, status.stages[1].state) == ("104", "RUNNING")
+    assert serve_end(run) is None
+
+
 def test_cancel_ends_both(run: RunPaths, fake_slurm: FakeSlurm) -> None:  # noqa: F811
     cancel_run(run)
     assert all(fake_slurm.state(job).startswith("CANCELLED") for job in ("102", "104"))

@@ -67,8 +67,10 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
     hint = f"trtllm-hpc logs {call_name(paths)}"
     end = stage_end(paths, "serve")
     renewal = Renewal.read(paths.renewal)
-    if end is not None and renewal is not None and renewal.next_job_id is not None:
-        return None  # another job serves next
+    if end is not None and renewal is not None:
+        has_begun = renewal.job_id != end.data.get("job_id")  # though it has not said so yet
+        if has_begun or renewal.next_job_id is not None:
+            return None  # another job serves next
     if end is None:
         build = None if read_events(paths, "serve") else stage_end(paths, "build")
         if build is not None and build.data.get("exit_code") != 0:

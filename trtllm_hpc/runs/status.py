@@ -201,6 +201,8 @@ def stages_of(
         if record is None:
             jobs |= _queued_by_hand(paths, jobs, queued)
         following = Renewal.read(paths.renewal)
+        if following is not None and int(following.job_id) > int(jobs.get("serve") or 0):
+            jobs["serve"] = following.job_id  # it has begun, and not said so yet
         watched = _watched(jobs, following)
         infos = (watcher or watcher_of(paths)).job_infos(watched, mode) if watched else {}
         stages = [_slurm_stage(name, job, infos, events, interrupted) for name, job in jobs.items()]
