@@ -44,6 +44,18 @@ def test_status_shows_each_stage_and_what_failed(fake_slurm: FakeSlurm, home: Pa
     assert (record["state"], record["exit_code"]) == ("failed", ExitCode.READINESS)
 
 
+def test_status_says_when_a_waiting_job_is_expected_and_what_a_running_one_has_left(
+    fake_slurm: FakeSlurm, home: Path, types: Types
+) -> None:
+    run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "PENDING")
+    now = int(time.time())
+    fake_slurm.set("102", "RUNNING", submitted=now - 900, started=now - 600, ends=now + 3000)
+    fake_slurm.set("103", "PENDING", submitted=now - 900, started=now + 7200)
+    shown = types("status").output
+    assert "runs (for 10:" in shown and "until its time limit)" in shown
+    assert "(waits for 15:" in shown and ", expected to start " in shown
+
+
 def test_what_stands_between_colons_is_shown_as_it_is(
     fake_slurm: FakeSlurm, home: Path, types: Types
 ) -> None:

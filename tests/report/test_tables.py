@@ -50,7 +50,7 @@ def test_the_status_fits_a_terminal_of_60_columns() -> None:
         job_id="1234567",
         nodes="gpu-node-[0123-0124]",
     )
-    lines = as_text(status_table([stage]), 60).splitlines()
+    lines = as_text(status_table([stage], 0.0), 60).splitlines()
     assert all(len(line) <= 60 for line in lines)
     words = " ".join(lines).split()
     assert {"companion", "1234567", "OUT_OF_MEMORY", "memory", "asked"} <= set(words)

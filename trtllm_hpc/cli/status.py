@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
@@ -40,7 +41,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
 
     console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
     console.print(f"run {status.run_id}")
-    print_table(status_table(status.stages))
+    print_table(status_table(status.stages, time.time()))
     for one in status.instances:
         restarts = f", restarts: {one.restarts}" if one.restarts else ""
         console.print(

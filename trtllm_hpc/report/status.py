@@ -7,22 +7,24 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from trtllm_hpc.report.live import stage_times
 from trtllm_hpc.report.tables import plain_table
 from trtllm_hpc.runs.status import StageStatus
 
 _STYLES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "NOT SUBMITTED": "dim"}
 
 
-def status_table(stages: Sequence[StageStatus]) -> Table:
-    """Return a table with one row for each stage."""
+def status_table(stages: Sequence[StageStatus], now: float) -> Table:
+    """Return a table with one row for each stage; ``now`` in seconds since the epoch."""
     table = plain_table("stage", "job", "state", "nodes", "what")
     for stage in stages:
+        times = stage_times(stage, now)
         style = _STYLES.get(stage.state, "red" if stage.final else "")
         table.add_row(
             stage.stage,
             stage.job_id or "-",
             Text(stage.state, style=style),
             Text(stage.nodes or "-"),
-            Text(stage.sentence),
+            Text(f"{stage.sentence} ({times})" if times else stage.sentence),
         )
     return table
