@@ -11,6 +11,7 @@ import os
 import ssl
 import time
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -176,6 +177,24 @@ class RankRecord(JsonRecord):
     one is. ``reason`` then names it."""
     details: dict[str, Any] = field(default_factory=dict)
     """What the preflight has found: GPU ids, /dev/shm, MPI library..."""
+
+    @classmethod
+    def read(cls, path: Path) -> RankRecord | None:
+        """Return the record at ``path``; ``None`` if it is missing or damaged.
+
+        A record that has not changed is read once: a server may have thousands, and they are looked at often.
+        """
+        try:
+            stat = path.stat()
+        except OSError:
+            return None
+        return _rank_record(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=8192)
+def _rank_record(path: Path, inode: int, size: int, changed_at_ns: int) -> RankRecord | None:
+    """Return the record in a file that is replaced as a whole when it changes."""
+    return super(RankRecord, RankRecord).read(path)
 
 
 def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:

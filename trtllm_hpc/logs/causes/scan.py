@@ -147,13 +147,19 @@ def _sieve() -> Sieve[tuple[Cause, Pattern]]:
     )
 
 
+@cache
+def _longest_match() -> int:
+    """Return how many lines a match may span."""
+    return max(cause.lines for cause in causes().values())
+
+
 def _blocks(log: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
     """Yield blocks: the bytes, up to where lines may begin, and the number of the first line.
 
     The last lines of each block come again in the next, so that what follows a line is there with it.
     """
     pending, first_line = b"", 1
-    reach = max(cause.lines for cause in causes().values()) + 1
+    reach = _longest_match() + 1
     while True:
         chunk = log.read(_BLOCK_BYTES)
         block = uncoloured(pending + chunk)
