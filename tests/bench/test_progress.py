@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -202,6 +203,14 @@ def test_progress_without_a_file_is_only_shown(tmp_path: Path) -> None:
 # The terminal ---------------------------------------------------------------------------
 
 
+def written_to(controller: int) -> str:
+    """All that a terminal has got; one read may return only the beginning."""
+    drawn = b""
+    while select.select([controller], [], [], 0.5)[0]:
+        drawn += os.read(controller, 65536)
+    return drawn.decode()
+
+
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     controller, terminal = pty.openpty()
     with os.fdopen(terminal, "w") as stderr:
@@ -212,7 +221,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
             assert show is not None
             show(Snapshot(SWEEP, 40, 1, 5.0, 7.9, 143.2))
         stderr.flush()
-        drawn = os.read(controller, 65536).decode()
+        drawn = written_to(controller)
     os.close(controller)
     for words in ("level 2 of 4 (8/s), pass 1 of 3", "40 of 200 requests", "1 error, p99 143 ms, 1:35 left"):
         assert words in drawn
