@@ -29,7 +29,7 @@ WITHOUT_TEXT = [cause for cause in causes().values() if not cause.patterns]
 
 
 def found(text: str, name: str = "log") -> list[Finding]:
-    return [finding(match, name) for match in scan(io.BytesIO(text.encode()))]
+    return [finding(match, name) for match in scan(io.BytesIO(text.encode())).matches]
 
 
 def likeliest(*logs: str) -> str | None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.logs.errors import first_error, first_error_line
+from trtllm_hpc.logs.errors import first_error
+from trtllm_hpc.logs.facts import log_facts, logs_facts
 
 
 @pytest.mark.parametrize(
@@ -104,15 +105,15 @@ def test_a_long_line_is_cut() -> None:
 
 
 def test_the_error_at_the_end_of_a_huge_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_hpc.logs.errors._HEAD_BYTES", 1000)
-    monkeypatch.setattr("trtllm_hpc.logs.errors._TAIL_BYTES", 100)
+    monkeypatch.setattr("trtllm_hpc.logs.facts._HEAD_BYTES", 1000)
+    monkeypatch.setattr("trtllm_hpc.logs.facts._TAIL_BYTES", 100)
     log = tmp_path / "log"
     log.write_bytes(b"fine\n" * 10_000 + b"error: at last\n")
-    assert first_error_line(log) == "error: at last"
+    assert logs_facts([log], whole=False)[0].first_error == "error: at last"
 
 
 def test_no_log_has_no_error(tmp_path: Path) -> None:
-    assert first_error_line(tmp_path / "missing") is None
+    assert log_facts(tmp_path / "missing").first_error is None
 
 
 @pytest.mark.parametrize(
@@ -122,4 +123,4 @@ def test_the_search_by_blocks_finds_what_the_search_by_lines_does(tmp_path: Path
     log = tmp_path / "log"
     for line in path.read_bytes().splitlines(keepends=True):
         log.write_bytes(b"\x1b[32mready\x1b[0m\n" + line + b"end\n")
-        assert first_error_line(log) == first_error([line, b"end\n"])
+        assert logs_facts([log], whole=False)[0].first_error == first_error([line, b"end\n"])

@@ -36,14 +36,17 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     \b
     Exit codes: 0 no cause was found, 1 a cause was found.
     """
-    from trtllm_hpc.logs.causes.explain import explain_log, explain_stream, ranked
+    from trtllm_hpc.logs.causes.explain import findings, ranked
+    from trtllm_hpc.logs.causes.scan import scan
+    from trtllm_hpc.logs.facts import logs_facts
     from trtllm_hpc.report.causes import cause_lines
 
     if not files and sys.stdin.isatty():
         raise click.UsageError("Name a log, or send one to the standard input.")
+    of_files = iter(logs_facts([Path(file) for file in files if file != "-"]))
     found = ranked(
         [
-            explain_stream(sys.stdin.buffer, "-") if file == "-" else explain_log(Path(file))
+            findings(scan(sys.stdin.buffer), "-") if file == "-" else next(of_files).causes
             for file in files or ("-",)
         ]
     )
@@ -58,12 +61,12 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
 
 def _nothing_found(files: Sequence[str]) -> list[str]:
     """Return that the table has no entry for the logs, and what looks like an error in them."""
-    from trtllm_hpc.logs.errors import first_error_line
+    from trtllm_hpc.logs.facts import log_facts
     from trtllm_hpc.logs.reading import for_output
 
     lines = ["No cause that is known here."]
     for file in files:
-        error = None if file == "-" else first_error_line(Path(file))
+        error = None if file == "-" else log_facts(Path(file)).first_error
         if error is not None:
             lines.append(for_output(f"  looks like an error: {file}: {error}"))
     return lines

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtllm_hpc.logs.causes.explain import Finding, explain_log, ranked
+from trtllm_hpc.logs.causes.explain import Finding, ranked
 from trtllm_hpc.logs.causes.table import Kind, causes
-from trtllm_hpc.logs.errors import LATE_LINES, first_error_line, late_error_line
+from trtllm_hpc.logs.errors import LATE_LINES, late_error_line
+from trtllm_hpc.logs.facts import log_facts, logs_facts
 from trtllm_hpc.logs.files import LogFile, list_logs, stage_of
 from trtllm_hpc.logs.state import signal_or_code, stage_end
 from trtllm_hpc.paths import STEPS, RunPaths, instance_count, serve_steps
@@ -83,13 +85,23 @@ def _first_failure_of(paths: RunPaths, step: str, over: bool | None) -> RankFail
     return found if judge is None else replace(found, told=judge.reason)
 
 
-def stage_logs(paths: RunPaths, stage: str, first: RankRecord | None = None) -> list[LogFile]:
+def stage_logs(
+    paths: RunPaths, stage: str, first: RankRecord | None = None, servers: Sequence[LogFile] | None = None
+) -> list[LogFile]:
     """Return the logs of a stage in the order in which they explain a failure.
 
     The log of the rank that died first, then those of ranks that failed by themselves, of the other
     ranks, and of the batch script, which only tells that a rank has failed.
+
+    Args:
+        servers: the logs of the step ``serve``, if the caller has listed them.
     """
-    logs = [log for step in STEPS if stage_of(step) == stage for log in list_logs(paths, step)]
+    logs = [
+        log
+        for step in STEPS
+        if stage_of(step) == stage
+        for log in (list_logs(paths, step) if servers is None or step != "serve" else servers)
+    ]
 
     def order(log: LogFile) -> tuple[bool, bool, bool]:
         is_first = first is not None and (log.step, log.rank) == (first.step, first.rank)
@@ -105,14 +117,14 @@ def stage_error(paths: RunPaths, stage: str) -> str | None:
     explains: the caller must know that the stage has failed.
     """
     logs = stage_logs(paths, stage)
+    facts = logs_facts([log.path for log in logs])
     causes_of = {str(log.path): log for log in logs}
-    for one in ranked([explain_log(log.path) for log in logs]):
+    for one in ranked([it.causes for it in facts]):
         if one.kind is Kind.ROOT and one.file is not None:
             return f"{causes_of[one.file].name} says {one.match!r}"
-    for log in logs:
-        line = first_error_line(log.path)
-        if line is not None:
-            return f"{log.name} says {line!r}"
+    for log, it in zip(logs, facts, strict=True):
+        if it.first_error is not None:
+            return f"{log.name} says {it.first_error!r}"
     return None
 
 
@@ -136,7 +148,7 @@ def _failure(paths: RunPaths, records: list[RankRecord], first: RankRecord) -> R
 
 def _told(path: Path) -> str | None:
     """Return the line of a rank's log that tells why it ended, if there is one near its end."""
-    for one in ranked([explain_log(path)]):
+    for one in ranked([log_facts(path).causes]):
         if ends_a_process(one) and is_late(one):
             return one.match
     return late_error_line(path)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
-from trtllm_hpc.logs.reading import blocks_of, decode, lines_of, seek_last_lines, uncoloured
-from trtllm_hpc.logs.sieve import Sieve
+from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines, uncoloured
 
 ERRORS = re.compile(
     rb"""
@@ -75,10 +72,9 @@ HARMLESS = re.compile(
 
 _COUNT = re.compile(rb"^error: \d+ problems? found\.\s*$")
 """Our own heading of a list of problems; the first item says more."""
-_TRACEBACK = b"Traceback (most recent call last):"
+TRACEBACK = b"Traceback (most recent call last):"
+"""Its last line is the error."""
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
-_HEAD_BYTES = 32 << 20
-_TAIL_BYTES = 4 << 20
 _SHOWN = 300
 
 LATE_LINES = 500
@@ -93,45 +89,6 @@ def late_error_line(path: Path) -> str | None:
             return first_error(lines_of(log))
     except OSError:
         return None
-
-
-def first_error_line(path: Path) -> str | None:
-    """Return the first error in a log; ``None`` if there is no error or no log.
-
-    Of a traceback it is the last line. Of a log longer than 36 MiB only the
-    first 32 MiB and the last 4 MiB are searched.
-    """
-    try:
-        with path.open("rb") as log:
-            found = _first_error_of(log, _HEAD_BYTES)
-            size = path.stat().st_size
-            if found is None and log.tell() < size:
-                log.seek(max(log.tell(), size - _TAIL_BYTES))
-                found = _first_error_of(log, _TAIL_BYTES)
-    except OSError:
-        return None
-    return found
-
-
-def _first_error_of(log: BinaryIO, limit_bytes: int) -> str | None:
-    """Return the first error from the file's position on."""
-    start = log.tell()
-    for block in blocks_of(log, limit_bytes):
-        plain = uncoloured(block)
-        for one in _sieve().suspects(plain):
-            line = plain[one.start : one.end]
-            if _TRACEBACK in line or is_error(line):
-                lines = block.split(b"\n")
-                log.seek(start + sum(map(len, lines[: one.number])) + one.number)
-                return first_error(lines_of(log, limit_bytes))
-        start += len(block)
-    return None
-
-
-@cache
-def _sieve() -> Sieve[None]:
-    """Return what finds the lines that may be errors; it remembers what it has seen in the logs before."""
-    return Sieve((text, None) for text in (*ERROR_TEXTS, _TRACEBACK))
 
 
 def is_error(line: bytes) -> bool:
@@ -150,7 +107,7 @@ def first_error(lines: Iterable[bytes]) -> str | None:
     lines = iter(lines)
     for raw in lines:
         line = uncoloured(raw)
-        if _TRACEBACK in line:
+        if TRACEBACK in line:
             in_traceback = True
         elif in_traceback:
             if line.strip() and not line.startswith((b" ", b"\t")):
@@ -162,7 +119,7 @@ def first_error(lines: Iterable[bytes]) -> str | None:
             return _shown(next(lines, line) if _COUNT.match(line) else line)
     if raised is not None:
         return _shown(raised)
-    return f"{_TRACEBACK.decode()} (cut short)" if in_traceback else None
+    return f"{TRACEBACK.decode()} (cut short)" if in_traceback else None
 
 
 def _shown(line: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,9 +106,7 @@ def list_logs(
                 )
         steps = serve_steps(instance_count(paths)) if name == "serve" else [name]
         for one in steps if instance is None else steps[instance : instance + 1]:
-            ranks = _known_ranks(paths, one) if rank is None else {rank}
-            over = bool(ranks) and stage_over(paths, stage_of(one))
-            logs += [_rank_log(paths, one, number, over) for number in sorted(ranks)]
+            logs += _rank_logs(paths, one, rank)
     return logs
 
 
@@ -120,26 +119,43 @@ def _batch_log(paths: RunPaths, stage: str) -> list[LogFile]:
     return [LogFile(stage, None, paths.batch_log(stage), None, state, over)]
 
 
-def _rank_log(paths: RunPaths, step: str, rank: int, over: bool) -> LogFile:
-    record = RankRecord.read(paths.rank_record(step, rank))
+def _rank_logs(paths: RunPaths, step: str, rank: int | None) -> list[LogFile]:
+    """Return the logs of a step's ranks, or of one of them."""
+    if rank is None:
+        records = {record.rank: record for record in rank_records(paths, step)}
+        ranks = _known_ranks(paths, step, records)
+    else:
+        record = RankRecord.read(paths.rank_record(step, rank))
+        records = {} if record is None else {rank: record}
+        ranks = {rank}
+    if not ranks:
+        return []
+    over = stage_over(paths, stage_of(step))
     # Behind a door an instance that has ended may be started again.
-    ended = over or (record is not None and record.ended_at is not None and not paths.instances.exists())
-    host = None if record is None else record.host
-    state = rank_state(record, over) if _kind(step) in _RECORDED else stage_state(paths, step)
-    return LogFile(step, rank, paths.rank_log(step, rank), host, state, ended)
+    ends = not paths.instances.exists()
+    of_stage = None if _kind(step) in _RECORDED else stage_state(paths, step)
+    logs = []
+    for number in sorted(ranks):
+        record = records.get(number)
+        ended = over or (ends and record is not None and record.ended_at is not None)
+        host = None if record is None else record.host
+        state = rank_state(record, over) if of_stage is None else of_stage
+        logs.append(LogFile(step, number, paths.rank_log(step, number), host, state, ended))
+    return logs
 
 
-def _known_ranks(paths: RunPaths, step: str) -> set[int]:
+def _known_ranks(paths: RunPaths, step: str, records: dict[int, RankRecord]) -> set[int]:
     """Return the ranks with a log or a record, and those that a record's world size implies."""
     ranks = _numbers(paths.logs, rf"{re.escape(step)}_(\d+)\.out")
     recorded = _numbers(paths.ranks, rf"{re.escape(step)}_(\d+)\.json")
-    implied = next((record.world_size for record in rank_records(paths, step)), 0)
+    implied = max((record.world_size for record in records.values()), default=0)
     return ranks | recorded | set(range(implied))
 
 
 def _numbers(folder: Path, pattern: str) -> set[int]:
     try:
-        names = [entry.name for entry in folder.iterdir()]
+        names = os.listdir(folder)  # noqa: PTH208 - without a Path for each of thousands
     except OSError:
         return set()
-    return {int(match[1]) for name in names if (match := re.fullmatch(pattern, name))}
+    numbered = re.compile(pattern)
+    return {int(match[1]) for name in names if (match := numbered.fullmatch(name))}

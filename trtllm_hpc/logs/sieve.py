@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Generic, TypeVar
+
+from trtllm_hpc.logs.reading import uncoloured
 
 _MASK = bytes.maketrans(b"0123456789abcdef", b"1" * 16)
 """Makes numbers and hexadecimal identifiers of the same length equal."""
@@ -29,7 +32,7 @@ class Suspect(Generic[Value]):
 
 
 class Sieve(Generic[Value]):
-    """Finds lines that may contain a text.
+    """Finds lines that may contain a text, whatever its colours.
 
     Logs repeat themselves: lines that differ in their digits only, or in the letters a to f, are
     searched once. So a line that is found need not contain a text, but none that does is missed.
@@ -41,20 +44,22 @@ class Sieve(Generic[Value]):
         self._known_bytes = 0
         self._suspects: dict[bytes, list[Value]] = {}
 
-    def suspects(self, block: bytes) -> Iterator[Suspect[Value]]:
-        """Yield the lines of a block that may contain a text, in their order."""
-        lines = block.translate(_MASK).split(b"\n")
-        shapes = set(lines)
-        self._look_up(shapes - self._known)
-        if self._suspects.keys().isdisjoint(shapes):
-            return
-        start = 0
-        for number, shape in enumerate(lines):
-            end = start + len(shape)
-            values = self._suspects.get(shape)
-            if values is not None:
-                yield Suspect(number, start, end, shape, values)
-            start = end + 1
+    def suspects(self, block: bytes) -> tuple[list[Suspect[Value]], int]:
+        """Return the lines of a block that may contain a text, in their order, and how many ends it has."""
+        shapes = uncoloured(block).translate(_MASK).split(b"\n")
+        distinct = set(shapes)
+        self._look_up(distinct - self._known)
+        ends = len(shapes) - 1
+        if self._suspects.keys().isdisjoint(distinct):
+            return [], ends
+        lines = block.split(b"\n")
+        lengths = list(accumulate(map(len, lines), initial=0))
+        found = [
+            Suspect(number, lengths[number] + number, lengths[number + 1] + number, shape, values)
+            for number, shape in enumerate(shapes)
+            if (values := self._suspects.get(shape)) is not None
+        ]
+        return found, ends
 
     def _look_up(self, shapes: set[bytes]) -> None:
         if not shapes:

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding
-from trtllm_hpc.logs.errors import first_error_line
-from trtllm_hpc.logs.files import list_logs, stage_of
+from trtllm_hpc.logs.facts import logs_facts
+from trtllm_hpc.logs.files import LogFile, list_logs, stage_of
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.logs.state import CANCELLED, NEVER_STARTED, NO_RECORD, RUNNING, SILENT
 from trtllm_hpc.paths import RunPaths
@@ -70,27 +70,29 @@ def list_with_causes(run: RunPaths) -> LogList:
     Where a stage has not recorded its end itself, its state comes from Slurm,
     if Slurm answers. A run whose logs all ended well is not looked up.
     """
-    rows = tuple(
-        LogRow(
-            log.step,
-            log.rank,
-            log.host,
-            log.state,
-            log.size_bytes,
-            first_error_line(log.path),
-            str(log.path),
-        )
-        for log in list_logs(run)
-    )
-    if all(row.state == _WELL or row.state.startswith(_STOPPED) for row in rows):
-        return LogList(rows, ())
+    logs = list_logs(run)
+    if all(log.state == _WELL or log.state.startswith(_STOPPED) for log in logs):
+        return LogList(_rows(logs), ())
     try:
-        status = run_status(run)
+        status = run_status(run)  # which reads the logs of the stage that has failed
     except SubmissionError:
-        return LogList(rows, ())
+        return LogList(_rows(logs), ())
     stages = {stage.stage: stage for stage in status.stages}
-    known = tuple(replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step)))) for row in rows)
-    return LogList(known, status.causes)
+    known = (
+        replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step)))) for row in _rows(logs)
+    )
+    return LogList(tuple(known), status.causes)
+
+
+def _rows(logs: Sequence[LogFile]) -> tuple[LogRow, ...]:
+    """Return the row of each log; those of ranks that failed are read first."""
+    in_order = sorted(logs, key=lambda log: not log.state.startswith("failed"))
+    facts = logs_facts([log.path for log in in_order], whole=False)
+    errors = {log.path: it.first_error for log, it in zip(in_order, facts, strict=True)}
+    return tuple(
+        LogRow(log.step, log.rank, log.host, log.state, log.size_bytes, errors[log.path], str(log.path))
+        for log in logs
+    )
 
 
 def _state_from_slurm(row: LogRow, stage: StageStatus | None) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from trtllm_hpc.errors import FAIL
-from trtllm_hpc.logs.causes.explain import Finding, explain_log, ranked
+from trtllm_hpc.logs.causes.explain import Finding, ranked
 from trtllm_hpc.logs.causes.table import Cause, Kind, cause_of_state, causes
 from trtllm_hpc.logs.diagnose import RankFailure, ends_a_process, is_late, stage_logs
+from trtllm_hpc.logs.facts import logs_facts
 from trtllm_hpc.logs.files import LogFile
 from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
 from trtllm_hpc.logs.state import signal_or_code
@@ -32,6 +34,7 @@ def causes_of(
     exit_signal: int | None = None,
     first: RankFailure | None = None,
     reported: str | None = None,
+    servers: Sequence[LogFile] | None = None,
 ) -> tuple[Finding, ...]:
     """Return why a stage failed, the likeliest cause first; never empty.
 
@@ -40,9 +43,10 @@ def causes_of(
         exit_signal: the signal that Slurm gives for the job's end.
         first: the rank that died first.
         reported: the reason that the job itself has given.
+        servers: the logs of the step ``serve``, if the caller has listed them.
     """
-    logs = stage_logs(paths, stage, None if first is None else first.record)
-    found = list(ranked([explain_log(log.path) for log in logs]))
+    logs = stage_logs(paths, stage, None if first is None else first.record, servers)
+    found = list(ranked([it.causes for it in logs_facts([log.path for log in logs])]))
     first_log = None if first is None else paths.rank_log(first.record.step, first.record.rank)
     own = _own_death(first, [one for one in found if first_log is not None and one.file == str(first_log)])
     if own is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.diagnose import RankFailure, first_failure, stage_error
-from trtllm_hpc.logs.files import list_logs
+from trtllm_hpc.logs.files import LogFile, list_logs
 from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.paths import RunPaths, read_json, read_plan
 from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
@@ -402,11 +402,13 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
     failed = _first_failed(stages) if state.final or state is RunState.SERVING else None
     if state is RunState.FAILED:
         failed = _lost_server(paths, stages) or failed
-    sentence = _sentence(paths, state, stages, failed)
+    servers = list_logs(paths, "serve")
+    first = None if failed is None else _rank_failure(paths, failed)
+    sentence = _sentence(paths, state, stages, failed, first)
     code = _exit_code(state, failed, paths)
     causes: tuple[Finding, ...] = ()
     if failed is not None and state in (RunState.FAILED, RunState.SERVING):
-        causes = _causes(paths, failed)
+        causes = _causes(paths, failed, first, servers)
     folder = str(paths.folder)
     return RunStatus(
         paths.run_id,
@@ -414,7 +416,7 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
         state,
         sentence,
         tuple(stages),
-        _ranks(paths),
+        _ranks(servers),
         _instances(paths, stages),
         endpoint,
         code,
@@ -465,12 +467,14 @@ def _lost_server(paths: RunPaths, stages: list[StageStatus]) -> StageStatus | No
     return replace(serve, sentence="has lost its server, and Slurm has not ended its job yet")
 
 
-def _causes(paths: RunPaths, failed: StageStatus) -> tuple[Finding, ...]:
+def _causes(
+    paths: RunPaths, failed: StageStatus, first: RankFailure | None, servers: list[LogFile]
+) -> tuple[Finding, ...]:
     from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
     by_companion = failed.stage == "serve" and _companion_failed_in(paths, failed)
     stage = "companion" if by_companion else failed.stage
-    first = None if by_companion else _rank_failure(paths, failed)
+    first = None if by_companion else first
     return causes_of(
         paths,
         stage,
@@ -478,6 +482,7 @@ def _causes(paths: RunPaths, failed: StageStatus) -> tuple[Finding, ...]:
         exit_signal=failed.exit_signal,
         first=first,
         reported=_reported(paths, stage) or (None if first is None else first.told),
+        servers=servers,
     )
 
 
@@ -492,8 +497,7 @@ def _reported(paths: RunPaths, stage: str) -> str | None:
     return str(reasons[-1].data["reason"]) if reasons else None
 
 
-def _ranks(paths: RunPaths) -> tuple[RankStatus, ...]:
-    logs = list_logs(paths, "serve")
+def _ranks(logs: list[LogFile]) -> tuple[RankStatus, ...]:
     return tuple(
         RankStatus(log.rank, log.host, log.state, log.instance) for log in logs if log.rank is not None
     )
@@ -547,7 +551,13 @@ def _first_failed(stages: list[StageStatus]) -> StageStatus | None:
     return next((stage for stage in failed if stage.state != "CANCELLED"), failed[0] if failed else None)
 
 
-def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], failed: StageStatus | None) -> str:
+def _sentence(
+    paths: RunPaths,
+    state: RunState,
+    stages: list[StageStatus],
+    failed: StageStatus | None,
+    first: RankFailure | None,
+) -> str:
     if not stages:
         return f"nothing is known about its jobs: {paths.plan} is gone or damaged"
     if failed is None:
@@ -559,8 +569,8 @@ def _sentence(paths: RunPaths, state: RunState, stages: list[StageStatus], faile
         return "; ".join(filter(None, [*parts, stage_error(paths, "companion")]))
     if reported := _reported(paths, failed.stage):
         parts.append(reported)
-    elif rank_failure := _rank_failure(paths, failed):
-        parts.append(rank_failure.sentence)
+    elif first is not None:
+        parts.append(first.sentence)
     elif failed.state == "FAILED" and (line := stage_error(paths, failed.stage)):
         parts.append(line)
     return "; ".join(parts)

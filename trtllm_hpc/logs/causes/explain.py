@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import BinaryIO
 
-from trtllm_hpc.logs.causes.scan import Match, scan
+from trtllm_hpc.logs.causes.scan import Match, Scanned
 from trtllm_hpc.logs.causes.table import Kind, causes
 
 _OF_RANK = re.compile(r"_(\d+)\.(?:out|log|err)$")
@@ -37,26 +34,11 @@ class Finding:
     """The text, without stamps, cut around what matched."""
 
 
-def explain_log(path: Path) -> tuple[Finding, ...]:
-    """Return the causes in one log, in its order; none if it cannot be read."""
-    try:
-        stat = path.stat()
-        return _explained(path, stat.st_size, stat.st_mtime_ns)
-    except OSError:
-        return ()
-
-
-@lru_cache(maxsize=4096)
-def _explained(path: Path, size: int, changed_at: int) -> tuple[Finding, ...]:
-    """Return the same, once for a log that does not change: `submit --wait` asks every few seconds."""
-    of_file = _OF_RANK.search(path.name)
-    with path.open("rb") as log:
-        return tuple(explain_stream(log, str(path), int(of_file[1]) if of_file else None))
-
-
-def explain_stream(log: BinaryIO, name: str, rank: int | None = None) -> list[Finding]:
-    """Return the causes in an open log, in its order."""
-    return [finding(match, name, rank) for match in scan(log)]
+def findings(scanned: Scanned, name: str, rank: int | None = None) -> list[Finding]:
+    """Return the causes in a log, in its order."""
+    of_file = _OF_RANK.search(name)
+    rank = int(of_file[1]) if rank is None and of_file else rank
+    return [finding(match, name, rank) for match in scanned.matches]
 
 
 def finding(match: Match, file: str | None, rank: int | None = None) -> Finding:

@@ -1,4 +1,4 @@
-"""Finding the entries of the table of causes in a log of any size."""
+"""Finding the entries of the table of causes, and the first error, in a log of any size."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cache
 from typing import BinaryIO
 
 from trtllm_hpc.logs.causes.table import Cause, Kind, Pattern, causes
-from trtllm_hpc.logs.reading import uncoloured
+from trtllm_hpc.logs.errors import ERROR_TEXTS, TRACEBACK, is_error
+from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, uncoloured
 from trtllm_hpc.logs.sieve import Sieve
 
 _BLOCK_BYTES = 1 << 20
-_LONGEST_LINE = 65536
 _LONGEST_BLOCK = 16 << 20
 """A log without line ends must not fill the memory."""
 _SHOWN = 300
@@ -69,17 +69,30 @@ class Line:
     rank: int | None
 
 
-def scan(log: BinaryIO) -> list[Match]:
-    """Return the first match of each cause in a log, in the order of the lines."""
+@dataclass(frozen=True)
+class Scanned:
+    """What a log tells."""
+
+    matches: list[Match]
+    """The first match of each cause, in the order of the lines."""
+    error_at: int | None
+    """Where the first line begins that is an error or the beginning of a traceback, in bytes from where the
+    search began."""
+
+
+def scan(log: BinaryIO, limit_bytes: int | None = None) -> Scanned:
+    """Search a log from its position on, or about ``limit_bytes`` of it."""
     finder = _Finder()
-    for block, cut, first_line in _blocks(log):
-        finder.search(block, cut, first_line)
-    return sorted(finder.found.values(), key=lambda match: match.line)
+    at = 0
+    for block, cut in _blocks(log, limit_bytes):
+        finder.search(block, cut, at)
+        at += cut
+    return Scanned(sorted(finder.found.values(), key=lambda match: match.line), finder.error_at)
 
 
 def stripped(raw: bytes) -> Line:
     """Return a line without colours, stamps and labels, and what these said."""
-    text = uncoloured(raw[:_LONGEST_LINE]).decode("utf-8", errors="replace").rstrip("\r\n")
+    text = uncoloured(raw[:LONGEST_LINE_BYTES]).decode("utf-8", errors="replace").rstrip("\r\n")
     rank, level = None, None
     while True:
         label = _LABEL.match(text)
@@ -99,16 +112,27 @@ class _Finder:
 
     def __init__(self) -> None:
         self.found: dict[str, Match] = {}
+        self.error_at: int | None = None
+        self._first_line = 1
         self._done: set[bytes] = set()
         """Shapes of lines that can tell nothing new."""
 
-    def search(self, block: bytes, cut: int, first_line: int) -> None:
-        """Search the lines that begin before ``cut``; matches may reach beyond it."""
-        for one in _sieve().suspects(block[:cut]):
+    def search(self, block: bytes, cut: int, at: int) -> None:
+        """Search the lines that begin before ``cut``; matches may reach beyond it.
+
+        Args:
+            at: where the block begins in the log.
+        """
+        suspects, ends = _sieve().suspects(block[:cut])
+        for one in suspects:
+            line = block[one.start : one.end]
+            if self.error_at is None and None in one.values and _begins_error(line):
+                self.error_at = at + one.start
             if one.shape not in self._done:
-                line = block[one.start : one.end]
-                if self._try(one.values, block, one.start, line, first_line + one.number):
+                entries = [value for value in one.values if value is not None]
+                if self._try(entries, block, one.start, line, self._first_line + one.number):
                     self._done.add(one.shape)
+        self._first_line += ends
 
     def _try(
         self, candidates: Sequence[tuple[Cause, Pattern]], block: bytes, start: int, raw: bytes, number: int
@@ -137,14 +161,23 @@ class _Finder:
         return cause.lines == 1
 
 
+def _begins_error(raw: bytes) -> bool:
+    pieces = (raw[at : at + LONGEST_LINE_BYTES] for at in range(0, len(raw), LONGEST_LINE_BYTES))
+    return any(TRACEBACK in line or is_error(line) for line in map(uncoloured, pieces))
+
+
 @cache
-def _sieve() -> Sieve[tuple[Cause, Pattern]]:
-    """Return what finds each pattern by its anchor; it remembers what it has seen in the logs before."""
-    return Sieve(
+def _sieve() -> Sieve[tuple[Cause, Pattern] | None]:
+    """Return what finds each pattern by its anchor, and each error by its texts (``None``).
+
+    It remembers what it has seen in the logs before.
+    """
+    entries: list[tuple[bytes, tuple[Cause, Pattern] | None]] = [
         (pattern.anchor.encode(), (cause, pattern))
         for cause in causes().values()
         for pattern in cause.patterns
-    )
+    ]
+    return Sieve([*entries, *((text, None) for text in (*ERROR_TEXTS, TRACEBACK))])
 
 
 @cache
@@ -153,18 +186,19 @@ def _longest_match() -> int:
     return max(cause.lines for cause in causes().values())
 
 
-def _blocks(log: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """Yield blocks: the bytes, up to where lines may begin, and the number of the first line.
+def _blocks(log: BinaryIO, limit_bytes: int | None) -> Iterator[tuple[bytes, int]]:
+    """Yield blocks: the bytes, and up to where lines may begin.
 
     The last lines of each block come again in the next, so that what follows a line is there with it.
     """
-    pending, first_line = b"", 1
+    pending, read = b"", 0
     reach = _longest_match() + 1
     while True:
-        chunk = log.read(_BLOCK_BYTES)
-        block = uncoloured(pending + chunk)
+        chunk = b"" if limit_bytes is not None and read >= limit_bytes else log.read(_BLOCK_BYTES)
+        read += len(chunk)
+        block = pending + chunk
         if not chunk:
-            yield block, len(block), first_line
+            yield block, len(block)
             return
         cut = len(block)
         for _ in range(reach):
@@ -174,8 +208,7 @@ def _blocks(log: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
         else:
             cut += 1
         if cut:
-            yield block, cut, first_line
-            first_line += block.count(b"\n", 0, cut)
+            yield block, cut
         pending = block[cut:]
 
 
