@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_hpc.logs.anchors import anchors_of
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import add_event
 
@@ -20,6 +21,7 @@ LINES = [
     "naïve 東京 ab",
     "x" * 70_000 + " far out",
     'a {"b": 12} | c.d aab',
+    "3 \u212a",
     "ERROR twice ERROR",
 ]
 
@@ -53,6 +55,14 @@ def found(run: RunPaths, pattern: str) -> list[str]:
         ),
         *("(a|b): 12|zzz", "x?y?server", "ERR.R", "[]|]", r"loading: \w+:1", "no such text", "12}|ERROR"),
         *("\x1b\\[31m", "ab{1,2}$", "a{2}b", "e{0}rror", "(?x) ERROR \\s tw ice"),
+        *(
+            "(?i)ERROR TWICE|RED",
+            "(?i)AB$",
+            "(?i:error) twice",
+            "(?:err|ERR)(?:or|OR)",
+            "(out|far) o",
+            "(?i)k",
+        ),
     ],
 )
 def test_the_lines_are_those_that_the_expression_matches(run: RunPaths, pattern: str) -> None:
@@ -60,6 +70,21 @@ def test_the_lines_are_those_that_the_expression_matches(run: RunPaths, pattern:
     pieces = [line[at : at + 65536] for line in LINES for at in range(0, max(len(line), 1), 65536)]
     wanted = [it for it in pieces if re.search(pattern, it) or re.search(pattern, colours.sub("", it))]
     assert found(run, pattern) == wanted
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        ("error|warn", {b"error", b"warn"}),
+        (r"took \d+ ms", {b"took "}),
+        ("(?i)CUDA (?:Runtime|Driver) .*", {b"runtime", b"driver"}),
+        (r"\d+", set()),
+        ("(error)?", set()),
+        ("(?i)stra\u00dfe", set()),
+    ],
+)
+def test_lines_without_a_text_that_every_match_has_are_not_looked_at(pattern: str, texts: set[bytes]) -> None:
+    assert set(anchors_of(re.compile(pattern))) == texts
 
 
 def test_failed_ranks_come_first(tmp_path: Path) -> None:

@@ -37,3 +37,9 @@ def test_the_list_has_the_error_of_each_log(run: RunPaths) -> None:
     rows = documented("logs", program(run, "--json"))
     expected = [f"error: rank {rank} has seen {'x' * rank}!" for rank in range(RANKS)]
     assert [row["first_error"] for row in rows] == expected
+
+
+def test_lines_that_match_come_in_the_order_of_the_logs(run: RunPaths) -> None:
+    found = program(run, "--grep", "(?i)ERROR: .*SEEN")
+    expected = [f"serve[{rank}] \x1b[31merr\x1b[0mor: rank {rank} has seen" for rank in range(RANKS)]
+    assert [line.partition(" x")[0].rstrip(" !") for line in found.splitlines()] == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -127,9 +126,7 @@ def _print_content(
     prefixed = len(logs) > 1
     if pattern is not None:
         logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
-    return sum(
-        _print_lines(((log, line) for line in written_lines(log, wanted)), prefixed, _AT_ONCE) for log in logs
-    )
+    return _print_lines(written_lines(logs, wanted, _AT_ONCE), prefixed)
 
 
 def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> None:
@@ -165,14 +162,14 @@ def _written(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
     return [log for log in written if log.size_bytes]
 
 
-def _print_lines(lines: Iterator[tuple[LogFile, str]], prefixed: bool, at_once: int = 1) -> int:
-    """Print lines, so many with one write; return how many there were."""
+def _print_lines(found: Iterator[tuple[LogFile, list[str]]], prefixed: bool) -> int:
+    """Print lines, those that come together with one write; return how many there were."""
     from trtllm_hpc.logs.reading import for_output
 
     count = 0
-    while some := list(islice(lines, at_once)):
-        count += len(some)
-        text = "\n".join(f"{log.name} {line}" if prefixed else line for log, line in some)
+    for log, lines in found:
+        count += len(lines)
+        text = "\n".join(f"{log.name} {line}" if prefixed else line for line in lines)
         # color=True: what goes into a pipe or a file stays as it was written.
         click.echo(for_output(text), color=True)
     return count

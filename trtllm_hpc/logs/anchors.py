@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+from functools import cache
+from typing import Any
 
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|\{\d*,?\d*\}|.", re.DOTALL)
-_OTHER_CHARACTERS = re.compile(r"\\[xuUN\d]")
-"""Escapes that take the characters after them."""
 
 
+@cache
 def anchors_of(pattern: re.Pattern[str]) -> tuple[bytes, ...]:
-    """Return texts of which each line that matches contains one; empty if there are none."""
-    if pattern.flags != re.UNICODE or _OTHER_CHARACTERS.search(pattern.pattern):
-        return ()
+    """Return texts of which each line that matches contains one; empty if there are none.
+
+    They come from Python's own parse of the expression. If case does not count, they are in lower case.
+    """
+    parser = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
     try:
-        return tuple(anchor_of(one, 1).encode() for one in _alternatives(pattern.pattern))
-    except ValueError:  # no text, or one that is not UTF-8
+        texts = _required(parser.parse(pattern.pattern, pattern.flags))
+        if "" in texts:
+            return ()
+        if pattern.flags & re.IGNORECASE:
+            return tuple(text.lower().encode("ascii") for text in texts)
+        # What is no UTF-8 in a log is replaced by U+FFFD when it is decoded.
+        return () if any("\ufffd" in text for text in texts) else tuple(text.encode() for text in texts)
+    except (UnicodeError, AttributeError, TypeError, ValueError):  # or the parser of a later Python differs
         return ()
 
 
-def _alternatives(pattern: str) -> list[str]:
-    """Return the alternatives of a pattern outside of its groups."""
-    found, depth = [""], 0
-    for token in _TOKEN.findall(pattern):
-        depth += {"(": 1, ")": -1}.get(token, 0)
-        if token == "|" and depth == 0:
-            found.append("")
-        else:
-            found[-1] += token
-    return found
+def _required(items: Any) -> set[str]:
+    """Return texts of which each match of a part of an expression has one; with an empty one: none known."""
+    sets: list[set[str]] = []
+    run = ""
+    for kind, value in items:
+        name = str(kind)
+        if name == "LITERAL":
+            run += chr(value)
+            continue
+        if name == "AT":  # a place, such as the start of a line, between two characters
+            continue
+        sets.append({run})
+        run = ""
+        if name == "SUBPATTERN" and not value[1] and not value[2]:  # without flags of its own
+            sets.append(_required(value[3]))
+        elif name == "BRANCH":
+            sets.append(set().union(*map(_required, value[1])))
+        elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT") and value[0] > 0:
+            sets.append(_required(value[2]))
+    sets.append({run})
+    return max(sets, key=lambda texts: min(map(len, texts), default=0))
 
 
 def anchor_of(pattern: str, shortest: int = 4) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from io import BytesIO
+from itertools import islice
+from pathlib import Path
 
 from trtllm_hpc.logs.anchors import anchors_of
 from trtllm_hpc.logs.files import LogFile
 from trtllm_hpc.logs.growing import GrowingLog
 from trtllm_hpc.logs.reading import blocks_of, decode, lines_of, seek_last_lines, uncoloured
+from trtllm_hpc.logs.workers import in_order
 
 _PAUSE_S = 0.2
 _PAUSE_PER_LOG_S = 0.001
@@ -34,33 +36,54 @@ class Filter:
             return True
         return b"\x1b" in raw and self.pattern.search(decode(uncoloured(raw))) is not None
 
-    @cached_property
-    def _anchors(self) -> tuple[bytes, ...]:
-        return () if self.pattern is None else anchors_of(self.pattern)
-
     def candidates(self, block: bytes) -> Iterator[bytes]:
         """Yield parts of a block, whole lines, which contain all those that match."""
-        if not self._anchors:
+        anchors = () if self.pattern is None else anchors_of(self.pattern)
+        searched = block
+        if self.pattern is not None and self.pattern.flags & re.IGNORECASE:
+            # Some letters beyond ASCII count as one of its letters.
+            anchors = anchors if block.isascii() else ()
+            searched = block.lower()
+        if not anchors:
             yield block
-        elif (plain := uncoloured(block)) is not block:
-            if any(text in one for one in (plain, block) for text in self._anchors):
+        elif (plain := uncoloured(searched)) is not searched:
+            if any(text in one for one in (plain, searched) for text in anchors):
                 yield block
         else:
-            yield from self._lines_with_anchor(block)
-
-    def _lines_with_anchor(self, block: bytes) -> Iterator[bytes]:
-        places = {text: block.find(text) for text in self._anchors}
-        while places := {text: at for text, at in places.items() if at >= 0}:
-            first = min(places.values())
-            end = block.find(b"\n", first) + 1 or len(block)
-            yield block[block.rfind(b"\n", 0, first) + 1 : end]
-            places = {text: at if at >= end else block.find(text, end) for text, at in places.items()}
+            yield from _lines_with(anchors, searched, block)
 
 
-def written_lines(log: LogFile, selected: Filter) -> Iterator[str]:
+def _lines_with(texts: Sequence[bytes], searched: bytes, block: bytes) -> Iterator[bytes]:
+    """Yield the lines of a block in whose place ``searched`` has one of the texts."""
+    places = {text: searched.find(text) for text in texts}
+    while places := {text: at for text, at in places.items() if at >= 0}:
+        first = min(places.values())
+        end = searched.find(b"\n", first) + 1 or len(searched)
+        yield block[searched.rfind(b"\n", 0, first) + 1 : end]
+        places = {text: at if at >= end else searched.find(text, end) for text, at in places.items()}
+
+
+def written_lines(
+    logs: Sequence[LogFile], selected: Filter, at_once: int
+) -> Iterator[tuple[LogFile, list[str]]]:
+    """Yield the selected lines that the logs have now, in the order of the logs, so many at once."""
+
+    def some_of(path: Path) -> Iterator[list[str]]:
+        lines = _written(path, selected)
+        while some := list(islice(lines, at_once)):
+            yield some
+
+    by_path = {log.path: log for log in logs}
+    if selected.pattern is None:  # nothing to compute that is worth a process
+        yield from ((log, some) for log in logs for some in some_of(log.path))
+    else:
+        yield from ((by_path[path], some) for path, some in in_order(some_of, list(by_path)))
+
+
+def _written(path: Path, selected: Filter) -> Iterator[str]:
     """Yield the selected lines that a log has now; none if it does not exist."""
     try:
-        file = log.path.open("rb")
+        file = path.open("rb")
     except OSError:
         return
     with file:
@@ -73,7 +96,7 @@ def written_lines(log: LogFile, selected: Filter) -> Iterator[str]:
 
 def followed_lines(
     list_selected: Callable[[], list[LogFile]], selected: Filter
-) -> Iterator[tuple[LogFile, str]]:
+) -> Iterator[tuple[LogFile, list[str]]]:
     """Yield selected lines of several logs as they are written, until every writer has ended.
 
     Args:
@@ -88,7 +111,7 @@ def followed_lines(
             source = growing.setdefault(log.name, GrowingLog(log.path, selected.last))
             for raw in source.rest() if over else source.new_lines():
                 if selected.matches(raw):
-                    yield log, decode(raw)
+                    yield log, [decode(raw)]
         if over:
             return
         time.sleep(max(_PAUSE_S, _PAUSE_PER_LOG_S * len(logs)))
