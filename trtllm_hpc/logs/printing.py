@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
@@ -14,7 +14,14 @@ from pathlib import Path
 from trtllm_hpc.logs.anchors import anchors_of
 from trtllm_hpc.logs.files import LogFile
 from trtllm_hpc.logs.growing import GrowingLog
-from trtllm_hpc.logs.reading import blocks_of, decode, lines_of, seek_last_lines, uncoloured
+from trtllm_hpc.logs.reading import (
+    LONGEST_LINE_BYTES,
+    blocks_of,
+    decode,
+    lines_of,
+    seek_last_lines,
+    uncoloured,
+)
 from trtllm_hpc.logs.workers import in_order
 
 _PAUSE_S = 0.2
@@ -30,11 +37,12 @@ class Filter:
     last: int | None = None
     """Only the last N lines, counted after the pattern."""
 
-    def matches(self, raw: bytes) -> bool:
-        """Return whether a line matches the pattern, as it is or without its colours."""
-        if self.pattern is None or self.pattern.search(decode(raw)):
-            return True
-        return b"\x1b" in raw and self.pattern.search(decode(uncoloured(raw))) is not None
+    def matching(self, raw: bytes) -> str | None:
+        """Return a line if it matches the pattern, as it is or without its colours."""
+        text = decode(raw)
+        if self.pattern is None or self.pattern.search(text):
+            return text
+        return text if b"\x1b" in raw and self.pattern.search(decode(uncoloured(raw))) else None
 
     def candidates(self, block: bytes) -> Iterator[bytes]:
         """Yield parts of a block, whole lines, which contain all those that match."""
@@ -55,6 +63,13 @@ class Filter:
 
 def _lines_with(texts: Sequence[bytes], searched: bytes, block: bytes) -> Iterator[bytes]:
     """Yield the lines of a block in whose place ``searched`` has one of the texts."""
+    if len(texts) == 1:  # most expressions; a dictionary would take half of the time
+        at = searched.find(texts[0])
+        while at >= 0:
+            end = searched.find(b"\n", at) + 1 or len(searched)
+            yield block[searched.rfind(b"\n", 0, at) + 1 : end]
+            at = searched.find(texts[0], end)
+        return
     places = {text: searched.find(text) for text in texts}
     while places := {text: at for text, at in places.items() if at >= 0}:
         first = min(places.values())
@@ -90,8 +105,16 @@ def _written(path: Path, selected: Filter) -> Iterator[str]:
         if selected.last is not None and selected.pattern is None:
             seek_last_lines(file, selected.last)
         parts = (part for block in blocks_of(file) for part in selected.candidates(block))
-        lines = (decode(line) for part in parts for line in lines_of(BytesIO(part)) if selected.matches(line))
+        texts = (selected.matching(line) for part in parts for line in _lines_of(part))
+        lines = (text for text in texts if text is not None)
         yield from lines if selected.last is None else deque(lines, maxlen=selected.last)
+
+
+def _lines_of(part: bytes) -> Iterable[bytes]:
+    """Return the lines of a part of a block, most often a single one."""
+    if len(part) < LONGEST_LINE_BYTES and part.find(b"\n", 0, -1) < 0:
+        return (part,)
+    return lines_of(BytesIO(part))
 
 
 def followed_lines(
@@ -110,8 +133,9 @@ def followed_lines(
         for log in logs:
             source = growing.setdefault(log.name, GrowingLog(log.path, selected.last))
             for raw in source.rest() if over else source.new_lines():
-                if selected.matches(raw):
-                    yield log, [decode(raw)]
+                text = selected.matching(raw)
+                if text is not None:
+                    yield log, [text]
         if over:
             return
         time.sleep(max(_PAUSE_S, _PAUSE_PER_LOG_S * len(logs)))
