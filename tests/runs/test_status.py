@@ -300,6 +300,7 @@ def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None
         "next_job_id": None,
         "gpus": 0,
         "waited_s": None,
+        "waiting": None,
         "gpu_hours": None,
     }
 

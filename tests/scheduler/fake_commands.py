@@ -1,4 +1,4 @@
-"""Slurm's six commands on one file of state; run as a program, under each command's name.
+"""Slurm's commands on one file of state; run as a program, under each command's name.
 
 Strict: whatever is not known here ends with exit code 64 and is written down
 as a violation, which fails the test. Words and exit codes are those of Slurm
@@ -145,6 +145,7 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
     given = options(cluster, "squeue", arguments, known)
     fields = {"%i": "id", "%T": "state", "%r": "reason", "%N": "nodes", "%P": "partition"}
     fields |= {"%V": "submitted", "%S": "started", "%e": "ends"}
+    fields |= {"%a": "account", "%q": "qos", "%Q": "priority"}
     columns = given["--format"].split("|")
     if given["--states"] != "all" or given[""] or any(column not in fields for column in columns):
         cluster.violation("squeue", " ".join(arguments))
@@ -159,8 +160,32 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
         if cluster.visible(job):
             row = {"reason": "None", "nodes": "", "partition": "batch", **cluster.jobs[job], "id": job}
             row = {**dict.fromkeys(("submitted", "started", "ends"), "N/A"), **row}
+            row = {"account": "mine", "qos": "normal", "priority": 1, **row}
             row["state"] = row["state"].split(" ")[0]
             print("|".join(str(row[fields[column]]) for column in columns))
+    return 0
+
+
+def sprio(cluster: Cluster, arguments: list[str]) -> int:
+    if arguments != ["--noheader", "--format=%i|%Y|%r"]:
+        cluster.violation("sprio", " ".join(arguments))
+    if not cluster.record["ranked"]:
+        print("You are not running a supported priority plugin\n(priority/basic).", file=sys.stderr)
+        return 1
+    for job, info in cluster.jobs.items():
+        if info["state"] == "PENDING" and info.get("reason") in ("Priority", "Resources"):
+            print(f"{job}|{info.get('priority', 1)}|{info.get('partition', 'batch')}")
+    return 0
+
+
+def sacctmgr(cluster: Cluster, arguments: list[str]) -> int:
+    if arguments[:3] != ["--noheader", "--parsable2", "show"] or not arguments[-1].startswith("format="):
+        cluster.violation("sacctmgr", " ".join(arguments))
+    if cluster.record["limits"] is None:
+        print("sacctmgr: error: Only admins/operators can view this", file=sys.stderr)
+        return 1
+    limits = cluster.record["limits"].get(" ".join(arguments[3:-1]), {})
+    print("|".join(limits.get(name, "") for name in arguments[-1].removeprefix("format=").split(",")))
     return 0
 
 
@@ -243,7 +268,8 @@ def scancel(cluster: Cluster, arguments: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Cluster, list[str]], int]] = {
-    command.__name__: command for command in (sbatch, squeue, sinfo, sacct, scontrol, scancel)
+    command.__name__: command
+    for command in (sbatch, squeue, sprio, sinfo, sacct, sacctmgr, scontrol, scancel)
 }
 
 

@@ -48,6 +48,8 @@ class FakeSlurm:
                 "partitions": {"batch": {}, "cpu": {}},
                 "accounts": ["mine"],
                 "unavailable": {},
+                "ranked": False,
+                "limits": {},
             }
         )
         program = folder / "fake_commands.pyc"
@@ -89,6 +91,18 @@ class FakeSlurm:
     def without_accounting(self) -> None:
         record = self._read()
         record["accounting"] = False
+        self._write(record)
+
+    def rank(self) -> None:
+        """Let sprio answer: jobs are ranked by several factors."""
+        record = self._read()
+        record["ranked"] = True
+        self._write(record)
+
+    def allow(self, limits: dict[str, dict[str, str]] | None) -> None:
+        """What sacctmgr shows, by the words of the question; ``None``: it refuses to answer."""
+        record = self._read()
+        record["limits"] = limits
         self._write(record)
 
     def drain(self, node: str, why: str) -> None:

@@ -40,6 +40,7 @@ from trtllm_hpc.runtime.engine_cache.cache import Manifest
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.sandbox.cluster import NodeStatus, Status
 from trtllm_hpc.scheduler.slurm import JobTimes
+from trtllm_hpc.scheduler.waiting import Waiting
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, Room
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import Buffers, Limits, Parallel
 from trtllm_hpc.tensorrt_llm.releases import find_release
@@ -123,6 +124,16 @@ FINDING = Finding(
     "device 1000",
 )
 _TIMES = JobTimes(_MADE_AT - 60, _MADE_AT - 20, ends_by=_MADE_AT + 3580)
+_WAITS = StageStatus(
+    "companion",
+    "PENDING",
+    False,
+    False,
+    "waits in the queue: you already use all the running jobs that your account allows",
+    "103",
+    times=JobTimes(_MADE_AT - 59, expected_at=_MADE_AT + 1800),
+    waiting=Waiting("AssocMaxJobsLimit", 1204, None, None, ("MaxJobs=1",)),
+)
 STATUS = RunStatus(
     run_id=_RUN,
     folder=_FOLDER,
@@ -142,6 +153,7 @@ STATUS = RunStatus(
             waited_s=40.0,
             gpu_hours=0.5,
         ),
+        _WAITS,
     ),
     ranks=(RankStatus(0, "n1", "running"),),
     instances=(InstanceStatus(0, "ready", 0, None),),

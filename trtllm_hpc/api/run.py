@@ -171,7 +171,7 @@ class Run:
         """
         from trtllm_hpc.runs.status import run_status
 
-        return run_status(self.paths)
+        return run_status(self.paths, places=True)
 
     @property
     def cause(self) -> str | None:

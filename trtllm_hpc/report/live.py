@@ -16,6 +16,7 @@ from trtllm_hpc.bench.progress import clock_text
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.report.formatting import format_time
 from trtllm_hpc.runs.watch import joined
+from trtllm_hpc.scheduler.states import STATES
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.status import StageStatus
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _DETAIL_PAUSE_S = 3.0
 """Shortest pause between two lines about one stage's details, where lines cannot be redrawn."""
+_PLACE_PAUSE_S = 60.0
+"""The same for a stage in the queue, whose place there may change with each answer of Slurm."""
 _TIMES_PAUSE_S = 600.0
 """Pause after which a stage without news gets a line all the same, for its times."""
 _LOG_PAUSE_S = 60.0
@@ -72,7 +75,8 @@ class LivePrinter:
         waited_s = time.monotonic() - printed_at
         if (last_state, last_detail) == (state, detail):
             return bool(times) and waited_s > _TIMES_PAUSE_S
-        return last_state != state or waited_s > _DETAIL_PAUSE_S
+        pause_s = _PLACE_PAUSE_S if state.startswith(STATES["PENDING"].sentence) else _DETAIL_PAUSE_S
+        return last_state != state or waited_s > pause_s
 
     def _print_log(self, progress: Progress) -> None:
         line = next((line for line in reversed(progress.log) if line.strip()), "")

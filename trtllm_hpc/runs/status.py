@@ -34,6 +34,7 @@ from trtllm_hpc.scheduler.states import (
     JobState,
 )
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
+from trtllm_hpc.scheduler.waiting import Waiting
 
 if TYPE_CHECKING:
     from trtllm_hpc.scheduler.executor import JobWatcher
@@ -95,6 +96,8 @@ class StageStatus:
     """GPUs that it was given, or else asks for."""
     waited_s: float | None = None
     """From its submission to its start; ``None`` before that."""
+    waiting: Waiting | None = None
+    """Where it stands in the queue; ``None`` unless it is pending in Slurm."""
     gpu_hours: float | None = None
     """Its GPUs times the hours from its start to its end, or until now."""
 
@@ -159,19 +162,22 @@ def watcher_of(paths: RunPaths) -> JobWatcher:
     return JobWatcher(Slurm(record.slurm_conf if record else planned(paths, "slurm_conf")))
 
 
-def run_status(paths: RunPaths, watcher: JobWatcher | None = None, *, mode: str = "force") -> RunStatus:
+def run_status(
+    paths: RunPaths, watcher: JobWatcher | None = None, *, mode: str = "force", places: bool = False
+) -> RunStatus:
     """Return the status of a run; Slurm is queried once at most.
 
     Args:
         watcher: pass the same one to several calls, so that jobs that have ended, and
             accounting that a site does not have, are not queried again.
         mode: see :meth:`~trtllm_hpc.scheduler.executor.JobWatcher.job_infos`.
+        places: ask where pending jobs stand in the queue, too.
 
     Raises:
         SubmissionError: Slurm does not answer.
     """
     record = read_submission(paths)
-    return _whole(paths, stages_of(paths, record, watcher, mode=mode), record)
+    return _whole(paths, stages_of(paths, record, watcher, mode=mode, places=places), record)
 
 
 def stages_of(
@@ -181,11 +187,13 @@ def stages_of(
     *,
     mode: str = "force",
     queued: Mapping[Path, str] | None = None,
+    places: bool = False,
 ) -> list[StageStatus]:
     """Return the status of each stage, in the order of their dependencies.
 
     Args:
         queued: the jobs in the queue by their script, if Slurm has already told them.
+        places: as for :func:`run_status`.
 
     Raises:
         SubmissionError: Slurm does not answer.
@@ -193,6 +201,7 @@ def stages_of(
     events = read_events(paths)
     jobs = _job_ids(paths, record, events)
     interrupted = _was_interrupted(paths, record, events)
+    waiting: dict[str, Waiting] = {}
     if record is not None and record.scheduler == "local":
         stages = [_local_stage(name, record, events) for name in jobs]
     elif record is None and planned(paths, "scheduler") == "local":
@@ -204,11 +213,14 @@ def stages_of(
         if following is not None and int(following.job_id) > int(jobs.get("serve") or 0):
             jobs["serve"] = following.job_id  # it has begun, and not said so yet
         watched = _watched(jobs, following)
-        infos = (watcher or watcher_of(paths)).job_infos(watched, mode) if watched else {}
+        watcher = watcher or watcher_of(paths)
+        infos = watcher.job_infos(watched, mode) if watched else {}
+        waiting = watcher.waiting() if places and watched else {}
         stages = [_slurm_stage(name, job, infos, events, interrupted) for name, job in jobs.items()]
         if following is not None:
             stages = [_renewed(stage, following, infos, events) for stage in stages]
     gpus = planned_gpus(paths)
+    stages = [replace(stage, waiting=waiting.get(stage.job_id or "")) for stage in stages]
     return [_timed(stage, record, events, gpus.get(stage.stage)) for stage in stages]
 
 

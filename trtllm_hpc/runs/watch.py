@@ -13,7 +13,14 @@ from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
 from trtllm_hpc.paths import RunPaths, instance_count, read_plan, serve_steps
 from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.server_queue import ServerQueue
-from trtllm_hpc.runs.status import RunStatus, build_step, run_status, unanswered_status, watcher_of
+from trtllm_hpc.runs.status import (
+    RunStatus,
+    StageStatus,
+    build_step,
+    run_status,
+    unanswered_status,
+    watcher_of,
+)
 from trtllm_hpc.runtime.records import StopRequest, rank_records, read_events
 
 _FILE_PAUSE_S = 0.5
@@ -49,15 +56,15 @@ class Progress:
     @property
     def sentences(self) -> dict[str, tuple[str, str]]:
         """The state of each stage, and its details, which may be empty."""
-        return {
-            stage.stage: (stage.sentence, self._detail(stage.stage) if stage.state == "RUNNING" else "")
-            for stage in self.status.stages
-        }
+        return {stage.stage: (stage.sentence, self._detail(stage)) for stage in self.status.stages}
 
     def __str__(self) -> str:
         return "; ".join(f"{stage}: {joined(*words)}" for stage, words in self.sentences.items())
 
-    def _detail(self, stage: str) -> str:
+    def _detail(self, status: StageStatus) -> str:
+        if status.state != "RUNNING":
+            return str(status.waiting or "")
+        stage = status.stage
         if stage == "build" and self.build is not None:
             step, count, message = self.build
             return f"step {step} of {count}: {message}"
@@ -109,7 +116,8 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
         try:
             watcher.update_if_long_enough("standard")
             if status is None or not status.stages or events != seen_events or watcher.num_calls != queries:
-                status, answered_at = run_status(paths, watcher, mode="standard"), time.monotonic()
+                status = run_status(paths, watcher, mode="standard", places=True)
+                answered_at = time.monotonic()
         except SubmissionError as error:
             if not error.transient or time.monotonic() - answered_at > _CONTROLLER_GONE_S:
                 raise

@@ -22,6 +22,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
 from trtllm_hpc.scheduler.states import LOST
+from trtllm_hpc.scheduler.waiting import Queue, Waiting
 
 _LONGEST_PAUSE_S = 15
 """Longest pause between two queries; submitit starts at 2 s and doubles."""
@@ -39,6 +40,9 @@ class JobWatcher(core.InfoWatcher):  # type: ignore[misc]
         self.slurm = slurm
         self._known: dict[str, JobInfo] = {}
         self._queried: set[str] = set()
+        self._queue = Queue(slurm.conf)
+        self._waiting: dict[str, Waiting] = {}
+        self._looked_after = 0
 
     def job_infos(self, job_ids: Collection[str], mode: str = "standard") -> dict[str, JobInfo]:
         """Return what Slurm knows of these jobs; jobs unknown to it are left out.
@@ -56,6 +60,13 @@ class JobWatcher(core.InfoWatcher):  # type: ignore[misc]
         if job_ids:
             self.update_if_long_enough(mode)
         return {job_id: self._known[job_id] for job_id in job_ids if job_id in self._known}
+
+    def waiting(self) -> dict[str, Waiting]:
+        """Return where the pending jobs stand in the queue, by id; asked once after each query at most."""
+        if self._looked_after != self._num_calls:
+            self._looked_after = self._num_calls
+            self._waiting = self._queue.look(self._known.values())
+        return self._waiting
 
     def restart_pauses(self) -> None:
         """Query at once and then at short pauses again: something has happened."""

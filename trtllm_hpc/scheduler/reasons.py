@@ -7,6 +7,7 @@ hundred and more names of limits are made of parts, so their sentences are too.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 REASONS = {
     "None": "Slurm has not given a reason yet",
@@ -106,6 +107,36 @@ reserved for jobs in higher priority partitions (``job_scheduler.c``)."""
 def names_no_nodes(reason: str) -> bool:
     """Return whether a reason says that nodes are not available, and not which."""
     return _word_of(reason) in _NODES_MISSING and _NODES.search(reason) is None
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Which limit a reason is about."""
+
+    of_qos: bool
+    """Of the job's QOS; else of the account or of the user's part in it."""
+    kind: str
+    """``Grp`` (of all jobs together), ``Max`` or ``Min``, as the names of limits begin; empty: any."""
+
+
+_UNNAMED_LIMITS = {
+    "AccountingPolicy": False,
+    "AssociationJobLimit": False,
+    "AssociationResourceLimit": False,
+    "AssociationTimeLimit": False,
+    "QOSJobLimit": True,
+    "QOSResourceLimit": True,
+    "QOSTimeLimit": True,
+}
+
+
+def limit_of(reason: str) -> Limit | None:
+    """Return which limit a pending reason is about; ``None`` if it is about none."""
+    word = _word_of(reason)
+    if word in _UNNAMED_LIMITS:
+        return Limit(_UNNAMED_LIMITS[word], "")
+    match = _LIMIT.match(word)
+    return None if match is None else Limit(match["owner"] != "Assoc", match["kind"])
 
 
 def explain_reason(reason: str, job_id: str | None = None, nodes: str = "") -> str:

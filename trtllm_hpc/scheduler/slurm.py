@@ -71,6 +71,10 @@ class JobInfo:
     times: JobTimes = JobTimes()
     gpus: int | None = None
     """GPUs that it was given; ``None`` if accounting does not say."""
+    priority: int | None = None
+    """Of a pending job, as are the next two."""
+    account: str = ""
+    qos: str = ""
 
 
 @dataclass
@@ -154,7 +158,7 @@ class Slurm:
     # The commands ---------------------------------------------------------------------
 
     def _squeue(self, job_ids: Sequence[str]) -> dict[str, JobInfo]:
-        columns = "--format=%i|%T|%r|%N|%P|%V|%S|%e"
+        columns = "--format=%i|%T|%r|%N|%P|%V|%S|%e|%a|%q|%Q"
         command = ["squeue", "--noheader", "--states=all", columns, f"--jobs={','.join(job_ids)}"]
         answer = self._run(command, _SECONDS)
         if answer.returncode:
@@ -163,12 +167,17 @@ class Slurm:
             raise _refused(answer, "squeue failed")
         found = {}
         for line in answer.stdout.splitlines():
-            job_id, state, reason, nodes, partition, *moments = [*line.split("|"), *[""] * 7][:8]
+            row = [*line.split("|"), *[""] * 10][:11]
+            job_id, state, reason, nodes, partition = row[:5]
             parsed = parse_state(state)
             pending = reason if parsed.name == "PENDING" else ""
             unavailable = self._unavailable_nodes(partition) if names_no_nodes(pending) else ""
-            times = _times(parsed, *map(_moment, moments))
-            found[job_id] = JobInfo(job_id, parsed, pending, unavailable, nodes, times=times)
+            times = _times(parsed, *map(_moment, row[5:8]))
+            info = JobInfo(job_id, parsed, pending, unavailable, nodes, times=times)
+            account, qos, priority = row[8:]
+            number = int(priority) if priority.isdecimal() else None
+            waits = parsed.name == "PENDING"
+            found[job_id] = replace(info, account=account, qos=qos, priority=number) if waits else info
         return found
 
     def _unavailable_nodes(self, partition: str) -> str:

@@ -1,0 +1,125 @@
+"""A job that waits in the queue: its place, expected start and limits, and how often Slurm is asked."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.typed import Types
+from tests.cli.typed import home as home
+from tests.cli.typed import types as types
+from tests.runs.made import submitted
+from tests.scheduler.fake_slurm import FakeSlurm
+from tests.schemas.check import documented
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.status import run_status, watcher_of
+
+
+def waits(fake_slurm: FakeSlurm, folder: Path, reason: str, **facts: Any) -> RunPaths:
+    """A run whose server waits in the queue for this reason, with its companion behind it."""
+    serve = fake_slurm.add("PENDING", reason=reason, **facts)
+    return submitted(folder, {"serve": serve, "companion": fake_slurm.add("PENDING", reason="Dependency")})
+
+
+def waiting(types: Types) -> dict[str, Any]:
+    """What ``status --json`` says of the waiting server."""
+    stages = {one["stage"]: one for one in documented("status", types("status", "--json").output)["stages"]}
+    found: dict[str, Any] = stages["serve"]["waiting"]
+    return found
+
+
+def test_a_waiting_job_has_an_expected_start_and_a_place(
+    fake_slurm: FakeSlurm, home: Path, types: Types
+) -> None:
+    fake_slurm.rank()
+    for priority, partition in ((70, "batch"), (30, "batch"), (90, "cpu")):
+        fake_slurm.add("PENDING", reason="Resources", priority=priority, partition=partition)
+    start = int(time.time()) + 90_000
+    waits(fake_slurm, home / "runs" / "demo-1", "Priority", priority=50, started=start)
+    assert waiting(types) == {
+        "reason": "Priority",
+        "priority": 50,
+        "place": 2,
+        "pending": 3,
+        "limits": [],
+    }
+    shown = types("status").output
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(start))
+    assert "other jobs have a higher priority, place 2 of 3 by priority (" in shown
+    assert f"expected to start {day})" in shown
+
+
+def test_of_two_jobs_with_one_priority_the_older_goes_first(
+    fake_slurm: FakeSlurm, home: Path, types: Types
+) -> None:
+    fake_slurm.rank()
+    fake_slurm.add("PENDING", reason="Resources", priority=50)
+    waits(fake_slurm, home / "runs" / "demo-1", "Priority", priority=50)
+    assert waiting(types)["place"] == 2
+    assert "expected to start" not in types("status").output
+
+
+@pytest.mark.parametrize(
+    ("reason", "question", "shown"),
+    [
+        ("AssocMaxJobsLimit", "assoc user=ana account=mine", ["MaxTRES=gres/gpu=8", "MaxJobs=2"]),
+        ("AssocGrpGRES", "assoc user= account=mine", ["GrpTRES=gres/gpu=16"]),
+        ("QOSMaxGRESPerUser", "qos name=normal", ["MaxTRES=gres/gpu=8"]),
+        ("AssociationJobLimit", "assoc user=ana account=mine", None),
+    ],
+)
+def test_a_limit_is_shown_for_a_reason_that_is_one(
+    fake_slurm: FakeSlurm,
+    home: Path,
+    types: Types,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    question: str,
+    shown: list[str] | None,
+) -> None:
+    monkeypatch.setattr("trtllm_hpc.scheduler.waiting._user", lambda: "ana")
+    limits = {"GrpTRES": "gres/gpu=16", "MaxTRES": "gres/gpu=8", "MaxJobs": "2"}
+    fake_slurm.allow({question: limits})
+    waits(fake_slurm, home / "runs" / "demo-1", reason)
+    every = [f"{name}={value}" for name, value in limits.items()]
+    assert waiting(types)["limits"] == (every if shown is None else shown)
+    assert "limits: " in types("status").output
+    assert not fake_slurm.calls("sprio"), "its priority is not what holds it"
+
+
+def test_commands_that_do_not_answer_are_silent_and_not_asked_again(
+    fake_slurm: FakeSlurm, home: Path, types: Types
+) -> None:
+    fake_slurm.allow(None)
+    fake_slurm.add("PENDING", reason="Priority")
+    paths = waits(fake_slurm, home / "runs" / "demo-1", "AssocGrpCpuLimit")
+    fake_slurm.set("103", "PENDING", reason="Priority")
+    shown = types("status")
+    assert (shown.code, shown.errors) == (0, "")
+    assert "the jobs of your account together already use all the CPUs" in shown.output
+    asked = len(fake_slurm.calls("sprio", "sacctmgr"))
+    watcher = watcher_of(paths)
+    for _ in range(3):
+        run_status(paths, watcher, places=True)
+    assert len(fake_slurm.calls("sprio", "sacctmgr")) == 2 * asked == 4
+
+
+def test_each_question_is_asked_once_between_two_queries(fake_slurm: FakeSlurm, home: Path) -> None:
+    fake_slurm.rank()
+    paths = waits(fake_slurm, home / "runs" / "demo-1", "Priority")
+    fake_slurm.set("102", "PENDING", reason="Resources")
+    watcher = watcher_of(paths)
+    for _ in range(3):
+        assert run_status(paths, watcher, mode="standard", places=True).stages[1].waiting is not None
+    assert (len(fake_slurm.calls("squeue")), len(fake_slurm.calls("sprio"))) == (1, 1)
+
+
+def test_a_running_job_is_not_asked_for(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
+    fake_slurm.rank()
+    waits(fake_slurm, home / "runs" / "demo-1", "Priority")
+    fake_slurm.set("101", "RUNNING", nodes="n1")
+    assert waiting(types) is None
+    assert not fake_slurm.calls("sprio", "sacctmgr")
