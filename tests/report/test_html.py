@@ -17,12 +17,12 @@ from tests.report.make import BUILD_STEP, Made, make, searched, with_adapters, w
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.results import Interval, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart, round_marks
 from trtllm_hpc.report.html.data import ReportData, StartTimeline, read_report_data, read_start_timeline
 from trtllm_hpc.report.html.page import drawing_library, report_page, sections_of, write_charts, write_report
-from trtllm_hpc.report.html.tables import level_table
+from trtllm_hpc.report.html.tables import level_table, use_table
 from trtllm_hpc.report.html.verdict import cards, headline_words, verdict
 
 
@@ -325,6 +325,21 @@ def test_phases_come_from_the_submission_record_and_the_events(tmp_path: Path) -
         "serve: load the model": (43, 55),
         "companion: in the queue": (2, 39),
     }
+
+
+def test_gpu_hours_of_each_stage_come_from_the_events(tmp_path: Path) -> None:
+    paths = write_run(tmp_path / "run", make(requests=10))
+    stages: list[dict[str, Any]] = [{"name": "build", "gpus": 1}, {"name": "serve", "gpus": 4}]
+    stages[1]["directives"] = [{"option": "--nodes", "value": 2}]
+    write_json(paths.plan, {"stages": [*stages, {"name": "companion", "gpus": 0}]})
+    data = read_report_data(paths, "benchmark")
+    assert use_table(data).rows == [
+        ["build", "5.00", "31.0", "1", "0.00861"],
+        ["serve", "37.0", "17.0", "8", "0.0378"],
+        ["companion", "37.0", "0", "0", "0"],
+        ["all stages", "", "", "", "0.0464"],
+    ]
+    assert use_table(data).title in report_page(data)
 
 
 def test_the_last_attempt_counts(tmp_path: Path) -> None:

@@ -302,6 +302,7 @@ def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None
         "waited_s": None,
         "waiting": None,
         "gpu_hours": None,
+        "energy_j": None,
     }
 
 

@@ -26,7 +26,7 @@ DIRECTIVES = (
     "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time", "mail-type",
 )  # fmt: skip
 KNOWN_DEPENDENCIES = ("after", "afterok")
-ACCOUNTED = "JobIDRaw,State,ExitCode,NodeList,Submit,Start,End,AllocTRES"
+ACCOUNTED = "JobIDRaw,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw"
 
 
 def read(file: str) -> dict[str, Any]:
@@ -216,7 +216,8 @@ def sacct(cluster: Cluster, arguments: list[str]) -> int:
         if info is not None and not info.get("unaccounted"):
             nodes = info.get("nodes") or "None assigned"
             times = "|".join(str(info.get(name, "Unknown")) for name in ("submitted", "started", "ends"))
-            print(f"{job}|{info['state']}|{info.get('exit', '0:0')}|{nodes}|{times}|{info.get('given', '')}")
+            used = f"{info.get('given', '')}|{info.get('energy', '')}"
+            print(f"{job}|{info['state']}|{info.get('exit', '0:0')}|{nodes}|{times}|{used}")
     return 0
 
 

@@ -32,6 +32,7 @@ from trtllm_hpc.logs.causes.table import Kind
 from trtllm_hpc.report.engines import FoundEngine
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import checked_line, program_details, release_details, release_row
+from trtllm_hpc.runs.accounting import RunUse
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRun, PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ShippedText, shipped_jobs
@@ -159,6 +160,7 @@ STATUS = RunStatus(
     instances=(InstanceStatus(0, "ready", 0, None),),
     endpoint=_ENDPOINT,
     exit_code=ExitCode.OK,
+    use=RunUse(waited_s=40.0, gpu_hours=0.5, energy_j=None),
 )
 LISTED = ListedRun(
     _RUN,

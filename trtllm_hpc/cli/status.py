@@ -21,6 +21,9 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     'ranks 0-4,6-1023 on 128 hosts: ended 0', and the first 8 failed ones by
     name; --json has every rank.
 
+    Of a job in the queue it says why it waits, its place by priority and, if a
+    limit holds it, the limit; of the run, GPU-hours by stage and waiting time.
+
     \b
     Examples:
       trtllm-hpc status
@@ -36,7 +39,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
 
     from trtllm_hpc.report.causes import cause_lines
     from trtllm_hpc.report.rank_groups import grouped
-    from trtllm_hpc.report.status import status_table
+    from trtllm_hpc.report.status import status_table, use_sentence
     from trtllm_hpc.report.tables import print_table
 
     console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
@@ -53,6 +56,8 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     console.print(f"{status.state.value}: {status.sentence}")
     for line in cause_lines(status.causes):
         console.print(line)
+    if used := use_sentence(status):
+        console.print(f"used: {used}")
     endpoint = status.endpoint
     if endpoint is not None:
         console.print(f"endpoint: {endpoint.scheme} {endpoint.http}, grpc {endpoint.grpc} on {endpoint.host}")

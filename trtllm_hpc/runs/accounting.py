@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from trtllm_hpc.paths import RunPaths, read_plan
-from trtllm_hpc.runtime.records import Event
+from trtllm_hpc.runtime.records import Event, read_events
 from trtllm_hpc.scheduler.slurm import JobTimes
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class RunUse:
+    """What a run has used so far; ``None`` is what is not known."""
+
+    waited_s: float | None
+    """From the submission to the start of the first job."""
+    gpu_hours: float | None
+    """Of all its jobs, also of those before ``resume``, and of the servers before the last renewal."""
+    energy_j: float | None
+    """In joules, of the stages whose energy Slurm has measured."""
+
+
+@dataclass(frozen=True)
+class StageUse:
+    """What one stage has used, by its own events."""
+
+    stage: str
+    waited_s: float | None
+    """From the submission to the start of its last job."""
+    ran_s: float
+    """Of all the jobs that ran it."""
+    gpus: int
+    gpu_hours: float
+
+
+NOTHING = RunUse(None, None, None)
 
 
 def with_own_times(
@@ -52,3 +82,52 @@ def planned_gpus(paths: RunPaths) -> dict[str, int]:
         options = {one["option"]: one["value"] for one in stage.get("directives", [])}
         found[stage["name"]] = int(stage.get("gpus", 0)) * int(options.get("--nodes") or 1)
     return found
+
+
+def earlier_gpu_hours(paths: RunPaths, started: Mapping[str, float | None]) -> float:
+    """Return the GPU-hours of the jobs before the present ones, each up to its last event.
+
+    Args:
+        started: when the present job of each stage started; ``None``: it has not.
+    """
+    gpus = planned_gpus(paths)
+    total = 0.0
+    for stage, count in gpus.items():
+        before = started.get(stage)
+        spans = [span for span in _spans(read_events(paths, stage)) if before and span[1] <= before]
+        for attempt in paths.attempts.iterdir() if paths.attempts.is_dir() else ():
+            spans += _spans(read_events(RunPaths(attempt), stage))
+        total += sum(end - begin for begin, end in spans) * count / _HOUR_S
+    return total
+
+
+def uses_from_events(paths: RunPaths, now: float | None = None) -> list[StageUse]:
+    """Return what each stage that has begun has used; Slurm is not asked.
+
+    Args:
+        now: until when a stage without an end counts; ``None``: until its last event.
+    """
+    record = read_submission(paths)
+    uses = []
+    for stage, gpus in planned_gpus(paths).items():
+        events = read_events(paths, stage)
+        if not (spans := _spans(events)):
+            continue
+        if now is not None and events[-1].name != "stage_end":
+            spans[-1] = (spans[-1][0], now)
+        job = record.stages.get(stage) if record else None
+        ran_s = sum(end - begin for begin, end in spans)
+        waited_s = None if job is None else max(0.0, spans[-1][0] - job.submitted_at)
+        uses.append(StageUse(stage, waited_s, ran_s, gpus, ran_s * gpus / _HOUR_S))
+    return uses
+
+
+def _spans(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """Return begin and last event of each job that ran a stage."""
+    spans: list[tuple[float, float]] = []
+    for event in events:
+        if event.name == "stage_begin":
+            spans.append((event.time, event.time))
+        elif spans:
+            spans[-1] = (spans[-1][0], event.time)
+    return spans

@@ -20,6 +20,7 @@ from trtllm_hpc.runs.status import (
     StageStatus,
     is_settled,
     planned,
+    run_use,
     stages_of,
     state_of,
     watched_jobs,
@@ -218,9 +219,7 @@ def _listed(
     plan = read_plan(run.paths)
     times = [stage.times for stage in stages]
     ends = [it.ended_at for it in times if it.ended_at is not None]
-    starts = [it.started_at for it in times if it.started_at is not None]
-    submitted = [it.submitted_at for it in times if it.submitted_at is not None]
-    hours = [stage.gpu_hours for stage in stages if stage.gpu_hours is not None]
+    use = run_use(run.paths, stages)
     return ListedRun(
         run.paths.run_id,
         str(run.paths.folder),
@@ -230,8 +229,8 @@ def _listed(
         None if endpoint is None else endpoint.http,
         run.created_at,
         max(ends) if ends and settled else None,
-        min(starts) - min(submitted) if starts and submitted else None,
-        sum(hours) if hours else None,
+        use.waited_s,
+        use.gpu_hours,
         settled,
     )
 

@@ -16,7 +16,7 @@ from trtllm_hpc.logs.diagnose import RankFailure, first_failure, stage_error
 from trtllm_hpc.logs.files import LogFile, list_logs
 from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.paths import RunPaths, read_json, read_plan
-from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
+from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours, planned_gpus, with_own_times
 from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, rank_records, read_events
 from trtllm_hpc.runtime.renewal import Renewal
@@ -100,6 +100,8 @@ class StageStatus:
     """Where it stands in the queue; ``None`` unless it is pending in Slurm."""
     gpu_hours: float | None = None
     """Its GPUs times the hours from its start to its end, or until now."""
+    energy_j: float | None = None
+    """In joules; ``None`` where Slurm does not measure it, and before its end."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,8 @@ class RunStatus:
     """Exit code of ``submit --wait`` when this status is final."""
     causes: tuple[Finding, ...] = ()
     """Of what has failed: why, the likeliest cause first."""
+    use: RunUse = NOTHING
+    """What it has used."""
 
     @property
     def settled(self) -> bool:
@@ -306,7 +310,9 @@ def _slurm_stage(
     elif info.state.name == "FAILED":
         note += _exit_code_note(code)
     stage = _in_state(name, info.state, job_id, note, info.nodes, code)
-    return replace(stage, exit_signal=info.exit_signal, times=info.times, gpus=info.gpus)
+    return replace(
+        stage, exit_signal=info.exit_signal, times=info.times, gpus=info.gpus, energy_j=info.energy_j
+    )
 
 
 def _timed(
@@ -433,6 +439,22 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
         endpoint,
         code,
         causes,
+        run_use(paths, stages),
+    )
+
+
+def run_use(paths: RunPaths, stages: Iterable[StageStatus]) -> RunUse:
+    """Return what the stages of a run, and the jobs that ran them before, have used together."""
+    known = list(stages)
+    submitted = [it.times.submitted_at for it in known if it.times.submitted_at is not None]
+    starts = [it.times.started_at for it in known if it.times.started_at is not None]
+    energies = [it.energy_j for it in known if it.energy_j is not None]
+    hours = [it.gpu_hours for it in known if it.gpu_hours is not None]
+    earlier = earlier_gpu_hours(paths, {it.stage: it.times.started_at for it in known})
+    return RunUse(
+        waited_s=min(starts) - min(submitted) if starts and submitted else None,
+        gpu_hours=sum(hours) + earlier if hours or earlier else None,
+        energy_j=sum(energies) if energies else None,
     )
 
 

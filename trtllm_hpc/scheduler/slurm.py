@@ -71,6 +71,8 @@ class JobInfo:
     times: JobTimes = JobTimes()
     gpus: int | None = None
     """GPUs that it was given; ``None`` if accounting does not say."""
+    energy_j: float | None = None
+    """``None`` where Slurm does not measure it."""
     priority: int | None = None
     """Of a pending job, as are the next two."""
     account: str = ""
@@ -196,7 +198,7 @@ class Slurm:
                 "--noheader",
                 "--parsable2",
                 "--allocations",
-                "--format=JobIDRaw,State,ExitCode,NodeList,Submit,Start,End,AllocTRES",
+                "--format=JobIDRaw,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw",
                 f"--jobs={','.join(job_ids)}",
             ],
             _SECONDS,
@@ -208,12 +210,13 @@ class Slurm:
             return {}
         found = {}
         for line in answer.stdout.splitlines():
-            job_id, state, code, nodes, *moments, given = [*line.split("|"), *[""] * 7][:8]
+            job_id, state, code, nodes, *moments, given, energy = [*line.split("|"), *[""] * 8][:9]
             parsed = parse_state(state)
             if parsed.final:
                 times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
                 info = JobInfo(job_id, parsed, "", "", _nodes(nodes), *_exit(code), times)
-                found[job_id] = replace(info, gpus=int(gpus[1]) if gpus else None)
+                # Energy is 0 or empty where it is not measured.
+                found[job_id] = replace(info, gpus=int(gpus[1]) if gpus else None, energy_j=_moment(energy))
         return found
 
     def _scontrol(self, job_id: str) -> JobInfo | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +14,7 @@ from trtllm_hpc.bench.results import LevelResult, Measurement, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.report.headline import ascending_levels, headline_level, level_labels
+from trtllm_hpc.runs.accounting import StageUse, uses_from_events
 from trtllm_hpc.runtime.records import Event, read_events
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
@@ -100,6 +103,8 @@ class ReportData:
     records: list[RequestRecord]
     samples: list[ServerSample]
     start: StartTimeline
+    uses: Sequence[StageUse] = ()
+    """What each stage has used, by the run's own events."""
 
     @cached_property
     def labels(self) -> list[str]:
@@ -133,6 +138,13 @@ def read_report_data(paths: RunPaths, name: str) -> ReportData:
     measurement = read_measurement(files.summary)
     records = read_records(files.requests) if files.requests.exists() else []
     known = [record for record in records if record.level < len(measurement.levels)]
+    # The companion writes the page while the server still runs.
+    now = time.time() if "TRTLLM_HPC_JOB_ID" in os.environ else None
     return ReportData(
-        paths.run_id, measurement, known, read_samples(files.samples), read_start_timeline(paths)
+        paths.run_id,
+        measurement,
+        known,
+        read_samples(files.samples),
+        read_start_timeline(paths),
+        uses_from_events(paths, now),
     )

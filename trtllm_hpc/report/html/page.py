@@ -34,6 +34,7 @@ from trtllm_hpc.report.html.tables import (
     provenance_table,
     setting_tables,
     token_table,
+    use_table,
 )
 from trtllm_hpc.report.html.timelines import timeline_section
 from trtllm_hpc.report.html.verdict import cards, headline_words, verdict
@@ -114,6 +115,7 @@ def report_page(data: ReportData) -> str:
         provenance=provenance_table(data),
         adapters=adapter_table(data),
         tokens=token_table(data),
+        used=use_table(data),
         errors=error_table(data),
         glossary=glossary(data),
         version=__version__,

@@ -117,6 +117,18 @@ def provenance_table(data: ReportData) -> Table:
     return Table("Provenance", ["what", "value"], rows, numeric=False)
 
 
+def use_table(data: ReportData) -> Table:
+    """Waiting time, run time and GPU-hours of each stage; without rows if the run has no events."""
+    header = ["stage", "waited (s)", "ran (s)", "GPUs", "GPU-hours"]
+    rows = [
+        [use.stage, quantity(use.waited_s), quantity(use.ran_s), str(use.gpus), quantity(use.gpu_hours)]
+        for use in data.uses
+    ]
+    if rows:
+        rows.append(["all stages", "", "", "", quantity(sum(use.gpu_hours for use in data.uses))])
+    return Table("Used when this page was written", header, rows)
+
+
 def token_table(data: ReportData) -> Table:
     """Token counts, and who counted."""
     rows = [[key.replace("_", " "), value] for key, value in flat(data.measurement.tokens)]
