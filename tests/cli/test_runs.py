@@ -245,6 +245,27 @@ def test_a_half_removed_run_is_no_run_and_goes_with_the_next_prune(
     assert left(home) == []
 
 
+def test_what_others_need_stays(
+    fake_slurm: FakeSlurm, made: Callable[..., RunPaths], types: Types, home: Path
+) -> None:
+    used, queued = made("used-1", "COMPLETED", days=9), made("queued-1", "COMPLETED", days=8)
+    made("linked-1", "COMPLETED", days=7)
+    (home / "runs" / "best").symlink_to("linked-1")
+    made("gone-1", "COMPLETED", days=6)
+    written(home / "runs" / "user-1", {"engine": {"directory": str(used.folder / "engine")}})
+    job = fake_slurm.add("PENDING", script=str(queued.sbatch("serve")))
+    shown, done = (pruned(types, "--keep", "0", *words)["runs"] for words in ((), ("--yes",)))
+    assert shown == done
+    assert {run["run_id"]: run["kept"] for run in done} == {
+        "used-1": "is named in the job file of user-1",
+        "queued-1": f"has a script in the queue, job {job}",
+        "linked-1": "is what the link best leads to",
+        "best": "is a link to a folder elsewhere",
+        "gone-1": None,
+    }
+    assert left(home) == ["best", "linked-1", "queued-1", "used-1", "user-1"]
+
+
 def test_nothing_is_chosen_by_itself(types: Types, home: Path) -> None:
     refused = types("runs", "prune", "--yes")
     assert refused.code == ExitCode.USAGE and "--older-than 30d, --keep N" in refused.errors

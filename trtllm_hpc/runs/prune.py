@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.runs.find import REMOVED
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
 from trtllm_hpc.runtime.engine_cache.files import remove
+from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import read_submission
 
 
@@ -45,7 +49,8 @@ def prune_runs(
 ) -> list[PrunedRun]:
     """Choose ended runs, and remove them; also what an interrupted removal has left.
 
-    A run of which a job has not ended, or may not have, is never chosen.
+    A run of which a job has not ended, or may not have, is never chosen. One that a link beside it leads to,
+    that the job file of a run that stays names, or of which a script is queued by hand, stays.
 
     Args:
         older_than_s: only runs that ended longer ago.
@@ -53,7 +58,8 @@ def prune_runs(
         remove_them: without it they are only listed.
         warn: receives a sentence about each cluster that does not answer.
     """
-    ended = [run for run in listed_runs(runs_folder, warn=warn) if run.settled]
+    runs = listed_runs(runs_folder, warn=warn)
+    ended = [run for run in runs if run.settled]
     now = time.time()
     chosen = [_half_removed(folder) for folder in sorted(runs_folder.glob(f"{REMOVED}*"))]
     for run in ended[keep or 0 :]:
@@ -62,7 +68,60 @@ def prune_runs(
             chosen.append(
                 PrunedRun(run.run_id, run.folder, f"ended {_ago(age_s)} ago", _foreign(Path(run.folder)))
             )
+    names = {run.folder for run in chosen if run.kept is None}
+    needed = _needed(runs_folder, [run for run in runs if run.folder in names], runs)
+    chosen = [run if run.kept else replace(run, kept=needed.get(run.folder)) for run in chosen]
     return [_removed(run) if remove_them else run for run in chosen]
+
+
+def _needed(runs_folder: Path, going: Sequence[ListedRun], runs: Sequence[ListedRun]) -> dict[str, str]:
+    """Return by their folders why runs that would go are needed."""
+    if not going:
+        return {}
+    needed = _queued_by_hand(going)
+    links = {entry.resolve(): entry.name for entry in runs_folder.iterdir() if entry.is_symlink()}
+    for run in going:
+        if Path(run.folder).is_symlink():
+            needed[run.folder] = "is a link to a folder elsewhere"
+        elif link := links.get(Path(run.folder).resolve()):
+            needed[run.folder] = f"is what the link {link} leads to"
+    folders = {run.folder for run in going}
+    job_files = {run.run_id: _text(RunPaths(run.folder).spec) for run in runs if run.folder not in folders}
+    for folder in folders - needed.keys():
+        named = re.compile(rf"{re.escape(folder)}(?![\w.-])")
+        user = next((run_id for run_id, text in job_files.items() if named.search(text)), None)
+        if user is not None:
+            needed[folder] = f"is named in the job file of {user}"
+    return needed
+
+
+def _queued_by_hand(runs: Sequence[ListedRun]) -> dict[str, str]:
+    """Return by their folders the runs of which a script is in the queue again, or may be."""
+    clusters: dict[str | None, dict[Path, str]] = {}
+    for run in runs:
+        paths = RunPaths(run.folder)
+        record = read_submission(paths)
+        if record is not None and record.scheduler != "local":
+            scripts = {paths.sbatch(stage): run.folder for stage in STAGES}
+            clusters.setdefault(record.slurm_conf, {}).update(scripts)
+    needed: dict[str, str] = {}
+    for conf, scripts in clusters.items():
+        try:
+            queued = Slurm(conf).find_scripts(scripts)
+        except SubmissionError:
+            needed |= dict.fromkeys(scripts.values(), "may have a script in the queue: Slurm does not answer")
+        else:
+            needed |= {
+                scripts[script]: f"has a script in the queue, job {job}" for script, job in queued.items()
+            }
+    return needed
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _half_removed(folder: Path) -> PrunedRun:

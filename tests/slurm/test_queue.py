@@ -1,0 +1,64 @@
+"""A run that waits in a real queue, runs, and is told with what it has used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.schemas.check import documented
+from tests.slurm.conftest import Person
+from tests.waiting import eventually
+from trtllm_hpc.paths import RunPaths
+
+pytestmark = pytest.mark.slurm
+
+
+def serve_of(person: Person, run: RunPaths) -> dict[str, Any]:
+    stages = {stage["stage"]: stage for stage in person.status(run)["stages"]}
+    found: dict[str, Any] = stages["serve"]
+    return found
+
+
+def listed(person: Person, run: RunPaths) -> dict[str, Any]:
+    answer = person.types("runs", "--runs", run.folder.parent, "--json")
+    assert answer.returncode == 0, answer.stderr
+    [row] = [row for row in documented("runs", answer.stdout) if row["run_id"] == run.run_id]
+    found: dict[str, Any] = row
+    return found
+
+
+def test_a_run_tells_its_place_and_what_it_has_used(person: Person, engine_alone: Path) -> None:
+    blocker = person.slurm(
+        *("sbatch", "--parsable", "--nodes=2", "--gpus-per-node=4", "--time=5"),
+        *("--output=/dev/null", "--wrap=sleep 300"),
+    ).strip()
+    engine = {"directory": str(engine_alone)}
+    serve = {"door": "none", "cpus_per_rank": 1}
+    companion = {"request": {"max_tokens": 4}, "benchmark": None}
+    job = person.job("queued", engine=engine, serve=serve, companion=companion)
+    _, run = person.submit(job, "--set", "cluster.gpu_request=gres", wait=False)
+    assert eventually(lambda: (serve_of(person, run)["waiting"] or {}).get("place"), 30), "no place"
+    waiting, times = serve_of(person, run)["waiting"], serve_of(person, run)["times"]
+    assert waiting["reason"] in ("Resources", "Priority") and waiting["pending"] >= waiting["place"] >= 1
+    assert eventually(lambda: serve_of(person, run)["times"]["expected_at"], 30), "no expected start"
+    assert times["submitted_at"] and "by priority" in person.types("status", run.folder).stdout
+    assert listed(person, run)["state"] == "pending"
+    person.slurm("scancel", blocker)
+    watched = person.types("watch", run.folder)
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+    assert "serve: has completed" in watched.stderr
+    told = serve_of(person, run)
+    accounted = person.slurm(
+        *("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={told['job_id']}"),
+        "--format=ElapsedRaw,AllocTRES",
+    )
+    elapsed, tres = accounted.strip().split("|")
+    gpus = next(int(one.partition("=")[2]) for one in tres.split(",") if one.startswith("gres/gpu="))
+    assert told["gpus"] == gpus and told["waited_s"] > 0
+    assert told["gpu_hours"] == pytest.approx(float(elapsed) * gpus / 3600) and told["gpu_hours"] > 0
+    row = listed(person, run)
+    assert (row["state"], row["settled"]) == ("completed", True)
+    assert row["gpu_hours"] == pytest.approx(told["gpu_hours"])
+    assert run.ended.exists(), "it was not remembered"
