@@ -43,8 +43,9 @@ golden: setup ## write the golden scripts and the JSON Schemas anew, for `git di
 	$(BIN)/python -m tests.schemas
 
 .PHONY: bench
-bench: setup ## the project against its limits: how fast the command line starts
+bench: setup ## the project against its limits: how fast the command line starts, and lists a thousand runs
 	$(BIN)/python benchmarks/cli_start.py
+	$(BIN)/python -m benchmarks.runs_list
 
 .PHONY: bench-load
 bench-load: setup ## the load generator beside perf_analyzer: needs a quiet machine for five minutes

@@ -266,6 +266,18 @@ def test_what_others_need_stays(
     assert left(home) == ["best", "linked-1", "queued-1", "used-1", "user-1"]
 
 
+def test_a_narrow_terminal_gets_fewer_columns(
+    made: Callable[..., RunPaths], types: Types, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made("demo-1", "COMPLETED", days=3)
+    assert "demo-1  completed  tiny-llama" in types("runs").output
+    monkeypatch.setattr("trtllm_hpc.report.tables.terminal_width", lambda: 48)
+    header, _, row, note = types("runs").output.splitlines()
+    assert header.split() == ["run", "state", "model", "endpoint", "age"] and len(header) <= 48
+    assert row.split() == ["demo-1", "completed", "tiny-llama", "-", "3", "days"]
+    assert note.startswith("(no room for: waited, GPU-h;")
+
+
 def test_nothing_is_chosen_by_itself(types: Types, home: Path) -> None:
     refused = types("runs", "prune", "--yes")
     assert refused.code == ExitCode.USAGE and "--older-than 30d, --keep N" in refused.errors

@@ -81,10 +81,10 @@ def command(
     if not rows:
         click.echo(f"no such runs in {runs_folder(context)}")
         return
-    from trtllm_hpc.report.runs import OPTIONAL_COLUMNS, runs_table
-    from trtllm_hpc.report.tables import print_table
+    from trtllm_hpc.report.runs import run_lines
+    from trtllm_hpc.report.tables import terminal_width
 
-    print_table(runs_table(rows, time.time()), OPTIONAL_COLUMNS)
+    click.echo("\n".join(run_lines(rows, time.time(), terminal_width())))
 
 
 @command.command()
