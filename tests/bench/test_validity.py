@@ -248,6 +248,13 @@ def test_the_servers_own_count_is_compared_with_the_clients(tokens: int, doubtfu
     assert server_count_doubt(by_text, None) is None
 
 
+def test_the_tokens_that_the_leader_asks_for_in_pauses_cause_no_doubt() -> None:
+    """In 8 s it looks twice at two models: four tokens beside ten."""
+    by_text = steady(1, output_by=BY_TOKENIZER)
+    assert server_count_doubt(by_text, ServerTokens(14, -0.1, 7.9)) is None
+    assert server_count_doubt(by_text, ServerTokens(18, -0.1, 7.9)) is not None
+
+
 def test_answers_that_the_last_page_of_metrics_may_lack_cause_no_doubt() -> None:
     """Those of the last second, and those before the first page."""
     by_text = steady(output_by=BY_TOKENIZER)

@@ -296,16 +296,18 @@ def test_an_up_that_is_ended_halfway_leaves_no_process(
         command_line("up", "--name", other.name), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     ) as starting:
         assert starting.stderr is not None
+        said = []
         for line in starting.stderr:
+            said.append(line)
             if stage in line:
                 break
         starting.send_signal(signum)
-        starting.communicate(timeout=30)
+        said.append(starting.communicate(timeout=30)[1])
     if signum is signal.SIGKILL:
         assert eventually(lambda: other.status().state == "down", 5)
         other.down()
     else:
-        assert starting.returncode == 130
+        assert starting.returncode == 130, said
     assert traces(other) == []
 
 

@@ -34,6 +34,8 @@ _LENGTHS = ("max_tokens", "sampling_param_max_tokens")
 _NO_WORDS = ("bad_words", "stop_words")
 """Not optional in old releases of upstream's ensemble."""
 _NAMES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
+_MOST_ASKED = 2
+"""Either the first two take text, or (with the LLM API) the last one."""
 
 _TEXTS = re.compile(r'^nv_inference_request_success\{[^}]*model="postprocessing"[^}]*\} (\S+)$', re.MULTILINE)
 _STEPS = re.compile(
@@ -42,6 +44,11 @@ _STEPS = re.compile(
 
 Connect = Callable[[float], http.client.HTTPConnection]
 """Makes a connection with this limit on each operation, in seconds."""
+
+
+def most_tokens(seconds: float) -> int:
+    """Return how many tokens a probe may ask for in a time, if each question is answered."""
+    return _MOST_ASKED * (1 + int(seconds // INTERVAL_S))
 
 
 class Refused(Exception):

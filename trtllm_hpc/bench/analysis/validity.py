@@ -23,6 +23,7 @@ from trtllm_hpc.bench.workload.request import (
 )
 from trtllm_hpc.client.lora import is_unknown_adapter
 from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.runtime.probe import most_tokens
 
 LATE_S = 0.001
 LATE_SHARE_OF_GAP = 0.01
@@ -288,7 +289,9 @@ def server_count_doubt(records: Iterable[RequestRecord], server: ServerTokens | 
         for record in answered
         if server.since_s < record.ended_s < server.until_s - METRICS_DELAY_S
     )
-    if (1 - MAX_SERVER_DIFFERENCE) * on_page <= server.tokens <= (1 + MAX_SERVER_DIFFERENCE) * counted:
+    least = (1 - MAX_SERVER_DIFFERENCE) * on_page
+    most = (1 + MAX_SERVER_DIFFERENCE) * counted + most_tokens(server.until_s - server.since_s)
+    if least <= server.tokens <= most:
         return None
     return (
         f"The server's metrics counted {server.tokens:,} output tokens during the measurement, the client "
