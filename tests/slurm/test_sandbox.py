@@ -21,8 +21,9 @@ import pytest
 from tests.sharing import sandbox_name
 from tests.waiting import eventually
 from trtllm_hpc.errors import SandboxError
-from trtllm_hpc.sandbox import Node, Sandbox, gpus
+from trtllm_hpc.sandbox import Node, Sandbox, gpus, processes
 from trtllm_hpc.sandbox.layout import interface_name
+from trtllm_hpc.sandbox.nodes import marked_processes
 
 pytestmark = pytest.mark.slurm
 
@@ -271,6 +272,20 @@ def kill(node: Node, program: str) -> None:
     for each in node.processes():
         if Path(each.arguments[0]).name == program:
             os.kill(each.pid, signal.SIGKILL)
+
+
+def test_a_node_that_ends_meanwhile_is_not_taken_for_a_process_that_nobody_may_look_into(
+    other: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first process of a container, which is then to be killed."""
+    other.folder.path.mkdir(parents=True)
+    other.folder.init.write_text("sleep 100\n")
+    node = ["unshare", "--pid", "--fork", "--kill-child", "bash", str(other.folder.init), "n1"]
+    with subprocess.Popen(node) as holder:
+        assert eventually(lambda: len(marked_processes(other.folder)) == 2)
+        monkeypatch.setattr(processes, "pid_namespace", lambda _: None)
+        other.down()
+        assert holder.wait(10) != 0
 
 
 def test_what_is_broken_is_named_and_up_says_what_to_type(other: Sandbox) -> None:

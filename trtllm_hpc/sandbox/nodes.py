@@ -185,6 +185,8 @@ def end_all(folder: Folder) -> None:
 def _end(holders: set[int]) -> None:
     """Kill these processes; the kernel kills a whole PID namespace with its process 1."""
     namespaces = {processes.pid_namespace(pid) for pid in holders if processes.is_first_process(pid)}
+    # Of a holder that has just ended, as of a process that we may not look into: they are not the same one.
+    namespaces.discard(None)
 
     def left() -> list[Process]:
         return [
