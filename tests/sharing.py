@@ -48,13 +48,17 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
 
 
 def engine_for(ranks: int) -> Path:
-    """A finished engine of the reference backend, so that not every test builds one."""
+    """A finished engine of the reference backend, so that not every test builds one.
+
+    It has no model: what a test of a run's life needs is that ranks start and end, and not the seconds
+    in which each imports PyTorch. The tests that build their own engine have a model.
+    """
     return made_once(f"engine tp{ranks}", partial(_build_engine, ranks=ranks))
 
 
 def _build_engine(folder: Path, ranks: int) -> None:
     command = [sys.executable, "-m", "trtllm_hpc.reference.build", "--output", str(folder)]
-    command += ["--synthetic", "tiny-llama", "--tensor-parallel", str(ranks)]
+    command += ["--synthetic", "stand-in", "--tensor-parallel", str(ranks)]
     options = ["--seed", "0", "--dtype", "float32", "--max-batch-size", "8"]
     lengths = ["--max-input-len", "256", "--max-seq-len", "512"]
     subprocess.run([*command, *options, *lengths], check=True, capture_output=True)

@@ -75,6 +75,14 @@ def repository(served: dict[int, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for the engine without a model."""
+    folder = tmp_path_factory.mktemp("stand-in")
+    engine = build_engine(folder / "engine", "--synthetic", "stand-in", *LIMITS, tensor_parallel=2)
+    return servers.write_repository(folder / "tp2", engine)
+
+
+@pytest.fixture(scope="session")
 def alone(served: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.World]:
     """One rank, decoupled; its BLS model accumulates tokens."""
     options: dict[str, Any] = {"decoupled": True, "bls_instances": 2, "accumulate_tokens": "true"}

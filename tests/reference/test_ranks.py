@@ -22,6 +22,13 @@ from .two_processes import start_two
 BODY = {"text_input": "What is machine learning?", "max_tokens": LONG - 20, "end_id": -1}
 
 
+@pytest.fixture(params=["repository", "stand_in"])
+def pair_of(request: pytest.FixtureRequest) -> Path:
+    """A repository for two ranks, with a model and without."""
+    folder: Path = request.getfixturevalue(request.param)
+    return folder
+
+
 def stub_of(world: servers.World, rank: int) -> int:
     """The process of the ``tensorrt_llm`` model; its command line holds the model's path."""
     for pid in world.children(rank):
@@ -39,8 +46,8 @@ def engine_of(stub: int) -> int:
 
 
 @pytest.mark.triton
-def test_sigterm_to_the_leader_ends_all_ranks_in_order(repository: Path, tmp_path: Path) -> None:
-    with servers.start(tmp_path / "run", repository, 2) as world:
+def test_sigterm_to_the_leader_ends_all_ranks_in_order(pair_of: Path, tmp_path: Path) -> None:
+    with servers.start(tmp_path / "run", pair_of, 2) as world:
         assert world.generate(BODY)[0] == 200
         world.ranks[0].send_signal(signal.SIGTERM)
         assert [world.wait_ended(rank, 20) for rank in (0, 1)] == [0, 0]
@@ -50,8 +57,8 @@ def test_sigterm_to_the_leader_ends_all_ranks_in_order(repository: Path, tmp_pat
 
 
 @pytest.mark.triton
-def test_killed_follower_process_ends_the_idle_leader(repository: Path, tmp_path: Path) -> None:
-    with servers.start(tmp_path / "run", repository, 2) as world:
+def test_killed_follower_process_ends_the_idle_leader(pair_of: Path, tmp_path: Path) -> None:
+    with servers.start(tmp_path / "run", pair_of, 2) as world:
         stubs = world.children(0)
         os.kill(stub_of(world, 1), signal.SIGKILL)
         assert world.wait_ended(0, 10) == -signal.SIGKILL
@@ -62,8 +69,8 @@ def test_killed_follower_process_ends_the_idle_leader(repository: Path, tmp_path
 
 
 @pytest.mark.triton
-def test_killed_follower_server_ends_the_busy_leader(repository: Path, tmp_path: Path) -> None:
-    with servers.start(tmp_path / "run", repository, 2) as world, keep_busy(world):
+def test_killed_follower_server_ends_the_busy_leader(pair_of: Path, tmp_path: Path) -> None:
+    with servers.start(tmp_path / "run", pair_of, 2) as world, keep_busy(world):
         stubs = [*world.children(0), *world.children(1)]
         world.ranks[1].kill()
         assert world.wait_ended(0, 10) == -signal.SIGKILL
@@ -73,8 +80,8 @@ def test_killed_follower_server_ends_the_busy_leader(repository: Path, tmp_path:
 
 
 @pytest.mark.triton
-def test_killed_leader_process_ends_all_ranks(repository: Path, tmp_path: Path) -> None:
-    with servers.start(tmp_path / "run", repository, 2) as world:
+def test_killed_leader_process_ends_all_ranks(pair_of: Path, tmp_path: Path) -> None:
+    with servers.start(tmp_path / "run", pair_of, 2) as world:
         stub = stub_of(world, 0)
         engine = engine_of(stub)
         os.kill(stub, signal.SIGKILL)
@@ -85,12 +92,23 @@ def test_killed_leader_process_ends_all_ranks(repository: Path, tmp_path: Path) 
 
 
 @pytest.mark.triton
-def test_killed_engine_ends_all_ranks(repository: Path, tmp_path: Path) -> None:
-    with servers.start(tmp_path / "run", repository, 2) as world:
+def test_killed_engine_ends_all_ranks(pair_of: Path, tmp_path: Path) -> None:
+    with servers.start(tmp_path / "run", pair_of, 2) as world:
         os.kill(engine_of(stub_of(world, 0)), signal.SIGKILL)
         assert [world.wait_ended(rank, 10) for rank in (0, 1)] == [-signal.SIGKILL] * 2
         assert world.failure(0) == "The engine's process was killed or crashed.\n"
         assert "Rank 1 lost another rank" in world.failure(1)
+
+
+@pytest.mark.triton
+def test_an_engine_without_a_model_answers_and_streams(stand_in: Path, tmp_path: Path) -> None:
+    with servers.start(tmp_path / "run", stand_in, 2) as world:
+        status, answer = world.generate({"text_input": "What is it?", "max_tokens": 20})
+        assert status == 200 and len(set(answer["text_output"])) > 5
+        again = world.generate({"text_input": "What is it?", "max_tokens": 20}, "tensorrt_llm_bls")
+        assert again[1]["text_output"] == answer["text_output"]
+        status, refusal = world.generate({"text_input": "What?", "max_tokens": 4, "beam_width": 2})
+        assert status != 200 and "beam_width" in refusal["error"]
 
 
 def keep_busy(world: servers.World) -> subprocess.Popen[bytes]:

@@ -31,8 +31,9 @@ class Model(Section):
 
     path: AbsolutePath | None = None
     """Folder with the weights and the tokenizer, as the compute nodes see it."""
-    synthetic: Literal["tiny-llama", "llama-170m", "llama-1b"] | None = None
-    """A random model instead of ``path``; nothing is downloaded. The larger ones are for benchmarks."""
+    synthetic: Literal["tiny-llama", "llama-170m", "llama-1b", "stand-in"] | None = None
+    """A random model instead of ``path``; nothing is downloaded. The larger ones are for benchmarks;
+    ``stand-in`` computes nothing and needs no PyTorch: for trying how a server starts, fails and ends."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of the synthetic model's weights."""
     family: OneLine | None = None

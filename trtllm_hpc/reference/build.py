@@ -9,13 +9,13 @@ import argparse
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from trtllm_hpc import __version__
-from trtllm_hpc.config.synthetic_models import SHAPES
+from trtllm_hpc.config.synthetic_models import SHAPES, STAND_IN
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.reference import synthetic
@@ -24,6 +24,18 @@ from trtllm_hpc.runtime.records import add_event
 
 DTYPES = ("float32", "float16", "bfloat16")
 STEPS = 5
+_SHAPE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+"""What ``config.json`` tells of a model, where it has it."""
+_NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A file of safetensors without any: the length of its header, and the header."""
 
 Progress = Callable[[int, str], None]
 
@@ -95,6 +107,9 @@ def _put_in_place(aside: Path, output: Path, scratch: Path) -> None:
 
 
 def _fill(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> None:
+    if settings.source == f"synthetic:{STAND_IN}":
+        _fill_stand_in(settings, engine, progress)
+        return
     progress(1, "importing torch and transformers")
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -124,7 +139,31 @@ def _fill(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> 
                 f"The tokenizer in {settings.source} cannot be written as tokenizer.json, "
                 "which the server reads."
             )
-    write_json(engine.config, _engine_config(settings, model))
+    text = model.config.get_text_config()
+    shape = {name: getattr(text, name) for name in _SHAPE if hasattr(text, name)}
+    write_json(engine.config, _engine_config(settings, type(model).__name__, shape))
+
+
+def _fill_stand_in(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> None:
+    """Write the files of an engine without a model: a tokenizer, and no tensors."""
+    wanted = [
+        name
+        for name in ("gather_context_logits", "gather_generation_logits", "max_lora_rank")
+        if getattr(settings, name)
+    ]
+    if settings.max_beam_width > 1:
+        wanted.append("max_beam_width")
+    if wanted:
+        raise BuildFailed(
+            f"The model {STAND_IN} computes nothing, and so has no {', '.join(wanted)}.",
+            hint="leave them out, or set model.synthetic to tiny-llama",
+        )
+    shape = {name: value for name, value in SHAPES[STAND_IN].items() if name in _SHAPE}
+    for rank in range(settings.tensor_parallel):
+        engine.weights(rank).write_bytes(_NO_TENSORS)
+    progress(4, "writing the tokenizer")
+    synthetic.make_tokenizer(engine.tokenizer, shape["vocab_size"])
+    write_json(engine.config, _engine_config(settings, STAND_IN, shape))
 
 
 def _readable(kind: Any, source: str, **arguments: Any) -> Any:
@@ -136,11 +175,11 @@ def _readable(kind: Any, source: str, **arguments: Any) -> Any:
         raise BuildFailed(f"transformers cannot read the model in {source}: {first}") from error
 
 
-def _engine_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
+def _engine_config(settings: BuildSettings, architecture: str, shape: Mapping[str, Any]) -> dict[str, Any]:
     """``config.json`` in the format that ``trtllm-build`` writes."""
     return {
         "version": __version__,
-        "pretrained_config": _pretrained_config(settings, model),
+        "pretrained_config": _pretrained_config(settings, architecture, shape),
         # lora_plugin is set for engines that take adapters.
         "build_config": {
             **{name: getattr(settings, name) for name in BUILD_LIMITS},
@@ -154,21 +193,14 @@ def _engine_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
     }
 
 
-def _pretrained_config(settings: BuildSettings, model: Any) -> dict[str, Any]:
-    config, ranks = model.config.get_text_config(), settings.tensor_parallel
-    names = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "max_position_embeddings",
-    )
+def _pretrained_config(
+    settings: BuildSettings, architecture: str, shape: Mapping[str, Any]
+) -> dict[str, Any]:
+    ranks = settings.tensor_parallel
     return {
-        "architecture": type(model).__name__,
+        "architecture": architecture,
         "dtype": settings.dtype,
-        **{name: getattr(config, name) for name in names if hasattr(config, name)},
+        **shape,
         "mapping": {
             "world_size": ranks,
             "tp_size": ranks,

@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,80 @@ import torch
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import executor
+from trtllm_hpc.reference.adapter_places import Sizes
 from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
+from trtllm_hpc.reference.engine_parts import Chosen, Logits, Results, no_logits
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.fusion import can_compile
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import LayerShape, PagedCache, bytes_per_token, layer_shapes
-from trtllm_hpc.reference.scheduler import Limits
+from trtllm_hpc.reference.sampling import Sampler
+from trtllm_hpc.reference.scheduler import Limits, Step
 from trtllm_hpc.reference.weights import load_model
 from trtllm_hpc.reference.world import World, rank_device
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class Engine:
-    """One rank's part of a loaded engine."""
+    """One rank's part of a loaded engine: see ``engine_parts.Engine``."""
 
-    info: EngineInfo
-    executor: Executor
-    limits: Limits
-    channel: Channel
+    def __init__(
+        self, info: EngineInfo, executor: Executor, limits: Limits, channel: Channel, *, is_leader: bool
+    ) -> None:
+        self.info, self.limits, self.channel = info, limits, channel
+        self._executor = executor
+        self._sampler = (
+            Sampler(slots=limits.slots, vocab_size=info.vocab_size, device=executor.device)
+            if is_leader
+            else None
+        )
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of the layers that adapters can change."""
+        return self._executor.adapters.sizes if self._executor.adapters else {}
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether nothing is left to prepare."""
+        return self._executor.is_prepared
+
+    def compute(self, step: Step) -> Results:
+        """Carry out a step and choose the tokens."""
+        assert self._sampler is not None, "only rank 0 chooses tokens"
+        for admission in step.admitted:
+            if admission.request.beam_width == 1:
+                self._sampler.admit(admission.slot, admission.request)
+        outcome = self._executor.run(step)
+        context = {slot: _on_host(logits) for slot, logits in outcome.context_logits.items()}
+        rows = outcome.logits
+        if rows is None:
+            return Results((), no_logits, context, outcome.beams)
+        slots = outcome.slots
+        device_slots = torch.tensor(slots, dtype=torch.long).to(rows.device, non_blocking=True)
+        sampled = self._sampler.sample(rows, device_slots, slots).to_host()
+        chosen = [Chosen(*row) for row in zip(slots, *sampled, strict=True)]
+        return Results(chosen, lambda row: _on_host(rows[row]), context, outcome.beams)
+
+    def take_part(self, step: Step) -> None:
+        """Carry out a step."""
+        self._executor.run(step)
+
+    def release(self, slot: int) -> None:
+        """Forget the request of a slot."""
+        assert self._sampler is not None, "only rank 0 chooses tokens"
+        self._sampler.release(slot)
+
+    def close(self) -> None:
+        """Free what must be free before the ranks disconnect."""
+        self._executor.close()
+
+
+def _on_host(logits: torch.Tensor) -> Logits:
+    array: Logits = logits.float().cpu().numpy()
+    return array
 
 
 @torch.no_grad()
@@ -45,6 +97,7 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         StartFailed: there is no engine, it is for another number of ranks, or
             there is no memory for its KV cache.
     """
+    world.connect()
     info = EngineInfo.read(folder)
     _share_cores(world)
     _log.info("rank %d: Python and the libraries took %.1f s", world.rank, _age_s())
@@ -82,7 +135,7 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         limits.blocks,
         limits.tokens_per_block,
     )
-    return Engine(info, runner, limits, channel)
+    return Engine(info, runner, limits, channel, is_leader=world.is_leader)
 
 
 def _keep_kernels(folder: EngineFolder) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
+from trtllm_hpc.reference.engine_config import EngineFolder
 from trtllm_hpc.reference.engine_process import Failed, Start
 from trtllm_hpc.reference.shutdown import first_sentence
 
@@ -38,13 +39,15 @@ def main() -> None:
     start: Start = connection.recv()
     try:
         # Only now: it imports the libraries, which takes seconds, and one may be missing or broken.
-        from trtllm_hpc.reference.engine_server import serve
+        from trtllm_hpc.reference.engine_server import loader, serve
+
+        load = loader(EngineFolder(start.folder))
     except Exception as error:
         # Whatever a library raises while it is imported, the owner passes it on, and ends its server.
         logging.exception("the engine's libraries cannot be imported")
         connection.send(Failed(f"The engine's libraries cannot be imported: {first_sentence(error)}"))
         os._exit(1)
-    serve(connection, start)
+    serve(connection, start, load)
     logging.shutdown()
     # Now and then a thread of gloo outlives its group, and the interpreter's end aborts (std::terminate).
     os._exit(0)

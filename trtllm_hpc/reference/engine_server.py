@@ -13,13 +13,15 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from trtllm_hpc.reference.engine import load
-from trtllm_hpc.reference.engine_config import EngineFolder
+from trtllm_hpc.reference import stand_in
+from trtllm_hpc.reference.engine_config import EngineFolder, ServeSettings
+from trtllm_hpc.reference.engine_parts import Engine
 from trtllm_hpc.reference.engine_process import (
     Answers,
     Cancel,
@@ -38,6 +40,7 @@ from trtllm_hpc.reference.generation import GenerationRequest, Load, Outcome, Pr
 from trtllm_hpc.reference.leader import Leader, follow
 from trtllm_hpc.reference.metrics import memory_used
 from trtllm_hpc.reference.shutdown import first_sentence
+from trtllm_hpc.reference.world import World
 
 REPORT_PERIOD_S = 0.05
 """Longest time between two reports of a busy engine to its owner, whether or not there are answers."""
@@ -186,16 +189,28 @@ class Clients:
                 client.send(Ended())
 
 
-def serve(connection: Connection, start: Start) -> None:
+Loader = Callable[[EngineFolder, ServeSettings, World], Engine]
+
+
+def loader(folder: EngineFolder) -> Loader:
+    """Return what loads the engine in a folder; imports the libraries that this takes."""
+    if stand_in.is_stand_in(folder):
+        return stand_in.load
+    from trtllm_hpc.reference import engine
+
+    return engine.load
+
+
+def serve(connection: Connection, start: Start, load: Loader) -> None:
     """Load the engine and serve until its owner says stop.
 
     Args:
         connection: to the model's process that started the engine, its owner.
         start: the owner's first message.
+        load: loads the engine of that message.
     """
     owner = Client(connection)
     try:
-        start.world.connect()
         engine = load(EngineFolder(start.folder), start.settings, start.world)
         listener = _listen(start)
         gc.freeze()

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NoReturn
 
-import torch
+import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.channel import Channel
-from trtllm_hpc.reference.engine import Engine
+from trtllm_hpc.reference.adapter_places import AdapterPlaces
 from trtllm_hpc.reference.engine_config import ServeSettings
+from trtllm_hpc.reference.engine_parts import Channel, Engine, Logits, Results
 from trtllm_hpc.reference.generation import (
     Cancelled,
     GenerationRequest,
@@ -27,9 +27,7 @@ from trtllm_hpc.reference.generation import (
     Progress,
     QueueFull,
 )
-from trtllm_hpc.reference.lora import AdapterPlaces
 from trtllm_hpc.reference.requests import queue_is_full
-from trtllm_hpc.reference.sampling import Sampler
 from trtllm_hpc.reference.scheduler import Scheduler, Sequence, Step, refuse_too_long
 from trtllm_hpc.reference.shutdown import first_sentence
 
@@ -44,8 +42,8 @@ class Job(Sequence):
     log_probs: list[float] = field(default_factory=list)
     sent: int = 0
     """Number of new tokens that the listener has got."""
-    context_logits: list[torch.Tensor] = field(default_factory=list)
-    generation_logits: list[torch.Tensor] = field(default_factory=list)
+    context_logits: list[Logits] = field(default_factory=list)
+    generation_logits: list[Logits] = field(default_factory=list)
 
     def send_progress(self, *, is_final: bool) -> None:
         """Send the listener what it has not got yet."""
@@ -59,8 +57,8 @@ class Job(Sequence):
                 tokens=(tuple(self.new_tokens[since:]),) * beams,
                 log_probs=(tuple(self.log_probs[since:]),) * beams,
                 is_final=is_final,
-                context_logits=torch.cat(context).numpy() if context else None,
-                generation_logits=torch.stack(generation)[None].numpy() if generation else None,
+                context_logits=np.concatenate(context) if context else None,
+                generation_logits=np.stack(generation)[None] if generation else None,
             )
         )
 
@@ -85,19 +83,13 @@ class Leader:
         *,
         on_step: Callable[[Load], object] = lambda _: None,
     ) -> None:
-        self._executor = engine.executor
-        self._sampler = Sampler(
-            slots=engine.limits.slots,
-            vocab_size=engine.info.vocab_size,
-            device=engine.executor.device,
-        )
+        self._engine = engine
         self._scheduler = Scheduler(engine.limits)
         self._channel = engine.channel
         self._die = die
         self._on_step = on_step
         self._max_queue_size = settings.max_queue_size
-        adapters = engine.executor.adapters
-        self._adapters = AdapterPlaces(adapters.sizes if adapters else {})
+        self._adapters = AdapterPlaces(engine.sizes)
         self._jobs: dict[Hashable, Job] = {}
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_stopping = False
@@ -150,7 +142,7 @@ class Leader:
             while self._turn():
                 pass
             self._channel.send(None)
-            self._executor.close()
+            self._engine.close()
             self._channel.close()
         except BaseException as error:  # noqa: BLE001 - after any error the ranks are out of step
             _log.exception("the leader's loop failed")
@@ -171,7 +163,7 @@ class Leader:
         self._on_step(self._load)
         if self._is_stopping:
             return False
-        if self._executor.is_prepared:
+        if self._engine.is_prepared:
             self._commands.get()()
         elif self._commands.empty():
             self._prepare()
@@ -181,7 +173,7 @@ class Leader:
         """Use the pause: a request that arrives meanwhile waits for one preparation, not for all."""
         step = Step(prepares=True)
         self._channel.send(step)
-        self._executor.run(step)
+        self._engine.compute(step)
 
     def _begin_stop(self) -> None:
         self._is_stopping = True
@@ -232,23 +224,19 @@ class Leader:
     def _end(self, job: Job) -> None:
         slot = job.slot
         if slot is not None and not job.is_beam_search:
-            self._sampler.release(slot)
+            self._engine.release(slot)
         self._scheduler.end(job)
         del self._jobs[job.ticket]
         self._adapters.drop([job.request])
 
     def _carry_out(self, step: Step) -> None:
-        for admission in step.admitted:
-            if admission.request.beam_width == 1:
-                self._sampler.admit(admission.slot, admission.request)
-        outcome = self._executor.run(step)
+        results = self._engine.compute(step)
         self._iteration += 1
         self._load = self._loaded(step)
-        for slot, logits in outcome.context_logits.items():
-            self._job(slot).context_logits.append(logits.float().cpu())
-        if outcome.logits is not None:
-            self._choose(outcome.logits, outcome.slots)
-        for slot, result in outcome.beams.items():
+        for slot, logits in results.context_logits.items():
+            self._job(slot).context_logits.append(logits)
+        self._tell(results)
+        for slot, result in results.beams.items():
             job = self._job(slot)
             self._end(job)
             job.listener(result)
@@ -256,16 +244,14 @@ class Leader:
     def _job(self, slot: int) -> Job:
         return self._jobs[self._scheduler.running[slot].ticket]
 
-    def _choose(self, logits: torch.Tensor, slots: tuple[int, ...]) -> None:
-        """Choose a token for each row, and send it to its listener."""
-        device_slots = torch.tensor(slots, dtype=torch.long).to(logits.device, non_blocking=True)
-        sampled = self._sampler.sample(logits, device_slots, slots)
-        for row, (slot, token, finished, log_prob) in enumerate(zip(slots, *sampled.to_host(), strict=True)):
+    def _tell(self, results: Results) -> None:
+        """Send each chosen token to its listener."""
+        for row, (slot, token, finished, log_prob) in enumerate(results.chosen):
             job = self._job(slot)
             job.new_tokens.append(token)
             job.log_probs.append(log_prob)
             if job.request.return_generation_logits:
-                job.generation_logits.append(logits[row].float().cpu())
+                job.generation_logits.append(results.logits(row))
             if finished:
                 self._end(job)
             if finished or job.request.streaming:
@@ -296,8 +282,8 @@ def follow(engine: Engine, die: Callable[[str], NoReturn], rank: int) -> None:
     _watch(engine.channel, die, rank)
     try:
         while (step := engine.channel.receive()) is not None:
-            engine.executor.run(step)
-        engine.executor.close()
+            engine.take_part(step)
+        engine.close()
         engine.channel.close()
     except BaseException as error:  # noqa: BLE001 - after any error the ranks are out of step
         _log.exception("rank %d: the follower's loop failed", rank)

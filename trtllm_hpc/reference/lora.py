@@ -6,102 +6,27 @@ zero, and a second product gives the outputs. So a pass needs the same few
 kernels for any mix of adapters, does not wait for the host, and can be recorded
 into a CUDA graph. To a row without an adapter, zeros are added.
 
-The numbers of the modules and the layout of the tensors are TensorRT-LLM's
-(``docs/source/advanced/lora.md``, and for the layers behind the numbers
-``get_default_trtllm_modules_to_hf_modules`` in ``tensorrt_llm/lora_manager.py``,
-as of 2025; the two differ in gate and up, and the code is followed here).
+The layout of an adapter's tensors is in ``adapter_places``.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
-from trtllm_hpc.errors import RequestFailed, StartFailed
+from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import sharding
+from trtllm_hpc.reference.adapter_places import PLACES, QKV, Key, Size, Sizes, changed_layers
 from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
 from trtllm_hpc.reference.scheduler import Adapter
 
-PLACES = 8
-"""Number of adapters kept at once; TensorRT-LLM's ``lora_cache_optimal_adapter_size`` is 8, too."""
-
-_QKV = 0
 _MODULES = {1: "q_proj", 2: "k_proj", 3: "v_proj", 4: "o_proj", 5: "gate_proj", 6: "down_proj", 7: "up_proj"}
-_NAMES = ("attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
-"""TensorRT-LLM's names of the modules, by number."""
 
 _LAYER = re.compile(rf"\.layers\.(\d+)\.(?:self_attn|mlp)\.({'|'.join(_MODULES.values())})$")
-
-Key = tuple[int, int]
-"""Number of the module and of the layer."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """Size of a linear layer in the whole model, all ranks together."""
-
-    inputs: int
-    outputs: int
-
-    def values(self, rank: int) -> int:
-        """Number of values of an adapter of that rank."""
-        return rank * (self.inputs + self.outputs)
-
-
-Sizes = Mapping[Key, Size]
-"""The layers that adapters can change."""
-
-
-def check(lora: LoraRequest, sizes: Sizes) -> None:
-    """Refuse an adapter that does not fit the model.
-
-    Raises:
-        RequestFailed: it names a module or layer that the model lacks, names
-            one twice, or has too few values or some that are not finite.
-    """
-    assert lora.weights is not None and lora.config is not None
-    seen: set[Key] = set()
-    for row, (module, layer, rank) in enumerate(lora.config.tolist()):
-        size = sizes.get((module, layer))
-        if size is None:
-            raise RequestFailed(
-                f"lora_config names module {_named(module)} of layer {layer}; this engine can adapt "
-                f"{_offered(sizes)}."
-            )
-        keys = set(_changed((module, layer)))
-        if keys & seen:
-            raise RequestFailed(f"lora_config names module {_named(module)} of layer {layer} twice.")
-        seen |= keys
-        needed = size.values(rank)
-        if lora.weights.shape[1] < needed:
-            raise RequestFailed(
-                f"lora_weights holds {lora.weights.shape[1]} values for each module, but {_named(module)} "
-                f"at rank {rank} has {rank} x {size.inputs} inwards and {size.outputs} x {rank} outwards."
-            )
-        # Otherwise the zeros that keep an adapter out of other requests' rows would not stay zeros.
-        if not bool(torch.from_numpy(lora.weights[row, :needed]).isfinite().all()):
-            raise RequestFailed(f"lora_weights holds a NaN or an infinite value for {_named(module)}.")
-
-
-def _named(module: int) -> str:
-    return f"{module} ({_NAMES[module]})" if 0 <= module < len(_NAMES) else str(module)
-
-
-def _offered(sizes: Sizes) -> str:
-    modules = ", ".join(_named(module) for module in sorted({module for module, _ in sizes}))
-    return f"layers 0 to {max(layer for _, layer in sizes)} and modules {modules}"
-
-
-def _changed(key: Key) -> list[Key]:
-    """The layers of a module; attn_qkv has three."""
-    module, layer = key
-    return [(part, layer) for part in (1, 2, 3)] if module == _QKV else [key]
 
 
 def _parts(lora: LoraRequest, sizes: Sizes) -> Iterator[tuple[Key, torch.Tensor, torch.Tensor]]:
@@ -115,7 +40,7 @@ def _parts(lora: LoraRequest, sizes: Sizes) -> Iterator[tuple[Key, torch.Tensor,
         values = torch.from_numpy(row[: size.values(rank)])
         inwards = values[: rank * size.inputs].view(rank, size.inputs)
         outwards = values[rank * size.inputs :].view(size.outputs, rank)
-        keys = _changed((module, layer))
+        keys = changed_layers((module, layer))
         for key, part in zip(keys, torch.split(outwards, [sizes[key].outputs for key in keys]), strict=True):
             yield key, inwards, part
 
@@ -200,10 +125,10 @@ class Adapters:
                 hint="build the engine with engine.max_lora_rank: 0",
             )
         for layer in {layer for _, layer in self.sizes}:
-            parts = [self.sizes.get(key) for key in _changed((_QKV, layer))]
+            parts = [self.sizes.get(key) for key in changed_layers((QKV, layer))]
             if all(parts):
                 outputs = sum(part.outputs for part in parts if part)
-                self.sizes[_QKV, layer] = Size(self.sizes[1, layer].inputs, outputs)
+                self.sizes[QKV, layer] = Size(self.sizes[1, layer].inputs, outputs)
         self._place_of_slot = torch.full((self._slots + 1,), -1, device=model.device)
         self._all_places = torch.arange(PLACES, device=model.device)
 
@@ -242,84 +167,3 @@ class Adapters:
         else:
             places = self._place_of_slot.index_select(0, slots)
             self._others = (places[:, None] != self._all_places)[:, None, :, None]
-
-
-class AdapterPlaces:
-    """The leader's table of adapters: gives each a place.
-
-    As in TensorRT-LLM the first request with an adapter sends its weights, and
-    later ones only its number; weights for a known number are ignored. A new
-    adapter replaces the least recently requested one, but none that a waiting
-    or running request uses.
-
-    Args:
-        sizes: of the layers that adapters can change; empty for an engine without LoRA.
-    """
-
-    def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
-        self._places: OrderedDict[int, int] = OrderedDict()
-        """By task id, the most recently requested one last."""
-        self._users: Counter[int] = Counter()
-        self._loads: list[Adapter] = []
-
-    def hold(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
-        """Reserve the adapters of requests, all or none, until each is dropped; return them without weights.
-
-        Raises:
-            RequestFailed: an adapter is unknown and was not sent, does not fit
-                the model, or all places are in use.
-        """
-        held: list[GenerationRequest] = []
-        try:
-            for request in requests:
-                if request.lora is not None:
-                    self._hold(request.lora)
-                    request = replace(request, lora=LoraRequest(request.lora.task_id))
-                held.append(request)
-        except RequestFailed:
-            self.drop(held)
-            raise
-        return held
-
-    def drop(self, requests: Iterable[GenerationRequest]) -> None:
-        """Release the adapters of requests that have ended."""
-        self._users.subtract(request.lora.task_id for request in requests if request.lora is not None)
-        # Drop zeros: clients may use any number of task ids.
-        self._users = +self._users
-
-    def take_loads(self) -> tuple[Adapter, ...]:
-        """The adapters that must be loaded before the held requests can run."""
-        loads, self._loads = tuple(self._loads), []
-        return loads
-
-    def _hold(self, adapter: LoraRequest) -> None:
-        if not self._sizes:
-            raise RequestFailed(
-                "This engine takes no LoRA adapters: leave lora_task_id out, or build it with "
-                "engine.max_lora_rank."
-            )
-        if adapter.weights is not None:
-            check(adapter, self._sizes)
-        if adapter.task_id in self._places:
-            self._places.move_to_end(adapter.task_id)
-        elif adapter.weights is None:
-            raise RequestFailed(
-                f"The LoRA adapter {adapter.task_id} (lora_task_id) is not loaded, or not any more. "
-                "Send lora_weights and lora_config with the request."
-            )
-        else:
-            place = self._places[adapter.task_id] = self._free_place()
-            self._loads.append(Adapter(place, adapter))
-        self._users[adapter.task_id] += 1
-
-    def _free_place(self) -> int:
-        if len(self._places) < PLACES:
-            return len(self._places)
-        idle = next((task for task in self._places if not self._users[task]), None)
-        if idle is None:
-            raise RequestFailed(
-                f"Other requests use {PLACES} LoRA adapters now, which is the most that can be loaded. "
-                "Try again later."
-            )
-        return self._places.pop(idle)

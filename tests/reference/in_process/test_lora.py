@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from trtllm_hpc.errors import RequestFailed, StartFailed
-from trtllm_hpc.reference import lora, sharding
+from trtllm_hpc.reference import adapter_places, sharding
+from trtllm_hpc.reference.adapter_places import AdapterPlaces
 from trtllm_hpc.reference.executor import prepare
 from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
-from trtllm_hpc.reference.lora import AdapterPlaces, Adapters
+from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.scheduler import Adapter, Chunk, Decode, Step
 
 from ..oracle import generate
@@ -310,10 +311,10 @@ def test_a_model_without_known_layers_is_refused() -> None:
 
 
 SIZES = {
-    (1, 0): lora.Size(16, 16),
-    (0, 0): lora.Size(16, 48),
-    (2, 0): lora.Size(16, 16),
-    (3, 0): lora.Size(16, 16),
+    (1, 0): adapter_places.Size(16, 16),
+    (0, 0): adapter_places.Size(16, 48),
+    (2, 0): adapter_places.Size(16, 16),
+    (3, 0): adapter_places.Size(16, 16),
 }
 
 
@@ -352,7 +353,7 @@ def test_an_engine_without_lora_refuses_adapters() -> None:
 
 
 def test_the_adapter_asked_for_longest_ago_gives_way(places: AdapterPlaces) -> None:
-    for task_id in range(lora.PLACES):
+    for task_id in range(adapter_places.PLACES):
         places.drop(places.hold([with_lora(small(task_id))]))
     places.drop(places.hold([with_lora(LoraRequest(0))]))
     places.hold([with_lora(small(100))])
@@ -363,7 +364,7 @@ def test_the_adapter_asked_for_longest_ago_gives_way(places: AdapterPlaces) -> N
 
 
 def test_an_adapter_in_use_never_gives_way(places: AdapterPlaces) -> None:
-    held = [places.hold([with_lora(small(task_id))]) for task_id in range(lora.PLACES)]
+    held = [places.hold([with_lora(small(task_id))]) for task_id in range(adapter_places.PLACES)]
     with pytest.raises(RequestFailed, match="Try again later"):
         places.hold([with_lora(small(100))])
     places.drop(held[5])
@@ -374,7 +375,7 @@ def test_an_adapter_in_use_never_gives_way(places: AdapterPlaces) -> None:
 def test_requests_that_belong_together_are_held_all_or_none(places: AdapterPlaces) -> None:
     with pytest.raises(RequestFailed, match="adapter 9 "):
         places.hold([with_lora(small(0)), GenerationRequest((1,), 1), with_lora(LoraRequest(9))])
-    for task_id in range(1, lora.PLACES + 1):
+    for task_id in range(1, adapter_places.PLACES + 1):
         places.hold([with_lora(small(task_id))])
     with pytest.raises(RequestFailed, match="adapter 0 "):
         places.hold([with_lora(LoraRequest(0))])

@@ -47,4 +47,4 @@ def test_a_request_waits_for_one_preparation_only(folder: Path, monkeypatch: pyt
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_on_a_gpu_the_usual_graphs_are_there_soon(folder: Path) -> None:
     with running(folder) as leader:
-        assert eventually(lambda: leader._executor.is_prepared, 60)
+        assert eventually(lambda: leader._engine.is_prepared, 60)

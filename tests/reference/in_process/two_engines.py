@@ -23,7 +23,6 @@ from .leader import ask, die
 
 def main(folder: str, requests: str) -> None:
     world = World.from_environment(os.environ)
-    world.connect()
     settings = ServeSettings()
     loaded = engine.load(EngineFolder(folder), settings, world)
     if not world.is_leader:
