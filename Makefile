@@ -16,7 +16,7 @@ demo: setup ## from nothing to a served and measured model, on a Slurm cluster o
 	@.ci/demo $(BIN)
 
 .PHONY: test
-test: setup lint ## every test, the real Slurm ones too
+test: setup ## lint and every test, the real Slurm ones too
 	@.ci/test $(BIN)
 
 test-%: setup ## the tests of one kind: test-slurm, test-triton, test-model, test-browser or test-thorough

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.triton
 
 SECTIONS: dict[str, Any] = {
     "name": "here",
+    "model": {"synthetic": "stand-in"},
     "engine": {"tensor_parallel": 2},
     "repository": {"bls_instances": 1},
     "serve": {"ready_timeout_seconds": 120},

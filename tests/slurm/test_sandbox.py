@@ -302,8 +302,22 @@ def test_what_is_broken_is_named_and_up_says_what_to_type(other: Sandbox) -> Non
     assert error.value.hint.startswith(f"trtllm-hpc sandbox down --name {other.name} && ")
 
 
-@pytest.mark.parametrize("stage", ["namespaces", "MariaDB", "slurmctld"])
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("stage", "signum"),
+    [
+        ("namespaces", signal.SIGTERM),
+        ("MariaDB", signal.SIGKILL),
+        ("slurmctld", signal.SIGINT),
+        *(
+            pytest.param(stage, signum, marks=pytest.mark.thorough)
+            for stage, signum in (
+                *(("namespaces", signum) for signum in (signal.SIGINT, signal.SIGKILL)),
+                *(("MariaDB", signum) for signum in (signal.SIGINT, signal.SIGTERM)),
+                *(("slurmctld", signum) for signum in (signal.SIGTERM, signal.SIGKILL)),
+            )
+        ),
+    ],
+)
 def test_an_up_that_is_ended_halfway_leaves_no_process(
     other: Sandbox, stage: str, signum: signal.Signals
 ) -> None:

@@ -10,21 +10,17 @@ VOCAB_SIZE = 512
 STAND_IN = "stand-in"
 """The one without weights: an engine that answers at once with words of no meaning, and needs no PyTorch."""
 
-_TINY = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "initializer_range": 0.2,
-}
-
 SHAPES: dict[str, dict[str, Any]] = {
-    # Memory is planned as for the smallest model.
-    STAND_IN: _TINY,
     # 3.5 million parameters; every dimension can be split over 1, 2, 4 or 8 ranks.
-    "tiny-llama": _TINY,
+    "tiny-llama": {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "initializer_range": 0.2,
+    },
     # 172 million, for benchmarks on CPUs.
     "llama-170m": {
         "vocab_size": 32000,
@@ -47,3 +43,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 """The models by name. Weights are wide enough that greedy output does not fall into one repeated token."""
+
+
+def shape_of(name: str) -> dict[str, Any]:
+    """Return the shape of a synthetic model; the one without weights is planned for as the smallest."""
+    return SHAPES["tiny-llama" if name == STAND_IN else name]

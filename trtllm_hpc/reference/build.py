@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trtllm_hpc import __version__
-from trtllm_hpc.config.synthetic_models import SHAPES, STAND_IN
+from trtllm_hpc.config.synthetic_models import SHAPES, STAND_IN, shape_of
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.reference import synthetic
@@ -158,7 +158,7 @@ def _fill_stand_in(settings: BuildSettings, engine: EngineFolder, progress: Prog
             f"The model {STAND_IN} computes nothing, and so has no {', '.join(wanted)}.",
             hint="leave them out, or set model.synthetic to tiny-llama",
         )
-    shape = {name: value for name, value in SHAPES[STAND_IN].items() if name in _SHAPE}
+    shape = {name: value for name, value in shape_of(STAND_IN).items() if name in _SHAPE}
     for rank in range(settings.tensor_parallel):
         engine.weights(rank).write_bytes(_NO_TENSORS)
     progress(4, "writing the tokenizer")
@@ -224,7 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensor-parallel", type=_positive, required=True, metavar="N", help="ranks")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, metavar="PATH", help="local folder in transformers' format")
-    source.add_argument("--synthetic", choices=tuple(SHAPES), help="a small random model")
+    source.add_argument("--synthetic", choices=(*SHAPES, STAND_IN), help="a small random model")
     parser.add_argument("--seed", type=int, default=0, help="of a synthetic model's weights (default 0)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--max-batch-size", type=_positive, required=True, metavar="B")

@@ -103,9 +103,9 @@ class UnknownModel(ValueError):
 
 def synthetic_config(name: str) -> Config:
     """The ``config.json`` of a synthetic model."""
-    from trtllm_hpc.config.synthetic_models import SHAPES
+    from trtllm_hpc.config.synthetic_models import shape_of
 
-    return {"model_type": "llama", **SHAPES[name]}
+    return {"model_type": "llama", **shape_of(name)}
 
 
 def read_shape(config: Config) -> ModelShape:
