@@ -185,8 +185,10 @@ def test_files_written_by_init_and_sbatch_by_hand_do_the_same(person: Person) ->
     profile = (person.folder / "site.yaml").read_text()
     assert "partition: batch" in profile and "gpus_per_node: 4" in profile and "mpi: pmix" in profile
     companion = json.dumps(two_ranks()["companion"])
-    settings = ("cluster.triton.server=pytriton", "serve.nodes=2", FEW_PROCESSES, f"companion={companion}")
-    settings += ("model.synthetic=stand-in",)
+    settings = [
+        *("cluster.triton.server=pytriton", "serve.nodes=2", FEW_PROCESSES),
+        *("model.synthetic=stand-in", f"companion={companion}"),
+    ]
     words = [word for setting in settings for word in ("--set", setting)]
     files = ("mine.yaml", "--cluster", "./site.yaml", "--runs", "my runs")
     rendered = person.types("render", *files, *words, "--json")
