@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = _parser().parse_args(argv)
     for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, _interrupt)
+        signal.signal(each, interrupt)
     try:
         figures = _figures(arguments)
     except NotComparable as error:
@@ -122,7 +122,7 @@ def say(sentence: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {sentence}", file=sys.stderr, flush=True)
 
 
-def _interrupt(number: int, frame: object) -> None:
+def interrupt(number: int, frame: object) -> None:
     """Interrupt once: a second signal must not keep the first from cancelling jobs."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)

@@ -53,10 +53,10 @@ def engine_for(ranks: int) -> Path:
     It has no model: what a test of a run's life needs is that ranks start and end, and not the seconds
     in which each imports PyTorch. The tests that build their own engine have a model.
     """
-    return made_once(f"engine tp{ranks}", partial(_build_engine, ranks=ranks))
+    return made_once(f"engine tp{ranks}", partial(build_engine, ranks=ranks))
 
 
-def _build_engine(folder: Path, ranks: int) -> None:
+def build_engine(folder: Path, ranks: int) -> None:
     command = [sys.executable, "-m", "trtllm_hpc.reference.build", "--output", str(folder)]
     command += ["--synthetic", "stand-in", "--tensor-parallel", str(ranks)]
     options = ["--seed", "0", "--dtype", "float32", "--max-batch-size", "8"]

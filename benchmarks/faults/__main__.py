@@ -1,0 +1,92 @@
+"""Faults of every kind, injected into real runs on a real Slurm, for docs/faults.md.
+
+``python -m benchmarks.faults [--only NAME,…] [--out docs]``
+
+It runs as root and submits as an ordinary user. It starts a sandbox of its own with two nodes and
+for each fault submits a run with the tiny synthetic model, waits until it is under way, injects the
+fault, asks ``status --json`` until it names it, waits for the end of ``submit --wait``, and looks
+for what is left behind. The results are in ``faults.json`` after each fault; ``--only`` replaces
+those of single faults. ``--page-only`` measures nothing and writes the page again.
+
+The exit code is 1 when a fault is not as expected, 2 when one could not be injected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.faults.catalogue import FAULTS
+from benchmarks.faults.page import page
+from benchmarks.faults.results import Results
+from benchmarks.faults.runner import kill_submits, measure
+from benchmarks.faults.site import Site, site
+from benchmarks.gpu_story import interrupt, say
+
+KILLED_SUBMITS = "kill-submit"
+NAMES = (*FAULTS, KILLED_SUBMITS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, interrupt)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    results = Results.read(arguments.out / "faults.json")
+    missed: list[str] = []
+    try:
+        if not arguments.page_only:
+            with site((1, 2)) as made:
+                for name in arguments.only:
+                    missed += _one(made, name, results)
+    except KeyboardInterrupt:
+        print("interrupted: the page shows what was measured", file=sys.stderr)
+        return 130
+    finally:
+        found = [results.found[name] for name in NAMES if name in results.found]
+        (arguments.out / "faults.md").write_text(page(found), encoding="utf-8")
+    if missed:
+        return 2
+    return 0 if all(result.as_expected for result in found) else 1
+
+
+def _one(made: Site, name: str, results: Results) -> list[str]:
+    """Measure one fault; returns its name if it could not be injected."""
+    say(name)
+    try:
+        result = kill_submits(made, say) if name == KILLED_SUBMITS else measure(made, FAULTS[name])
+    except Exception as error:  # noqa: BLE001 - the other faults are measured all the same
+        say(f"{name} was NOT INJECTED: {error!r}")
+        return [name]
+    finally:
+        made.clean()
+    results.add(result)
+    verdict = "as expected" if result.as_expected else "NOT as expected"
+    say(f"{name}: {verdict}; {result.seconds} s, exit {result.exit_code}, left {result.left}: {result.told}")
+    return []
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", type=_names, default=NAMES, metavar="NAME,…", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--out", type=Path, default=Path("docs"), metavar="DIR", help="page and results")
+    parser.add_argument("--page-only", action="store_true", help="only write the page again")
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    unknown = sorted(set(names) - set(NAMES))
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(NAMES)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Faults of processes: killed, or stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+from benchmarks.faults.scene import Scene
+from tests.slurm.conftest import user_processes
+from tests.slurm.test_backbone import batch_script_process, set_slurmd_timeout
+
+Injection = Callable[[Scene], AbstractContextManager[None]]
+"""Injects a fault on entering, and takes it back, if it can be, on leaving."""
+
+Find = Callable[[Scene], int]
+
+
+def killed(find: Find) -> Injection:
+    """``kill -9`` of one process."""
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        os.kill(find(scene), signal.SIGKILL)
+        yield
+
+    return inject
+
+
+def stopped(find: Find) -> Injection:
+    """SIGSTOP of one process; it goes on at the end."""
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        pid = find(scene)
+        os.kill(pid, signal.SIGSTOP)
+        yield
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    return inject
+
+
+def server(rank: int) -> Find:
+    """The tritonserver of a rank."""
+    return lambda scene: scene.server(rank)
+
+
+def stub(rank: int, model: str) -> Find:
+    """A model's process of a rank."""
+    return lambda scene: scene.stub(rank, model)
+
+
+def supervisor(rank: int) -> Find:
+    """The runtime that started a rank's server."""
+    return lambda scene: scene.supervisor(rank)
+
+
+def step_daemon(rank: int) -> Find:
+    """The slurmstepd above a rank."""
+    return lambda scene: scene.step_daemon(rank)
+
+
+def batch_script(scene: Scene) -> int:
+    """The bash of the serve job's batch script."""
+    return batch_script_process([scene.node_of(0)])
+
+
+@contextmanager
+def companion_killed(scene: Scene) -> Iterator[None]:
+    """``kill -9`` of all that the companion's step runs."""
+    nodes = scene.site.sandbox.nodes
+    script = str(scene.paths.script("companion"))
+    found = [one.pid for node in nodes for one in user_processes(node) if script in one.arguments]
+    assert found, [one.arguments for node in nodes for one in user_processes(node)]
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    yield
+
+
+@contextmanager
+def node_frozen(scene: Scene) -> Iterator[None]:
+    """A whole node answers nobody, as one without power; Slurm waits 300 s for it, its default."""
+    node = scene.node_of(1)
+    set_slurmd_timeout(scene.person, 15, 300)
+    frozen = [process.pid for process in node.processes()]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in frozen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        set_slurmd_timeout(scene.person, 300, 15)

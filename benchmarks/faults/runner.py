@@ -1,0 +1,249 @@
+"""Inject one fault into one run, and see what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.faults.catalogue import Fault, Moment
+from benchmarks.faults.results import Result
+from benchmarks.faults.scene import Scene
+from benchmarks.faults.site import Site
+from tests.slurm.conftest import Person
+from tests.slurm.test_backbone import SMALL, one_rank, two_ranks
+from tests.waiting import eventually
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.records import read_events
+
+READY_S = 150.0
+"""How long a run may take to the moment of its fault."""
+END_S = 200.0
+"""How long ``submit --wait`` may take from the injection to its end."""
+LEFT_S = 15.0
+"""How long processes may take to end after their job."""
+
+
+class NotInjected(Exception):
+    """The run did not come to the moment of its fault, or the fault could not be injected."""
+
+
+@dataclass
+class Seen:
+    """What ``status`` said."""
+
+    sentence: str = ""
+    cause: str = ""
+    seconds: float | None = None
+
+
+def measure(site: Site, fault: Fault) -> Result:
+    """Inject one fault.
+
+    Raises:
+        NotInjected: it could not be.
+    """
+    person = site.person(fault.name)
+    scene = Scene(site, person, _sections(site, fault), runs=person.folder / "runs")
+    with ExitStack() as prepared, ExitStack() as injected:
+        prepared.enter_context(fault.prepare(scene))
+        if fault.moment is Moment.BEFORE:
+            injected.enter_context(fault.inject(scene))
+        begun_at = time.time()
+        submitting = _submit(scene, fault)
+        try:
+            if fault.moment is not Moment.BEFORE:
+                _await(scene, fault.moment, submitting)
+                begun_at = time.time()
+                injected.enter_context(fault.inject(scene))
+            seen = _watch(scene, fault, submitting, begun_at)
+            if fault.undone_when_named:
+                injected.close()
+            exit_code, errors = _end(submitting, scene)
+            if not seen.sentence:  # there was no run to ask about
+                seen.sentence = errors
+            injected.close()
+            left = leftovers(person, scene.run)
+        finally:
+            submitting.kill()
+            submitting.communicate()
+    return Result(
+        fault.name,
+        fault.title,
+        fault.survives,
+        fault.expected,
+        list(fault.exits),
+        fault.bound_s,
+        _without(seen.sentence, person),
+        _without(seen.cause, person),
+        None if fault.survives else seen.seconds,
+        exit_code,
+        [_without(one, person) for one in left],
+        [_without(one, person) for one in scene.notes],
+        time.strftime("%Y-%m-%d"),
+    )
+
+
+def _sections(site: Site, fault: Fault) -> dict[str, Any]:
+    engine = site.engines[fault.ranks]
+    companion = {"benchmark": {**SMALL, "requests": fault.requests}}
+    sections = (one_rank if fault.ranks == 1 else two_ranks)(engine, companion=companion, **fault.sections)
+    if fault.builds:
+        sections["engine"]["directory"] = None
+    return sections
+
+
+def _submit(scene: Scene, fault: Fault) -> subprocess.Popen[str]:
+    person = scene.person
+    scene.job_file = person.job(fault.name, **scene.sections)
+    words = ("--cluster", person.profile, "--wait", *scene.words)
+    return person.command("trtllm-hpc", "submit", scene.job_file, *words)
+
+
+def _await(scene: Scene, moment: Moment, submitting: subprocess.Popen[str]) -> None:
+    """Wait for the moment of the fault."""
+
+    def submitted() -> bool:
+        folders = list(scene.runs.glob("*-*/jobs.json"))
+        scene.run = RunPaths(folders[0].parent) if folders else None
+        return bool(folders and (read_json(folders[0]) or {}).get("complete"))
+
+    def measures() -> bool:
+        return scene.paths.benchmark_progress.exists()
+
+    def came(stage: str, *names: str) -> Callable[[], bool]:
+        return lambda: any(event.name in names for event in read_events(scene.paths, stage))
+
+    arrived: dict[Moment, Callable[[], bool]] = {
+        Moment.BUILDS: came("build", "progress"),
+        Moment.LOADS: came("serve", "server_start"),
+        Moment.MEASURES: measures,
+    }
+    for reached in (submitted, arrived.get(moment, lambda: True)):
+        eventually(lambda reached=reached: reached() or submitting.poll() is not None, READY_S)  # type: ignore[misc]
+        if not reached():
+            submitting.kill()
+            raise NotInjected(f"not {moment.value}: {submitting.communicate()[1][-500:]}")
+
+
+def _watch(scene: Scene, fault: Fault, submitting: subprocess.Popen[str], begun_at: float) -> Seen:
+    """Ask for the status until it names the fault, or ``submit --wait`` has ended."""
+    seen = Seen()
+    deadline = time.monotonic() + END_S
+    while True:
+        ended = submitting.poll() is not None or time.monotonic() > deadline
+        said = _ask(scene)
+        if said is not None:
+            seen.sentence, seen.cause, ended_at = said
+            told = f"{seen.sentence}\n{seen.cause}"
+            if not fault.survives and re.search(fault.expected, told, re.IGNORECASE):
+                since = ended_at if fault.from_slurm and ended_at is not None else begun_at
+                seen.seconds = round(max(0.0, time.time() - since), 1)
+                return seen
+        if ended:
+            return seen
+        time.sleep(1)
+
+
+def _ask(scene: Scene) -> tuple[str, str, float | None] | None:
+    """The sentence, the likeliest cause, and when Slurm ended the job that failed."""
+    if scene.run is None:
+        folders = [folder for folder in scene.runs.glob("*-*") if folder.is_dir()]
+        scene.run = RunPaths(folders[0]) if folders else None
+        if scene.run is None:
+            return None
+    answer = scene.person.types("status", scene.run.folder, "--json")
+    if answer.returncode != 0:
+        lines = answer.stderr.strip().splitlines()
+        return (lines[0] if lines else "", "", None)
+    status = json.loads(answer.stdout)
+    ends = [stage["times"]["ended_at"] for stage in status["stages"] if stage["final"] and not stage["ok"]]
+    known = [end for end in ends if end is not None]
+    causes = status["causes"]
+    return status["sentence"], causes[0]["sentence"] if causes else "", min(known, default=None)
+
+
+def _end(submitting: subprocess.Popen[str], scene: Scene) -> tuple[int | None, str]:
+    """The exit code of ``submit --wait`` and its first error."""
+    try:
+        _, errors = submitting.communicate(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        scene.notes.append(f"`submit --wait` did not end within {END_S:g} s")
+        return None, ""
+    if "Traceback" in errors:
+        scene.notes.append("`submit --wait` showed a traceback")
+    lines = [line for line in errors.splitlines() if line.startswith("error")]
+    return submitting.returncode, lines[0] if lines else errors.strip()[-300:]
+
+
+def leftovers(person: Person, run: RunPaths | None) -> list[str]:
+    """What is left after the end of a run: jobs, processes, memory, files."""
+    eventually(lambda: not person.jobs_in_queue(), 30)
+    left = [f"job {job}" for job in person.jobs_in_queue()]
+    if not left:
+        eventually(lambda: not person.leftovers(), LEFT_S)
+    left += [one[:100] for one in person.leftovers()]
+    if run is not None and run.folder.exists():
+        left += [f"run folder: {file.relative_to(run.folder)}" for file in run.folder.rglob(".*")]
+    return left
+
+
+def _without(text: str, person: Person) -> str:
+    """A sentence without the folder of this fault."""
+    return text.replace(str(person.folder), "~")
+
+
+def kill_submits(
+    site: Site, tell: Callable[[str], None], moments: int = 20, longest_s: float = 5.0
+) -> Result:
+    """``kill -9`` of ``submit --wait`` at random moments; what it had submitted is then cancelled."""
+    name, chance, left, told = "kill-submit", random.Random(1), [], {"complete": 0, "half": 0, "nothing": 0}
+    runs_with_leftovers = 0
+    for number in range(moments):
+        person = site.person(f"{name}-{number}")
+        person.environment = {"TRTLLM_HPC_GATE_SECONDS": "3"}
+        scene = Scene(site, person, one_rank(site.engines[1]), runs=person.folder / "runs")
+        job = person.job(name, **scene.sections)
+        process = person.command("trtllm-hpc", "submit", job, "--cluster", person.profile, "--wait")
+        moment = chance.uniform(0, longest_s)
+        time.sleep(moment)
+        process.kill()
+        process.communicate()
+        folders = list(scene.runs.glob("*-*")) if scene.runs.exists() else []
+        run = RunPaths(folders[0]) if folders else None
+        record = read_json(run.jobs) if run is not None else None
+        state = "nothing" if record is None else "complete" if record.get("complete") else "half"
+        told[state] += 1
+        if run is not None and state == "complete":
+            person.types("cancel", run.folder)
+        found = leftovers(person, run)
+        tell(f"  {number + 1}: killed after {moment:.2f} s, submitted: {state}, left: {found}")
+        runs_with_leftovers += bool(found)
+        left += [f"after {moment:.2f} s: {one}" for one in found]
+        site.clean()
+    sentence = f"of {moments} runs {runs_with_leftovers} left something behind"
+    notes = [
+        f"killed {told['nothing']} times before anything was submitted, {told['half']} times half-way, "
+        f"{told['complete']} times after that (then `trtllm-hpc cancel`)"
+    ]
+    return Result(
+        name,
+        f"`kill -9` of `submit --wait` at {moments} random moments of its first {longest_s:g} s",
+        True,
+        rf"of {moments} runs 0 left",
+        [-9],
+        0.0,
+        sentence,
+        "",
+        None,
+        -9,
+        left,
+        notes,
+        time.strftime("%Y-%m-%d"),
+    )

@@ -1,0 +1,155 @@
+"""The cluster on which faults are injected, and the ordinary user who submits to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.sharing import build_engine
+from tests.slurm.conftest import USER, Person, build_wheel, make_environment, user_processes
+from tests.waiting import eventually
+from trtllm_hpc.errors import SandboxError
+from trtllm_hpc.sandbox import Node, Sandbox, processes
+from trtllm_hpc.sandbox.cluster import Cluster
+
+SANDBOX = "faults"
+URGENT = "urgent"
+"""A partition whose jobs take the nodes from others."""
+
+_PREEMPTION = f"""
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName={URGENT} Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP
+"""
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """One of Slurm's daemons, so that it can be started again as it was."""
+
+    node: Node
+    name: str
+    arguments: tuple[str, ...]
+
+    @property
+    def pids(self) -> list[int]:
+        """Its processes, by the machine's numbers."""
+        return [one.pid for one in self.node.processes() if one.arguments == self.arguments]
+
+
+@dataclass
+class Site:
+    """A sandbox with two nodes, and a user with the installed wheel."""
+
+    sandbox: Sandbox
+    home: Path
+    """The user's folder, which all nodes see."""
+    bin: Path
+    engines: dict[int, Path]
+    """A finished engine by number of ranks."""
+
+    @property
+    def cluster(self) -> Cluster:
+        layout = self.sandbox.layout
+        assert layout is not None
+        return Cluster(layout)
+
+    def person(self, name: str) -> Person:
+        """The user, with a profile, a folder of runs and a cache of engines for one fault."""
+        folder = self.home / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        shutil.chown(folder, USER.pw_uid, USER.pw_gid)
+        profile = folder / "cluster.yaml"
+        settings = {
+            "name": "faults",
+            "slurm_conf": str(self.sandbox.slurm_conf),
+            "partition": "batch",
+            "gpus_per_node": 4,
+            "triton": {"server": "pytriton"},
+            "runs_folder": str(folder / "runs"),
+            "engines_folder": str(folder / "engines"),
+        }
+        profile.write_text(json.dumps(settings), encoding="utf-8")
+        return Person(self.sandbox, self.bin, folder, profile)
+
+    def as_root(self, *arguments: str) -> str:
+        """Run one of Slurm's commands as its administrator."""
+        return self.cluster.slurm(*arguments)
+
+    def daemon(self, node: Node, name: str) -> Daemon:
+        """A daemon that runs on a node."""
+        found = [one for one in node.processes() if Path(one.arguments[0]).name == name]
+        assert found, f"no {name} on {node.name}"
+        return Daemon(node, name, found[0].arguments)
+
+    def start(self, daemon: Daemon) -> None:
+        """Start a daemon again, and wait until it answers."""
+        answers = {
+            "slurmctld": self.cluster.controller_answers,
+            "slurmdbd": self.cluster.accounting_answers,
+            "slurmd": lambda: self.cluster.node_answers(daemon.node),
+        }[daemon.name]
+        output = self.cluster.folder.output(f"{daemon.name}-again")
+        daemon.node.start_daemon(daemon.arguments, output, self.cluster.environment)
+        assert processes.wait_until(answers, 30), f"{daemon.name} does not answer"
+
+    def clean(self) -> None:
+        """End every job and process of the user, and have the nodes idle for the next fault."""
+        self.as_root("scancel", f"--user={USER.pw_name}")
+        eventually(lambda: not self.as_root("squeue", "--noheader").strip(), 40)
+        for node in self.sandbox.nodes:
+            for process in user_processes(node):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, 9)
+            node.run(["bash", "-c", "rm -rf /dev/shm/*"])
+            if self.cluster.node_states().get(node.name) != "idle":
+                with suppress(SandboxError):  # it may be idle by now
+                    self.as_root("scontrol", "update", f"nodename={node.name}", "state=resume")
+        if not eventually(self._is_idle, 40):
+            states = self.cluster.node_states()
+            raise RuntimeError(f"the nodes are not idle again: {states}")
+
+    def _is_idle(self) -> bool:
+        return set(self.cluster.node_states().values()) == {"idle"}
+
+
+@contextmanager
+def site(ranks: Sequence[int]) -> Iterator[Site]:
+    """Start the sandbox, install the package and build the engines; take all of it away at the end."""
+    home = Path(tempfile.mkdtemp(prefix="trtllm-hpc-faults-", dir="/var/tmp"))
+    sandbox = Sandbox(SANDBOX)
+    try:
+        home.chmod(0o755)
+        environment = home / "environment"
+        make_environment(environment, build_wheel(home / "wheel"))
+        engines = {count: home / f"engine-tp{count}" for count in ranks}
+        for count, folder in engines.items():
+            build_engine(folder, ranks=count)
+        sandbox.up(2, 4)
+        made = Site(sandbox, home, environment / "bin", engines)
+        _allow_preemption(made)
+        yield made
+    finally:
+        sandbox.down()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _allow_preemption(made: Site) -> None:
+    """Add a partition that goes before others; slurmctld reads how at its start only."""
+    conf = Path(made.sandbox.slurm_conf)
+    conf.write_text(conf.read_text() + _PREEMPTION)
+    daemon = made.daemon(made.sandbox.head, "slurmctld")
+    for pid in daemon.pids:
+        os.kill(pid, 15)
+    eventually(lambda: not daemon.pids, 20)
+    made.start(daemon)
+    made.as_root("scontrol", "reconfigure")
+    time.sleep(1)
