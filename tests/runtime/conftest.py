@@ -25,9 +25,12 @@ class Runtime:
     isolated: bool = True
     """No library and no variable of Python's reaches it."""
 
+    under: list[str] = field(default_factory=list)
+    """A command that runs it."""
+
     def command(self, *arguments: object) -> list[str]:
         options = ["-I", "-S"] if self.isolated else ["-S"]
-        return [sys.executable, *options, str(self.paths.runtime), *map(str, arguments)]
+        return [*self.under, sys.executable, *options, str(self.paths.runtime), *map(str, arguments)]
 
     def start(self, *arguments: object, **environment: str) -> subprocess.Popen[str]:
         inherited = {

@@ -78,6 +78,8 @@ def main() -> None:
     if "children" in BEHAVIOUR:
         # One in a session of its own: no signal to a group reaches it.
         children = [subprocess.Popen(["sleep", "120"], start_new_session=True).pid]
+    if "FAKE_STUB" in os.environ:
+        children.append(subprocess.Popen(os.environ["FAKE_STUB"].split(":")).pid)
     prefix = os.environ.get("FAKE_PREFIX")
     if prefix:
         Path(f"/dev/shm/{prefix}region").write_text("x")

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -487,3 +488,39 @@ def test_a_launcher_that_dies_ends_its_server(launched: Launched) -> None:
     code, output = end(process)
     assert code == ExitCode.START and "without a request to stop" in output
     assert eventually(lambda: not is_alive(server)) and launched.ranks.left() == []
+
+
+def test_a_rank_whose_slurmstepd_is_killed_ends_itself_and_says_so(ranks: Ranks, tmp_path: Path) -> None:
+    """Nobody else would: Slurm has lost it, and shows the job as running."""
+    daemon = tmp_path / "slurmstepd"
+    shutil.copy("/bin/bash", daemon)
+    ranks.runtime.under = [str(daemon), "-c", '"$@"; exit', "step"]
+    process = ranks.start(1, world=2)
+    server = ranks.facts(1)["pid"]
+    os.kill(process.pid, signal.SIGKILL)
+    _, output = end(process)
+    assert "error: rank 1 ended" in output and not is_alive(server)
+    record = ranks.record(1)
+    assert record.blames == 1 and "slurmstepd" in str(record.reason)
+    failure = first_failure(ranks.runtime.paths)
+    assert failure is not None and failure.sentence.startswith("rank 1 on ")
+    assert "its slurmstepd was killed" in failure.sentence
+    assert ranks.left() == []
+
+
+@pytest.mark.long
+def test_a_killed_process_of_a_model_ends_the_server(ranks: Ranks, tmp_path: Path) -> None:
+    """Triton would go on saying that it is ready."""
+    stub, model = tmp_path / "triton_python_backend_stub", tmp_path / "preprocessing" / "1" / "model.py"
+    shutil.copy("/bin/bash", stub)
+    model.parent.mkdir(parents=True)
+    model.write_text("sleep 120\n:\n")
+    process = ranks.start(environment={"FAKE_STUB": f"{stub}:{model}"})
+    ranks.endpoint()
+    time.sleep(6)  # so that it was seen alive
+    os.kill(ranks.facts()["children"][0], signal.SIGKILL)
+    code, _ = end(process)
+    assert code == ExitCode.START
+    failure = first_failure(ranks.runtime.paths)
+    assert failure is not None
+    assert "the Python process of model preprocessing was killed or crashed" in failure.sentence

@@ -148,7 +148,7 @@ def assert_a_dead_process_of_a_model_restarts_its_instance(person: Person, serve
         return [event.data["why"] for event in ends if event.data["instance"] == 0]
 
     assert eventually(told, 40), person.status(served)
-    assert "model ensemble answers every request with an error" in told()[0], told()
+    assert "the Python process of model preprocessing was killed or crashed" in told()[0], told()
     assert eventually(lambda: states(person, served) == ["ready", "ready"], 60), person.status(served)
 
 

@@ -103,6 +103,15 @@ def signal_group(group: int, number: signal.Signals) -> bool:
     return False
 
 
+def step_daemon() -> int | None:
+    """Return the process id of the slurmstepd above this process; ``None`` if something else started it."""
+    parent = os.getppid()
+    with suppress(OSError):
+        if Path(f"/proc/{parent}/comm").read_text(errors="replace").strip() == "slurmstepd":
+            return parent
+    return None
+
+
 def start_ticks(pid: int) -> int | None:
     """Return a process's start time in clock ticks since boot (proc(5)); ``None`` if it is gone.
 
@@ -110,6 +119,12 @@ def start_ticks(pid: int) -> int | None:
     """
     fields = _stat(pid)
     return None if not fields or fields[0] == "Z" else int(fields[19])
+
+
+def state_of(pid: int) -> str | None:
+    """Return a process's state, one letter (proc(5)); ``None`` if the process is gone."""
+    fields = _stat(pid)
+    return fields[0] if fields else None
 
 
 def _stat(pid: int) -> list[str]:

@@ -22,6 +22,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.leader import RankOptions, make_leader, rank_name
+from trtllm_hpc.runtime.model_processes import ModelProcesses
 from trtllm_hpc.runtime.node import SCRATCH, interface_towards, make_private, remove_leftovers
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
@@ -29,6 +30,7 @@ from trtllm_hpc.runtime.process import (
     kill_descendants,
     on_signals,
     start_bound,
+    step_daemon,
 )
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
 from trtllm_hpc.runtime.server import LaunchedServer, find_server
@@ -71,6 +73,8 @@ class Supervisor:
         self._blames: int | None = None
         own = paths.rank_heartbeat(options.step, options.rank)
         self._heartbeat = Heartbeat(own)
+        self._step_daemon = step_daemon()
+        self._models = ModelProcesses()
         self._leader_watch = watch_ranks(paths, options.step, range(1), options.hang_seconds, own)
         self._leader = make_leader(paths, options, self._record.job_id) if options.rank == 0 else None
 
@@ -166,6 +170,7 @@ class Supervisor:
             make_private(self._options.prefix)
             self._obey_signal(child)
             self._obey_stop_request(child)
+            self._obey_own_fault(child)
             self._heartbeat.beat()
             if self._leader is not None:
                 self._lead(child)
@@ -199,6 +204,20 @@ class Supervisor:
                 self._stop(child, "leader", "rank 0 has ended", _AFTER_LEADER_S)
             elif self._kill_at is not None:
                 self._kill_at = min(self._kill_at, time.monotonic() + _AFTER_LEADER_S)
+
+    def _obey_own_fault(self, child: Child) -> None:
+        """End the server for what neither Slurm nor Triton notices."""
+        if self._stopped_by is not None:
+            return
+        if self._step_daemon is not None and os.getppid() != self._step_daemon:
+            by, what = "slurmstepd", "its slurmstepd was killed: Slurm can no longer see or end this rank"
+        elif (model := self._models.dead()) is not None and not self._others_ended():
+            by, what = "model process", f"the Python process of model {model} was killed or crashed"
+        else:
+            return
+        self._failed, self._blames = ExitCode.START, self._options.rank
+        name = rank_name(self._paths, self._options.step, self._options.rank)
+        self._stop(child, by, f"{name}: {what}", _FAULT_GRACE_S)
 
     def _lead(self, child: Child) -> None:
         assert self._leader is not None
@@ -249,8 +268,12 @@ class Supervisor:
 
     def _signalled_code(self) -> int:
         """Return 0 if another rank ended before this one: the step's exit code must be the first one's."""
-        others = [it for it in rank_records(self._paths, self._options.step) if it.rank != self._options.rank]
-        return ExitCode.OK if any(record.ended_at for record in others) else 143
+        return ExitCode.OK if self._others_ended() else 143
+
+    def _others_ended(self) -> bool:
+        """Return whether another rank has ended."""
+        records = rank_records(self._paths, self._options.step)
+        return any(record.ended_at for record in records if record.rank != self._options.rank)
 
     def _unrequested_end(self) -> int:
         """Return the code for a server that exits with 0 without a request to stop.

@@ -1,0 +1,60 @@
+"""The processes of Triton's Python models.
+
+Triton does not miss one that dies: it goes on saying that it is ready, and each request for the model fails
+after a second's wait (2.51). It never waits for such a child, which so stays a zombie; a model that is
+unloaded leaves none.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from trtllm_hpc.runtime.process import descendants, state_of
+
+_NAME = "triton_python_b"
+"""What the kernel keeps of ``triton_python_backend_stub``."""
+_SEARCH_S = 5.0
+_LOOK_S = 1.0
+_DEAD_S = 3.0
+"""A zombie for so long is not about to be reaped; a server that ends by itself has had time to."""
+
+
+class ModelProcesses:
+    """Those of one server, whose processes are descendants of this process."""
+
+    def __init__(self) -> None:
+        self._models: dict[int, str] = {}
+        self._dead_since: dict[int, float] = {}
+        self._search_at = self._look_at = 0.0
+
+    def dead(self) -> str | None:
+        """Return a model of which a process has died by itself. May be called often."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return None
+        self._look_at = now + _LOOK_S
+        if now >= self._search_at:
+            self._search_at = now + _SEARCH_S
+            self._search()
+        for pid in list(self._models):
+            state = state_of(pid)
+            if state is None:
+                del self._models[pid]
+                self._dead_since.pop(pid, None)
+            elif state == "Z" and now - self._dead_since.setdefault(pid, now) >= _DEAD_S:
+                return self._models[pid]
+        return None
+
+    def _search(self) -> None:
+        for pid in descendants(os.getpid()):
+            if pid in self._models:
+                continue
+            with suppress(OSError):
+                process = Path(f"/proc/{pid}")
+                arguments = process.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")
+                if process.joinpath("comm").read_text().strip() == _NAME and len(arguments) > 1:
+                    # Its first argument is MODEL/VERSION/model.py.
+                    self._models[pid] = Path(arguments[1]).parent.parent.name
