@@ -155,7 +155,7 @@ PROCESSES = (
     ),
     Fault(
         "stop-leader",
-        "SIGSTOP of the leader's tritonserver",
+        "SIGSTOP of the leader's tritonserver and all below it",
         kill.stopped(kill.server(0)),
         r"rank 0.*stopped",
         START,
@@ -163,7 +163,7 @@ PROCESSES = (
     ),
     Fault(
         "stop-rank1",
-        "SIGSTOP of rank 1's tritonserver",
+        "SIGSTOP of rank 1's tritonserver and all below it",
         kill.stopped(kill.server(1)),
         r"rank 1.*stopped",
         START,

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from benchmarks.faults.scene import Scene
 from tests.slurm.conftest import user_processes
 from tests.slurm.test_backbone import batch_script_process, set_slurmd_timeout
+from trtllm_hpc.runtime.process import descendants
 
 Injection = Callable[[Scene], AbstractContextManager[None]]
 """Injects a fault on entering, and takes it back, if it can be, on leaving."""
@@ -29,15 +30,18 @@ def killed(find: Find) -> Injection:
 
 
 def stopped(find: Find) -> Injection:
-    """SIGSTOP of one process; it goes on at the end."""
+    """SIGSTOP of one process and all its descendants; they go on at the end."""
 
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
-        pid = find(scene)
-        os.kill(pid, signal.SIGSTOP)
+        first = find(scene)
+        pids = [first, *descendants(first)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
         yield
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     return inject
 

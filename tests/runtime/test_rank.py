@@ -509,6 +509,20 @@ def test_a_rank_whose_slurmstepd_is_killed_ends_itself_and_says_so(ranks: Ranks,
 
 
 @pytest.mark.long
+def test_a_stopped_process_is_named_though_the_server_was_asked_to_stop(ranks: Ranks) -> None:
+    """A companion that gets no answers asks for it before anybody knows why."""
+    process = ranks.start(hang_seconds=45)
+    ranks.endpoint()
+    server = ranks.facts()["pid"]
+    os.kill(server, signal.SIGSTOP)
+    request_stop(ranks.runtime.paths, by="companion", reason="it is done (exit code 10)")
+    code, _ = end(process)
+    assert code == ExitCode.START and not is_alive(server)
+    failure = first_failure(ranks.runtime.paths, over=True)
+    assert failure is not None and "is stopped (SIGSTOP)" in failure.sentence
+
+
+@pytest.mark.long
 def test_a_killed_process_of_a_model_ends_the_server(ranks: Ranks, tmp_path: Path) -> None:
     """Triton would go on saying that it is ready."""
     stub, model = tmp_path / "triton_python_backend_stub", tmp_path / "preprocessing" / "1" / "model.py"

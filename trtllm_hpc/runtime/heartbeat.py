@@ -90,12 +90,19 @@ class SilenceWatch:
 
     def suspects(self) -> dict[int, str]:
         """Return the same for ranks that missed two beats or have a stopped process; they may be at fault."""
-        stopped = {
+        return {**self._stopped(), **self._silent_for(_MISSED_S)}
+
+    def stopped(self) -> dict[int, str]:
+        """Look, at most every second; returns the same for ranks with a stopped process."""
+        self._look()
+        return self._stopped()
+
+    def _stopped(self) -> dict[int, str]:
+        return {
             rank: f"its process {seen.stopped} is stopped (SIGSTOP)"
             for rank, seen in self._seen.items()
             if rank != _OWN and seen.stopped
         }
-        return {**stopped, **self._silent_for(_MISSED_S)}
 
     def _silent_for(self, limit_s: float) -> dict[int, str]:
         if _OWN not in self._seen or self._seen[_OWN].silent_s >= _MISSED_S:

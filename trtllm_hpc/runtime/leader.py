@@ -128,14 +128,21 @@ class InstanceLeader:
         with suppress(OSError):  # on a full disk the server must stop all the same
             self._paths.ready_record(self._options.step).unlink(missing_ok=True)
 
+    def cannot_stop(self) -> StopReason | None:
+        """Return why a server that was asked to stop will not, if one of its processes is stopped."""
+        found = self._ranks.stopped()
+        stopped = self._living(found) if found else {}
+        return self._blame(stopped, "heartbeat") if stopped else None
+
     def _lost_rank(self) -> StopReason | None:
         silent = self._ranks.silent()
-        if not silent:
-            return None
-        # One that has ended beats no more; Slurm, or its exit code, ends this one too.
-        ended = {it.rank for it in rank_records(self._paths, self._options.step) if it.ended_at is not None}
-        lost = {rank: why for rank, why in silent.items() if rank not in ended}
+        lost = self._living(silent) if silent else {}
         return self._blame(lost, "heartbeat") if lost else None
+
+    def _living(self, found: Mapping[int, str]) -> dict[int, str]:
+        """Return those of the ranks that have not ended, which beat no more and end this one anyway."""
+        ended = {it.rank for it in rank_records(self._paths, self._options.step) if it.ended_at is not None}
+        return {rank: why for rank, why in found.items() if rank not in ended}
 
     def _hanging(self) -> StopReason | None:
         fault = None if self._probe is None else self._probe.fault

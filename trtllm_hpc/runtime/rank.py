@@ -221,9 +221,10 @@ class Supervisor:
 
     def _lead(self, child: Child) -> None:
         assert self._leader is not None
-        if self._stopped_by is not None:
+        if self._blames is not None:
             return
-        stop = self._leader.tick()
+        # Who asks a hanging server to stop, such as a companion without answers, need not know why it hangs.
+        stop = self._leader.tick() if self._stopped_by is None else self._leader.cannot_stop()
         if stop is not None:
             self._failed, self._blames = stop.exit_code, stop.blames
             grace_s = _STOP_GRACE_S if stop.blames is None else _FAULT_GRACE_S
