@@ -8,7 +8,7 @@ from trtllm_hpc.report.log_table import LogRow, fitted, print_logs
 from trtllm_hpc.report.status import status_table
 from trtllm_hpc.report.tables import as_text, fit, plain_table, print_table, wrap
 from trtllm_hpc.report.versions import OPTIONAL_COLUMNS, releases_table
-from trtllm_hpc.runs.status import StageStatus
+from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.tensorrt_llm.releases import releases
 
 ROWS = [

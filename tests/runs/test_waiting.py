@@ -15,7 +15,8 @@ from tests.runs.made import submitted
 from tests.scheduler.fake_slurm import FakeSlurm
 from tests.schemas.check import documented
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.status import run_status, watcher_of
+from trtllm_hpc.runs.stages import watcher_of
+from trtllm_hpc.runs.status import run_status
 
 
 def waits(fake_slurm: FakeSlurm, folder: Path, reason: str, **facts: Any) -> RunPaths:

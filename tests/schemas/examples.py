@@ -36,7 +36,8 @@ from trtllm_hpc.runs.accounting import RunUse
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRun, PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ShippedText, shipped_jobs
-from trtllm_hpc.runs.status import InstanceStatus, RankStatus, RunState, RunStatus, StageStatus
+from trtllm_hpc.runs.stages import StageStatus
+from trtllm_hpc.runs.status import InstanceStatus, RankStatus, RunState, RunStatus
 from trtllm_hpc.runtime.engine_cache.cache import Manifest
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.sandbox.cluster import NodeStatus, Status

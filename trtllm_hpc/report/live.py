@@ -19,7 +19,7 @@ from trtllm_hpc.runs.watch import joined
 from trtllm_hpc.scheduler.states import STATES
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runs.status import StageStatus
+    from trtllm_hpc.runs.stages import StageStatus
     from trtllm_hpc.runs.watch import Progress
 
 

@@ -20,7 +20,8 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.report.rank_groups import RankGroup, grouped
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
-from trtllm_hpc.runs.status import StageStatus, run_status
+from trtllm_hpc.runs.stages import StageStatus
+from trtllm_hpc.runs.status import run_status
 
 _WELL = "ended 0"
 _STOPPED = "stopped by "

@@ -11,7 +11,8 @@ from trtllm_hpc.bench.progress import clock_text
 from trtllm_hpc.report.formatting import quantity
 from trtllm_hpc.report.live import stage_times
 from trtllm_hpc.report.tables import plain_table
-from trtllm_hpc.runs.status import RunStatus, StageStatus
+from trtllm_hpc.runs.stages import StageStatus
+from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.runs.watch import joined
 
 _STYLES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "NOT SUBMITTED": "dim"}

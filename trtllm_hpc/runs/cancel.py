@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.status import RunStatus, planned, run_status, watcher_of
+from trtllm_hpc.runs.stages import planned, watcher_of
+from trtllm_hpc.runs.status import RunStatus, run_status
 from trtllm_hpc.runtime.stop import request_stop
 from trtllm_hpc.scheduler.local import cancel_local
 from trtllm_hpc.scheduler.slurm import Slurm

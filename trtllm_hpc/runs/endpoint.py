@@ -21,7 +21,7 @@ from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runtime.records import Endpoint, read_events
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runs.status import StageStatus
+    from trtllm_hpc.runs.stages import StageStatus
 
 _RENEWAL_S = 300.0
 _FIRST_PAUSE_S = 5.0

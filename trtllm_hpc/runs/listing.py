@@ -15,16 +15,8 @@ from typing import TYPE_CHECKING
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.runs.find import list_runs
-from trtllm_hpc.runs.status import (
-    RunState,
-    StageStatus,
-    is_settled,
-    planned,
-    run_use,
-    stages_of,
-    state_of,
-    watched_jobs,
-)
+from trtllm_hpc.runs.stages import StageStatus, planned, stages_of, watched_jobs
+from trtllm_hpc.runs.status import RunState, is_settled, run_use, state_of
 from trtllm_hpc.runtime.records import Endpoint, JsonRecord, read_events
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission

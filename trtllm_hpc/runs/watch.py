@@ -13,14 +13,8 @@ from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
 from trtllm_hpc.paths import RunPaths, instance_count, read_plan, serve_steps
 from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.server_queue import ServerQueue
-from trtllm_hpc.runs.status import (
-    RunStatus,
-    StageStatus,
-    build_step,
-    run_status,
-    unanswered_status,
-    watcher_of,
-)
+from trtllm_hpc.runs.stages import StageStatus, watcher_of
+from trtllm_hpc.runs.status import RunStatus, build_step, run_status, unanswered_status
 from trtllm_hpc.runtime.records import StopRequest, rank_records, read_events
 
 _FILE_PAUSE_S = 0.5
