@@ -184,6 +184,11 @@ class RunPaths:
         """The job that serves and the one that waits for its end; exists only with ``serve.renew``."""
         return self.folder / "renewal.json"
 
+    @property
+    def bad_nodes(self) -> Path:
+        """The nodes because of which servers of the run have ended; exists only once there was one."""
+        return self.folder / "bad_nodes.json"
+
     def door(self, node: int) -> Path:
         """Return the configuration of HAProxy on the node of that number within the job."""
         return self.scripts / (f"haproxy.node{node}.cfg" if node else "haproxy.cfg")

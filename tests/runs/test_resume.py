@@ -14,7 +14,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.resume import resume_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import submit_stages
-from trtllm_hpc.runtime.records import Endpoint, StopRequest, add_event, read_events
+from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 
 FAILED = ("COMPLETED", "FAILED=8:0", "CANCELLED")
@@ -126,3 +126,32 @@ def test_what_slurm_refuses_can_be_resumed_once_more(fake_slurm: FakeSlurm, tmp_
     resume_run(paths)
     assert [stage.state for stage in run_status(paths).stages] == ["COMPLETED", "PENDING", "PENDING"]
     assert sorted(it.name for it in paths.attempts.iterdir()) == ["1", "2"]
+
+
+def broken_gpu(paths: RunPaths) -> None:
+    """The server's end because of node n2."""
+    record = RankRecord("serve", 0, 1, "102", "n2", 1, 0.0, ended_at=9.0, exit_code=1)
+    record.write(paths.rank_record("serve", 0))
+    paths.rank_log("serve", 0).write_text("RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+
+
+def test_a_node_at_fault_is_left_out_and_status_says_so(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", *FAILED)
+    broken_gpu(paths)
+    resume_run(paths)
+    jobs = {Path(job["script"]).stem: job["exclude"] for job in list(fake_slurm.jobs.values())[3:]}
+    assert jobs == {"serve": "n2", "companion": None}
+    [node] = run_status(paths).bad_nodes
+    assert (node.node, node.job_id, node.kept) == ("n2", "102", None) and "ECC" in node.why
+    assert [event.name for event in read_events(paths, "serve")] == ["bad_node"]
+
+
+def test_the_last_node_is_never_left_out(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", *FAILED)
+    broken_gpu(paths)
+    for other in ("n1", "n3"):
+        fake_slurm.drain(other, "new disk")
+    resume_run(paths)
+    assert [job["exclude"] for job in list(fake_slurm.jobs.values())[3:]] == [None, None]
+    [node] = run_status(paths).bad_nodes
+    assert "0 nodes of the partition" in (node.kept or "")

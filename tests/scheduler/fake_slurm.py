@@ -47,6 +47,7 @@ class FakeSlurm:
                 "accounting": True,
                 "partitions": {"batch": {}, "cpu": {}},
                 "accounts": ["mine"],
+                "nodes": ["n1", "n2", "n3"],
                 "unavailable": {},
                 "ranked": False,
                 "limits": {},

@@ -38,6 +38,7 @@ from trtllm_hpc.runs.prune import PrunedRun, PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ShippedText, shipped_jobs
 from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.runs.status import InstanceStatus, RankStatus, RunState, RunStatus
+from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.engine_cache.cache import Manifest
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.sandbox.cluster import NodeStatus, Status
@@ -162,6 +163,7 @@ STATUS = RunStatus(
     endpoint=_ENDPOINT,
     exit_code=ExitCode.OK,
     use=RunUse(waited_s=40.0, gpu_hours=0.5, energy_j=None),
+    bad_nodes=(BadNode("n3", "the log of rank 1 says 'uncorrectable ECC error'", "100"),),
 )
 LISTED = ListedRun(
     _RUN,

@@ -14,8 +14,9 @@ import pytest
 from tests.slurm.conftest import Person
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import Endpoint, read_events
+from trtllm_hpc.runtime.records import Endpoint, rank_records, read_events
 from trtllm_hpc.runtime.renewal import Renewal
+from trtllm_hpc.sandbox import Node
 
 pytestmark = pytest.mark.slurm
 
@@ -67,6 +68,60 @@ def test_who_cancels_the_job_itself_ends_the_run(person: Person, engine_alone: P
     assert not run.endpoint.exists()
     assert "was cancelled" in run.batch_log("serve").read_text() or waiting_job(run) is None
     assert person.status(run)["state"] != "serving"
+
+
+def test_the_next_job_does_not_get_the_node_at_fault(person: Person, engine_alone: Path) -> None:
+    """The job tells Slurm so at its end; where it no longer could, the next one sees it, and makes room."""
+    job = person.job(
+        "moved",
+        engine={"directory": str(engine_alone)},
+        serve={"renew": True, "keep_running": True, "ready_timeout_seconds": 120, "restarts": 0},
+        companion={"enabled": False},
+    )
+    _, run = person.submit(job, wait=False)
+    assert eventually(lambda: run.endpoint.exists(), 90), person.status(run)
+    first = serve_stage(person, run)
+    break_gpu(run)
+    # Nothing is left that could tell anybody, as on a node that is lost.
+    node_of(person, first).run(["pkill", "-KILL", "-f", "slurm_script|runtime.pyz"])
+    assert eventually(lambda: renewals(run) == [1], 120), run.batch_log("serve").read_text()
+    second = serve_stage(person, run)
+    [bad] = person.status(run)["bad_nodes"]
+    assert (bad["node"], bad["job_id"], bad["kept"]) == (first["nodes"], first["job_id"], None)
+    assert "uncorrectable ECC error" in bad["why"] and second["nodes"] != first["nodes"]
+    queued = person.slurm("scontrol", "--oneliner", "show", "job", second["next_job_id"])
+    assert f"ExcNodeList={first['nodes']}" in queued
+    assert person.types("cancel", run.folder).returncode == 0
+    assert person.has_no_jobs(), person.slurm("squeue")
+
+
+def test_a_job_that_ends_in_order_changes_the_one_that_waits(person: Person, engine_alone: Path) -> None:
+    job = person.job(
+        "changed",
+        engine={"directory": str(engine_alone)},
+        serve={"renew": True, "keep_running": True, "ready_timeout_seconds": 120, "restarts": 0},
+        companion={"enabled": False},
+    )
+    _, run = person.submit(job, wait=False)
+    assert eventually(lambda: run.endpoint.exists(), 90), person.status(run)
+    first = serve_stage(person, run)
+    break_gpu(run)
+    [record] = rank_records(run, "serve")
+    node_of(person, first).run(["pkill", "-KILL", "-x", "tritonserver"])
+    assert eventually(lambda: renewals(run) == [1], 120), run.batch_log("serve").read_text()
+    second = serve_stage(person, run)
+    assert second["job_id"] == first["next_job_id"] and second["nodes"] != first["nodes"] == record.host
+    assert person.types("cancel", run.folder).returncode == 0
+    assert person.has_no_jobs(), person.slurm("squeue")
+
+
+def node_of(person: Person, stage: dict[str, Any]) -> Node:
+    return next(node for node in person.sandbox.nodes if node.name == stage["nodes"])
+
+
+def break_gpu(run: RunPaths) -> None:
+    with run.rank_log("serve", 0).open("a") as log:
+        log.write("RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
 
 
 def serve_stage(person: Person, run: RunPaths) -> dict[str, Any]:

@@ -53,6 +53,9 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     for group in grouped(status.ranks):
         where = f" on {group.host}" if group.host else ""
         console.print(f"{group.name}{where}: {group.state}")
+    for bad in status.bad_nodes:
+        what = "is left out" if bad.kept is None else f"may be used again ({bad.kept})"
+        console.print(f"node {bad.node} {what}: {bad.why} (job {bad.job_id})")
     console.print(f"{status.state.value}: {status.sentence}")
     for line in cause_lines(status.causes):
         console.print(line)

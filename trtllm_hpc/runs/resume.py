@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,11 @@ from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.paths import RunPaths, call_name, read_plan
 from trtllm_hpc.plan.model import Stage, read_stages
+from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.runs.status import RunStatus, run_status
 from trtllm_hpc.runs.submit import Progress, require_scheduler, submit_stages
+from trtllm_hpc.runtime.bad_nodes import bad_hosts, exclude
+from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 
@@ -34,8 +37,9 @@ def resume_run(paths: RunPaths, progress: Progress = lambda stage, job_id: None)
     """Submit the scripts of the stages that have not ended well, as they are in the run folder.
 
     A stage that has completed is not repeated. Only a companion needs its server again, and a server
-    that its companion stops needs that. What the earlier attempt wrote about the repeated stages is
-    moved to ``attempts/``, so that nobody takes it for news.
+    that its companion stops needs that. A node because of which the server has ended is left out. What
+    the earlier attempt wrote about the repeated stages is moved to ``attempts/``, so that nobody takes it
+    for news.
 
     Raises:
         SubmissionError: a job of the run has not ended, nothing is left to do, or Slurm refused a script.
@@ -58,8 +62,23 @@ def resume_run(paths: RunPaths, progress: Progress = lambda stage, job_id: None)
     completed = {stage: job for stage, job in (record.stages if record else {}).items() if stage not in names}
     if not any(stage.name == "companion" for stage in planned):
         names = names | {"companion"}  # it runs in the allocation of the server, without a job of its own
+    server = next((stage for stage in status.stages if stage.stage in names and stage.stage == "serve"), None)
+    bad = {} if server is None else bad_hosts(paths, server.state)
     _set_aside(paths, names)
+    if server is not None and bad and rest.cluster.scheduler == "slurm":
+        _exclude(paths, bad, server, rest)
     return submit_stages(rest, paths, progress, completed=completed)
+
+
+def _exclude(paths: RunPaths, hosts: Mapping[str, str], server: StageStatus, rest: _Rest) -> None:
+    """Keep hosts from the next server, if the partition has enough others."""
+    try:
+        sinfo = Slurm(rest.cluster.slurm_conf).nodes(rest.cluster.partition)
+    except SubmissionError:
+        return  # sbatch will say what is wrong
+    [serve] = (stage for stage in rest.stages if stage.name == "serve")
+    [wanted] = (int(it.value or 1) for it in serve.directives if it.option == "--nodes")
+    exclude(paths, hosts, job_id=server.job_id or "", sinfo=sinfo, wanted=wanted)
 
 
 def _refuse_live(paths: RunPaths, status: RunStatus) -> None:

@@ -15,6 +15,7 @@ from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.paths import RunPaths, read_json, read_plan
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours
 from trtllm_hpc.runs.stages import StageStatus, stages_of, unanswered_stages
+from trtllm_hpc.runtime.bad_nodes import BadNode, bad_nodes
 from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.records import Endpoint, known_fields, rank_records, read_events
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED
@@ -94,6 +95,8 @@ class RunStatus:
     """Of what has failed: why, the likeliest cause first."""
     use: RunUse = NOTHING
     """What it has used."""
+    bad_nodes: tuple[BadNode, ...] = ()
+    """Nodes because of which servers of the run have ended; its next jobs do not get them."""
 
     @property
     def settled(self) -> bool:
@@ -151,6 +154,7 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
         code,
         causes,
         run_use(paths, stages),
+        bad_nodes(paths),
     )
 
 

@@ -16,6 +16,7 @@ from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths, write_text
 from trtllm_hpc.plan.model import Plan, Stage
 from trtllm_hpc.runs.create import CreatedRun, Warn, create_run
+from trtllm_hpc.runtime.bad_nodes import exclude_option
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
 from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached, local_executor
@@ -132,7 +133,10 @@ def submit_stages(
 
 def _script(stage: Stage, paths: RunPaths, token: str) -> StageScript:
     after = tuple((dependency.kind, dependency.stage) for dependency in stage.after)
-    return StageScript(str(paths.folder), stage.name, after, ((TOKEN_VARIABLE, token),))
+    # Of a run that is resumed: its last server may have ended because of a node.
+    excluded = exclude_option(paths) if stage.name == "serve" else ""
+    options = (excluded,) if excluded else ()
+    return StageScript(str(paths.folder), stage.name, after, ((TOKEN_VARIABLE, token),), options)
 
 
 def _executor(plan: Chain, paths: RunPaths) -> Executor:

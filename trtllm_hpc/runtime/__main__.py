@@ -76,6 +76,16 @@ def _add_stage_commands(commands: _Commands) -> None:
     unwanted = commands.add_parser("unwanted", help="print the next job's id if it is not to serve any more")
     unwanted.add_argument("exit_code", type=int)
 
+    exclude = commands.add_parser(
+        "exclude", help="keep the next job from nodes at fault; prints what scontrol is to change"
+    )
+    exclude.add_argument("--job", required=True, help="the job whose server has ended")
+    exclude.add_argument("--state", default="", help="its state in Slurm")
+
+    commands.add_parser("excluded", help="print sbatch's option that keeps the next job from such nodes")
+
+    commands.add_parser("placed", help="fail if this job has a node that it should not have")
+
     commands.add_parser("engine", help="build the engine, or find it in the cache")
 
     checkpoint = commands.add_parser("gpus-per-node", help="write the GPUs of a node into a checkpoint")
@@ -179,7 +189,7 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.stage import end
 
             end(paths, options.stage, options.exit_code)
-        case "follow" | "next" | "unwanted":
+        case "follow" | "next" | "unwanted" | "exclude" | "excluded" | "placed":
             return _renew(paths, options)
         case "engine":
             from trtllm_hpc.runtime.engine_cache.build import build_engine
@@ -210,7 +220,8 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
 
 
 def _renew(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.renewal import may_follow, note_next, unwanted_next
+    from trtllm_hpc.runtime.bad_nodes import exclude_option, has_excluded_node
+    from trtllm_hpc.runtime.renewal import change_of_next, may_follow, note_next, unwanted_next
 
     match options.command:
         case "follow":
@@ -219,6 +230,13 @@ def _renew(paths: RunPaths, options: argparse.Namespace) -> int:
             note_next(paths, options.job or None)
         case "unwanted":
             print(unwanted_next(paths, options.exit_code) or "")
+        case "exclude":
+            if change := change_of_next(paths, options.job, options.state, sys.stdin):
+                print(change)
+        case "excluded":
+            print(exclude_option(paths))
+        case "placed":
+            return ExitCode.CANCELLED if has_excluded_node(paths) else ExitCode.OK
     return ExitCode.OK
 
 

@@ -18,6 +18,8 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.process import stopped_descendants
 
 BEAT_S = 5.0
+SILENT = "it has given no sign of life"
+"""What is said of a rank that does not beat."""
 _MISSED_S = 2.5 * BEAT_S
 _OWN = -1
 """The reader's own heartbeat among those that it reads."""
@@ -108,7 +110,7 @@ class SilenceWatch:
         if _OWN not in self._seen or self._seen[_OWN].silent_s >= _MISSED_S:
             return {}
         return {
-            rank: f"it has given no sign of life for {seen.silent_s:.0f} s: its node may be lost, or stopped"
+            rank: f"{SILENT} for {seen.silent_s:.0f} s: its node may be lost, or stopped"
             for rank, seen in self._seen.items()
             if rank != _OWN and seen.changes and seen.silent_s >= limit_s
         }

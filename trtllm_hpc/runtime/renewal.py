@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.bad_nodes import EVENT, bad_hosts, exclude, exclude_option
 from trtllm_hpc.runtime.records import Event, JsonRecord, StopRequest, add_event, read_events
 from trtllm_hpc.runtime.stop import SUPERVISOR
 
@@ -90,6 +92,24 @@ def unwanted_next(paths: RunPaths, exit_code: int) -> str | None:
     return renewal.next_job_id
 
 
+def change_of_next(paths: RunPaths, job_id: str, state: str, sinfo: Iterable[str]) -> str | None:
+    """Keep the next job from nodes because of which a server has ended; returns how Slurm is to change it.
+
+    Args:
+        job_id: the job of that server.
+        state: its state in Slurm, if that is known.
+        sinfo: the partition's nodes, as for :func:`~trtllm_hpc.runtime.bad_nodes.exclude`.
+    """
+    wanted = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    hosts = bad_hosts(paths, state)
+    news = bool(hosts) and exclude(paths, hosts, job_id=job_id, sinfo=sinfo, wanted=wanted)
+    renewal = Renewal.read(paths.renewal)
+    is_own = renewal is not None and renewal.job_id == os.environ["TRTLLM_HPC_JOB_ID"]
+    if not news or renewal is None or not is_own or renewal.next_job_id is None:
+        return None
+    return f"JobId={renewal.next_job_id} ExcNodeList={exclude_option(paths).removeprefix('--exclude=')}"
+
+
 def note_renewed(paths: RunPaths, ready_at: float) -> None:
     """Record that this job serves in the place of another, and for how long nobody served."""
     renewal = Renewal.read(paths.renewal)
@@ -124,7 +144,8 @@ def _ready_at(paths: RunPaths) -> float | None:
 
 
 def _events_of_last_job(paths: RunPaths) -> list[Event]:
-    events = read_events(paths, "serve")
+    # The next job tells of nodes when it begins, which may be hours later.
+    events = [it for it in read_events(paths, "serve") if it.name != EVENT]
     begins = [number for number, event in enumerate(events) if event.name == "stage_begin"]
     return events[begins[-1] :] if begins else events
 

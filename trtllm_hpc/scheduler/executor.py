@@ -223,6 +223,7 @@ class RenderedScriptExecutor(core.Executor):  # type: ignore[misc]
             script.path,
             dependency=",".join(conditions) or None,
             environment=dict(script.environment),
+            further=script.options,
         )
         self._job_ids[script.stage] = job_id
         return RenderedJob(script, job_id, self._slurm.conf)

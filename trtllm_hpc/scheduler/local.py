@@ -45,6 +45,8 @@ class StageScript:
     after: tuple[tuple[str, str], ...]
     """(kind, stage) of each dependency, as in the plan."""
     environment: tuple[tuple[str, str], ...] = ()
+    options: tuple[str, ...] = ()
+    """Of sbatch, which go before those in the script."""
 
     @property
     def path(self) -> Path:

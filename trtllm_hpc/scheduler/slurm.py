@@ -88,14 +88,22 @@ class Slurm:
     _no_accounting: bool = field(default=False, init=False)
 
     def submit(
-        self, script: Path, *, dependency: str | None = None, environment: dict[str, str] | None = None
+        self,
+        script: Path,
+        *,
+        dependency: str | None = None,
+        environment: dict[str, str] | None = None,
+        further: Sequence[str] = (),
     ) -> str:
         """Submit a script unchanged; return the job id.
+
+        Args:
+            further: options of sbatch, which go before those in the script.
 
         Raises:
             SubmissionError: sbatch is missing, or refused the script (with its message).
         """
-        options = ["--parsable"]
+        options = ["--parsable", *further]
         if dependency is not None:
             # A stage whose predecessor failed must leave the queue.
             options += [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
@@ -143,6 +151,11 @@ class Slurm:
             raise _refused(answer, "squeue failed")
         lines = (line.split("|", 1) for line in answer.stdout.splitlines() if "|" in line)
         return {wanted[script]: job_id for job_id, script in lines if script in wanted}
+
+    def nodes(self, partition: str | None) -> list[str]:
+        """Return a line ``NODE|HOST NAME|STATE`` for each node; none if Slurm does not tell."""
+        chosen = [] if partition is None else [f"--partition={partition}"]
+        return self._run(["sinfo", "--noheader", "--Node", *chosen, "--format=%N|%n|%t"]).stdout.splitlines()
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """Cancel jobs; those that have ended are ignored.

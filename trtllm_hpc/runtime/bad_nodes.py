@@ -1,0 +1,212 @@
+"""Which node a server has ended because of, so that the run's next job does not get it again.
+
+Slurm keeps out what it holds for down. A node that answers Slurm, and whose GPU is broken or which stood
+still for a minute, is given to the next job at once: it is free.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trtllm_hpc.paths import RunPaths, instance_count, read_json, serve_steps, write_json
+from trtllm_hpc.runtime.blame import first_to_fail, verdict
+from trtllm_hpc.runtime.heartbeat import SILENT
+from trtllm_hpc.runtime.records import RankRecord, add_event, known_fields, rank_records
+
+EVENT = "bad_node"
+"""Name of the event with a :class:`BadNode`."""
+
+_OF_GPU = re.compile(
+    rb"uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|GPU has fallen off the bus"
+    # The numbers that are left out may be the program's own fault.
+    rb"|NVRM: Xid \([^)]*\): (?!(?:13|31|43)\b)\d+"
+    rb"|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY"
+)
+"""Those of the table of causes after which one is to submit again without the node."""
+_OF_SLURM = re.compile(rb"error: Node failure on ([\w.-]+)")
+"""What srun says of a node, in the batch script's log."""
+_TAIL_BYTES = 1 << 18
+_NO_NODE = ("down", "drain", "drng", "fail", "inval", "maint", "unk")
+"""How sinfo's compact states begin of nodes that no job gets."""
+_OPTION = re.compile(r"^#SBATCH\s+--(exclude|nodelist)[= ](\S+)", re.MULTILINE)
+_BRACKETS = re.compile(r"([^,\[\]]+)(?:\[([\d,-]+)\])?")
+
+
+@dataclass(frozen=True)
+class BadNode:
+    """A node because of which a server of the run has ended."""
+
+    node: str
+    """Slurm's name of it."""
+    why: str
+    """How the server ended."""
+    job_id: str
+    """The job whose server that was."""
+    kept: str | None = None
+    """Why the run's next jobs may get it all the same; ``None``: they do not get it."""
+
+
+def bad_nodes(paths: RunPaths) -> tuple[BadNode, ...]:
+    """Return the nodes because of which servers of the run have ended."""
+    with suppress(ValueError, OSError, AttributeError, TypeError):
+        known = read_json(paths.bad_nodes) or []
+        return tuple(BadNode(**known_fields(BadNode, one)) for one in known)
+    return ()
+
+
+def exclude_option(paths: RunPaths) -> str:
+    """Return the option that keeps them, and those that the script names itself, out; may be empty.
+
+    On sbatch's command line it replaces the script's own.
+    """
+    nodes = _excluded(bad_nodes(paths))
+    own = _options(paths).get("exclude")
+    return f"--exclude={','.join([*([own] if own else []), *nodes])}" if nodes else ""
+
+
+def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
+    """Return the hosts because of which the last server has ended, each with the reason.
+
+    Args:
+        state: of its job in Slurm, if that has ended.
+    """
+    found: dict[str, str] = {}
+    has_failed = state.startswith("NODE_FAIL")
+    told = _told_by_supervisor(paths)
+    for number, step in enumerate(("preflight", *serve_steps(instance_count(paths))), start=-1):
+        records = rank_records(paths, step)
+        if first_to_fail(records, over=True) is None:
+            continue
+        has_failed = True
+        found |= _silent(records, told.get(number, ""))
+        for record in records:
+            if (text := _last_match(_OF_GPU, paths.rank_log(step, record.rank))) is not None:
+                found.setdefault(record.host, f"the log of rank {record.rank} says {text[0].decode()!r}")
+        if state.startswith("NODE_FAIL"):
+            found = {**_without_end(records), **found}
+    # This log goes on from job to job.
+    failure = _last_match(_OF_SLURM, paths.batch_log("serve")) if has_failed else None
+    if failure is not None:
+        found.setdefault(failure[1].decode(), f"Slurm says {failure[0].decode().removeprefix('error: ')!r}")
+    return found
+
+
+def exclude(
+    paths: RunPaths, hosts: Mapping[str, str], *, job_id: str, sinfo: Iterable[str], wanted: int
+) -> bool:
+    """Keep these hosts from the run's next server, and record that; returns whether that is news.
+
+    Args:
+        job_id: the job whose server ended because of them.
+        sinfo: its lines about the nodes of the partition, as ``NODE|HOST NAME|STATE``.
+        wanted: the nodes that the server needs; as many must stay.
+    """
+    names, usable = _nodes(sinfo)
+    options = _options(paths)
+    known = {one.node: one for one in bad_nodes(paths)}
+    before = _excluded(known.values())
+    for host, why in hosts.items():
+        node = names.get(host.partition(".")[0], host)
+        excluded = _excluded(known.values())
+        if node in excluded:
+            continue
+        left = len(usable.difference(excluded, expanded(options.get("exclude", "")), [node]))
+        kept = None
+        if node not in names:
+            kept = f"sinfo does not show it among {len(names)} nodes of the partition"
+        elif "nodelist" in options:
+            kept = "the script asks for certain nodes (--nodelist)"
+        elif left < wanted:
+            kept = f"without it {left} nodes of the partition could be used, and the job needs {wanted}"
+        known[node] = BadNode(node, why, job_id, kept)
+        add_event(paths, "serve", EVENT, **asdict(known[node]))
+    write_json(paths.bad_nodes, [asdict(one) for one in known.values()])
+    return _excluded(known.values()) != before
+
+
+def has_excluded_node(paths: RunPaths) -> bool:
+    """Return whether this job was given a node that it should not have."""
+    own = expanded(os.environ.get("SLURM_JOB_NODELIST", ""))
+    return any(node in own for node in _excluded(bad_nodes(paths)))
+
+
+def expanded(hosts: str) -> list[str]:
+    """Return the names in a list as Slurm writes it, e.g. ``n[1-2,07]``."""
+    return [name for match in _BRACKETS.finditer(hosts) for name in _numbered(match[1], match[2])]
+
+
+def _excluded(nodes: Iterable[BadNode]) -> list[str]:
+    return [one.node for one in nodes if one.kept is None]
+
+
+def _numbered(prefix: str, numbers: str | None) -> Iterator[str]:
+    if numbers is None:
+        yield prefix
+        return
+    for part in numbers.split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield f"{prefix}{number:0{len(first)}}"
+
+
+def _nodes(sinfo: Iterable[str]) -> tuple[dict[str, str], set[str]]:
+    """Return Slurm's name of each node by its own and its host's, and those that a job can get."""
+    names: dict[str, str] = {}
+    usable = set()
+    for line in sinfo:
+        name, host, state = (*line.strip().split("|"), "", "")[:3]
+        if name:
+            names |= {host.partition(".")[0]: name, name: name}
+            if "*" not in state and not state.startswith(_NO_NODE):
+                usable.add(name)
+    return names, usable
+
+
+def _options(paths: RunPaths) -> dict[str, str]:
+    """Return which nodes the script asks for, or not to have, itself."""
+    try:
+        script = paths.sbatch("serve").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return {match[1]: match[2] for match in _OPTION.finditer(script)}
+
+
+def _told_by_supervisor(paths: RunPaths) -> dict[int, str]:
+    """Return how each instance has ended, in the supervisor's words."""
+    with suppress(ValueError, OSError, TypeError, KeyError, AttributeError):
+        return {one["instance"]: one["reason"] or "" for one in read_json(paths.instances) or []}
+    return {}
+
+
+def _silent(records: list[RankRecord], told: str) -> dict[str, str]:
+    """Return the host of a rank that fell silent, as another rank or the supervisor (``told``) has found."""
+    judge = verdict(records)
+    rank, why = (0, told) if judge is None else (judge.blames, judge.reason or "")
+    if SILENT not in why:
+        return {}
+    return {record.host: why.rstrip(".") for record in records if record.rank == rank}
+
+
+def _without_end(records: list[RankRecord]) -> dict[str, str]:
+    """Return the host whose ranks recorded no end, if that is one and not all of several."""
+    hosts = {record.host for record in records}
+    lost = hosts - {record.host for record in records if record.ended_at is not None}
+    if len(lost) != 1:
+        return {}
+    return dict.fromkeys(lost, "Slurm says that a node has failed, and its ranks recorded no end")
+
+
+def _last_match(pattern: re.Pattern[bytes], file: Path) -> re.Match[bytes] | None:
+    """Return the last match near the end of a log."""
+    try:
+        with file.open("rb") as log:
+            log.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+            return deque(pattern.finditer(log.read(_TAIL_BYTES)), maxlen=1).pop()
+    except (OSError, IndexError):
+        return None
