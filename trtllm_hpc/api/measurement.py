@@ -281,7 +281,7 @@ def bench(
     """
     from trtllm_hpc.bench.measure import Interrupted, Subject, run_measurement
     from trtllm_hpc.config.benchmark import Benchmark
-    from trtllm_hpc.runs.endpoint import endpoint_of
+    from trtllm_hpc.runs.endpoint import endpoint_of, return_of
     from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
 
     found = run if isinstance(run, Run) else Run.find(run)
@@ -289,7 +289,7 @@ def bench(
     chosen = settings_of(base or job.companion.benchmark or Benchmark(), _given(settings))
     refuse_over_limits(job, chosen)
     measurement = Measurement(found.paths, _new_name(found.paths, name))
-    subject = Subject(found.paths, endpoint_of(found.paths, wait_s), job)
+    subject = Subject(found.paths, endpoint_of(found.paths, wait_s), job, return_of(found.paths))
     try:
         run_measurement(subject, chosen, measurement.name, on_progress)
     except Interrupted:

@@ -7,28 +7,39 @@ ends early, what was measured is kept, and the summary says that it is incomplet
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trtllm_hpc.bench.absence import MOST_CUTS, Follow, Place, awaited, was_cut
 from trtllm_hpc.bench.adapters import Adapters
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
+from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.pass_file import PassFile
-from trtllm_hpc.bench.passes import WHOLE_TRACE, Passes, closed_length, open_length, step_of, timed_length
-from trtllm_hpc.bench.progress import Progress, Show, reported
+from trtllm_hpc.bench.passes import (
+    WHOLE_TRACE,
+    Passes,
+    PassOutcome,
+    closed_length,
+    open_length,
+    step_of,
+    timed_length,
+)
+from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
-from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.records import UNFINISHED, RequestRecord
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens, sampled
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
-from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
+from trtllm_hpc.bench.workload.tokenizers import ServedTokenizer, find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import NotReady
@@ -56,6 +67,8 @@ class Subject:
     paths: RunPaths
     endpoint: Endpoint
     job: JobFile
+    follow: Follow | None = None
+    """For a server that comes back after it was away; ``None``: one that is away is gone."""
 
 
 def run_measurement(
@@ -100,7 +113,16 @@ def run_measurement(
         sampled(subject.endpoint, clock, to=subject.paths.measurement(name).samples) as samples,
         reported(progress, progress_file, show),
     ):
-        ended_early = measuring.run()
+
+        def move(endpoint: Endpoint) -> Target:
+            moved = [replace(target, endpoint=endpoint) for target in targets]
+            adapters.make_known(moved, feed.built.requests[0], clock)
+            samples.follow(endpoint)
+            if isinstance(tokenization.tokenizer, ServedTokenizer):
+                tokenization.tokenizer.follow(endpoint)
+            return moved[0]
+
+        ended_early = measuring.run(move)
     measurement = measuring.write(
         [ended_early] if ended_early else [],
         [samples.warning] if samples.warning else [],
@@ -149,6 +171,8 @@ class _Run:
         self._name = name
         self._passes = passes
         self._notes = notes
+        self._paths, self._follow = subject.paths, subject.follow
+        self._move: Callable[[Endpoint], Target] | None = None
         self._files = subject.paths.measurement(name)
         self._provenance = provenance(subject.paths, subject.endpoint, subject.job)
         for file in self._files.present:  # from an earlier attempt of the companion
@@ -158,12 +182,17 @@ class _Run:
         self._results: list[LevelResult] = []
         self._search: SearchResult | None = None
 
-    def run(self) -> str | None:
-        """Run every pass; return a sentence if the measurement ended early."""
+    def run(self, move: Callable[[Endpoint], Target]) -> str | None:
+        """Run every pass; return a sentence if the measurement ended early.
+
+        Args:
+            move: prepares a server that was away, and returns how requests are sent to it.
+        """
+        self._move = move
         try:
             if self._settings.find_max:
                 return self._run_search()
-            endings = (self._run_level(level, self._passes) for level in levels_of(self._settings))
+            endings = (self._run_level(level, self._settings) for level in levels_of(self._settings))
             return next(filter(None, endings), None)
         except KeyboardInterrupt:
             return _INTERRUPTED
@@ -176,7 +205,7 @@ class _Run:
         def measure(rate: float) -> Outcome:
             nonlocal ended_early
             place, level = len(self._results), OpenLoop(rate, settings.arrival, settings.burstiness)
-            ended_early = self._run_level(level, replace(self._passes, settings=at_rate(settings, rate)))
+            ended_early = self._run_level(level, at_rate(settings, rate))
             if ended_early is not None:
                 return Outcome(0, 0, [], unusable=ended_early)
             return outcome_of(self._results[place].passes, slo, settings.max_error_share)
@@ -184,14 +213,12 @@ class _Run:
         self._search = find_max(measure, settings.rate_per_second, settings.slo)
         return ended_early
 
-    def _run_level(self, level: Level, runner: Passes) -> str | None:
+    def _run_level(self, level: Level, settings: Benchmark) -> str | None:
         """Run every pass over one level; return a sentence if the measurement ended early."""
         place, passes = len(self._results), list[Pass]()
         for repeat in range(self._settings.repeats):
             try:
-                with PassFile(self._files.requests, place, repeat) as file:
-                    outcome = runner.run(level, step_of(self._settings, place, level, repeat), file.add)
-                    file.finish(outcome.records)
+                outcome = self._run_pass(level, step_of(self._settings, place, level, repeat), settings)
             except NotReady:
                 if not self._results:
                     raise
@@ -205,6 +232,53 @@ class _Run:
                 return only_failures(outcome.failures)
             self.write(["The measurement did not finish."])
         return None
+
+    def _run_pass(self, level: Level, step: Step, settings: Benchmark) -> PassOutcome:
+        """Run one pass; again, once the server is back, if it was away meanwhile.
+
+        Raises:
+            NotReady: it cannot be reached, and does not come back.
+        """
+        for _ in range(MOST_CUTS):
+            try:
+                outcome = self._run_once(level, step, settings, Place.of(self._paths))
+                if not outcome.cut:
+                    return outcome
+            except NotReady:
+                if not self._finds_server(step):
+                    raise
+            # The same requests once more: a server that was away knows none of them any more.
+            self._passes.feed.put_back(0)
+        return self._run_once(level, step, settings, None)
+
+    def _run_once(self, level: Level, step: Step, settings: Benchmark, begun_at: Place | None) -> PassOutcome:
+        """Run one pass, and put its records into the file: those of one that is cut, as unfinished.
+
+        Args:
+            begun_at: the server now; ``None``: the pass counts whatever happens to it.
+        """
+        with PassFile(self._files.requests, step.level, step.repeat) as file:
+            outcome = replace(self._passes, settings=settings).run(level, step, file.add)
+            may_return = begun_at if self._follow is not None else None
+            if may_return and was_cut(self._paths, may_return, outcome) and self._finds_server(step):
+                file.finish([replace(record, phase=UNFINISHED) for record in outcome.records])
+                return replace(outcome, cut=True)
+            file.finish(outcome.records)
+        return outcome
+
+    def _finds_server(self, step: Step) -> bool:
+        """Wait for a server that is away, and send requests to where it is then; false if it stays away."""
+        begun = time.monotonic()
+        endpoint = awaited(self._follow)
+        if endpoint is None:
+            return False
+        assert self._move is not None
+        self._passes = replace(self._passes, target=self._move(endpoint))
+        away_s = time.monotonic() - begun
+        self._notes.append(
+            f"The server was away for {away_s:.0f} s or more during {step}: that pass was measured again."
+        )
+        return True
 
     def write(
         self,

@@ -24,7 +24,7 @@ class PassFile:
     """Appends each request of a pass when it has ended; at the pass's end whole records take their place.
 
     While the pass runs, its window and the tokens of its answers are not known: what is written
-    until then has the phase ``unfinished``, and stays only if the measurement is killed.
+    until then has the phase ``unfinished``, and stays if the measurement is killed.
     A thread writes, because a slow shared file system must not delay the sender.
     """
 

@@ -45,6 +45,8 @@ class PassOutcome:
     """Whether it ended early because the server was gone."""
     failures: int | None = None
     """How many requests had failed in a row, if it ended early because of that."""
+    cut: bool = False
+    """Whether the server was away meanwhile, and is back: it is to be measured again."""
 
 
 @dataclass(frozen=True)

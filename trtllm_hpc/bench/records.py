@@ -43,7 +43,8 @@ class RequestRecord:
     phase: str
     """``warm-up``, ``measured`` or ``drain``, by when it was due. Only a closed loop with several processes
     sends in the drain, which begins when the first process has no more requests. ``unfinished``: its pass
-    was killed; what needs the whole pass (phase, tokens, chunks) is not known."""
+    was killed, or the server was away meanwhile and the pass was measured again. Of one that was killed, what
+    needs the whole pass (phase, tokens, chunks) is not known."""
     scheduled_s: float
     """When it was due; in a closed loop, when its slot became free."""
     sent_s: float

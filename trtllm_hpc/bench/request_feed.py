@@ -75,5 +75,5 @@ class RequestFeed:
         return PassRequests(first, requests, payloads, [None if it is None else weights[it] for it in tasks])
 
     def put_back(self, end: int) -> None:
-        """Put back the requests of the last pass from index ``end`` on: they were not sent."""
+        """Put back the requests of the last pass from index ``end`` on: not sent, or to be sent again."""
         self._sent = max(self._sent_before, end)

@@ -68,6 +68,12 @@ def follower_of(run: RunPaths) -> Callable[[], Endpoint] | None:
     return partial(endpoint_of, run, _RENEWAL_S) if run.renewal.exists() else None
 
 
+def return_of(run: RunPaths) -> Callable[[], Endpoint] | None:
+    """Return the same for a measurement, which also waits for an instance that is started again."""
+    is_restarted = run.renewal.exists() or run.instances.exists()
+    return partial(endpoint_of, run, _RENEWAL_S) if is_restarted else None
+
+
 def _refuse_ended(run: RunPaths) -> None:
     """Raise the error for a run whose server has ended or can never start, according to Slurm."""
     if not was_submitted(run):

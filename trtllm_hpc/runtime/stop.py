@@ -12,7 +12,7 @@ import sys
 import time
 from contextlib import suppress
 
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import (
@@ -69,4 +69,13 @@ def server_has_ended(paths: RunPaths) -> bool:
     if is_lost and not paths.instances.exists():
         return True
     marks = [event.name for event in read_events(paths, "serve") if event.name.startswith("stage_")]
-    return bool(marks) and marks[-1] == "stage_end"
+    return bool(marks) and marks[-1] == "stage_end" and not _is_followed(paths)
+
+
+def _is_followed(paths: RunPaths) -> bool:
+    """Return whether another job is to serve after the one that has ended (``serve.renew``)."""
+    try:
+        renewal = read_json(paths.renewal) or {}
+    except (OSError, ValueError):
+        return True  # the next look tells
+    return renewal.get("next_job_id") is not None

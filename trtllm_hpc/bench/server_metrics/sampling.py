@@ -76,7 +76,17 @@ class Samples:
         self._pages: list[_RawPage] = []
         self._attempts = self._failures = 0
         self._last_failure = ""
+        self._has_moved = False
         self.interval_factor = 1
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Whose page it is now."""
+        return self._endpoint
+
+    def follow(self, endpoint: Endpoint) -> None:
+        """Fetch the pages from there, from now on: the server was away, and has counted from zero since."""
+        self._endpoint, self._has_moved = endpoint, True
 
     def __len__(self) -> int:
         """Return the number of pages kept so far."""
@@ -98,8 +108,8 @@ class Samples:
 
     @property
     def output_tokens(self) -> ServerTokens | None:
-        """The server's own count; ``None`` if its metrics have none."""
-        if len(self._pages) < 2:
+        """The server's own count; ``None`` if its metrics have none, or began again."""
+        if len(self._pages) < 2 or self._has_moved:
             return None
         first, last = self._pages[0], self._pages[-1]
         with suppress(ValueError):
@@ -165,7 +175,7 @@ def sampled(
     """
     samples, ended = Samples(endpoint, max_pages), threading.Event()
     thread = threading.Thread(
-        target=_sample, args=(endpoint, clock, interval_s, samples, ended), name="metrics", daemon=True
+        target=_sample, args=(clock, interval_s, samples, ended), name="metrics", daemon=True
     )
     thread.start()
     try:
@@ -177,11 +187,14 @@ def sampled(
             write_samples(to, samples.samples)
 
 
-def _sample(
-    endpoint: Endpoint, clock: Clock, interval_s: float, samples: Samples, ended: threading.Event
-) -> None:
+def _sample(clock: Clock, interval_s: float, samples: Samples, ended: threading.Event) -> None:
+    endpoint = samples.endpoint
     connection = _connection(endpoint)
     while not ended.is_set():
+        if samples.endpoint != endpoint:
+            connection.close()
+            endpoint = samples.endpoint
+            connection = _connection(endpoint)
         if (page := samples.fetch(connection, clock)) is not None:
             samples.add(page)
         # Sampling at equal intervals would keep step with a load at a constant rate, and see it always

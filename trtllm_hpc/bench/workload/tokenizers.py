@@ -137,6 +137,10 @@ class ServedTokenizer:
         except InferenceServerException as error:
             raise RequestFailed(grpc_error(error, self._endpoint, _SERVED_MODEL)) from error
 
+    def follow(self, endpoint: Endpoint) -> None:
+        """Call the server there, from now on."""
+        self._endpoint = endpoint
+
     def _infer(self, client: Any, text: str) -> list[int]:
         inputs = infer_inputs(self._arrays(text))
         answer = client.infer(_SERVED_MODEL, inputs, client_timeout=self._timeout_s)

@@ -1,0 +1,189 @@
+"""A server that goes away in the middle of a measurement, and comes back elsewhere."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bench.test_command import make_run, records
+from tests.waiting import eventually
+from trtllm_hpc import bench
+from trtllm_hpc.api.measurement import Measurement
+from trtllm_hpc.api.run import Run
+from trtllm_hpc.bench import absence
+from trtllm_hpc.bench.absence import Place
+from trtllm_hpc.bench.levels import Level
+from trtllm_hpc.bench.load.loops import Count
+from trtllm_hpc.bench.passes import Passes, PassOutcome
+from trtllm_hpc.bench.progress import Step
+from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.runtime.records import Endpoint, add_event
+from trtllm_hpc.runtime.renewal import Renewal
+from trtllm_hpc.runtime.stop import server_has_ended
+
+
+class Relay:
+    """Passes bytes on to a port until it is closed, as a node does until it is lost."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self._to = (address, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open = [self._listener]
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        for one in self._open:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._to)
+            self._open += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        except OSError:
+            return
+
+
+@pytest.fixture
+def relay(endpoint: Endpoint) -> Relay:
+    return Relay(endpoint.address, endpoint.grpc_port)
+
+
+@pytest.fixture
+def run(tmp_path: Path, endpoint: Endpoint, relay: Relay) -> RunPaths:
+    """Job 1 serves behind the relay, and job 2 waits to follow it."""
+    paths = make_run(tmp_path / "run", None)
+    replace(endpoint, job_id="1", grpc_port=relay.port).write(paths.endpoint)
+    Renewal("1", "2").write(paths.renewal)
+    return paths
+
+
+def measure(run: RunPaths) -> Measurement:
+    return bench(
+        Run(run),
+        name="mine",
+        rate_per_second=[40, 50, 60],
+        requests=40,
+        warmup_requests=0,
+        max_tokens=4,
+        min_requests=1,
+        min_window_seconds=0,
+        max_late_share=1,
+        max_failures_in_a_row=5,
+    )
+
+
+def goes_in_the_second_level(monkeypatch: pytest.MonkeyPatch, relay: Relay, run: RunPaths) -> None:
+    whole_pass, has_gone = Passes.run, threading.Event()
+
+    def go() -> None:
+        run.endpoint.unlink()
+        relay.close()
+
+    def one_pass(self: Passes, level: Level, step: Step, on_end: Count) -> PassOutcome:
+        if step.level == 1 and not has_gone.is_set():
+            has_gone.set()
+            threading.Timer(0.3, go).start()
+        return whole_pass(self, level, step, on_end)
+
+    monkeypatch.setattr(Passes, "run", one_pass)
+
+
+@pytest.mark.triton
+def test_the_pass_that_was_cut_is_measured_again(
+    run: RunPaths, relay: Relay, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_in_the_second_level(monkeypatch, relay, run)
+
+    def serve_again() -> None:
+        assert eventually(lambda: not run.endpoint.exists(), 30)
+        replace(endpoint, job_id="2", ready_at=endpoint.ready_at + 60).write(run.endpoint)
+
+    server = threading.Thread(target=serve_again)
+    server.start()
+    measurement = measure(run)
+    server.join()
+    assert measurement.valid, measurement.summary.verdict
+    assert [[(one.measured, one.failed) for one in level.passes] for level in measurement.levels] == 3 * [
+        [(40, 0)]
+    ]
+    [warning] = [it for it in measurement.summary.verdict.warnings if "away" in it]
+    assert "level 2 of 3 (50/s): that pass was measured again" in warning
+    by_phase = {
+        phase: [it for it in records(run) if it.phase == phase] for phase in ("unfinished", "measured")
+    }
+    assert {it.level for it in by_phase["unfinished"]} == {1} and len(by_phase["measured"]) == 120
+    assert any(not it.ok for it in by_phase["unfinished"])
+    assert measurement.summary.errors == {}
+
+
+@pytest.mark.triton
+def test_a_server_that_does_not_come_back_ends_the_measurement(
+    run: RunPaths, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_in_the_second_level(monkeypatch, relay, run)
+    Renewal("1", None).write(run.renewal)
+    add_event(run, "serve", "stage_begin", job_id="1")
+    add_event(run, "serve", "stage_end", job_id="1", exit_code=0)
+    measurement = measure(run)
+    assert not measurement.valid and "ended early" in measurement.summary.verdict.findings[0]
+    assert len(measurement.levels) == 2, "what was measured is kept"
+
+
+@pytest.mark.triton
+def test_failures_of_a_server_that_stayed_are_not_measured_again(
+    run: RunPaths, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint.write(run.endpoint)
+    monkeypatch.setattr(absence, "_SETTLE_S", 0.1)
+    whole_pass = Passes.run
+
+    def failing(self: Passes, level: Level, step: Step, on_end: Count) -> PassOutcome:
+        return replace(whole_pass(self, level, step, on_end), failures=5)
+
+    monkeypatch.setattr(Passes, "run", failing)
+    measurement = measure(run)
+    assert len(measurement.levels) == 1 and "5 requests in a row failed" in str(measurement)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "was_left"),
+    [((0,), (0,), False), ((0,), (1,), True), ((0, 0), (1, 0), False), ((0, 1), (1, 2), True)],
+)
+def test_only_without_any_instance_was_the_server_away(
+    tmp_path: Path, before: tuple[int, ...], after: tuple[int, ...], was_left: bool
+) -> None:
+    paths = make_run(tmp_path / "run", None)
+    places = []
+    for restarts in (before, after):
+        write_json(paths.instances, [{"instance": 0, "restarts": count} for count in restarts])
+        places.append(Place.of(paths))
+    assert places[0].was_left(places[1]) is was_left
+
+
+def test_a_companion_outlives_the_job_that_another_one_follows(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "run", None)
+    write_json(paths.instances, [])
+    add_event(paths, "serve", "stage_begin", job_id="1")
+    add_event(paths, "serve", "stage_end", job_id="1", exit_code=0)
+    assert server_has_ended(paths)
+    Renewal("1", "2").write(paths.renewal)
+    assert not server_has_ended(paths)
