@@ -1,0 +1,36 @@
+"""A whole chain in a real container: needs apptainer, and an image made of container/reference.def.
+
+``TRTLLM_HPC_TEST_IMAGE`` names the image, which every user can read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+from tests.slurm.conftest import Person
+from tests.slurm.test_backbone import assert_served_and_measured, two_ranks
+from tests.waiting import eventually
+
+IMAGE = os.environ.get("TRTLLM_HPC_TEST_IMAGE", "")
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.thorough,
+    pytest.mark.skipif(shutil.which("apptainer") is None, reason="there is no apptainer"),
+    pytest.mark.skipif(not IMAGE, reason="TRTLLM_HPC_TEST_IMAGE names no image"),
+]
+
+
+def test_every_stage_runs_in_the_image(person: Person) -> None:
+    container = {"runtime": "apptainer", "image": IMAGE}
+    job = person.job("in-an-image", **two_ranks(model={"synthetic": "stand-in"}))
+    answer, run = person.submit(job, "--set", f"cluster.container={json.dumps(container)}")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "apptainer exec" in run.sbatch("build").read_text()
+    assert_served_and_measured(run)
+    assert person.has_no_jobs()
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
