@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.waiting import eventually
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 """Debian package libfaketime."""
 
-_SIZE = "48m"
 _LISTEN = """import socket, sys, time
 s = socket.socket()
 s.bind(("", int(sys.argv[1])))
@@ -28,15 +26,14 @@ time.sleep(300)"""
 
 @contextmanager
 def small_runs(scene: Scene) -> Iterator[None]:
-    """The folder of runs is a small file system, which all nodes see."""
-    folder = scene.runs
-    folder.mkdir()
-    options = f"size={_SIZE},mode=0700,uid={USER.pw_uid},gid={USER.pw_gid}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "faults", folder], check=True)
+    """The folder of runs is a small file system."""
+    scene.runs = scene.site.small
+    scene.words += ["--runs", scene.runs]
     try:
         yield
     finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
+        for file in scene.runs.iterdir():
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
 @contextmanager

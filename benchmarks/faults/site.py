@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ SANDBOX = "faults"
 URGENT = "urgent"
 """A partition whose jobs take the nodes from others."""
 
+_SMALL = "48m"
 _PREEMPTION = f"""
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
@@ -52,6 +54,8 @@ class Site:
     home: Path
     """The user's folder, which all nodes see."""
     bin: Path
+    small: Path
+    """A small file system, which all nodes see."""
     engines: dict[int, Path]
     """A finished engine by number of ranks."""
 
@@ -126,20 +130,30 @@ def site(ranks: Sequence[int]) -> Iterator[Site]:
     """Start the sandbox, install the package and build the engines; take all of it away at the end."""
     home = Path(tempfile.mkdtemp(prefix="trtllm-hpc-faults-", dir="/var/tmp"))
     sandbox = Sandbox(SANDBOX)
+    small = home / "small"
     try:
         home.chmod(0o755)
+        _mount_small(small)
         environment = home / "environment"
         make_environment(environment, build_wheel(home / "wheel"))
         engines = {count: home / f"engine-tp{count}" for count in ranks}
         for count, folder in engines.items():
             build_engine(folder, ranks=count)
         sandbox.up(2, 4)
-        made = Site(sandbox, home, environment / "bin", engines)
+        made = Site(sandbox, home, environment / "bin", small, engines)
         _allow_preemption(made)
         yield made
     finally:
         sandbox.down()
+        subprocess.run(["umount", "--lazy", small], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _mount_small(folder: Path) -> None:
+    """Before the nodes start: they need not see what is mounted later."""
+    folder.mkdir()
+    options = f"size={_SMALL},mode=0700,uid={USER.pw_uid},gid={USER.pw_gid}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "faults", folder], check=True)
 
 
 def _allow_preemption(made: Site) -> None:

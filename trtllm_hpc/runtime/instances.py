@@ -303,10 +303,16 @@ class Supervisor:
                     os.kill(pid, signal.SIGKILL)
 
     def _give_up_early(self, instance: Instance, reason: str) -> None:
-        """End the run as soon as a rank has told of a fault, if too few instances are left."""
+        """End the run as soon as a rank has told of a fault, if too few instances are left.
+
+        Also while they end: a companion that got no answers has asked for it, and does not know why.
+        """
+        if self._signal is not None or self._has_failed:
+            return
         others = sum(each.lives for each in self._instances if each is not instance)
         will_restart = instance.has_served and instance.restarts < self._options.restarts
-        if self._stopping_since is None and not will_restart and others < self._options.minimum:
+        is_ending = self._stopping_since is not None
+        if is_ending or (not will_restart and others < self._options.minimum):
             self._fail(reason, ExitCode.START)
 
     def _has_ended(self, instance: Instance, code: int) -> None:

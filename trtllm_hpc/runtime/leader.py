@@ -129,10 +129,10 @@ class InstanceLeader:
             self._paths.ready_record(self._options.step).unlink(missing_ok=True)
 
     def cannot_stop(self) -> StopReason | None:
-        """Return why a server that was asked to stop will not, if one of its processes is stopped."""
-        found = self._ranks.stopped()
-        stopped = self._living(found) if found else {}
-        return self._blame(stopped, "heartbeat") if stopped else None
+        """Return why a server that was asked to stop will not: a rank is silent, or a process is stopped."""
+        found = {**self._ranks.silent(), **self._ranks.stopped()}
+        lost = self._living(found) if found else {}
+        return self._blame(lost, "heartbeat") if lost else None
 
     def _lost_rank(self) -> StopReason | None:
         silent = self._ranks.silent()

@@ -233,7 +233,7 @@ class Supervisor:
     def _follow(self, child: Child) -> None:
         """End the server, and take back the endpoint, if the leader is silent: its node may be lost."""
         silent = self._leader_watch.silent()
-        if not silent or self._stopped_by is not None:
+        if not silent or self._blames is not None or self._outlives_leader:
             return
         self._failed, self._blames = ExitCode.START, 0
         name = rank_name(self._paths, self._options.step, 0)
