@@ -59,6 +59,10 @@ bench-reference: setup ## the reference backend beside its library: needs a quie
 bench-gpu: setup ## one and two GPUs, and two nodes of one GPU, from submit to tokens a second: needs root and GPUs
 	$(BIN)/python -m benchmarks.gpu_story
 
+.PHONY: bench-faults
+bench-faults: setup ## faults of every kind, injected into runs on a real Slurm: needs root and half an hour
+	$(BIN)/python -m benchmarks.faults
+
 .PHONY: setup
 setup: $(VENV)/.ready ## the virtual environment, with the pinned versions
 

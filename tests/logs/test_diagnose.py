@@ -121,3 +121,10 @@ def test_a_stage_without_records_is_explained_by_its_logs_ranks_first(run: RunPa
     run.rank_log("preflight", 0).write_text("fine\nerror: there is no engine\n")
     assert stage_error(run, "serve") == "preflight[0] says 'error: there is no engine'"
     assert stage_error(run, "build") is None
+
+
+def test_what_killed_a_task_explains_more_than_the_end_of_its_step(run: RunPaths) -> None:
+    cancelled = "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-23T09:15:13 ***"
+    run.rank_log("companion", 0).write_text(f"{cancelled}\n")
+    run.batch_log("companion").write_text("srun: error: n1: task 0: Killed\n")
+    assert stage_error(run, "companion") == "companion says 'srun: error: n1: task 0: Killed'"

@@ -119,13 +119,19 @@ def stage_error(paths: RunPaths, stage: str) -> str | None:
     logs = stage_logs(paths, stage)
     facts = logs_facts([log.path for log in logs])
     causes_of = {str(log.path): log for log in logs}
-    for one in ranked([it.causes for it in facts]):
-        if one.kind is Kind.ROOT and one.file is not None:
+    found = ranked([it.causes for it in facts])
+    for one in (*(one for one in found if one.kind is Kind.ROOT), *filter(_tells_a_signal, found)):
+        if one.file is not None:
             return f"{causes_of[one.file].name} says {one.match!r}"
     for log, it in zip(logs, facts, strict=True):
         if it.first_error is not None:
             return f"{log.name} says {it.first_error!r}"
     return None
+
+
+def _tells_a_signal(one: Finding) -> bool:
+    """Return whether Slurm says that a task was killed, which explains the end of its step."""
+    return one.id == "slurm-task-failed" and "Exited with" not in one.match
 
 
 def _torn_down(paths: RunPaths, records: list[RankRecord]) -> bool:
