@@ -80,12 +80,12 @@ def measure(site: Site, fault: Fault) -> Result:
         fault.expected,
         list(fault.exits),
         fault.bound_s,
-        _without(seen.sentence, person),
-        _without(seen.cause, person),
+        _without(seen.sentence, scene),
+        _without(seen.cause, scene),
         None if fault.survives else seen.seconds,
         exit_code,
-        [_without(one, person) for one in left],
-        [_without(one, person) for one in scene.notes],
+        [_without(one, scene) for one in left],
+        [_without(one, scene) for one in scene.notes],
         time.strftime("%Y-%m-%d"),
     )
 
@@ -194,9 +194,9 @@ def leftovers(person: Person, run: RunPaths | None) -> list[str]:
     return left
 
 
-def _without(text: str, person: Person) -> str:
-    """A sentence without the folder of this fault."""
-    return text.replace(str(person.folder), "~")
+def _without(text: str, scene: Scene) -> str:
+    """A sentence without the folders of this benchmark."""
+    return text.replace(str(scene.person.folder), "~").replace(str(scene.site.home), "~")
 
 
 def kill_submits(

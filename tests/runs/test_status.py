@@ -18,6 +18,7 @@ from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths, read_plan, write_json
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runtime import checks
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.scheduler.slurm import Slurm as Commands
 
@@ -372,3 +373,30 @@ def test_a_server_that_has_failed_is_named_while_slurm_completes_its_job(
     status = run_status(paths)
     assert (status.state, status.exit_code) == (FAILED, START)
     assert "serve has failed (exit code 137), and Slurm has not ended its job yet; rank 0" in status.sentence
+
+
+@pytest.mark.parametrize(("serve_s", "state"), [(5, RunState.CANCELLED), (15, FAILED)])
+def test_a_companion_that_fails_after_its_server_was_cancelled_is_not_blamed(
+    fake_slurm: FakeSlurm, tmp_path: Path, serve_s: int, state: RunState
+) -> None:
+    """One that has failed before somebody cancelled the server is."""
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "CANCELLED", "FAILED=9:0")
+    now = time.time()
+    for stage, end_s, code in (("serve", serve_s, 143), ("companion", 10, 9)):
+        job_id = str(json.loads(paths.jobs.read_text())["stages"][stage]["job_id"])
+        begin = {"time": now, "stage": stage, "name": "stage_begin", "data": {"job_id": job_id}}
+        ended = {"job_id": job_id, "exit_code": code}
+        end = {"time": now + end_s, "stage": stage, "name": "stage_end", "data": ended}
+        paths.stage_events(stage).write_text(f"{json.dumps(begin)}\n{json.dumps(end)}\n")
+    status = run_status(paths)
+    blamed = "serve was cancelled" if state is RunState.CANCELLED else "companion has failed"
+    assert status.state is state and f"stage {blamed}" in status.sentence, status
+
+
+def test_a_full_disk_under_a_living_run_is_told(
+    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "RUNNING")
+    assert "MiB free" not in run_status(paths).sentence
+    monkeypatch.setattr(checks, "free_space", lambda _: (0.0, 10**6))
+    assert "0.0 MiB free" in run_status(paths).sentence

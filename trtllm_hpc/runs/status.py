@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import FAIL, ExitCode
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.diagnose import RankFailure, first_failure, stage_error
 from trtllm_hpc.logs.files import LogFile, list_logs
@@ -17,6 +18,7 @@ from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours
 from trtllm_hpc.runs.stages import StageStatus, stages_of, unanswered_stages
 from trtllm_hpc.runtime.bad_nodes import BadNode, bad_nodes
 from trtllm_hpc.runtime.blame import verdict
+from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.records import Endpoint, known_fields, rank_records, read_events
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
@@ -281,7 +283,7 @@ def _run_state(
     # Without a stage nothing is known, and nothing can have completed.
     if not stages or any(stage.state == LOST.name for stage in stages):
         return RunState.LOST
-    if any(stage.final and not stage.ok and stage.state != "CANCELLED" for stage in stages):
+    if any(stage.state != "CANCELLED" for stage in _failures(stages)):
         return RunState.FAILED
     if lost_server:
         return RunState.FAILED
@@ -294,9 +296,20 @@ def _run_state(
     return RunState.RUNNING if names & {"RUNNING", "COMPLETING", "COMPLETED"} else RunState.PENDING
 
 
-def _first_failed(stages: list[StageStatus]) -> StageStatus | None:
-    """Return the first stage that failed by itself, else the first that did not succeed."""
+def _failures(stages: Iterable[StageStatus]) -> list[StageStatus]:
+    """Return the stages that did not succeed, without a companion that failed as its server was cancelled."""
     failed = [stage for stage in stages if stage.final and not stage.ok]
+    for serve in failed:
+        cancelled_at = serve.times.ended_at
+        if serve.stage == "serve" and serve.state == "CANCELLED" and serve.times.started_at and cancelled_at:
+            ended = {it.stage: it.times.ended_at or cancelled_at for it in failed}
+            return [it for it in failed if it.stage != "companion" or ended[it.stage] < cancelled_at]
+    return failed
+
+
+def _first_failed(stages: Iterable[StageStatus]) -> StageStatus | None:
+    """Return the first stage that failed by itself, else the first that did not succeed."""
+    failed = _failures(stages)
     return next((stage for stage in failed if stage.state != "CANCELLED"), failed[0] if failed else None)
 
 
@@ -310,7 +323,7 @@ def _sentence(
     if not stages:
         return f"nothing is known about its jobs: {paths.plan} is gone or damaged"
     if failed is None:
-        return _progress_sentence(state, stages) + _build_progress(paths, stages)
+        return _progress_sentence(state, stages) + _build_progress(paths, stages) + _full_disk(paths, state)
     parts = [f"stage {failed.stage} {failed.sentence}"]
     if state is RunState.SERVING:
         parts.insert(0, "the server goes on")
@@ -340,6 +353,17 @@ def _progress_sentence(state: RunState, stages: list[StageStatus]) -> str:
         return "every stage has completed"
     busy = next((stage for stage in stages if not stage.final), None)
     return f"stage {busy.stage} {busy.sentence}" if busy else state.value
+
+
+def _full_disk(paths: RunPaths, state: RunState) -> str:
+    """Return, to be appended to the sentence, that a living run cannot write: its jobs cannot say so."""
+    if state.final or state is RunState.RENDERED:
+        return ""
+    try:
+        found = disk_space(os.uname().nodename, "the run folder", paths.folder)
+    except OSError:  # it is gone, which others say
+        return ""
+    return f"; {found.message}" if found.state == FAIL else ""
 
 
 def _build_progress(paths: RunPaths, stages: list[StageStatus]) -> str:
