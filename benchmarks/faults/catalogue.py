@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.faults import files, kill, slurm
@@ -62,7 +62,6 @@ class Fault:
     """Whether the seconds count from the moment at which Slurm ended the job."""
     undone_when_named: bool = False
     """Whether the fault ends once it is named; otherwise it lasts to the end of ``submit --wait``."""
-    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 START, LOST, CANCELLED = (int(ExitCode.START),), (int(ExitCode.LOST),), (int(ExitCode.CANCELLED),)
@@ -270,6 +269,7 @@ FILES = (
         FULL,
         (7, 9, 10),
         ranks=1,
+        requests=90,
         prepare=files.small_runs,
     ),
     Fault(
@@ -297,6 +297,7 @@ FILES = (
         moment=Moment.LOADS,
         ranks=1,
         bound_s=HANG_S,
+        prepare=files.open_ports,
     ),
     _survivor(
         "two-builds",

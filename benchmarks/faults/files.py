@@ -73,8 +73,16 @@ def shared_memory_filled(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
+def open_ports(scene: Scene) -> Iterator[None]:
+    """The server listens itself, without a door before it."""
+    scene.words += ["--set", "serve.door=none"]
+    yield
+
+
+@contextmanager
 def port_taken(scene: Scene) -> Iterator[None]:
     """Another program listens on the HTTP port before the leader's server does."""
+    assert eventually(scene.paths.rank_record("serve", 0).exists, 30)
     node = scene.node_of(0)
 
     def chosen() -> str | None:

@@ -93,7 +93,7 @@ def measure(site: Site, fault: Fault) -> Result:
 def _sections(site: Site, fault: Fault) -> dict[str, Any]:
     engine = site.engines[fault.ranks]
     companion = {"benchmark": {**SMALL, "requests": fault.requests}}
-    sections = (one_rank if fault.ranks == 1 else two_ranks)(engine, companion=companion, **fault.sections)
+    sections = (one_rank if fault.ranks == 1 else two_ranks)(engine, companion=companion)
     if fault.builds:
         sections["engine"]["directory"] = None
     return sections
