@@ -13,6 +13,7 @@ from benchmarks.faults.kill import Injection
 from benchmarks.faults.scene import Scene
 from tests.slurm.conftest import USER, user_processes
 from tests.waiting import eventually
+from trtllm_hpc.runtime.records import RankRecord
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 """Debian package libfaketime."""
@@ -166,9 +167,11 @@ def own_engine(scene: Scene) -> Iterator[None]:
 @contextmanager
 def own_model(scene: Scene) -> Iterator[None]:
     """The job file names a model's folder that is there at the submission."""
+    from trtllm_hpc.reference import synthetic  # PyTorch takes seconds to import
+
     folder = scene.person.folder / "model"
     shutil.copytree(next(scene.site.engines[1].rglob("tokenizer")), folder)
-    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    synthetic.make_model(seed=0, dtype="float32", max_seq_len=512).save_pretrained(folder)
     scene.sections["engine"]["directory"] = None
     scene.sections["model"] = {"path": str(folder)}
     yield
@@ -210,3 +213,6 @@ def clock_off(scene: Scene) -> Iterator[None]:
     start.write_text(f'[ "$(hostname)" != {node} ] || export LD_PRELOAD={FAKETIME} FAKETIME=+3600\n')
     scene.words += ["--set", f"cluster.environment.BASH_ENV={start}"]
     yield
+    begun = [RankRecord.read(scene.paths.rank_record("serve", rank)) for rank in (0, 1)]
+    ahead_s = begun[1].started_at - begun[0].started_at if begun[0] and begun[1] else 0.0
+    scene.notes.append(f"rank 1 has recorded a start {ahead_s:.0f} s after rank 0's")
