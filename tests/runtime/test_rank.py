@@ -523,6 +523,23 @@ def test_a_stopped_process_is_named_though_the_server_was_asked_to_stop(ranks: R
 
 
 @pytest.mark.long
+def test_a_stopped_rank_is_named_if_the_leader_dies_of_waiting_for_it(ranks: Ranks) -> None:
+    leader, worker = (ranks.start(rank, world=2, hang_seconds=45) for rank in (0, 1))
+    ranks.endpoint()
+    os.kill(ranks.facts(1)["pid"], signal.SIGSTOP)
+    heartbeat = ranks.runtime.paths.rank_heartbeat("serve", 1)
+    assert eventually(lambda: len(heartbeat.read_text().split()) > 1, 30)
+    time.sleep(1.5)  # so that the leader has read it
+    os.kill(ranks.facts(0)["pid"], signal.SIGKILL)
+    assert end(leader)[0] == ExitCode.START
+    failure = first_failure(ranks.runtime.paths, over=True)
+    assert failure is not None and failure.record.rank == 1
+    assert failure.sentence.startswith("rank 1 on ") and "is stopped (SIGSTOP)" in failure.sentence
+    worker.terminate()
+    end(worker)
+
+
+@pytest.mark.long
 def test_a_killed_process_of_a_model_ends_the_server(ranks: Ranks, tmp_path: Path) -> None:
     """Triton would go on saying that it is ready."""
     stub, model = tmp_path / "triton_python_backend_stub", tmp_path / "preprocessing" / "1" / "model.py"

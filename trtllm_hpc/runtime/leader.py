@@ -128,8 +128,8 @@ class InstanceLeader:
         with suppress(OSError):  # on a full disk the server must stop all the same
             self._paths.ready_record(self._options.step).unlink(missing_ok=True)
 
-    def cannot_stop(self) -> StopReason | None:
-        """Return why a server that was asked to stop will not: a rank is silent, or a process is stopped."""
+    def suspect(self) -> StopReason | None:
+        """Return which rank is at fault if the server does not end, or dies: it is silent, or stopped."""
         found = {**self._ranks.silent(), **self._ranks.stopped()}
         lost = self._living(found) if found else {}
         return self._blame(lost, "heartbeat") if lost else None

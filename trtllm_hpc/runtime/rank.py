@@ -180,6 +180,7 @@ class Supervisor:
                 self._killed = True
                 child.kill()
             time.sleep(_TICK_S)
+        self._note_suspect()
         if self._signal is not None and self._stopped_by is None:
             # Slurm signals the server as well, which may have ended before the next tick.
             self._stopped_by, self._reason = self._signal, f"got {self._signal}"
@@ -224,7 +225,7 @@ class Supervisor:
         if self._blames is not None:
             return
         # Who asks a hanging server to stop, such as a companion without answers, need not know why it hangs.
-        stop = self._leader.tick() if self._stopped_by is None else self._leader.cannot_stop()
+        stop = self._leader.tick() if self._stopped_by is None else self._leader.suspect()
         if stop is not None:
             self._failed, self._blames = stop.exit_code, stop.blames
             grace_s = _STOP_GRACE_S if stop.blames is None else _FAULT_GRACE_S
@@ -250,6 +251,14 @@ class Supervisor:
             self._leader.withdraw()
         if self._leader is not None or self._blames is not None:
             child.terminate()
+
+    def _note_suspect(self) -> None:
+        """Blame the rank at fault if the leader's server has died by itself: that says only which it lost."""
+        if self._leader is None or self._stopped_by is not None or self._signal is not None:
+            return
+        stop = self._leader.suspect()
+        if stop is not None and stop.blames != self._options.rank:
+            self._failed, self._blames, self._reason = stop.exit_code, stop.blames, stop.sentence
 
     # Ending -------------------------------------------------------------------------
 
