@@ -128,9 +128,15 @@ class InstanceLeader:
         with suppress(OSError):  # on a full disk the server must stop all the same
             self._paths.ready_record(self._options.step).unlink(missing_ok=True)
 
-    def suspect(self) -> StopReason | None:
-        """Return which rank is at fault if the server does not end, or dies: it is silent, or stopped."""
+    def suspect(self, *, has_died: bool) -> StopReason | None:
+        """Return which rank is at fault if the server does not end, or has died: it is silent, or stopped.
+
+        Args:
+            has_died: two missed beats are then enough; peers wait for less than the limit on silence.
+        """
         found = {**self._ranks.silent(), **self._ranks.stopped()}
+        if has_died:
+            found = {**self._ranks.suspects(), **found}
         lost = self._living(found) if found else {}
         return self._blame(lost, "heartbeat") if lost else None
 

@@ -225,7 +225,7 @@ class Supervisor:
         if self._blames is not None:
             return
         # Who asks a hanging server to stop, such as a companion without answers, need not know why it hangs.
-        stop = self._leader.tick() if self._stopped_by is None else self._leader.suspect()
+        stop = self._leader.tick() if self._stopped_by is None else self._leader.suspect(has_died=False)
         if stop is not None:
             self._failed, self._blames = stop.exit_code, stop.blames
             grace_s = _STOP_GRACE_S if stop.blames is None else _FAULT_GRACE_S
@@ -256,7 +256,7 @@ class Supervisor:
         """Blame the rank at fault if the leader's server has died by itself: that says only which it lost."""
         if self._leader is None or self._stopped_by is not None or self._signal is not None:
             return
-        stop = self._leader.suspect()
+        stop = self._leader.suspect(has_died=True)
         if stop is not None and stop.blames != self._options.rank:
             self._failed, self._blames, self._reason = stop.exit_code, stop.blames, stop.sentence
 
