@@ -127,6 +127,12 @@ def state_of(pid: int) -> str | None:
     return fields[0] if fields else None
 
 
+def parent_of(pid: int) -> int | None:
+    """Return the process id of a process's parent; ``None`` if the process is gone."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else None
+
+
 def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the state on; none if the process is gone."""
     try:
