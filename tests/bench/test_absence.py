@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +29,16 @@ from trtllm_hpc.runtime.stop import server_has_ended
 
 
 class Relay:
-    """Passes bytes on to a port until it is closed, as a node does until it is lost."""
+    """Passes bytes on to a port until it is closed, as a node does until it is lost.
+
+    The server itself, which is to serve again, notices nothing: Triton 2.51 may die of requests that are cut.
+    """
 
     def __init__(self, address: str, port: int) -> None:
         self._to = (address, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open = [self._listener]
+        self._kept: list[socket.socket] = []
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -43,6 +48,11 @@ class Relay:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
+    def end(self) -> None:
+        """Leave the server, too, once it has answered."""
+        for one in self._kept:
+            one.close()
+
     def _accept(self) -> None:
         while True:
             try:
@@ -50,7 +60,8 @@ class Relay:
             except OSError:
                 return
             far = socket.create_connection(self._to)
-            self._open += [near, far]
+            self._open.append(near)
+            self._kept.append(far)
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
 
@@ -63,8 +74,11 @@ class Relay:
 
 
 @pytest.fixture
-def relay(endpoint: Endpoint) -> Relay:
-    return Relay(endpoint.address, endpoint.grpc_port)
+def relay(endpoint: Endpoint) -> Iterator[Relay]:
+    relay = Relay(endpoint.address, endpoint.grpc_port)
+    yield relay
+    relay.close()
+    relay.end()
 
 
 @pytest.fixture
