@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trtllm_hpc.errors import FAIL
-from trtllm_hpc.logs.causes.explain import Finding, ranked
+from trtllm_hpc.logs.causes.explain import Finding, findings, ranked
+from trtllm_hpc.logs.causes.scan import scan
 from trtllm_hpc.logs.causes.table import Cause, Kind, cause_of_state, causes
 from trtllm_hpc.logs.diagnose import RankFailure, ends_a_process, is_late, stage_logs
 from trtllm_hpc.logs.facts import logs_facts
@@ -55,10 +58,10 @@ def causes_of(
         rest = [one for one in found if one not in told_by_slurm]
         found = [*told_by_slurm, own, *rest]
     if reported is not None:
-        following = f"trtllm-hpc logs {call_name(paths)} --stage {stage}"
-        said = Finding(REPORTED, Kind.ROOT, _sentence(reported), following, None, None, None, "")
+        said = _said(paths, stage, reported)
         precise = [one for one in found if ends_a_process(one) and not _is_generic(one)]
-        found = [*precise, said, *(one for one in found if one not in precise)]
+        if said.id not in {one.id for one in precise}:
+            found = [*precise, said, *(one for one in found if one not in precise and one.id != said.id)]
     full = disk_space(os.uname().nodename, "the run folder", paths.folder)
     if full.state == FAIL and full.hint is not None:
         # Then neither logs nor events could be written.
@@ -68,6 +71,14 @@ def causes_of(
     if by_slurm is not None:
         found = [by_slurm, *(one for one in found if one.id != by_slurm.id)]
     return tuple(found) or (_unknown(paths, logs),)
+
+
+def _said(paths: RunPaths, stage: str, reported: str) -> Finding:
+    """Return the reason that the job has given; the table says what to do if it has one like that."""
+    known = [one for one in findings(scan(io.BytesIO(reported.encode())), "") if one.kind is Kind.ROOT]
+    following = f"trtllm-hpc logs {call_name(paths)} --stage {stage}"
+    said = Finding(REPORTED, Kind.ROOT, _sentence(reported), following, None, None, None, "")
+    return replace(said, id=known[0].id, next=known[0].next, rank=known[0].rank) if known else said
 
 
 def _own_death(first: RankFailure | None, told: list[Finding]) -> Finding | None:
