@@ -139,7 +139,7 @@ def test_the_jobs_own_reason_counts_unless_mpi_says_more(run: RunPaths) -> None:
             "trtllm-hpc logs RUN --rank 0",
         ),
         (
-            "rank 0 on n1: a process of model preprocessing (7) has died, 1 of 2 live",
+            "rank 0 on n1: the Python process of model preprocessing was killed or crashed",
             "server-model-process-died",
             "preprocessing_instances",
         ),
