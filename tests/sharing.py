@@ -56,9 +56,9 @@ def engine_for(ranks: int) -> Path:
     return made_once(f"engine tp{ranks}", partial(build_engine, ranks=ranks))
 
 
-def build_engine(folder: Path, ranks: int) -> None:
+def build_engine(folder: Path, ranks: int, synthetic: str = "stand-in") -> None:
     command = [sys.executable, "-m", "trtllm_hpc.reference.build", "--output", str(folder)]
-    command += ["--synthetic", "stand-in", "--tensor-parallel", str(ranks)]
+    command += ["--synthetic", synthetic, "--tensor-parallel", str(ranks)]
     options = ["--seed", "0", "--dtype", "float32", "--max-batch-size", "8"]
     lengths = ["--max-input-len", "256", "--max-seq-len", "512"]
     subprocess.run([*command, *options, *lengths], check=True, capture_output=True)

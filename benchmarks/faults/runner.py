@@ -26,6 +26,8 @@ READY_S = 150.0
 """How long a run may take to the moment of its fault."""
 END_S = 200.0
 """How long ``submit --wait`` may take from the injection to its end."""
+UNDER_WAY_S = 6.0
+"""From the first answers to a fault during the benchmark: every rank has beaten twice then."""
 LEFT_S = 15.0
 """How long processes may take to end after their job."""
 
@@ -130,6 +132,8 @@ def _await(scene: Scene, moment: Moment, submitting: subprocess.Popen[str]) -> N
         if not reached():
             submitting.kill()
             raise NotInjected(f"not {moment.value}: {submitting.communicate()[1][-500:]}")
+    if moment is Moment.MEASURES:
+        time.sleep(UNDER_WAY_S)
 
 
 def _watch(scene: Scene, fault: Fault, submitting: subprocess.Popen[str], begun_at: float) -> Seen:

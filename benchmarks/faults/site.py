@@ -138,7 +138,7 @@ def site(ranks: Sequence[int]) -> Iterator[Site]:
         make_environment(environment, build_wheel(home / "wheel"))
         engines = {count: home / f"engine-tp{count}" for count in ranks}
         for count, folder in engines.items():
-            build_engine(folder, ranks=count)
+            build_engine(folder, ranks=count, synthetic="tiny-llama")
         sandbox.up(2, 4)
         made = Site(sandbox, home, environment / "bin", small, engines)
         _allow_preemption(made)
