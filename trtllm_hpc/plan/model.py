@@ -126,6 +126,11 @@ class Plan:
         return self.job.serve.door != "none"
 
     @property
+    def spawns_workers(self) -> bool:
+        """Whether the server starts its workers itself, by MPI within a job of Slurm."""
+        return self.job.serve.mode == "orchestrator" and self.cluster.scheduler == "slurm"
+
+    @property
     def restarts(self) -> int:
         """How often an instance is started again."""
         if self.job.serve.restarts is not None:

@@ -109,6 +109,10 @@ def _add_stage_commands(commands: _Commands) -> None:
     )
     preflight.add_argument("--without-mpi", action="store_true")
 
+    spawns = commands.add_parser("spawns", help="fail unless processes can be spawned by MPI")
+    spawns.add_argument("--launcher", required=True, help="what started this: srun or mpirun")
+    spawns.add_argument("--last", action="store_true", help="nothing else is tried")
+
     repository = commands.add_parser("repository", help="make the model repository from templates")
     repository.add_argument("--all-models", type=Path, required=True)
 
@@ -210,6 +214,10 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
             options.paged_context = options.paged_context_for
             expected = Expected(**_values_of(Expected, options))
             return run_preflight(paths, expected, with_mpi=not options.without_mpi)
+        case "spawns":
+            from trtllm_hpc.runtime.spawns import try_spawn
+
+            return try_spawn(paths, options.launcher, is_last=options.last)
         case "repository":
             from trtllm_hpc.runtime.model_repository.repository import make_repository
 

@@ -19,10 +19,19 @@ export MASTER_ADDR MASTER_PORT
 
 # One tritonserver for each rank; the first that fails ends the others.
 status=0
-srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
-  --mpi=pmix --distribution=block --kill-on-bad-exit=1 --overlap \
-  --open-mode=append --output="$run/logs/${step}_%t.out" \
-  bash "$run/scripts/rank.sh" || status=$?
+if [ "$TRTLLM_HPC_LAUNCHER" = mpirun ]; then
+  srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
+    --mpi=none --kill-on-bad-exit=1 --overlap \
+    --open-mode=append --output="$run/logs/${step}_%t.out" \
+    mpirun --mca plm isolated --mca ras ^slurm --mca odls_base_sigkill_timeout 60 \
+    --allow-run-as-root --oversubscribe -n 1 \
+    bash "$run/scripts/rank.sh" || status=$?
+else
+  srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
+    --mpi=pmix --distribution=block --kill-on-bad-exit=1 --overlap \
+    --open-mode=append --output="$run/logs/${step}_%t.out" \
+    bash "$run/scripts/rank.sh" || status=$?
+fi
 
 # A rank that was killed could not remove its shared memory and its scratch folder.
 timeout 30 srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
