@@ -209,8 +209,11 @@ def test_pyxis(checked: Checked, slurm: Callable[..., None]) -> None:
     says(checked(needs=ALL, cluster={"container": PYXIS}), "pyxis", "knows no --container-image")
 
 
-def test_apptainer(checked: Checked, slurm: Callable[..., None], tmp_path: Path) -> None:
+def test_apptainer(
+    checked: Checked, slurm: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slurm()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     container = {**PYXIS, "runtime": "apptainer"}
     assert state(checked(cluster={"container": container}), "apptainer") == "unknown"
     (tmp_path / "bin" / "apptainer").write_text("#!/bin/sh\n")
