@@ -23,6 +23,7 @@ from tests.runtime.model_repository.python_models import LLM_API, SOURCES
 from tests.runtime.model_repository.upstream import write_all_models, write_llmapi
 from tests.slurm.conftest import Person
 from tests.upstream.container import FakeContainer, make_container
+from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import RankRecord
@@ -138,7 +139,7 @@ def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(s
     site.person.slurm("sbatch", "--wait", third.sbatch("build"))
     assert [call[0] for call in site.calls()[2:]] == ["trtllm-build"]
     assert site.person.types("engines", "verify", "--cluster", site.profile).returncode == 0
-    assert site.person.leftovers() == []
+    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
 
 
 def stages(run: RunPaths) -> list[str]:
@@ -201,4 +202,4 @@ def test_the_llm_api_serves_over_two_nodes_through_its_launcher(site: Site) -> N
     assert leader is not None and ended_when_asked(run, 0), run.rank_log("serve", 0).read_text()
     # A server that gives up waiting for its models fails, and the launcher does not end the workers then.
     assert over.exists() == (leader.exit_code == 0)
-    assert site.person.leftovers() == []
+    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
