@@ -318,6 +318,19 @@ def test_a_time_limit_or_preemption_is_not_blamed_on_a_rank(
     assert sentence.startswith("stage serve") and "rank" not in sentence
 
 
+def test_a_script_that_recorded_no_end_was_killed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """srun exits with 9 for a task that SIGKILL ended; a companion's own exit code may be 9, too."""
+    jobs = {
+        "serve": fake_slurm.add("COMPLETED", nodes="n1"),
+        "companion": fake_slurm.add("FAILED", exit="9:0", nodes="n1"),
+    }
+    paths = submitted(tmp_path / "demo-1", jobs)
+    add_event(paths, "companion", "stage_begin", job_id=jobs["companion"])
+    assert "companion has failed (its script was killed by signal 9, SIGKILL)" in run_status(paths).sentence
+    add_event(paths, "companion", "stage_end", job_id=jobs["companion"], exit_code=9)
+    assert "companion has failed (exit code 9)" in run_status(paths).sentence
+
+
 def test_the_recorded_exit_code_goes_before_slurms(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """sacct of Slurm 22.05 shows the exit code 137 as 9, which means something else here."""
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=9:0", "COMPLETED")

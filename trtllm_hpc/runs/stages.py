@@ -207,7 +207,10 @@ def _slurm_stage(
     if info.exit_signal and not info.state.ok:
         note += _signal_note(info)
     elif info.state.name == "FAILED":
-        note += _exit_code_note(code)
+        # srun exits with the number of the signal that killed its task, which then recorded no end.
+        begun = last.name == "stage_begin" and last.data.get("job_id") == job_id
+        killer = _SIGNALS.get(code or 0) if begun else None
+        note += f" (its script was killed by signal {code}, {killer})" if killer else _exit_code_note(code)
     stage = _in_state(name, info.state, job_id, note, info.nodes, code)
     return replace(
         stage, exit_signal=info.exit_signal, times=info.times, gpus=info.gpus, energy_j=info.energy_j
