@@ -82,8 +82,9 @@ def test_the_next_job_does_not_get_the_node_at_fault(person: Person, engine_alon
     assert eventually(lambda: run.endpoint.exists(), 90), person.status(run)
     first = serve_stage(person, run)
     break_gpu(run)
-    # Nothing is left that could tell anybody, as on a node that is lost.
-    node_of(person, first).run(["pkill", "-KILL", "-f", "slurm_script|runtime.pyz"])
+    # Nothing is left that could tell anybody, or clean up, as on a node that is lost.
+    node = node_of(person, first)
+    node.run(["pkill", "-KILL", "-f", "slurm_script|runtime.pyz"])
     assert eventually(lambda: renewals(run) == [1], 120), run.batch_log("serve").read_text()
     second = serve_stage(person, run)
     [bad] = person.status(run)["bad_nodes"]
@@ -93,6 +94,10 @@ def test_the_next_job_does_not_get_the_node_at_fault(person: Person, engine_alon
     assert f"ExcNodeList={first['nodes']}" in queued
     assert person.types("cancel", run.folder).returncode == 0
     assert person.has_no_jobs(), person.slurm("squeue")
+    # When such a node is started anew, these are gone.
+    files = f"rm -rf /tmp/trt{first['job_id']}_* /dev/shm/trt{first['job_id']}_*"
+    node.run(["bash", "-c", files])
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
 
 
 def test_a_job_that_ends_in_order_changes_the_one_that_waits(person: Person, engine_alone: Path) -> None:
