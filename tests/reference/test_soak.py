@@ -25,7 +25,7 @@ from .footprint import Footprint, footprint, grown
 from .servers import World
 from .visitors import ACCUMULATES, MODEL, Question, Visitor
 
-pytestmark = [pytest.mark.triton, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.triton, pytest.mark.thorough, pytest.mark.timeout(600)]
 
 END = 2
 AT_ONCE = 16
@@ -233,7 +233,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("ranks", "decoupled", "first", "rest"),
-    [(1, True, 100, 400), pytest.param(2, False, 60, 60, marks=pytest.mark.thorough)],
+    [(1, True, 100, 400), (2, False, 60, 60)],
 )
 @pytest.mark.alone  # a request that is stopped midway must still be running
 @pytest.mark.usefixtures("one_thread")
