@@ -66,7 +66,8 @@ class Fault:
 
 START, LOST, CANCELLED = (int(ExitCode.START),), (int(ExitCode.LOST),), (int(ExitCode.CANCELLED),)
 WELL = (0,)
-FULL = r"full|no space left|space"
+# Not "full": it is in the names of these runs.
+FULL = r"0\.\d MiB free|no space left|file system is full"
 DIES = r"rank {0} on .*(died first|killed|no sign of life|recorded no end)|lost .*rank {0}"
 
 
@@ -147,7 +148,7 @@ PROCESSES = (
     Fault(
         "kill-companion",
         "`kill -9` of the companion",
-        kill.companion_killed,
+        kill.killed(kill.companion),
         r"companion.*(killed|signal 9|SIGKILL)",
         (9,),
         ranks=1,

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 
 from benchmarks.faults.scene import Scene
 from tests.slurm.conftest import user_processes
@@ -71,17 +72,17 @@ def batch_script(scene: Scene) -> int:
     return batch_script_process([scene.node_of(0)])
 
 
-@contextmanager
-def companion_killed(scene: Scene) -> Iterator[None]:
-    """``kill -9`` of all that the companion's step runs."""
-    nodes = scene.site.sandbox.nodes
+def companion(scene: Scene) -> int:
+    """The bash of the companion's script; the srun above it names the script, too."""
     script = str(scene.paths.script("companion"))
-    found = [one.pid for node in nodes for one in user_processes(node) if script in one.arguments]
-    assert found, [one.arguments for node in nodes for one in user_processes(node)]
-    for pid in found:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    yield
+    found = [
+        one.pid
+        for node in scene.site.sandbox.nodes
+        for one in user_processes(node)
+        if script in one.arguments and Path(one.arguments[0]).name == "bash"
+    ]
+    assert found
+    return int(found[0])
 
 
 @contextmanager
