@@ -1,1 +1,1 @@
-"""Every line of bash and pbtxt that is generated: Jinja2 templates; and JSON Schemas, generated themselves."""
+"""Every line of bash and pbtxt that is generated: Jinja2 templates; JSON Schemas, generated themselves."""
