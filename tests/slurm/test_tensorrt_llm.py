@@ -8,111 +8,30 @@ configured with.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.ended import ended_when_asked
 from tests.runtime.model_repository.python_models import LLM_API, SOURCES
-from tests.runtime.model_repository.upstream import write_all_models, write_llmapi
+from tests.runtime.model_repository.upstream import write_llmapi
 from tests.slurm.conftest import Person
-from tests.upstream.container import FakeContainer, make_container
+from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import RankRecord
 
 pytestmark = pytest.mark.slurm
 
 RELEASE = "0.16.0"
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 512,
-    "torch_dtype": "float16",
-}
-
-
-@dataclass
-class Site:
-    """A person whose cluster has a TensorRT-LLM container, as far as anybody can tell."""
-
-    person: Person
-    container: FakeContainer
-    model: Path
-    profile: Path
-
-    def job(self, name: str, **more: Any) -> Path:
-        engine = {"backend": "python", "tensor_parallel": 2, "dtype": "float16", "max_batch_size": 4}
-        return self.person.job(
-            name,
-            **{
-                "model": {"path": str(self.model)},
-                "engine": {**engine, "max_input_len": 64, "max_seq_len": 128, **more.pop("engine", {})},
-                "repository": {"bls_instances": 1},
-                "serve": {"nodes": 2, "ready_timeout_seconds": 120},
-                "companion": {"request": {"prompt": "hello", "max_tokens": 4}, "benchmark": None},
-                **more,
-            },
-        )
-
-    def submit(self, job: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], RunPaths]:
-        answer = self.person.types("submit", job, "--cluster", self.profile, "--wait", *words)
-        lines = [line for line in answer.stdout.splitlines() if line.startswith("  folder ")]
-        assert lines, answer.stdout + answer.stderr
-        return answer, RunPaths(lines[0].removeprefix("  folder "))
-
-    def render(self, job: Path) -> tuple[str, RunPaths]:
-        answer = self.person.types("render", job, "--cluster", self.profile)
-        assert answer.returncode == 0, answer.stderr
-        return answer.stdout, RunPaths(answer.stdout.splitlines()[0].removeprefix("rendered "))
-
-    def carries(self, release: str) -> None:
-        """Have another release in the container than its profile says."""
-        metadata = next((self.container.folder / "site").rglob("METADATA"))
-        metadata.write_text(metadata.read_text().replace(RELEASE, release))
-
-    def calls(self) -> list[list[str]]:
-        """What upstream's programs were started with so far."""
-        return [json.loads(line) for line in self.container.calls.read_text().splitlines()]
 
 
 @pytest.fixture
 def site(person: Person, engine: Path) -> Iterator[Site]:
-    folder = person.folder / "a site"
-    model = folder / "Llama, tiny"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps(LLAMA))
-    (model / "model.safetensors").write_bytes(os.urandom(4096))
-    shutil.copytree(engine / "tokenizer", model, dirs_exist_ok=True, ignore=lambda *_: ["config.json"])
-    container = make_container(folder / "container", RELEASE, python=person.bin / "python")
-    write_all_models(folder / "container", RELEASE, SOURCES)
-    profile = folder / "profile.yaml"
-    known = {"compute_capability": "9.0", "engines_folder": str(folder / "engines")}
-    plain = dict(line.split(": ", 1) for line in person.profile.read_text().splitlines())
-    values = {name: json.dumps(value) for name, value in {**known, **container.profile()}.items()}
-    profile.write_text("\n".join(f"{name}: {value}" for name, value in {**plain, **values}.items()))
-    subprocess.run(["chown", "-R", f"--reference={person.folder}", folder], check=True)
-    yield Site(person, container, model, profile)
-    shutil.rmtree(folder)
-
-
-def answers(run: RunPaths) -> list[str]:
-    record = read_json(run.answer)
-    assert record is not None
-    return [answer["text"] for answer in record["answers"]]
+    with upstream_site(person, engine / "tokenizer", RELEASE, SOURCES) as made:
+        yield made
 
 
 def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(site: Site) -> None:
@@ -140,12 +59,6 @@ def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(s
     assert [call[0] for call in site.calls()[2:]] == ["trtllm-build"]
     assert site.person.types("engines", "verify", "--cluster", site.profile).returncode == 0
     assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
-
-
-def stages(run: RunPaths) -> list[str]:
-    record = read_json(run.plan)
-    assert record is not None
-    return [stage["name"] for stage in record["stages"]]
 
 
 def test_another_release_in_the_container_than_planned_is_told_with_both(site: Site) -> None:

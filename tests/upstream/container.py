@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import shutil
 import sys
@@ -9,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtllm_hpc.runtime.server import WHEEL, find_server
+
 PROGRAMS = Path(__file__).with_name("programs.py")
+BACKEND = Path(__file__).with_name("backend")
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,36 @@ def make_container(
     metadata.parent.mkdir(parents=True)
     metadata.write_text(f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {release}\n", encoding="utf-8")
     return made
+
+
+def add_server(container: FakeContainer, folder: Path) -> Path:
+    """Make a ``tritonserver`` that has the backend ``tensorrtllm``, see ``backend/``; returns the program.
+
+    Args:
+        folder: a new one, whose name a shell need not quote: Triton's Python backend does not.
+    """
+    shutil.copytree(BACKEND, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    server = find_server(WHEEL, folder)
+    links, backends = folder / "backends", folder / "copies"
+    # The server refuses the library of a Python-based backend behind a link.
+    shutil.copytree(links, backends)
+    (backends / "tensorrtllm").mkdir()
+    shutil.move(folder / "model.py", backends / "tensorrtllm")
+    # Copies find no libraries beside them.
+    wheel = Path(server.program).parents[3]
+    libraries = [*map(str, wheel.glob("nvidia_pytriton.libs")), server.environment["LD_LIBRARY_PATH"]]
+    environment = {
+        "PATH": f"{container.python.parent}{os.pathsep}{server.environment['PATH']}",
+        "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+    }
+    arguments = [f"--backend-directory={backends}"]
+    record = {"program": server.program, "arguments": arguments, "environment": environment}
+    (folder / "server.json").write_text(json.dumps(record), encoding="utf-8")
+    program = folder / "tritonserver"
+    words = shlex.join([str(container.python), str(folder / "server.py")])
+    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    return program
 
 
 def _program(container: FakeContainer, file: Path, family: str) -> None:

@@ -49,6 +49,14 @@ def test_what_does_not_go_together(files: Folder, job: str, code: str, field: st
     assert words in diagnostic.message and diagnostic.hint
 
 
+def test_a_mistake_elsewhere_does_not_hide_what_is_wrong_with_a_copy(files: Folder) -> None:
+    """Rules read the copies of a job file that is wrong in another place, and in another copy."""
+    wrong = "  - {name: b, gpu_device_ids: [2]}\n  - {name: c, gpu_device_ids: none}\n"
+    found = files.diagnostics(BASE + "nmae: x\n" + COPIES + ONE + wrong, NODE)
+    places = {"nmae", "repository.models[1].gpu_device_ids", "repository.models[2].gpu_device_ids"}
+    assert {diagnostic.field for diagnostic in found} == places
+
+
 def test_the_reference_backend_serves_in_leader_mode_only(files: Folder) -> None:
     diagnostic = files.diagnostic(
         JOB + "engine: {tensor_parallel: 2}\n" + COPIES + ONE, CLUSTER + "gpus_per_node: 4\n"

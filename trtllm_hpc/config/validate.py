@@ -253,4 +253,10 @@ def _field(annotation: Any, value: Any, wrong: list[Path]) -> Any:
         return _Unknown()
     if section is not None and isinstance(value, dict):
         return _partial(section, value, wrong)
+    item = get_args(annotation)[0] if get_origin(annotation) is list else None
+    if isinstance(value, list) and next(_sections(item), None) is not None:
+        return [
+            _field(item, one, [path[1:] for path in wrong if path[:1] == (index,)])
+            for index, one in enumerate(value)
+        ]
     return _Unknown() if wrong else value

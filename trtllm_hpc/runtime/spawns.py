@@ -35,7 +35,7 @@ def try_spawn(paths: RunPaths, launcher: str, *, is_last: bool) -> int:
         is_last: whether nothing else is tried after this.
     """
     reason = _obstacle()
-    add_event(paths, "serve", "spawn", launcher=launcher, works=reason is None, reason=reason)
+    add_event(paths, "serve", "spawn", launcher=launcher, works=reason is None, obstacle=reason)
     if reason is None:
         print(f"preflight: processes can be spawned (MPI_Comm_spawn) under {launcher}", flush=True)
         return ExitCode.OK

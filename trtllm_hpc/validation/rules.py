@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -67,8 +68,8 @@ def cluster_problems(cluster: ClusterProfile) -> list[Diagnostic]:
 def _judge(
     rule: Callable[..., Diagnostics], subject: JobFile | ClusterProfile | JobFacts
 ) -> list[Diagnostic]:
-    """Return what a rule finds; nothing if it reads a field that is wrong itself."""
-    try:
-        return list(rule(subject))
-    except UnknownValueError:
-        return []
+    """Return what a rule finds, up to where it reads a field that is wrong itself."""
+    found: list[Diagnostic] = []
+    with suppress(UnknownValueError):
+        found.extend(rule(subject))  # keeps what comes before a field that raises
+    return found

@@ -6,7 +6,7 @@ values arrive in the models and through the ensemble.
 
 from __future__ import annotations
 
-_HEAD = """
+HEAD = """
 import json
 
 import numpy as np
@@ -37,7 +37,7 @@ class TritonPythonModel:
 """
 
 PREPROCESSING = (
-    _HEAD
+    HEAD
     + """
         # As upstream's: it has to be there, and to be empty.
         assert self.parameters["visual_model_path"] == ""
@@ -51,7 +51,7 @@ PREPROCESSING = (
 )
 
 TENSORRT_LLM = (
-    _HEAD
+    HEAD
     + """
         # What it was asked, then its engine's folder.
         said = characters(request, "input_ids") + b"|" + self.parameters["gpt_model_path"].encode("utf-8")
@@ -64,7 +64,7 @@ TENSORRT_LLM = (
 )
 
 POSTPROCESSING = (
-    _HEAD
+    HEAD
     + """
         text = characters(request, "TOKENS_BATCH") + b"|" + self.parameters["tokenizer_dir"].encode("utf-8")
         return [made("OUTPUT", [[text]], np.object_)]
@@ -72,7 +72,7 @@ POSTPROCESSING = (
 )
 
 TENSORRT_LLM_BLS = (
-    _HEAD
+    HEAD
     + """
         ids, length, wanted = self.ask(
             "preprocessing",

@@ -30,11 +30,13 @@ _TOKEN_INPUTS = (
     ("request_output_len", "INT32", "needed"),
     ("encoder_input_features", "${encoder_input_features_data_type}", "optional"),
     ("prompt_embedding_table", "${prompt_embedding_table_data_type}", "optional"),
+    ("context_phase_params", "UINT8", "optional"),
 )
 _TOKEN_OUTPUTS = (
     ("output_ids", "INT32", "needed"),
     ("sequence_length", "INT32", "needed"),
     ("context_logits", "${logits_datatype}", "needed"),
+    ("context_phase_params", "UINT8", "needed"),
 )
 _INPUTS: Mapping[str, Tensors] = {
     "ensemble": _TEXT_INPUTS,

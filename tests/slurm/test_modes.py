@@ -1,0 +1,75 @@
+"""Upstream's other modes of serving on a real Slurm: MPI, Triton and the jobs are real, the models stand-ins.
+
+The stand-in of upstream's C++ backend (``tests/upstream/backend``) starts its ranks as upstream does: spawned
+by MPI, or as ranks of the step. An answer is the prompt again and again; each rank computes a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ended import ended_when_asked
+from tests.slurm.conftest import Person
+from tests.slurm.upstream_site import Site, answers, upstream_site
+from tests.upstream.backend.text_models import SOURCES
+from tests.waiting import eventually
+from trtllm_hpc.bench.results import read_measurement
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import rank_records, read_events
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def site(person: Person, engine: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """A site whose container has the release that the test names."""
+    with upstream_site(person, engine / "tokenizer", request.param, SOURCES, has_backend=True) as made:
+        yield made
+
+
+def submit_shipped(site: Site, job: str, *settings: str) -> RunPaths:
+    """A shipped job file, but with the model's place, a small node and a short benchmark, to its end."""
+    small = ("build.memory_gib=null", "build.cpus=1", "companion.benchmark.max_late_share=1.0")
+    short = ("companion.benchmark.concurrency=2", "companion.benchmark.duration_seconds=1.2")
+    every = (f"model.path={site.model}", *small, *short, *settings)
+    answer, run = site.submit(Path(job), *(word for one in every for word in ("--set", one)))
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return run
+
+
+def assert_served_and_measured(site: Site, run: RunPaths, prompt: str) -> None:
+    """Every answer repeats its prompt, all ranks ended when asked, figures are valid, nothing is left."""
+    for text in answers(run):
+        assert len(text) > len(prompt) and (prompt * 3).startswith(text)
+    records = rank_records(run, "serve")
+    assert all(ended_when_asked(run, record.rank) for record in records), records
+    measured = read_measurement(run.measurement("benchmark").summary)
+    assert measured.verdict.valid, measured.verdict.findings
+    [only] = measured.levels[0].passes
+    assert only.failed == 0 and only.measured > 10
+    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+
+
+@pytest.mark.parametrize("site", ["0.11.0"], indirect=True)
+def test_an_orchestrator_spawns_the_ranks_of_both_models(site: Site) -> None:
+    both = "companion.benchmark.models=[ensemble, ensemble_2]"
+    run = submit_shipped(site, "llama2-7b-multi-instance-orchestrator", both)
+    tried = [event.data for event in read_events(run, "serve") if event.name == "spawn"]
+    assert [(one["launcher"], one["works"]) for one in tried] == [("srun", False), ("mpirun", True)]
+    assert_served_and_measured(site, run, "What is machine learning?")
+
+
+@pytest.mark.parametrize("site", ["0.15.0"], indirect=True)
+def test_prompts_and_answers_are_computed_by_ranks_of_their_own(site: Site) -> None:
+    run = submit_shipped(site, "disaggregated-llama")
+    assert len(rank_records(run, "serve")) == 3
+    assert_served_and_measured(site, run, "Machine learning is")
+
+
+@pytest.mark.parametrize("site", ["0.11.0"], indirect=True)
+def test_two_instances_share_a_gpu(site: Site) -> None:
+    run = submit_shipped(site, "llama2-7b-multi-instance-one-gpu")
+    assert_served_and_measured(site, run, "What is machine learning?")
