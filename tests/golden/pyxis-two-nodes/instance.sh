@@ -25,7 +25,7 @@ srun --relative="$first" --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-tas
   --open-mode=append --output="$run/logs/${step}_%t.out" \
   --cpu-bind=none \
   --container-image='/images/tritonserver 24.12.sqsh' \
-  --container-mounts='/scratch/ana/runs of june/pyxis-two-nodes:/scratch/ana/runs of june/pyxis-two-nodes,/scratch/ana/engines:/scratch/ana/engines,/models:/models:ro' \
+  --container-mounts="$TRTLLM_HPC_MOUNTS" \
   --no-container-mount-home \
   --container-writable \
   bash "$run/scripts/rank.sh" || status=$?
