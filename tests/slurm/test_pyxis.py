@@ -11,8 +11,9 @@ import pytest
 
 from tests.slurm import pyxis
 from tests.slurm.conftest import Person
-from tests.slurm.test_backbone import assert_served_and_measured, two_ranks
+from tests.slurm.test_backbone import answers_of, assert_served_and_measured, two_ranks
 from tests.waiting import eventually
+from trtllm_hpc.errors import ExitCode
 
 pytestmark = [
     pytest.mark.slurm,
@@ -35,14 +36,48 @@ def plugin(person: Person, installed: Path) -> Iterator[pyxis.Pyxis]:
     shutil.rmtree(credentials.parents[1])
 
 
-def test_every_stage_runs_in_the_image(person: Person, plugin: pyxis.Pyxis) -> None:
-    container = {"runtime": "pyxis", "image": pyxis.IMAGE, "python": pyxis.PYTHON}
+def container(**more: str) -> str:
+    """The profile's section, for ``--set``."""
+    section = {"runtime": "pyxis", "image": pyxis.IMAGE, "python": pyxis.PYTHON, **more}
+    return f"cluster.container={json.dumps(section)}"
+
+
+def importing_jobs(plugin: pyxis.Pyxis) -> list[str]:
+    """The job of each import, on whichever node."""
+    return sorted(line.split(".")[0] for lines in plugin.imports().values() for line in lines)
+
+
+def test_a_node_imports_the_image_once_a_job_and_nobody_sees_the_password(
+    person: Person, plugin: pyxis.Pyxis
+) -> None:
     job = person.job("in-pyxis", **two_ranks(model={"synthetic": "stand-in"}))
-    answer, run = person.submit(job, "--set", f"cluster.container={json.dumps(container)}")
+    checked = person.types("doctor", job, "--cluster", person.profile, "--set", container())
+    answer, run = person.submit(job, "--set", container())
     assert answer.returncode == 0, answer.stdout + answer.stderr
+    # The Python of the ranks is in the image only: they were in it.
     assert_served_and_measured(run)
     assert person.has_no_jobs()
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
     jobs = {stage["stage"]: stage["job_id"] for stage in person.status(run)["stages"]}
-    imported = [line.split()[0].partition(".")[0] for lines in plugin.imports().values() for line in lines]
-    assert imported.count(jobs["build"]) == 1  # PYTHON is nowhere but in the image: the ranks ran there too
+    assert importing_jobs(plugin) == [jobs["build"], jobs["serve"], jobs["serve"]]
+    assert eventually(lambda: not any(plugin.containers().values()), 10), plugin.containers()
+    written = [file.read_text(errors="replace") for file in run.folder.rglob("*") if file.is_file()]
+    said = [each.stdout + each.stderr for each in (checked, answer)]
+    assert any(pyxis.IMAGE in text for text in written) and "pyxis-scope" in checked.stdout
+    assert not any(pyxis.PASSWORD in text for text in (*written, *said))
+
+
+@pytest.mark.thorough
+def test_a_node_imports_the_image_once_for_all_jobs(person: Person, plugin: pyxis.Pyxis) -> None:
+    plugin.install("global")
+    sections = two_ranks(model={"synthetic": "stand-in"}, companion={"benchmark": None})
+    refused = person.types(
+        *("submit", person.job("in-pyxis", **sections), "--cluster", person.profile, "--set", container())
+    )
+    assert refused.returncode == ExitCode.CONFIG and "check pyxis-scope: " in refused.stderr
+    answer, run = person.submit(person.job("in-pyxis", **sections), "--set", container(scope="global"))
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert len(answers_of(run)) == 2
+    assert person.has_no_jobs()
+    assert [len(lines) for lines in plugin.imports().values()] == [1, 1]
+    assert [len(names) for names in plugin.containers().values()] == [1, 1]

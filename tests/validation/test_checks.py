@@ -209,6 +209,35 @@ def test_pyxis(checked: Checked, slurm: Callable[..., None]) -> None:
     says(checked(needs=ALL, cluster={"container": PYXIS}), "pyxis", "knows no --container-image")
 
 
+@pytest.mark.parametrize(
+    ("plugstack", "scope", "found"),
+    [
+        ("required /usr/lib/spank_pyxis.so container_scope=job", "job", "ok"),
+        ("include more.d/*.conf", "global", "ok"),
+        ("required /usr/lib/spank_pyxis.so", "job", "fail"),
+        ("required /usr/lib/spank_pyxis.so container_scope=job", "global", "warn"),
+        ("optional /usr/lib/other.so\n# required /usr/lib/spank_pyxis.so", "job", "unknown"),
+        ("include /nowhere/*", "job", "unknown"),
+        ("required /usr/lib/spank_pyxis.so", "step", None),
+    ],
+)
+def test_how_long_pyxis_keeps_containers(
+    checked: Checked,
+    slurm: Callable[..., None],
+    tmp_path: Path,
+    plugstack: str,
+    scope: str,
+    found: str | None,
+) -> None:
+    slurm()
+    (tmp_path / "plugstack.conf").write_text(f"{plugstack}\n")
+    (tmp_path / "more.d").mkdir()
+    (tmp_path / "more.d" / "pyxis.conf").write_text("required spank_pyxis.so runtime_path=/run/pyxis\n")
+    cluster = {"container": {**PYXIS, "scope": scope}, "slurm_conf": str(tmp_path / "slurm.conf")}
+    row = checked(cluster=cluster).get("pyxis-scope")
+    assert (row and row.state) == found
+
+
 def test_apptainer(
     checked: Checked, slurm: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from trtllm_hpc.config.job import JobFile, Serve
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
-from trtllm_hpc.validation.rules import problems
+from trtllm_hpc.validation.rules import cluster_problems, problems
 
 LOCAL = CLUSTER + "scheduler: local\n"
 
@@ -67,6 +67,7 @@ def test_a_small_cache_is_told_with_both_numbers(files: Folder) -> None:
          "cluster:6 container.mounts[0]"),
         ("container:\n  image: a.sif\n", "conflict", "cluster:3 container.image"),
         ("container:\n  mounts: ['/a:/a']\n", "conflict", "cluster:3 container.mounts"),
+        ("container: {runtime: apptainer, image: a, scope: step}\n", "conflict", "cluster:2 container.scope"),
         ("scheduler: local\ncompanion: overlap\n", "conflict", "cluster:3 companion"),
         ("scheduler: local\npartition: gpu\n", "conflict", "cluster:3 partition"),
         ("scheduler: local\ncontainer: {runtime: pyxis, image: i}\n", "conflict",
@@ -81,6 +82,37 @@ def test_a_small_cache_is_told_with_both_numbers(files: Folder) -> None:
 def test_a_conflict_in_the_profile(files: Folder, cluster: str, code: str, place: str) -> None:
     diagnostic = files.diagnostic(JOB, CLUSTER + cluster)
     assert (diagnostic.code, files.place(diagnostic)) == (code, place)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "section"),
+    [
+        ("pyxis", "image: 'me:hidden@nvcr.io#nvidia/tritonserver:25.10'"),
+        ("pyxis", "image: 'docker://$oauthtoken:hidden@nvcr.io#nvidia/tritonserver:25.10'"),
+        ("apptainer", "image: 'docker://me:hidden@nvcr.io/nvidia/tritonserver:25.10'"),
+        ("apptainer", "image: /a.sif\n  options: [--env=NGC_API_KEY=hidden]"),
+        ("apptainer", "image: /a.sif\n  options: [--docker-password=hidden]"),
+    ],
+)
+def test_a_password_is_refused_and_not_shown(files: Folder, runtime: str, section: str) -> None:
+    diagnostic = files.diagnostic(JOB, f"{CLUSTER}container:\n  runtime: {runtime}\n  {section}\n")
+    assert diagnostic.code == "secret" and diagnostic.hint
+    assert "hidden" not in repr(diagnostic) + str(diagnostic)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "me@nvcr.io#nvidia/tritonserver:25.10",
+        "registry:5000#team/server:1",
+        "nvcr.io#nvidia/tritonserver:25.10@sha256:" + "0" * 64,
+        "ubuntu:24.04@sha256:" + "0" * 64,
+        "/images/a:b@c.sqsh",
+    ],
+)
+def test_an_image_without_a_password_is_none(image: str) -> None:
+    container = Container(runtime="pyxis", image=image)
+    assert cluster_problems(ClusterProfile(name="x", container=container)) == []
 
 
 @pytest.mark.parametrize(
@@ -99,6 +131,7 @@ def test_a_conflict_in_the_profile(files: Folder, cluster: str, code: str, place
         ("srun_options", "--dist=cyclic", "leave it out"),
         ("srun_options", "--kill-on-bad-exit=0", "leave it out"),
         ("srun_options", "--container-image=x", "container"),
+        ("srun_options", "--container-name=x", "container.scope"),
     ],
 )
 def test_options_that_the_toolkit_manages(files: Folder, key: str, option: str, remedy: str) -> None:

@@ -56,6 +56,9 @@ class Container(Section):
     image: OneLine | None = None
     """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file. ``{tag}`` in it becomes the
     tag of Triton's container with the job's release of TensorRT-LLM, the newest for jobs that state none."""
+    scope: Literal["step", "job", "global"] = "job"
+    """How long pyxis keeps the imported image on a node: for a ``step``; for all steps of a ``job``; or for
+    all your jobs, where pyxis itself is configured with ``container_scope=global``, its default."""
     mounts: list[Annotated[OneLine, Field(pattern=r"^[^,]*$")]] = Field(default_factory=list)
     """``source:target[:flags]``. The run folder, the engine cache and every folder that the job file names
     are always mounted."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.scheduler.slurm import run_command
@@ -108,6 +109,41 @@ def query_mpi_plugins(slurm_conf: str | None = None) -> tuple[str, ...]:
 def supports_pyxis(slurm_conf: str | None = None) -> bool:
     """Return whether ``srun`` takes container images (NVIDIA's pyxis); raises as :func:`query_cluster`."""
     return "--container-image" in _output(["srun", "--help"], slurm_conf)
+
+
+def query_pyxis_scope(slurm_conf: str | None = None) -> str | None:
+    """Return pyxis' ``container_scope`` (``job`` or ``global``), from the ``plugstack.conf`` of this machine.
+
+    ``None``: no file that can be read here loads pyxis.
+    """
+    given = slurm_conf or os.environ.get("SLURM_CONF")
+    folders = [Path(given).parent] if given else [Path("/etc/slurm"), Path("/run/slurm/conf")]
+    for folder in folders:
+        for words in _plugins_loaded(folder / "plugstack.conf"):
+            if "pyxis" in words[1]:
+                found = [
+                    word.removeprefix("container_scope=") for word in words if "container_scope=" in word
+                ]
+                return found[-1] if found else "global"  # pyxis_config_parse in config.c
+    return None
+
+
+def _plugins_loaded(file: Path) -> Iterator[list[str]]:
+    """Yield the words of each line that loads a plugin (spank(8), CONFIGURATION)."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        words = line.partition("#")[0].split()
+        if len(words) < 2:
+            continue
+        if words[0] == "include":
+            pattern = file.parent / words[1]
+            for included in sorted(pattern.parent.glob(pattern.name)):
+                yield from _plugins_loaded(included)
+        else:
+            yield words
 
 
 def _output(command: Sequence[str], slurm_conf: str | None = None) -> str:

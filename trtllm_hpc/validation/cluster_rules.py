@@ -56,9 +56,10 @@ SRUN: Mapping[str, str] = {
     **_hints(
         {
             "--input --kill-on-bad-exit --multi-prog --pty --relative --wait": _NOT_YOURS,
-            "--container-image --container-mounts --no-container-mount-home": (
+            "--container-image --container-mounts --container-mount-home --no-container-mount-home": (
                 "set the container section of the profile"
             ),
+            "--container-name": "set container.scope in the profile",
             "--jobid": _NOT_A_JOB,
             "--mpi": "set mpi in the profile",
             "--no-kill": "leave it out: a server that lost a rank cannot go on",
@@ -124,6 +125,31 @@ def container_has_image(cluster: ClusterProfile) -> Diagnostics:
             message = "is set, but container.runtime is none, so it has no effect"
             hint = "set container.runtime to pyxis or apptainer, or remove it"
             yield in_cluster("conflict", f"container.{key}", message, hint, value)
+
+
+def scope_is_of_pyxis(cluster: ClusterProfile) -> Diagnostics:
+    """Only pyxis keeps an image's files between steps or jobs."""
+    container = cluster.container
+    if container.runtime != "pyxis" and container.scope != "job":
+        message = f"is for pyxis, but container.runtime is {container.runtime}"
+        yield in_cluster("conflict", "container.scope", message, "remove it", container.scope)
+
+
+def container_has_no_secret(cluster: ClusterProfile) -> Diagnostics:
+    """Neither the image's name nor an option carries a password."""
+    container = cluster.container
+    message = "has a password in it, and the scripts of a run are readable files"
+    if re.match(r"(?:[a-z]+://)?[^/#@]*:[^/#]*@(?!sha256:)", container.image or ""):
+        hint = "leave it out: write USER@ alone, and the password into ~/.config/enroot/.credentials"
+        if container.runtime == "apptainer":
+            hint = "leave it out, and type: apptainer registry login --username USER docker://REGISTRY"
+        yield in_cluster("secret", "container.image", message, hint)
+    for index, option in enumerate(container.options):
+        if any(
+            SECRETS.fullmatch(name) for name in re.findall(r"(\w+)=", option.replace("-", "_").lstrip("_"))
+        ):
+            hint = "read it in a line of setup from a file that only you can read"
+            yield in_cluster("secret", f"container.options[{index}]", message, hint)
 
 
 def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:

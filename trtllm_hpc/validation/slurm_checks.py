@@ -11,7 +11,13 @@ from dataclasses import replace
 
 from trtllm_hpc.config.cluster import REAL_GPU
 from trtllm_hpc.errors import WARN, Diagnostic, SubmissionError, fail, ok, unknown, warn
-from trtllm_hpc.scheduler.discovery import PartitionLimits, minutes_of, query_mpi_plugins, supports_pyxis
+from trtllm_hpc.scheduler.discovery import (
+    PartitionLimits,
+    minutes_of,
+    query_mpi_plugins,
+    query_pyxis_scope,
+    supports_pyxis,
+)
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
 
 _COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
@@ -178,6 +184,31 @@ def pyxis(context: Context) -> Diagnostic | None:
     return ok("this srun takes container images (pyxis)")
 
 
+def pyxis_scope(context: Context) -> Diagnostic | None:
+    """Where pyxis keeps all containers, those of a job would stay on the nodes for ever."""
+    container = context.cluster.container
+    if container.runtime != "pyxis" or container.scope == "step":
+        return None
+    scope = query_pyxis_scope(context.cluster.slurm_conf)
+    if scope is None:
+        return unknown(
+            f"no plugstack.conf here says whether pyxis keeps containers for a {container.scope} scope",
+            "grep container_scope /etc/slurm/plugstack.conf.d/* on a node; none found means global",
+        )
+    if scope == container.scope:
+        return ok(f"pyxis keeps containers with the scope {scope}, as the profile says")
+    if scope == "global":
+        return fail(
+            "pyxis removes no container at a job's end (container_scope=global): "
+            "every job would leave its image's files on the nodes",
+            "set container.scope in the profile: to global (a node keeps one copy for all jobs), or to step",
+        )
+    return warn(
+        "pyxis removes containers at a job's end (container_scope=job): every job imports the image again",
+        "set container.scope to job in the profile",
+    )
+
+
 def apptainer(context: Context) -> Diagnostic | None:
     """Apptainer is called on the compute nodes; login nodes often have it too."""
     if context.cluster.container.runtime != "apptainer":
@@ -200,5 +231,6 @@ CHECKS = (
     Check("partition", "the partition has the profile's GPUs", partition, CONTROLLER),
     Check("partition-limits", "the jobs fit their partitions", limits, LIMITS),
     Check("pyxis", "srun takes container images", pyxis, SRUN),
+    Check("pyxis-scope", "pyxis keeps imported images as long as the profile says", pyxis_scope),
     Check("apptainer", "apptainer is there", apptainer),
 )

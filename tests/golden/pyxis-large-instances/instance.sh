@@ -24,6 +24,7 @@ srun --relative="$first" --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-tas
   --mpi=pmix --distribution=block --kill-on-bad-exit=1 --overlap \
   --open-mode=append --output="$run/logs/${step}_%t.out" \
   --container-image='/images/tritonserver 24.12.sqsh' \
+  --container-name="$TRTLLM_HPC_CONTAINER:no_exec" \
   --container-mounts="$TRTLLM_HPC_MOUNTS" \
   --no-container-mount-home \
   bash "$run/scripts/rank.sh" || status=$?

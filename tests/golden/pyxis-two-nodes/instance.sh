@@ -25,6 +25,7 @@ srun --relative="$first" --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-tas
   --open-mode=append --output="$run/logs/${step}_%t.out" \
   --cpu-bind=none \
   --container-image='/images/tritonserver 24.12.sqsh' \
+  --container-name="$TRTLLM_HPC_CONTAINER:no_exec" \
   --container-mounts="$TRTLLM_HPC_MOUNTS" \
   --no-container-mount-home \
   --container-writable \

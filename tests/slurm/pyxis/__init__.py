@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.sharing import made_once
+from tests.waiting import eventually
 from trtllm_hpc.sandbox import Sandbox
+from trtllm_hpc.sandbox.cluster import Cluster
 
 HEADER = Path("/usr/include/slurm/spank.h")
 """Of Debian's libslurm-dev, which .ci/test installs."""
@@ -25,6 +29,8 @@ PYTHON = "/opt/trtllm-hpc/bin/python"
 
 PASSWORD = "nobody-may-see-this"
 """Of the registry's only user, "anybody"."""
+
+PLUGIN = "spank_pyxis.so"
 
 _SOURCE = Path(__file__).parent / "stand_in.c"
 
@@ -57,16 +63,18 @@ class Pyxis:
         return Path(self.sandbox.slurm_conf).parent.parent / "private" / "pyxis"
 
     def install(self, scope: str) -> None:
-        """Have ``srun`` and the nodes load it from now on."""
+        """Have ``srun`` and the nodes load it from now on, with pyxis' ``container_scope``."""
+        is_new = not self._plugstack.exists()
         spool = self.data.parent / "spool"
         words = [f"data={self.data}", f"registry={self.folder}", f"spool={spool}", f"container_scope={scope}"]
-        self._plugstack.write_text(f"required {self.folder / 'stand_in.so'} {' '.join(words)}\n")
-        self._reconfigure()
+        self._plugstack.write_text(f"required {self.folder / PLUGIN} {' '.join(words)}\n")
+        if is_new:
+            self._restart_slurmd()
 
     def remove(self) -> None:
         """Have it loaded no more, and remove all containers."""
         self._plugstack.unlink(missing_ok=True)
-        self._reconfigure()
+        self._restart_slurmd()
         for node in self.sandbox.nodes:
             node.run(["rm", "-rf", str(self.data)])
 
@@ -80,10 +88,23 @@ class Pyxis:
         read = ["sh", "-c", f"cd {self.data} 2>/dev/null && ls -d */pyxis_* | grep -v lock$ || true"]
         return {node.name: node.run(read).split() for node in self.sandbox.nodes}
 
-    def _reconfigure(self) -> None:
-        """slurmd looks only when it starts, or is told, whether a plugin has an epilog."""
-        environment = {**os.environ, **self.sandbox.environment()}
-        subprocess.run(["scontrol", "reconfigure"], env=environment, check=True)
+    def _restart_slurmd(self) -> None:
+        """Only a slurmd that starts looks whether a plugin has an epilog."""
+        layout = self.sandbox.layout
+        assert layout is not None
+        cluster = Cluster(layout)
+        for node in cluster.nodes:
+            [old] = [each for each in node.processes() if each.arguments[0] == "slurmd"]
+            os.kill(old.pid, signal.SIGTERM)
+            assert eventually(partial(_has_ended, old.pid), 20)
+            log = cluster.folder.output(f"slurmd-{node.name}")
+            node.start_daemon(old.arguments, log, cluster.environment)
+        assert eventually(lambda: all(cluster.node_answers(node) for node in cluster.nodes), 20)
+        assert eventually(lambda: set(cluster.node_states().values()) == {"idle"}, 20), cluster.node_states()
+
+
+def _has_ended(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
 
 
 def made(environment: Path) -> Path:
@@ -96,7 +117,7 @@ def made(environment: Path) -> Path:
     def make(folder: Path) -> None:
         folder.mkdir(mode=0o755)
         options = ["-std=gnu11", "-O1", "-Wall", "-Werror", "-fPIC", "-shared"]
-        subprocess.run(["cc", *options, "-o", folder / "stand_in.so", _SOURCE], check=True)
+        subprocess.run(["cc", *options, "-o", folder / PLUGIN, _SOURCE], check=True)
         name = IMAGE.replace("#", "_").replace("/", "_").replace(":", "_")
         write_image(folder / f"{name}.tar", environment)
 
