@@ -15,6 +15,7 @@ from trtllm_hpc.config.job import (
     Companion,
     Disaggregated,
     DisaggregatedModel,
+    GenerationModel,
     JobFile,
     Serve,
 )
@@ -63,7 +64,9 @@ def test_every_default_is_written_out() -> None:
             name="a",
             engine=Engine(speculative=Speculative(mode="medusa")),
             repository=Repository(models=[ModelCopy(name="a", gpu_device_ids=[0])]),
-            serve=Serve(disaggregated=Disaggregated(context=phase, generation=phase)),
+            serve=Serve(
+                disaggregated=Disaggregated(context=phase, generation=GenerationModel(instances=[[1]]))
+            ),
             companion=Companion(benchmark=Benchmark(workload=Workload(lora=[LoraShare(directory="/a")]))),
         )
     )

@@ -174,7 +174,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 "mode": "disaggregated",
                 "disaggregated": {
                     "context": {"instances": [[0, 1]]},
-                    "generation": {"instances": [[2, 3], [4, 5]]},
+                    "generation": {"instances": [[2, 3, 4, 5]], "tensor_parallel": 4},
                 },
             },
             "companion": {"benchmark": None},

@@ -105,3 +105,13 @@ def test_each_rank_has_exactly_its_command(
 def test_the_leaders_sockets_are_in_a_folder_of_its_own(tmp_path: Path) -> None:
     command_of(tmp_path, "sandbox-instances", 1, 0)
     assert (tmp_path / "sockets").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("release", "says_so"), [("0.16.0", False), ("0.18.2", True), ("0.19.0", True), ("0.20.0", False)]
+)
+def test_only_a_variable_makes_some_releases_send_the_cache_by_mpi(release: str, says_so: bool) -> None:
+    job, cluster = CASES["disaggregated"]
+    container = {**cluster["container"], "tensorrt_llm_version": release}
+    scripts = render_scripts(plan_of(job, {**cluster, "container": container}, "/runs/one"))
+    assert ("export TRTLLM_USE_MPI_KVCACHE=1" in scripts["rank.sh"]) is says_so

@@ -49,6 +49,28 @@ def test_the_root_cause_of_one_rank_goes_before_what_another_noticed_earlier(run
     assert "then: NCCL lost another rank." in lines
 
 
+def test_what_a_program_of_ours_says_goes_before_slurm_s_word_that_it_ended(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    run = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "COMPLETED", "FAILED=9:0")
+    run.rank_log("companion", 0).write_text("asks\nerror: the window is 0.1 s long\n  next: ask for more\n")
+    run.batch_log("companion").write_text("srun: error: n0: task 0: Exited with exit code 9\n")
+    lines = shown(run).splitlines()
+    assert "cause: The window is 0.1 s long." in lines and "next: ask for more" in lines
+    assert ids(run_status(run)) == ["reported", "slurm-task-failed"]
+
+
+def test_what_the_first_rank_recorded_goes_before_a_traceback_that_followed(run: RunPaths) -> None:
+    log = (
+        "Traceback (most recent call last):\n  File 'a.py', line 1\nRuntimeError: Connection closed by peer\n"
+    )
+    reason = "the model's process of rank 0 was killed or crashed"
+    add_rank(run, 0, world_size=1, log=log, ended_at=20.0, exit_code=-9, reason=reason)
+    status = run_status(run)
+    assert status.causes[0].sentence == "The model's process of rank 0 was killed or crashed."
+
+
 def test_json_has_the_causes(run: RunPaths) -> None:
     add_rank(run, 0, world_size=1, log=OOM, ended_at=20.0, exit_code=1)
     words = [str(run.folder), "--runs", str(run.folder.parent), "--json"]

@@ -43,7 +43,7 @@ def changed(rank: int, **facts: object) -> list[Found]:
 
 def problem(engine: Path | None, found: list[Found] | None = None, **planned: Any) -> str:
     """What is wrong with the ranks of two nodes, as a rule, in one sentence; empty if nothing is."""
-    expected = replace(Expected(4, 2, 2, engine, 4), **planned)
+    expected = replace(Expected(4, 2, 2, () if engine is None else ((engine, 4),)), **planned)
     sentence = find_problem(found or world(), expected, all_ranks=True) or ""
     assert "\n" not in sentence
     return sentence
@@ -112,7 +112,7 @@ def test_an_engine_for_other_nodes_is_refused(tmp_path: Path) -> None:
     engine = new_engine(tmp_path / "wide", gpus_per_node=8)
     assert "is built for nodes of 8 GPUs, but 2 of the ranks run on each node" in problem(engine)
     # Copies of the engine get their GPUs one by one.
-    assert problem(new_engine(tmp_path / "two", tensor=2), engine_ranks=2) == ""
+    assert problem(None, engines=((new_engine(tmp_path / "two", tensor=2), 2),)) == ""
 
 
 def test_missing_paged_context_attention_is_reported_with_the_key_that_needs_it(engine: Path) -> None:
@@ -149,13 +149,13 @@ def test_the_installed_release_is_compared_with_the_planned_one(
 
 
 def test_little_locked_memory_is_a_warning_with_several_nodes(engine: Path) -> None:
-    expected = Expected(4, 2, 2, engine, 4)
+    expected = Expected(4, 2, 2, ((engine, 4),))
     assert find_warnings(world(), expected) == []
     [doubt] = find_warnings(changed(2, memlock_kib=8192), expected)
     assert doubt.startswith("only 8192 KiB of memory may be locked on n1")
     assert problem(engine, changed(2, memlock_kib=8192)) == ""
     alone = [replace(found, memlock_kib=64) for found in world(4, per_node=4)]
-    assert find_warnings(alone, Expected(4, 4, 4, engine, 4)) == []
+    assert find_warnings(alone, Expected(4, 4, 4, ((engine, 4),))) == []
 
 
 def preflight(runtime: Runtime, engine: Path, size: int, **environment: str) -> tuple[int, str, str]:

@@ -18,6 +18,7 @@ from tests.upstream.backend.text_models import SOURCES
 from tests.waiting import eventually
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.engine_config import read_engine
 from trtllm_hpc.runtime.records import rank_records, read_events
 
 pytestmark = pytest.mark.slurm
@@ -34,10 +35,21 @@ def submit_shipped(site: Site, job: str, *settings: str) -> RunPaths:
     """A shipped job file, but with the model's place, a small node and a short benchmark, to its end."""
     small = ("build.memory_gib=null", "build.cpus=1", "companion.benchmark.max_late_share=1.0")
     short = ("companion.benchmark.concurrency=2", "companion.benchmark.duration_seconds=1.2")
-    every = (f"model.path={site.model}", *small, *short, *settings)
-    answer, run = site.submit(Path(job), *(word for one in every for word in ("--set", one)))
+    answer, run = site.submit(Path(job), *as_options(site, *small, *short, *settings))
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return run
+
+
+def rendered(site: Site, job: str, *settings: str) -> str:
+    """What ``render`` prints of a shipped job file."""
+    answer = site.person.types("render", job, "--cluster", site.profile, *as_options(site, *settings))
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def as_options(site: Site, *settings: str) -> list[str]:
+    """Settings for the command line, with the model's place."""
+    return [word for one in (f"model.path={site.model}", *settings) for word in ("--set", one)]
 
 
 def assert_served_and_measured(site: Site, run: RunPaths, prompt: str) -> None:
@@ -67,6 +79,26 @@ def test_prompts_and_answers_are_computed_by_ranks_of_their_own(site: Site) -> N
     run = submit_shipped(site, "disaggregated-llama")
     assert len(rank_records(run, "serve")) == 3
     assert_served_and_measured(site, run, "Machine learning is")
+
+
+@pytest.mark.parametrize("site", ["0.16.0"], indirect=True)
+def test_two_ranks_compute_prompts_and_one_the_answers(site: Site) -> None:
+    """One job file builds both engines, and the next run finds both."""
+    phases = "{context: {instances: [[0, 1]]}, generation: {instances: [[2]], tensor_parallel: 1}}"
+    settings = (
+        "engine.tensor_parallel=2",
+        f"serve.disaggregated={phases}",
+        "engine.tensorrt_llm_version=null",
+    )
+    run = submit_shipped(site, "disaggregated-llama", *settings)
+    assert_served_and_measured(site, run, "Machine learning is")
+    worlds = [
+        engine.world_size for engine in map(read_engine, (run.engine, run.side_output("build_generation")))
+    ]
+    assert worlds == [2, 1]
+    assert "engine: found in the cache" in rendered(site, "disaggregated-llama", *settings)
+    alone = ("engine.tensor_parallel=1", "serve.disaggregated=null", "serve.mode=leader", settings[-1])
+    assert "engine: found in the cache" in rendered(site, "disaggregated-llama", *alone)
 
 
 @pytest.mark.parametrize("site", ["0.11.0"], indirect=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.engine import Engine, Parallelism
 from trtllm_hpc.config.lora import LoraAdapter
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.config.types import (
@@ -58,20 +58,43 @@ class Build(Section):
     """GPUs of the job; ``None``: one for TensorRT-LLM where the cluster has any, else none."""
 
 
+CopyGpus = Annotated[list[Annotated[int, Field(ge=0, le=63)]], Field(min_length=1)]
+"""GPUs of one copy of a model, as the node numbers them."""
+
+
 class DisaggregatedModel(Section):
     """The models of one phase: copies of ``tensorrt_llm``, each on GPUs of its own."""
 
     engine: AbsolutePath | None = None
     """A finished engine; ``None`` is the one of this job."""
-    instances: list[list[Annotated[int, Field(ge=0, le=63)]]]
+    instances: Annotated[list[CopyGpus], Field(min_length=1)]
     """GPUs of each copy, as the node numbers them: ``[[0, 1], [2, 3]]`` is two copies of two ranks."""
+
+
+class GenerationModel(DisaggregatedModel):
+    """Those that generate. Where their engine is to differ from the job's, it is built besides."""
+
+    tensor_parallel: Parallelism | None = None
+    """``None``, here and below: as the job's engine, which is the context's."""
+    pipeline_parallel: Parallelism | None = None
+    max_batch_size: Count | None = None
+    max_num_tokens: TokenCount | None = None
+
+    @property
+    def differs(self) -> dict[str, int]:
+        """What the engine's keys are instead."""
+        values = {key: getattr(self, key) for key in GENERATION_KEYS}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+GENERATION_KEYS = ("tensor_parallel", "pipeline_parallel", "max_batch_size", "max_num_tokens")
 
 
 class Disaggregated(Section):
     """Prompts on some GPUs, answers on others (upstream's ``disaggregated_serving``)."""
 
     context: DisaggregatedModel
-    generation: DisaggregatedModel
+    generation: GenerationModel
 
 
 class Serve(Section):
@@ -185,6 +208,14 @@ class JobFile(Section):
     def text_model(self) -> str:
         """The served model that takes and gives text; the LLM API has one model for all."""
         return "tensorrt_llm" if self.engine.backend == "llmapi" else "ensemble"
+
+    @property
+    def generation(self) -> JobFile | None:
+        """The job of the engine that is built besides, for the generation of a disaggregated server."""
+        phases = self.serve.disaggregated
+        if phases is None or not phases.generation.differs:
+            return None
+        return self.model_copy(update={"engine": self.engine.model_copy(update=phases.generation.differs)})
 
     @property
     def stops_server(self) -> bool:

@@ -113,6 +113,8 @@ def _bad_text(
         code, message = "too-large", f"must be at most {context['max_length']} characters long"
     elif kind == "string_too_short":
         message, hint = "must not be empty", "write null, or leave the key out, for the default"
+    elif kind == "too_short":
+        message, hint = "must not be empty", "give it an entry"
     elif kind == "string_pattern_mismatch":
         message, hint = PATTERNS.get(context["pattern"], (f"must match {context['pattern']}", None))
         message += f", not {shown(value)}"
@@ -137,7 +139,9 @@ def _guess(model: type[Section], section: type[Section] | None, key: str) -> str
     here = wanted if wanted in known else nearest(key, known)
     if here is not None:
         return here
-    elsewhere = {path.rpartition(".")[2]: path for path in all_keys(model)}
+    # Of several keys of that name the one that is least deep.
+    paths = sorted(all_keys(model), key=lambda path: path.count("."), reverse=True)
+    elsewhere = {path.rpartition(".")[2]: path for path in paths}
     word = wanted if wanted in elsewhere else nearest(key, elsewhere, cutoff=0.85)
     return elsewhere[word] if word is not None else None
 

@@ -6,7 +6,8 @@ that reads from one folder and writes into another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -43,6 +44,25 @@ def make_steps(facts: JobFacts, layout: Layout) -> tuple[BuildStep, ...]:
     if facts.job.engine.lora.adapters:
         made.insert(0, steps.lora())
     return tuple(made)
+
+
+def with_variant(steps: Sequence[BuildStep], variant: str) -> tuple[BuildStep, ...]:
+    """Return the same steps under names of their own, for a recipe that builds another engine, too."""
+    names = {step.name: f"{step.name}_{variant}" for step in steps}
+
+    def renamed(word: Argument) -> Argument:
+        return replace(word, name=names.get(word.name, word.name)) if isinstance(word, Placeholder) else word
+
+    return tuple(
+        replace(
+            step,
+            name=names[step.name],
+            commands=tuple(tuple(map(renamed, command)) for command in step.commands),
+            inputs=tuple(names.get(name, name) for name in step.inputs),
+            variant=variant,
+        )
+        for step in steps
+    )
 
 
 def make_notes(facts: JobFacts) -> tuple[str, ...]:

@@ -18,6 +18,9 @@ from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
+GENERATION, GENERATION_STEP = "generation", "build_generation"
+"""Of a disaggregated server, the engine that is built besides, and the step that builds it."""
+
 
 @dataclass(frozen=True)
 class Directive:
@@ -75,6 +78,15 @@ class ServerPlan:
 
 
 @dataclass(frozen=True)
+class ServedEngine:
+    """An engine that ranks of the server load."""
+
+    folder: str
+    ranks: int
+    """That it is built for."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A run, resolved."""
 
@@ -106,6 +118,8 @@ class Plan:
     """Where the container has them."""
     stages: tuple[Stage, ...]
     """In the order of submission."""
+    served_engines: tuple[ServedEngine, ...]
+    """What the preflight checks."""
     facts: JobFacts
     notes: tuple[str, ...] = ()
     """What the user should know, though nothing is wrong."""
@@ -203,6 +217,7 @@ class Plan:
         record["model"] = self.job.model.path or self.job.model.synthetic
         record["repository"] = [model.name for model in self.repository_models]
         record["server"] = asdict(self.server)
+        record["served_engines"] = [asdict(engine) for engine in self.served_engines]
         record["build_steps"] = [asdict(step) for step in self.build_steps]
         record["stages"] = [asdict(stage) for stage in self.stages]
         record["scheduler"] = self.cluster.scheduler

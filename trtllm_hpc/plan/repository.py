@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from trtllm_hpc.config.job import Disaggregated, JobFile
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.model import GENERATION_STEP
 from trtllm_hpc.plan.model_yaml import model_yaml
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
 from trtllm_hpc.runtime.model_repository.template import as_text
@@ -45,7 +46,8 @@ def recipe(facts: JobFacts, release: Release, paths: RunPaths) -> RepositoryReci
     engine = job.engine.directory or str(paths.engine)
     plan = _Recipes(job, release, has_encoder=facts.is_encoder_decoder)
     if job.serve.mode == "disaggregated" and job.serve.disaggregated is not None:
-        return RepositoryRecipe(release.version, plan.disaggregated(job.serve.disaggregated, engine))
+        second = engine if job.generation is None else str(paths.side_output(GENERATION_STEP))
+        return RepositoryRecipe(release.version, plan.disaggregated(job.serve.disaggregated, engine, second))
     copies = [
         _Copy(copy.name, copy.engine or engine, gpu_device_ids=str(as_words(copy.gpu_device_ids)))
         for copy in job.repository.models
@@ -78,14 +80,19 @@ class _Recipes:
                 models.append(self._bls("tensorrt_llm_bls", "bls_instance_count", serves, name))
         return tuple(models)
 
-    def disaggregated(self, phases: Disaggregated, engine: str) -> tuple[ModelRecipe, ...]:
-        """``context`` and ``generation``, and what takes a request through both."""
+    def disaggregated(self, phases: Disaggregated, first: str, second: str) -> tuple[ModelRecipe, ...]:
+        """``context`` and ``generation``, and what takes a request through both.
+
+        Args:
+            first: the context's engine, unless it names its own.
+            second: the generation's.
+        """
         context, generation = phases.context.instances, phases.generation.instances
         # Rank 0 orchestrates; then come the context's ranks, then the generation's.
-        first = 1 + sum(len(gpus) for gpus in context)
+        rank = 1 + sum(len(gpus) for gpus in context)
         copies = (
-            _phase("context", phases.context.engine or engine, context, 1),
-            _phase("generation", phases.generation.engine or engine, generation, first),
+            _phase("context", phases.context.engine or first, context, 1),
+            _phase("generation", phases.generation.engine or second, generation, rank),
         )
         serves = {"context_model_name": "context", "generation_model_name": "generation"}
         bls = self._bls("disaggregated_serving_bls", "disaggregated_serving_bls_count", serves)

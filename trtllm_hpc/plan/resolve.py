@@ -11,7 +11,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan import reference
 from trtllm_hpc.plan.layout import Instances, Layout, one_node, place
-from trtllm_hpc.plan.model import Plan, RepositoryModel, ServerPlan
+from trtllm_hpc.plan.model import GENERATION, GENERATION_STEP, Plan, RepositoryModel, ServedEngine, ServerPlan
 from trtllm_hpc.plan.stages import make_stages
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
@@ -20,6 +20,9 @@ from trtllm_hpc.tensorrt_llm.releases import Release
 
 LAUNCHER = "trtllm-llmapi-launch"
 """Joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""
+MPI_KV_CACHE = "0.18.0", "0.20.0"
+"""From the first release until the one before the second, only a variable makes disaggregated serving send
+the KV cache by MPI (upstream's disaggregated_serving/README.md of 0.18.2 and 0.19.0)."""
 NO_POOLS_SINCE = "24.06"
 """From the tag after this one on, an orchestrator's server must not take GPU memory for itself
 (upstream's ``launch_triton_server.py``, ``check_triton_version``)."""
@@ -69,6 +72,7 @@ def make_plan(
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
         stages=make_stages(job, cluster, instances.allocation, paths, builds=bool(steps)),
+        served_engines=_served_engines(job, engine, str(paths.side_output(GENERATION_STEP))),
         facts=facts,
         notes=(*notes, *_door_notes(job)),
     )
@@ -100,6 +104,21 @@ def instances_of(job: JobFile, cluster: ClusterProfile) -> Instances:
     )
 
 
+def _served_engines(job: JobFile, own: str, generation: str) -> tuple[ServedEngine, ...]:
+    """The engines that the ranks load, without the same one twice."""
+    if not job.engine.has_engine:
+        return ()
+    served = [ServedEngine(copy.engine or own, len(copy.gpu_device_ids)) for copy in job.repository.models]
+    phases = job.serve.disaggregated
+    if phases is not None:
+        second = own if job.generation is None else generation
+        served = [
+            ServedEngine(phase.engine or built, len(phase.instances[0]))
+            for phase, built in ((phases.context, own), (phases.generation, second))
+        ]
+    return tuple(dict.fromkeys(served or [ServedEngine(own, job.engine.world_size)]))
+
+
 def _gpus_named(job: JobFile, cluster: ClusterProfile) -> int:
     """GPUs that the job file names, from 0 on; none on a cluster without."""
     phases = job.serve.disaggregated
@@ -121,9 +140,14 @@ def _steps(facts: JobFacts, layout: Layout, python: str) -> tuple[tuple[BuildSte
         return (), ()
     if facts.release is None:
         return reference.build_steps(facts.job, python), ()
-    from trtllm_hpc.plan.build_steps import make_notes, make_steps
+    from trtllm_hpc.plan.build_steps import make_notes, make_steps, with_variant
 
-    return make_steps(facts, layout), make_notes(facts)
+    steps = make_steps(facts, layout)
+    if facts.job.generation is not None:
+        others = make_steps(replace(facts, job=facts.job.generation), layout)
+        # Adapters are converted once, whatever the engine.
+        steps = (*with_variant([step for step in others if step.name != "lora"], GENERATION), *steps)
+    return steps, make_notes(facts)
 
 
 def _repository(facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...] | RepositoryRecipe:
@@ -144,6 +168,12 @@ def _server_plan(job: JobFile, release: Release | None, layout: Layout, *, with_
         return ServerPlan(worker_models=(), environment=spawning, options=_pools(release, layout))
     if job.serve.mode == "disaggregated":
         fixed = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "0"}
+        if (
+            release is not None
+            and release.at_least(MPI_KV_CACHE[0])
+            and not release.at_least(MPI_KV_CACHE[1])
+        ):
+            fixed["TRTLLM_USE_MPI_KVCACHE"] = "1"
         return ServerPlan(worker_models=("context", "generation"), environment=fixed)
     return ServerPlan(worker_models=("tensorrt_llm",))
 

@@ -6,6 +6,7 @@ import io
 import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,8 @@ REPORTED = "reported"
 """Ids of findings that are no entry of the table: nothing matched; the job itself said why it ended."""
 
 _LAST_LINES = 5
+_ERROR, _NEXT = "error: ", "next: "
+"""How programs of this package begin an error, and the advice in the line after it."""
 
 
 def causes_of(
@@ -49,7 +52,8 @@ def causes_of(
         servers: the logs of the step ``serve``, if the caller has listed them.
     """
     logs = stage_logs(paths, stage, None if first is None else first.record, servers)
-    found = list(ranked([it.causes for it in logs_facts([log.path for log in logs])]))
+    facts = logs_facts([log.path for log in logs])
+    found = list(ranked([it.causes for it in facts]))
     first_log = None if first is None else paths.rank_log(first.record.step, first.record.rank)
     own = _own_death(first, [one for one in found if first_log is not None and one.file == str(first_log)])
     if own is not None:
@@ -62,6 +66,16 @@ def causes_of(
         precise = [one for one in found if ends_a_process(one) and not _is_generic(one)]
         if said.id not in {one.id for one in precise}:
             found = [*precise, said, *(one for one in found if one not in precise and one.id != said.id)]
+    elif not any(one.kind is Kind.ROOT for one in found):
+        own_words = next(
+            (
+                it
+                for log, one in zip(logs, facts, strict=True)
+                if (it := _own_error(paths, log, one.first_error))
+            ),
+            None,
+        )
+        found = [*([own_words] if own_words is not None else []), *found]
     full = disk_space(os.uname().nodename, "the run folder", paths.folder)
     if full.state == FAIL and full.hint is not None:
         # Then neither logs nor events could be written.
@@ -79,6 +93,28 @@ def _said(paths: RunPaths, stage: str, reported: str) -> Finding:
     following = f"trtllm-hpc logs {call_name(paths)} --stage {stage}"
     said = Finding(REPORTED, Kind.ROOT, _sentence(reported), following, None, None, None, "")
     return replace(said, id=known[0].id, next=known[0].next, rank=known[0].rank) if known else said
+
+
+def _own_error(paths: RunPaths, log: LogFile, line: str | None) -> Finding | None:
+    """Return what a program of ours has told as its error, with its advice; ``None`` for any other line."""
+    told = (line or "").removeprefix(_ERROR)
+    if not told or told == line:
+        return None
+    with suppress(OSError), log.path.open("rb") as file:
+        lines = map(decode, lines_of(file))
+        number = next((number for number, one in enumerate(lines, start=1) if one.strip() == line), None)
+        advice = next(lines, "").strip()
+        following = advice.removeprefix(_NEXT) if advice.startswith(_NEXT) else _look_at(paths, log)
+        return Finding(REPORTED, Kind.ROOT, _sentence(told), following, str(log.path), number, log.rank, told)
+    return None
+
+
+def _look_at(paths: RunPaths, log: LogFile) -> str:
+    """Return the command that shows the end of a log."""
+    options = f"--stage {log.step.partition('.')[0]}" if log.rank is None else f"--rank {log.rank}"
+    if log.rank is not None and log.step != "serve":
+        options = f"--stage {log.step.partition('.')[0]} {options}"
+    return f"trtllm-hpc logs {call_name(paths)} {options} --tail 50"
 
 
 def _own_death(first: RankFailure | None, told: list[Finding]) -> Finding | None:
@@ -120,14 +156,11 @@ def _unknown(paths: RunPaths, logs: list[LogFile]) -> Finding:
         sentence = "The job has written no log."
         following = f"trtllm-hpc status {call_name(paths)}; `sacct -j JOB` knows where it ran"
         return Finding(UNKNOWN, Kind.ROOT, sentence, following, None, None, None, "")
-    options = f"--stage {log.step.partition('.')[0]}" if log.rank is None else f"--rank {log.rank}"
-    if log.rank is not None and log.step != "serve":
-        options = f"--stage {log.step.partition('.')[0]} {options}"
     return Finding(
         UNKNOWN,
         Kind.ROOT,
         f"Not known: the logs tell no cause that is in the table. The last lines of {log.name}:",
-        f"trtllm-hpc logs {call_name(paths)} {options} --tail 50",
+        _look_at(paths, log),
         str(log.path),
         None,
         log.rank,

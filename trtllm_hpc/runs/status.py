@@ -232,7 +232,7 @@ def _causes(
         state=failed.state,
         exit_signal=failed.exit_signal,
         first=first,
-        reported=_reported(paths, stage) or (None if first is None else first.told),
+        reported=_reported(paths, stage) or (None if first is None else first.told or first.record.reason),
         servers=servers,
     )
 

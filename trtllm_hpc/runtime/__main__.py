@@ -100,8 +100,12 @@ def _add_stage_commands(commands: _Commands) -> None:
     preflight.add_argument("--world-size", type=int, required=True)
     preflight.add_argument("--ranks-per-node", type=int, required=True)
     preflight.add_argument("--gpus-per-node", type=int, required=True)
-    preflight.add_argument("--engine", type=Path, help="left out if the server loads a model by itself")
-    preflight.add_argument("--engine-ranks", type=int, help="ranks of the engine; default: the world's")
+    preflight.add_argument(
+        "--engine", type=Path, action="append", default=[], help="an engine that is served"
+    )
+    preflight.add_argument(
+        "--engine-ranks", type=int, action="append", default=[], help="each engine's ranks"
+    )
     preflight.add_argument("--release", help="TensorRT-LLM that the plan is for")
     preflight.add_argument("--tokenizer", type=Path, help="its folder, if the engine has none")
     preflight.add_argument(
@@ -210,7 +214,8 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
         case "preflight":
             from trtllm_hpc.runtime.preflight import Expected, run_preflight
 
-            options.engine_ranks = options.engine_ranks or options.world_size
+            ranks = options.engine_ranks or [options.world_size] * len(options.engine)
+            options.engines = tuple(zip(options.engine, ranks, strict=True))
             options.paged_context = options.paged_context_for
             expected = Expected(**_values_of(Expected, options))
             return run_preflight(paths, expected, with_mpi=not options.without_mpi)

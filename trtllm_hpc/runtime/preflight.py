@@ -54,10 +54,9 @@ class Expected:
     world_size: int
     ranks_per_node: int
     gpus_per_node: int
-    engine: Path | None
-    """``None`` for a server that needs no engine."""
-    engine_ranks: int
-    """Ranks that the engine is built for; fewer than the world's if it is served more than once."""
+    engines: tuple[tuple[Path, int], ...] = ()
+    """Each engine with the ranks that it is built for, fewer than the world's if there are several, or it is
+    served more than once. None for a server that needs no engine."""
     release: str | None = None
     """TensorRT-LLM that the plan is for; ``None`` for the reference backend."""
     tokenizer: Path | None = None
@@ -290,14 +289,14 @@ def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
     installed = installed_versions(["tensorrt_llm"]).get("tensorrt_llm")
     if expected.release is not None:
         yield planned_version(expected.release, installed)
-    if expected.engine is not None:
-        yield from _check_engine(expected.engine, expected, installed, len(ranks[0].gpus))
+    for folder, built_for in expected.engines:
+        yield from _check_engine(folder, built_for, expected, installed, len(ranks[0].gpus))
     if expected.tokenizer is not None:
         yield tokenizer_files(expected.tokenizer)
 
 
 def _check_engine(
-    folder: Path, expected: Expected, installed: str | None, visible_gpus: int
+    folder: Path, built_for: int, expected: Expected, installed: str | None, visible_gpus: int
 ) -> Iterator[Diagnostic]:
     try:
         engines = read_engines(folder)
@@ -305,10 +304,10 @@ def _check_engine(
         yield fail(str(error), "run the build stage first")
         return
     for engine in engines:
-        yield engine_world(engine, expected.engine_ranks)
+        yield engine_world(engine, built_for)
         yield engine_files(engine)
         yield engine_version(engine, installed or expected.release)
-        if expected.engine_ranks == expected.world_size:
+        if built_for == expected.world_size:
             # Copies of one engine get their GPUs by gpu_device_ids; otherwise a rank's number decides.
             yield engine_gpus_per_node(engine, expected.world_size, expected.ranks_per_node, visible_gpus)
     if expected.paged_context is not None:

@@ -186,9 +186,9 @@ def copies_have_gpus(facts: JobFacts) -> Diagnostics:
     """Each copy of the engine has its own GPUs, one for each rank, and the node has them."""
     job, cluster = facts.job, facts.cluster
     taken: dict[int, str] = {}
-    world, there = job.engine.world_size, cluster.gpus_per_node
-    for field, gpus, own_engine in _copies(job):
-        if not own_engine and len(gpus) != world:
+    there = cluster.gpus_per_node
+    for field, gpus, world in _copies(job):
+        if len(gpus) != world:
             message = f"{len(gpus)} GPUs for an engine of {world} rank{'s' * (world != 1)}"
             yield in_job("conflict", field, message, f"name {world} of them, or the copy's own engine", gpus)
         for gpu in gpus:
@@ -211,13 +211,33 @@ def copies_have_names(facts: JobFacts) -> Diagnostics:
             yield in_job("conflict", field, f"{name!r} is there already", "give each copy another name", name)
 
 
-def _copies(job: JobFile) -> Iterator[tuple[str, list[int], bool]]:
-    """Yield the field, the GPUs, and whether the copy has its own engine."""
+def generation_has_one_engine(facts: JobFacts) -> Diagnostics:
+    """The generation's engine is either a finished one, or built with the context's."""
+    job, phases = facts.job, facts.job.serve.disaggregated
+    if phases is None or not phases.generation.differs:
+        return
+    field = f"serve.disaggregated.generation.{next(iter(phases.generation.differs))}"
+    if phases.generation.engine is not None:
+        message = "is set, but the generation has a finished engine (serve.disaggregated.generation.engine)"
+        yield in_job("conflict", field, message, "remove one of the two")
+    elif job.engine.directory is not None:
+        message = "is set, but the job builds no engine (engine.directory)"
+        hint = "name the generation's engine in serve.disaggregated.generation.engine, or remove it"
+        yield in_job("conflict", field, message, hint)
+
+
+def _copies(job: JobFile) -> Iterator[tuple[str, list[int], int]]:
+    """Yield the field, the GPUs, and the ranks of the copy's engine."""
+    built = job.engine.world_size
     for number, copy in enumerate(job.repository.models):
-        yield f"repository.models[{number}].gpu_device_ids", copy.gpu_device_ids, copy.engine is not None
+        gpus = copy.gpu_device_ids
+        yield f"repository.models[{number}].gpu_device_ids", gpus, built if copy.engine is None else len(gpus)
     phases = job.serve.disaggregated
     if phases is None:
         return
-    for name, phase in (("context", phases.context), ("generation", phases.generation)):
+    second = built if job.generation is None else job.generation.engine.world_size
+    for name, phase, ranks in (("context", phases.context, built), ("generation", phases.generation, second)):
         for number, gpus in enumerate(phase.instances):
-            yield f"serve.disaggregated.{name}.instances[{number}]", gpus, phase.engine is not None
+            # What a finished engine is built for, its first copy tells.
+            expected = ranks if phase.engine is None else len(phase.instances[0])
+            yield f"serve.disaggregated.{name}.instances[{number}]", gpus, expected

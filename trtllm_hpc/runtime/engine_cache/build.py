@@ -187,7 +187,8 @@ class _Builder:
         if task.entry.is_complete():
             self._report(task, "found", f"found in the cache ({task.entry.name})")
             return task.entry.register(self._paths.folder)
-        documents = {other.key.step: other.key.document for other in self._tasks[: task.number]}
+        before = [other for other in self._tasks[: task.number] if other.step.variant == task.step.variant]
+        documents = {other.key.kind: other.key.document for other in before}
         try:
             task.entry.make(task.key, self._recipe.about, documents)
             lock = self._wait_for_lock(task)

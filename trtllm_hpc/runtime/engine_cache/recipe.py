@@ -53,6 +53,18 @@ class BuildStep:
     """What else determines the output: versions, layout. JSON values."""
     on_gpu: bool = False
     """Whether the output depends on the GPU's compute capability."""
+    variant: str = ""
+    """Of a run with several engines: which one it is for, the end of the name, as in ``build_generation``.
+    Part of no key: another run may have the same engine as its only one."""
+
+    @property
+    def kind(self) -> str:
+        """The name without the variant."""
+        return self.plain(self.name)
+
+    def plain(self, name: str) -> str:
+        """Return the name of this or an earlier step without the variant."""
+        return name.removesuffix(f"_{self.variant}") if self.variant else name
 
     @property
     def reads(self) -> tuple[str, ...]:
