@@ -363,6 +363,23 @@ def test_upstream_s_files_that_no_image_carries(
     assert state(rows, "upstream-files") == outcome
 
 
+def test_whether_an_orchestrator_can_spawn_only_a_node_can_tell(
+    checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = {
+        "serve": {"mode": "orchestrator"},
+        "repository": {"models": [{"name": "a", "gpu_device_ids": [0]}]},
+    }
+    assert "spawn" not in checked()
+    assert (
+        "tries it under srun, then under mpirun"
+        in checked(cluster={"container": PYXIS}, **copies)["spawn"].message
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bare = checked(**copies)["spawn"]
+    assert bare.state == "warn" and "there is no mpirun on this machine" in bare.message and bare.hint
+
+
 def test_a_mounted_model_is_read_where_it_really_is(checked: Checked, model: Path) -> None:
     mounted = {**PYXIS, "mounts": [f"{model.parent}:/models:ro"]}
     rows = checked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,22 @@ def world(context: Context) -> Diagnostic | None:
     )
     ranks = f"{layout.world_size} rank{'s' * (layout.world_size > 1)}"
     return ok(f"{ranks}{f' ({sizes})' if sizes else ''} on {where}")
+
+
+def spawn(context: Context) -> Diagnostic | None:
+    """An orchestrator's server starts its workers by ``MPI_Comm_spawn``, which Slurm's PMIx mostly refuses."""
+    if not context.has_job or not context.plan.spawns_workers:
+        return None
+    if context.cluster.container.runtime == "none" and shutil.which("mpirun") is None:
+        return warn(
+            "srun mostly cannot start what an orchestrator's server spawns (MPI_Comm_spawn), and there is no "
+            "mpirun on this machine, which the job would take instead",
+            "install Open MPI 4.1 on the nodes, or set serve.mode to leader",
+        )
+    return unknown(
+        "whether the server can spawn its workers (MPI_Comm_spawn) only a node can tell: the job tries it under "
+        "srun, then under mpirun, and ends with a sentence before the server starts if neither can"
+    )
 
 
 def divides(context: Context) -> Diagnostic | None:
@@ -277,6 +294,7 @@ def memory(context: Context) -> Diagnostic | None:
 
 CHECKS = (
     Check("world-size", "ranks and tasks are as many", world),
+    Check("spawn", "an orchestrator can spawn its workers", spawn),
     Check("model-divides", "the model can be split", divides),
     Check("model-files", "the model is whole", model_files),
     Check("tokenizer", "the tokenizer can be read offline", tokenizer),
