@@ -372,7 +372,7 @@ def test_whether_an_orchestrator_can_spawn_only_a_node_can_tell(
     }
     assert "spawn" not in checked()
     assert (
-        "tries it under srun, then under mpirun"
+        "under srun, then under mpirun"
         in checked(cluster={"container": PYXIS}, **copies)["spawn"].message
     )
     monkeypatch.setenv("PATH", str(tmp_path))

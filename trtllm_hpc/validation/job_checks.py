@@ -39,7 +39,7 @@ def world(context: Context) -> Diagnostic | None:
 
 
 def spawn(context: Context) -> Diagnostic | None:
-    """An orchestrator's server starts its workers by ``MPI_Comm_spawn``, which Slurm's PMIx mostly refuses."""
+    """An orchestrator's server starts its workers by ``MPI_Comm_spawn``, which Slurm mostly refuses."""
     if not context.has_job or not context.plan.spawns_workers:
         return None
     if context.cluster.container.runtime == "none" and shutil.which("mpirun") is None:
@@ -49,8 +49,8 @@ def spawn(context: Context) -> Diagnostic | None:
             "install Open MPI 4.1 on the nodes, or set serve.mode to leader",
         )
     return unknown(
-        "whether the server can spawn its workers (MPI_Comm_spawn) only a node can tell: the job tries it under "
-        "srun, then under mpirun, and ends with a sentence before the server starts if neither can"
+        "whether the server can spawn its workers (MPI_Comm_spawn) only a node can tell: the job tries it "
+        "under srun, then under mpirun, and ends with a sentence before the server starts if neither can"
     )
 
 
