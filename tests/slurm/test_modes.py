@@ -6,13 +6,15 @@ by MPI, or as ranks of the step. An answer is the prompt again and again; each r
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.ended import ended_when_asked
-from tests.slurm.conftest import Person
+from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, upstream_site
 from tests.upstream.backend.text_models import SOURCES
 from tests.waiting import eventually
@@ -105,3 +107,26 @@ def test_two_ranks_compute_prompts_and_one_the_answers(site: Site) -> None:
 def test_two_instances_share_a_gpu(site: Site) -> None:
     run = submit_shipped(site, "llama2-7b-multi-instance-one-gpu")
     assert_served_and_measured(site, run, "What is machine learning?")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("site", ["0.11.0"], indirect=True)
+def test_a_killed_worker_of_an_orchestrator_is_told_and_leaves_nothing(site: Site) -> None:
+    person = site.person
+    words = as_options(site, "build.memory_gib=null", "build.cpus=1", "companion.enabled=false")
+    answer = person.types(
+        "submit", "llama2-7b-multi-instance-orchestrator", "--cluster", site.profile, *words
+    )
+    folders = [line for line in answer.stdout.splitlines() if line.startswith("  folder ")]
+    run = RunPaths(folders[0].removeprefix("  folder "))
+    assert eventually(run.endpoint.exists, 60), person.status(run)
+    node = person.sandbox.nodes[0]
+    workers = [one for one in user_processes(node) if "ranks.py" in " ".join(one.arguments)]
+    assert len(workers) == 4, workers
+    os.kill(workers[0].pid, signal.SIGKILL)
+    assert eventually(lambda: person.status(run)["state"] == "failed", 60), person.status(run)
+    status = person.status(run)
+    assert status["causes"][0]["id"] == "mpirun-signal" and not run.endpoint.exists()
+    [rank] = rank_records(run, "serve")
+    assert rank.ended_at is not None, "mpirun has not taken the supervisor with it"
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()

@@ -371,10 +371,7 @@ def test_whether_an_orchestrator_can_spawn_only_a_node_can_tell(
         "repository": {"models": [{"name": "a", "gpu_device_ids": [0]}]},
     }
     assert "spawn" not in checked()
-    assert (
-        "under srun, then under mpirun"
-        in checked(cluster={"container": PYXIS}, **copies)["spawn"].message
-    )
+    assert "under srun, then under mpirun" in checked(cluster={"container": PYXIS}, **copies)["spawn"].message
     monkeypatch.setenv("PATH", str(tmp_path))
     bare = checked(**copies)["spawn"]
     assert bare.state == "warn" and "there is no mpirun on this machine" in bare.message and bare.hint

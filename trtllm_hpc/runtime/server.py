@@ -1,10 +1,13 @@
-"""Find and start ``tritonserver``: the container's, a wheel's, or through ``trtllm-llmapi-launch``.
+"""Find and start ``tritonserver``: the container's, a wheel's, or through a launcher.
 
 TensorRT-LLM's launcher joins the ranks of the LLM API. It splits the server's command line
 at every space, removes ``SLURM_*`` and MPI's variables from the server's environment, passes
 no signal on, and does not end when the server fails
 (``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2). So it is given this module to
 start, under names without spaces, which starts the server and records its process id and exit.
+
+The same for Open MPI's ``mpirun``, through which an orchestrator's server can spawn its workers: it kills all
+that it has started when one of them fails.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -111,7 +115,7 @@ class LaunchedServer:
     """The launcher's process, with the exit code of the server that it starts.
 
     Args:
-        launcher: program, e.g. ``trtllm-llmapi-launch``.
+        launcher: program and options, e.g. ``trtllm-llmapi-launch`` or ``mpirun -n 1``.
         command: the server's command line; arguments may contain spaces.
         scratch: this rank's own folder, without spaces in its name.
         runtime: the zipapp.
@@ -131,7 +135,7 @@ class LaunchedServer:
         python.symlink_to(sys.executable)
         zipapp.symlink_to(runtime)
         task = (python, zipapp, "launched", f"--scratch={scratch}")
-        self._launcher = start_bound([launcher, *map(str, task)], environment)
+        self._launcher = start_bound([*shlex.split(launcher), *map(str, task)], environment)
         self._ended_at: float | None = None
         self.returncode = 0
 

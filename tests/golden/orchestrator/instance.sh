@@ -23,8 +23,6 @@ if [ "$TRTLLM_HPC_LAUNCHER" = mpirun ]; then
   srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
     --mpi=none --kill-on-bad-exit=1 --overlap \
     --open-mode=append --output="$run/logs/${step}_%t.out" \
-    mpirun --mca plm isolated --mca ras ^slurm --mca odls_base_sigkill_timeout 5 \
-    --allow-run-as-root --oversubscribe -n 1 \
     bash "$run/scripts/rank.sh" || status=$?
 else
   srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
