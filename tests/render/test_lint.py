@@ -138,11 +138,15 @@ def test_hostile_text_arrives_unharmed_and_is_never_run(tmp_path: Path) -> None:
         environment |= {"SLURM_PROCID": "0", "TRTLLM_HPC_JOB_ID": job, "TRTLLM_HPC_INSTANCE": "0"}
         environment |= {"TRTLLM_HPC_SOCKETS": str(tmp_path / "sockets")}
         environment["output"] = text
-        argument = "engine"
+        arguments = ["engine"]
         if name == "instance.sh":  # started from serve.sbatch, whose environment it has
-            argument, environment["NOTE"] = "0", text
+            arguments, environment["NOTE"], environment["TRTLLM_HPC_MPI"] = ["0"], text, "srun"
+        if name == "mpirun.sh":  # started by mpirun, for one rank
+            arguments = ["--rank", "serve", "true"]
+            environment |= {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+            (folder / "logs").mkdir(exist_ok=True)
         answer = subprocess.run(
-            ["bash", str(file), argument], env=environment, capture_output=True, text=True, timeout=30
+            ["bash", str(file), *arguments], env=environment, capture_output=True, text=True, timeout=30
         )
         assert answer.returncode == 0, (name, answer.stderr)
     for scratch in Path("/tmp").glob(f"trt{job}_0_*"):  # the rank's, which the real runtime removes

@@ -81,3 +81,12 @@ def test_a_node_imports_the_image_once_for_all_jobs(person: Person, plugin: pyxi
     assert person.has_no_jobs()
     assert [len(lines) for lines in plugin.imports().values()] == [1, 1]
     assert [len(names) for names in plugin.containers().values()] == [1, 1]
+
+
+@pytest.mark.thorough
+def test_mpirun_joins_ranks_in_containers(person: Person, plugin: pyxis.Pyxis) -> None:
+    job = person.job("in-pyxis", **two_ranks(model={"synthetic": "stand-in"}))
+    answer, run = person.submit(job, "--set", container(), "--set", "cluster.mpi=mpirun")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert_served_and_measured(run)
+    assert person.has_no_jobs()

@@ -97,8 +97,10 @@ def test_a_controller_that_does_not_answer_fails_by_itself(
 @pytest.mark.parametrize(
     ("offers", "mpi", "found", "words"),
     [
-        ("echo pmi2", "pmix", "fail", "no MPI plugin 'pmix'; it offers pmi2"),
-        ("echo none", "pmix", "fail", "it offers none"),
+        ("echo pmi2", "pmix", "warn", "no MPI plugin 'pmix'; it offers pmi2. Open MPI's mpirun joins"),
+        ("echo none", "pmix", "warn", "it offers none"),
+        ("echo none", "pmi2", "fail", "no MPI plugin 'pmi2'"),
+        ("echo none", "mpirun", "ok", "mpirun joins the ranks"),
         ("echo pmix_v4; echo pmi2", "pmix", "fail", "it offers pmix_v4, pmi2"),
         ("echo pmi2", "pmi2", "warn", "by PMIx, but the profile says pmi2"),
         ("echo pmix", "pmix", "ok", "offers the MPI plugin pmix"),

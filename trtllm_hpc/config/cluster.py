@@ -114,7 +114,8 @@ class ClusterProfile(Section):
     compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")] | None = None
     """Of the GPUs, e.g. ``"9.0"``; part of an engine's key in the cache. ``None``: read in the job."""
     mpi: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = "pmix"
-    """MPI plugin: one of those in ``srun --mpi=list``."""
+    """MPI plugin: one of those in ``srun --mpi=list``. Where a PMIx plugin is not among them, Open MPI's own
+    launcher joins the ranks in the job; ``mpirun``: in any case."""
     network_interface: OneLine | None = None
     """Network interface between the nodes (NCCL, gloo); ``None``: the one that reaches rank 0."""
     python: AbsolutePath | None = None

@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass
 
 from trtllm_hpc import __version__
+from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.environment import render_template
@@ -78,6 +79,8 @@ def render_scripts(plan: Plan, build: Build | None = None) -> dict[str, str]:
         assert build is not None, "a plan with a build stage has build steps"
         scripts["build.sh"] = build.script
     scripts["rank.sh"] = _script(plan, "rank.sh.j2")
+    if plan.cluster.scheduler == "slurm":
+        scripts["mpirun.sh"] = _script(plan, "mpirun.sh.j2")
     if plan.has_door:
         scripts["instance.sh"] = _script(plan, "instance.sh.j2", "serve")
         for node in plan.instances.leaders:
@@ -102,6 +105,7 @@ def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) 
         stage=plan.stage(stage or template.partition(".")[0]),
         node=node,
         instance_header=INSTANCE_HEADER,
+        exit_code_start=int(ExitCode.START),
     )
 
 

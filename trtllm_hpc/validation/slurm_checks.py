@@ -78,8 +78,16 @@ def mpi_plugin(context: Context) -> Diagnostic | None:
     offered = ", ".join(plugins) or "none"
     pmix = [name for name in plugins if name.startswith("pmix")]
     hint = f"set mpi to {pmix[0]} in the profile" if pmix else "ask your site for Slurm's PMIx plugin"
-    if wanted not in plugins:
+    if wanted == "mpirun":
+        return ok("Open MPI's mpirun joins the ranks")
+    if wanted not in plugins and (pmix or not wanted.startswith("pmix")):
         return fail(f"this Slurm has no MPI plugin {wanted!r}; it offers {offered}", hint)
+    if wanted not in plugins:
+        return warn(
+            f"this Slurm has no MPI plugin {wanted!r}; it offers {offered}. "
+            "Open MPI's mpirun joins the ranks instead: the image, or the node, needs Open MPI 4",
+            f"{hint}; or set mpi to mpirun in the profile",
+        )
     if not wanted.startswith("pmix"):
         return warn(f"NVIDIA's containers join their ranks by PMIx, but the profile says {wanted}", hint)
     return ok(f"this Slurm offers the MPI plugin {wanted}")

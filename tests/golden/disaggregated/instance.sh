@@ -19,11 +19,19 @@ export MASTER_ADDR MASTER_PORT
 
 # One tritonserver for each rank; the first that fails ends the others.
 status=0
+tasks=(--ntasks=7 --ntasks-per-node=7 --cpus-per-task=2)
+tasks+=(--mpi=pmix --distribution=block --output="$run/logs/${step}_%t.out")
+launcher=()
+if [ "$TRTLLM_HPC_MPI" = mpirun ]; then
+  tasks=(--ntasks=1 --ntasks-per-node=1 --cpus-per-task=14)
+  tasks+=(--mpi=none --output="$run/logs/serve.out")
+  launcher=(bash "$run/scripts/mpirun.sh" "${step}" 7)
+fi
 env -u PYTHONPATH PYTHONNOUSERSITE=1 \
-srun --relative="$first" --nodes=1 --ntasks=7 --ntasks-per-node=7 --cpus-per-task=2 \
-  --mpi=pmix --distribution=block --kill-on-bad-exit=1 --overlap \
-  --open-mode=append --output="$run/logs/${step}_%t.out" \
+srun --relative="$first" --nodes=1 "${tasks[@]}" --kill-on-bad-exit=1 --overlap \
+  --open-mode=append \
   apptainer exec --no-home --nv --bind '/scratch/ana/runs of june/disaggregated:/scratch/ana/runs of june/disaggregated' --bind /scratch/ana/engines:/scratch/ana/engines --bind /models/llama:/models/llama:ro /images/triton.sif \
+  "${launcher[@]}" \
   bash "$run/scripts/rank.sh" || status=$?
 
 # A rank that was killed could not remove its shared memory and its scratch folder.

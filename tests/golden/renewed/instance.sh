@@ -19,9 +19,17 @@ export MASTER_ADDR MASTER_PORT
 
 # One tritonserver for each rank; the first that fails ends the others.
 status=0
-srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
-  --mpi=pmix --distribution=block --kill-on-bad-exit=1 --overlap \
-  --open-mode=append --output="$run/logs/${step}_%t.out" \
+tasks=(--ntasks=1 --ntasks-per-node=1 --cpus-per-task=2)
+tasks+=(--mpi=pmix --distribution=block --output="$run/logs/${step}_%t.out")
+launcher=()
+if [ "$TRTLLM_HPC_MPI" = mpirun ]; then
+  tasks=(--ntasks=1 --ntasks-per-node=1 --cpus-per-task=2)
+  tasks+=(--mpi=none --output="$run/logs/serve.out")
+  launcher=(bash "$run/scripts/mpirun.sh" "${step}" 1)
+fi
+srun --relative="$first" --nodes=1 "${tasks[@]}" --kill-on-bad-exit=1 --overlap \
+  --open-mode=append \
+  "${launcher[@]}" \
   bash "$run/scripts/rank.sh" || status=$?
 
 # A rank that was killed could not remove its shared memory and its scratch folder.

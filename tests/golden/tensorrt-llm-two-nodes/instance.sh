@@ -19,14 +19,22 @@ export MASTER_ADDR MASTER_PORT
 
 # One tritonserver for each rank; the first that fails ends the others.
 status=0
+tasks=(--ntasks=8 --ntasks-per-node=4 --cpus-per-task=2)
+tasks+=(--mpi=pmix --distribution=block --output="$run/logs/${step}_%t.out")
+launcher=()
+if [ "$TRTLLM_HPC_MPI" = mpirun ]; then
+  tasks=(--ntasks=2 --ntasks-per-node=1 --cpus-per-task=8)
+  tasks+=(--mpi=none --output="$run/logs/serve.out")
+  launcher=(bash "$run/scripts/mpirun.sh" "${step}" 4)
+fi
 env -u PYTHONPATH PYTHONNOUSERSITE=1 \
-srun --relative="$first" --nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=2 \
-  --mpi=pmix --distribution=block --kill-on-bad-exit=1 --overlap \
-  --open-mode=append --output="$run/logs/${step}_%t.out" \
+srun --relative="$first" --nodes=2 "${tasks[@]}" --kill-on-bad-exit=1 --overlap \
+  --open-mode=append \
   --container-image=/images/tritonserver_24.12-trtllm-python-py3.sqsh \
   --container-name="$TRTLLM_HPC_CONTAINER:no_exec" \
   --container-mounts="$TRTLLM_HPC_MOUNTS" \
   --no-container-mount-home \
+  "${launcher[@]}" \
   bash "$run/scripts/rank.sh" || status=$?
 
 # A rank that was killed could not remove its shared memory and its scratch folder.

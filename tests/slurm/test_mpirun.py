@@ -1,0 +1,79 @@
+"""Ranks on a Slurm whose srun has no PMIx: Open MPI's own launcher joins them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.conftest import Person
+from tests.slurm.test_backbone import SMALL, assert_served_and_measured, server_process, two_ranks
+from tests.waiting import eventually
+from trtllm_hpc.runtime.records import RankRecord
+
+pytestmark = pytest.mark.slurm
+
+WITHOUT_PMIX = """#!/bin/bash
+case "$*" in
+  *--mpi=list*) printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n' ;;
+  *--mpi=pmix*) echo "srun: error: Couldn't find the specified plugin name for mpi/pmix" >&2; exit 1 ;;
+  *) exec SRUN "$@" ;;
+esac
+"""
+"""An srun as of a Slurm that was built without PMIx; all else is the sandbox's own."""
+
+
+@pytest.fixture
+def no_pmix(person: Person) -> None:
+    """Have the person, and the jobs that they submit, find such an srun first."""
+    tools = person.folder / "no-pmix"
+    tools.mkdir(exist_ok=True)
+    srun = tools / "srun"
+    srun.write_text(WITHOUT_PMIX.replace("SRUN", str(shutil.which("srun"))))
+    srun.chmod(0o755)
+    person.environment["PATH"] = f"{tools}:{person.bin}:{os.environ['PATH']}"
+
+
+@pytest.mark.usefixtures("no_pmix")
+def test_mpirun_joins_the_ranks_where_srun_cannot(person: Person, engine: Path) -> None:
+    job = person.job("mpirun", **two_ranks(engine))
+    answer, run = person.submit(job)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "mpi-plugin" in answer.stderr and "mpirun" in answer.stderr
+    assert_served_and_measured(run)
+    assert "srun has no MPI plugin pmix: mpirun starts the ranks" in run.batch_log("serve").read_text()
+    for rank in range(2):
+        assert f"preflight: rank {rank} of 2" in run.rank_log("preflight", rank).read_text()
+        assert run.rank_log("serve", rank).read_text().startswith(f"rank {rank} on")
+    assert not list(run.folder.glob("mpirun.*"))
+    assert person.has_no_jobs()
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("no_pmix")
+def test_a_rank_killed_under_mpirun_fails_the_run_and_is_named(person: Person, engine: Path) -> None:
+    sections = two_ranks(engine, companion={"benchmark": {**SMALL, "requests": 600}})
+    _, run = person.submit(person.job("mpirun-killed", **sections), wait=False)
+    assert eventually(lambda: run.benchmark_progress.exists(), 60), person.status(run)
+    record = RankRecord.read(run.rank_record("serve", 1))
+    assert record is not None
+    os.kill(server_process({node.name: node for node in person.sandbox.nodes}[record.host]), signal.SIGKILL)
+    assert eventually(lambda: person.status(run)["state"] == "failed", 15), person.status(run)
+    assert f"rank 1 on {record.host} died first" in person.status(run)["sentence"]
+    assert person.has_no_jobs()
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("no_pmix")
+def test_a_cancelled_run_under_mpirun_leaves_nothing(person: Person, engine: Path) -> None:
+    sections = two_ranks(engine, serve={"keep_running": True}, companion={"enabled": False})
+    _, run = person.submit(person.job("mpirun-cancelled", **sections), wait=False)
+    assert eventually(lambda: run.endpoint.exists(), 60), person.status(run)
+    assert person.types("cancel", run.folder).returncode == 0
+    assert person.has_no_jobs()
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
