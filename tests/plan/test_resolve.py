@@ -103,16 +103,28 @@ def test_what_the_profile_leaves_out_is_left_to_the_site() -> None:
 
 @pytest.mark.parametrize(
     ("request_by", "expected"),
-    [("gpus-per-node", {"--gpus-per-node": 2}), ("gres", {"--gres": "gpu:2"}), ("none", {})],
+    [
+        ({"gpu_request": "gpus-per-node"}, {"--gpus-per-node": 2}),
+        ({"gpu_request": "gres"}, {"--gres": "gpu:2"}),
+        ({"gpu_request": "none"}, {}),
+        ({"gpu_type": "a100"}, {"--gpus-per-node": "a100:2"}),
+        ({"gpu_type": "a100", "gpu_request": "gres"}, {"--gres": "gpu:a100:2"}),
+    ],
 )
-def test_gpus_are_asked_for_as_the_site_wants(request_by: str, expected: dict[str, Any]) -> None:
+def test_gpus_are_asked_for_as_the_site_wants(request_by: dict[str, str], expected: dict[str, Any]) -> None:
     job = {"engine": {"tensor_parallel": 4}, "serve": {"nodes": 2}, "build": {"gpus": 2}}
-    plan = make(job=job, gpus_per_node=4, gpu_request=request_by)
+    plan = make(job=job, gpus_per_node=4, **request_by)
     for stage in ("serve", "build"):
         asked = directives(plan, stage)
         assert {name: asked[name] for name in asked if "gpu" in name or "gres" in name} == expected
     companion = directives(plan, "companion")
     assert "--gpus-per-node" not in companion and "--gres" not in companion
+
+
+def test_gpus_of_all_nodes_together() -> None:
+    job = {"engine": {"tensor_parallel": 4}, "serve": {"nodes": 2}, "build": {"gpus": 1}}
+    plan = make(job=job, gpus_per_node=4, gpu_request="gpus", gpu_type="h100")
+    assert [directives(plan, stage)["--gpus"] for stage in ("build", "serve")] == ["h100:1", "h100:4"]
 
 
 def test_serve_asks_for_all_ranks_and_only_it_takes_whole_nodes() -> None:

@@ -67,6 +67,18 @@ def test_slurm_that_offers_everything(checked: Checked, slurm: Callable[..., Non
     assert "4 nodes of 8 GPUs" in rows["partition"].message
 
 
+def test_the_type_of_the_gpus_is_one_of_the_partitions(checked: Checked, slurm: Callable[..., None]) -> None:
+    mixed = "'gpu|4|gpu:a100:8|128|1|infinite' 'gpu|2|gpu:v100:4|128|1|infinite'"
+    slurm(sinfo=f"printf '%s\\n' {mixed}")
+    gpus = {"partition": "gpu", "gpus_per_node": 4}
+    row = checked(needs=ALL, cluster={**gpus, "gpu_type": "v100"})["partition"]
+    assert row.state == "ok" and "2 nodes of 4 GPUs" in row.message
+    wrong = checked(needs=ALL, cluster={**gpus, "gpu_type": "h100"})
+    says(wrong, "partition", "no GPUs of type 'h100'; it has a100, v100")
+    too_many = checked(needs=ALL, cluster={**gpus, "gpus_per_node": 8, "gpu_type": "v100"})
+    says(too_many, "partition", "has 4 GPUs, but the profile says 8")
+
+
 def test_a_machine_without_slurm(checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     rows = checked(needs=ALL, cluster={"partition": "gpu"})

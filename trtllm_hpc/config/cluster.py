@@ -70,6 +70,11 @@ class Container(Section):
     """Folder of upstream's model templates inside the image, instead of the release's own place."""
     examples: AbsolutePath | None = None
     """Folder of upstream's examples (``convert_checkpoint.py``...), instead of the release's own place."""
+    overlay: Annotated[OneLine, Field(pattern=r'^/[^,:"]*$')] | None = None
+    """What apptainer lays over the image: a folder, or a file with a file system. All ranks share it, so it
+    is read only."""
+    cache_folder: AbsolutePath | None = None
+    """Where apptainer keeps what it pulls from a registry, instead of the home folder."""
     options: list[OneLine] = Field(default_factory=list)
     """Further options for ``srun`` (pyxis) or ``apptainer exec``, one word each."""
 
@@ -105,8 +110,10 @@ class ClusterProfile(Section):
     """Whether the server has whole nodes for itself."""
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
     """GPUs of one node; 0 for a cluster without."""
-    gpu_request: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
-    """How GPUs are requested from this site's Slurm."""
+    gpu_request: Literal["gpus-per-node", "gpus", "gres", "none"] = "gpus-per-node"
+    """The option by which GPUs are requested from this site's Slurm; ``gpus`` counts those of all nodes."""
+    gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
+    """Slurm's name of the GPUs, such as ``a100``, where a partition has several (``sinfo -o "%P %G"``)."""
     gpu: OneLine | None = None
     """Kind of the GPUs, e.g. ``h100-80gb``; gives the two keys below their defaults."""
     gpu_memory_gib: Annotated[float, Field(gt=0, le=10_000)] | None = None

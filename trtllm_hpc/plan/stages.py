@@ -101,11 +101,8 @@ def _resources(stage: str, cluster: ClusterProfile, asked: _Resources) -> Iterat
     yield Directive("--cpus-per-task", asked.cpus)
     if asked.memory_gib is not None:
         yield Directive("--mem", f"{asked.memory_gib}G")
-    gpus = asked.layout.gpus_per_node
-    if gpus and cluster.gpu_request == "gres":
-        yield Directive("--gres", f"gpu:{gpus}")
-    elif gpus and cluster.gpu_request == "gpus-per-node":
-        yield Directive("--gpus-per-node", gpus)
+    if asked.layout.gpus_per_node and cluster.gpu_request != "none":
+        yield _gpus(cluster, asked.layout)
     if stage == "serve" and cluster.exclusive:
         yield Directive("--exclusive")
     if stage == "serve" and asked.warning_seconds is not None:
@@ -113,3 +110,11 @@ def _resources(stage: str, cluster: ClusterProfile, asked: _Resources) -> Iterat
         yield Directive("--signal", f"B:USR1@{asked.warning_seconds}")
     # A bare number is minutes (sbatch(1), --time).
     yield Directive("--time", asked.minutes)
+
+
+def _gpus(cluster: ClusterProfile, layout: Layout) -> Directive:
+    kind = f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+    if cluster.gpu_request == "gres":
+        return Directive("--gres", f"gpu:{kind}{layout.gpus_per_node}")
+    count = layout.gpus_per_node * (layout.nodes if cluster.gpu_request == "gpus" else 1)
+    return Directive(f"--{cluster.gpu_request}", f"{kind}{count}" if kind else count)

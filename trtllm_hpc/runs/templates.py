@@ -128,7 +128,8 @@ def _in_container(cluster: ClusterProfile, inside: Sequence[str]) -> list[str]:
             arguments.append(f"--container-mounts={','.join(container.mounts)}")
         return [*arguments, *container.options, *inside]
     if container.runtime == "apptainer":
-        return ["apptainer", "exec", *binds, *container.options, str(container.image), *inside]
+        overlay = [f"--overlay={container.overlay}:ro"] if container.overlay else []
+        return ["apptainer", "exec", *overlay, *binds, *container.options, str(container.image), *inside]
     return list(inside)
 
 

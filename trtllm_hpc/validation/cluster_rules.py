@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from trtllm_hpc.config.cluster import ClusterProfile, gpus
+from trtllm_hpc.config.cluster import ClusterProfile, Container, gpus
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
 from trtllm_hpc.validation.job_rules import LONGEST_WORD
 
@@ -16,7 +16,7 @@ def _hints(options: Mapping[str, str]) -> dict[str, str]:
 
 
 _NOT_YOURS = "leave it out: the toolkit sets it"
-_GPUS = "set gpus_per_node and gpu_request in the profile"
+_GPUS = "set gpus_per_node, gpu_type and gpu_request in the profile"
 _NOT_A_JOB = "leave it out: a run's jobs are submitted one by one, chained by dependencies"
 
 SBATCH: Mapping[str, str] = _hints(
@@ -99,6 +99,7 @@ _SLURM_ONLY = (
     "qos",
     "reservation",
     "constraint",
+    "gpu_type",
     "exclusive",
     "sbatch_options",
     "srun_options",
@@ -127,12 +128,14 @@ def container_has_image(cluster: ClusterProfile) -> Diagnostics:
             yield in_cluster("conflict", f"container.{key}", message, hint, value)
 
 
-def scope_is_of_pyxis(cluster: ClusterProfile) -> Diagnostics:
-    """Only pyxis keeps an image's files between steps or jobs."""
+def keys_are_of_the_runtime(cluster: ClusterProfile) -> Diagnostics:
+    """Only pyxis keeps an image's files between steps; only apptainer has overlays and a cache folder."""
     container = cluster.container
-    if container.runtime != "pyxis" and container.scope != "job":
-        message = f"is for pyxis, but container.runtime is {container.runtime}"
-        yield in_cluster("conflict", "container.scope", message, "remove it", container.scope)
+    for runtime, key in (("pyxis", "scope"), ("apptainer", "overlay"), ("apptainer", "cache_folder")):
+        value = getattr(container, key)
+        if container.runtime != runtime and value != Container.model_fields[key].default:
+            message = f"is for {runtime}, but container.runtime is {container.runtime}"
+            yield in_cluster("conflict", f"container.{key}", message, "remove it", value)
 
 
 def container_has_no_secret(cluster: ClusterProfile) -> Diagnostics:
@@ -170,6 +173,13 @@ def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
         message = f"{cluster.gpu!r} is not in the table of GPUs"
         hint = f"choose one of {', '.join(gpus())}, or set gpu_memory_gib and compute_capability instead"
         yield in_cluster("bad-value", "gpu", message, hint, cluster.gpu)
+
+
+def gpu_type_is_requested(cluster: ClusterProfile) -> Diagnostics:
+    """A type of GPUs is a part of the request for them."""
+    if cluster.gpu_type is not None and (cluster.gpu_request == "none" or not cluster.gpus_per_node):
+        message = "is set, but no GPUs are requested (gpus_per_node, gpu_request), so it has no effect"
+        yield in_cluster("conflict", "gpu_type", message, "remove it, or request GPUs", cluster.gpu_type)
 
 
 def local_has_no_slurm(cluster: ClusterProfile) -> Diagnostics:

@@ -105,6 +105,12 @@ def partition(context: Context) -> Diagnostic | None:
     if not found:
         names = ", ".join(sorted({item.name for item in context.partitions})) or "none"
         return fail(f"there is no partition {name!r}; you may see {names}", "set partition in the profile")
+    kind = context.cluster.gpu_type
+    if kind is not None and kind not in {item.gpu_type for item in found}:
+        kinds = ", ".join(sorted({item.gpu_type for item in found} - {""})) or "none by a type"
+        message = f"the partition {name!r} has no GPUs of type {kind!r}; it has {kinds}"
+        return fail(message, "set gpu_type in the profile to one of these, or remove it")
+    found = [item for item in found if kind in (None, item.gpu_type)]
     most, wanted = max(item.gpus_per_node for item in found), context.cluster.gpus_per_node
     if context.cluster.gpu_request != "none" and most < wanted:
         gpus = f"{most} GPU{'s' * (most != 1)}"
@@ -114,13 +120,12 @@ def partition(context: Context) -> Diagnostic | None:
             hint = f"--set cluster.gpus_per_node={most}"
         return fail(message, hint)
     nodes = sum(item.nodes for item in found)
-    kind = ""
+    source = ""
     if context.cluster.is_sandbox and most:
         real = any(item.gpu_type == REAL_GPU for item in found)
-        kind = ", the machine's own" if real else ", claimed: there is no GPU behind them"
-    return ok(
-        f"the partition {name!r} has {nodes} node{'s' * (nodes != 1)} of {most} GPU{'s' * (most != 1)}{kind}"
-    )
+        source = ", the machine's own" if real else ", claimed: there is no GPU behind them"
+    gpus = f"{most} GPU{'s' * (most != 1)}"
+    return ok(f"the partition {name!r} has {nodes} node{'s' * (nodes != 1)} of {gpus}{source}")
 
 
 def limits(context: Context) -> Diagnostic | None:
