@@ -207,11 +207,12 @@ def test_files_written_by_init_and_sbatch_by_hand_do_the_same(person: Person) ->
 
 
 def test_two_submissions_at_once_never_meet(person: Person, engine: Path) -> None:
-    """One has its companion inside the server's allocation, as at a site that hands out no GPUs."""
+    """One asks for GPUs by --gpus; the other has its companion inside, as at a site that hands out none."""
     job = person.job("twins", **two_ranks(engine))
     words = ("trtllm-hpc", "submit", job, "--cluster", person.profile, "--wait", "--json")
     site = ("--set", "cluster.companion=overlap", "--set", "cluster.gpu_request=none")
-    processes = [person.command(*words), person.command(*words, *site)]
+    gpus = ("--set", "cluster.gpu_request=gpus")
+    processes = [person.command(*words, *gpus), person.command(*words, *site)]
     outputs = [process.communicate(timeout=150) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     runs = [RunPaths(documented("submit", output)["folder"]) for output, _ in outputs]
