@@ -377,6 +377,20 @@ def test_a_lost_server_is_named_before_slurm_knows_and_not_the_companion(
     assert status.causes[0].sentence == f"R{LOST[1:]}."
 
 
+def test_a_requeued_server_is_named_and_not_the_companion_that_lost_it(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "PENDING", "FAILED=9:0")
+    assert "companion" in run_status(paths).sentence
+    add_event(paths, "serve", "stage_begin", job_id="102")
+    line = "slurmstepd: error: *** JOB 102 ON n1 CANCELLED AT 2026-11-23T10:00:00 DUE TO JOB REQUEUE ***\n"
+    paths.batch_log("serve").write_text(line)
+    status = run_status(paths)
+    assert (status.state, status.exit_code) == (FAILED, START)
+    assert status.sentence == "stage serve was put back into the queue by Slurm, which ended its server"
+    assert status.causes[0].id == "slurm-requeued"
+
+
 def test_a_server_that_has_failed_is_named_while_slurm_completes_its_job(
     fake_slurm: FakeSlurm, tmp_path: Path
 ) -> None:

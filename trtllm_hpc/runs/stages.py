@@ -61,6 +61,8 @@ class StageStatus:
     """``None`` before its end."""
     exit_signal: int | None = None
     """The signal that Slurm gives beside the exit code, also for what is none: 53, 125."""
+    requeued: bool = False
+    """Whether Slurm has ended its job once and put it back into the queue."""
     next_job_id: str | None = None
     """The job that waits to serve after this one (``serve.renew``)."""
     times: JobTimes = field(default_factory=JobTimes)
@@ -211,10 +213,25 @@ def _slurm_stage(
         begun = last.name == "stage_begin" and last.data.get("job_id") == job_id
         killer = _SIGNALS.get(code or 0) if begun else None
         note += f" (its script was killed by signal {code}, {killer})" if killer else _exit_code_note(code)
+    requeued = _was_requeued(name, job_id, info.state, events)
+    if requeued:
+        note += "; Slurm has ended it once and put it back into the queue"
     stage = _in_state(name, info.state, job_id, note, info.nodes, code)
     return replace(
-        stage, exit_signal=info.exit_signal, times=info.times, gpus=info.gpus, energy_j=info.energy_j
+        stage,
+        exit_signal=info.exit_signal,
+        requeued=requeued,
+        times=info.times,
+        gpus=info.gpus,
+        energy_j=info.energy_j,
     )
+
+
+def _was_requeued(name: str, job_id: str, state: JobState, events: list[Event]) -> bool:
+    """Return whether a job waits though its script has begun before, or has begun twice."""
+    begun = [one for one in events if one.stage == name and one.name == "stage_begin"]
+    times = sum(one.data.get("job_id") == job_id for one in begun)
+    return times > 1 or (times == 1 and state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD"))
 
 
 def _timed(

@@ -195,12 +195,17 @@ def is_settled(state: RunState, stages: Iterable[StageStatus]) -> bool:
 
 
 def _lost_server(paths: RunPaths, stages: list[StageStatus]) -> StageStatus | None:
-    """Return the serve stage if its server is lost, or has failed, and Slurm does not know that yet.
+    """Return the serve stage if its server is lost, or has failed, and Slurm's state of the job hides it.
 
-    For minutes Slurm waits for a node that does not answer, and shows the job as running or completing.
+    For minutes Slurm waits for a node that does not answer, and shows the job as running or completing; a job
+    that was requeued is pending again.
     """
     serve = next((stage for stage in stages if stage.stage == "serve"), None)
-    if serve is None or serve.state not in ("RUNNING", "COMPLETING"):
+    if serve is None:
+        return None
+    if serve.requeued and any(it.stage == "companion" and it.final and not it.ok for it in stages):
+        return replace(serve, sentence="was put back into the queue by Slurm, which ended its server")
+    if serve.state not in ("RUNNING", "COMPLETING"):
         return None
     events = read_events(paths, "serve")
     last = last_mark(events, "serve")
