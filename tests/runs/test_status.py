@@ -298,6 +298,7 @@ def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None
         "nodes": "n1",
         "exit_code": None,
         "exit_signal": None,
+        "requeued": False,
         "next_job_id": None,
         "gpus": 0,
         "waited_s": None,
