@@ -20,9 +20,13 @@ from trtllm_hpc.bench import absence
 from trtllm_hpc.bench.absence import Place
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.load.loops import Count
+from trtllm_hpc.bench.measure import Subject, run_measurement
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.bench.records import read_records
+from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.runtime.renewal import Renewal
 from trtllm_hpc.runtime.stop import server_has_ended
@@ -160,6 +164,37 @@ def test_a_server_that_does_not_come_back_ends_the_measurement(
     measurement = measure(run)
     assert not measurement.valid and "ended early" in measurement.summary.verdict.findings[0]
     assert len(measurement.levels) == 2, "what was measured is kept"
+
+
+@pytest.mark.triton
+def test_another_attempt_of_the_companion_measures_only_what_is_missing(
+    run: RunPaths, relay: Relay, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Benchmark(
+        rates_per_second=[40, 50, 60],
+        requests=40,
+        warmup_requests=0,
+        max_tokens=4,
+        min_window_seconds=0.1,
+        max_late_share=1,
+        max_failures_in_a_row=5,
+    )
+    goes_in_the_second_level(monkeypatch, relay, run)
+    job = JobFile(name="a")
+    served = Endpoint.read(run.endpoint)
+    assert served is not None
+    first = run_measurement(Subject(run, served, job), settings, COMPANION_MEASUREMENT)
+    assert not first.valid and len(first.levels) == 2
+    second = run_measurement(Subject(run, endpoint, job), settings, COMPANION_MEASUREMENT)
+    assert second.valid, second.verdict.findings
+    assert len(second.levels) == 3 and second.levels[0] == first.levels[0]
+    assert second.started_at == first.started_at
+    assert "The first level was measured by an earlier attempt" in second.verdict.warnings[0]
+    written = read_records(run.measurement(COMPANION_MEASUREMENT).requests)
+    assert sorted(it.index for it in written) == list(range(120)), "each request once"
+    assert written[39].ended_s < written[40].sent_s
+    third = run_measurement(Subject(run, endpoint, job), settings, COMPANION_MEASUREMENT)
+    assert third.levels[0] != first.levels[0], "nothing was missing: it is measured anew"
 
 
 @pytest.mark.triton

@@ -17,6 +17,7 @@ from trtllm_hpc.bench.adapters import Adapters
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
+from trtllm_hpc.bench.earlier import Earlier, read_earlier
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.bench.load.timing import Clock
@@ -32,7 +33,7 @@ from trtllm_hpc.bench.passes import (
 )
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
-from trtllm_hpc.bench.records import UNFINISHED, RequestRecord
+from trtllm_hpc.bench.records import UNFINISHED, RequestRecord, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
@@ -88,13 +89,15 @@ def run_measurement(
         ConfigError, BadSlo: the workload's file, or the limits, cannot be read.
     """
     slo = parse_slo(settings.slo) if settings.slo else None
+    is_companion = name == COMPANION_MEASUREMENT
+    earlier = read_earlier(subject.paths.measurement(name), settings) if is_companion else None
     adapters = Adapters.read(settings.workload, subject.paths)
     targets = targets_of(settings, subject.endpoint, subject.job.text_model)
     model = subject.job.model.path
     folders = [subject.paths.engine, *([Path(model)] if model else [])]
     timeout_s = float(settings.request_timeout_seconds)
     tokenization = find_tokenizer(settings.workload, folders, subject.endpoint, timeout_s)
-    clock, progress = Clock(), Progress()
+    clock, progress = earlier.clock() if earlier is not None else Clock(), Progress()
     workload = WorkloadSpec(
         settings,
         expected_requests(settings),
@@ -104,13 +107,19 @@ def run_measurement(
         subject.job.engine.max_input_len,
     )
     feed = RequestFeed(workload, targets, adapters.weights)
+    if earlier is not None:
+        feed.skip(earlier.requests)
     adapters.make_known(targets, feed.built.requests[0], clock)
     passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo)
-    progress_file = subject.paths.benchmark_progress if name == COMPANION_MEASUREMENT else None
+    progress_file = subject.paths.benchmark_progress if is_companion else None
     subject.paths.results.mkdir(exist_ok=True)
-    measuring = _Run(subject, settings, name, passes, [tokenization.note] if tokenization.note else [])
+    notes = [note for note in (tokenization.note, earlier and earlier.note) if note]
+    measuring = _Run(subject, settings, name, passes, notes, earlier)
+    before = earlier.samples if earlier is not None else []
     with (
-        sampled(subject.endpoint, clock, to=subject.paths.measurement(name).samples) as samples,
+        sampled(
+            subject.endpoint, clock, to=subject.paths.measurement(name).samples, before=before
+        ) as samples,
         reported(progress, progress_file, show),
     ):
 
@@ -126,7 +135,8 @@ def run_measurement(
     measurement = measuring.write(
         [ended_early] if ended_early else [],
         [samples.warning] if samples.warning else [],
-        samples.output_tokens,
+        # The server of the earlier attempt may have been another.
+        samples.output_tokens if earlier is None else None,
     )
     if ended_early == _INTERRUPTED:
         raise Interrupted(measurement)
@@ -165,7 +175,13 @@ class _Run:
     """A measurement that is going on: the passes so far, and its files."""
 
     def __init__(
-        self, subject: Subject, settings: Benchmark, name: str, passes: Passes, notes: list[str]
+        self,
+        subject: Subject,
+        settings: Benchmark,
+        name: str,
+        passes: Passes,
+        notes: list[str],
+        earlier: Earlier | None,
     ) -> None:
         self._settings = settings
         self._name = name
@@ -178,8 +194,10 @@ class _Run:
         for file in self._files.present:  # from an earlier attempt of the companion
             if not file.is_dir():
                 file.unlink()
-        self._records: list[RequestRecord] = []
-        self._results: list[LevelResult] = []
+        self._records: list[RequestRecord] = [] if earlier is None else earlier.records
+        self._results: list[LevelResult] = [] if earlier is None else earlier.levels
+        if self._records:
+            append_records(self._files.requests, self._records)
         self._search: SearchResult | None = None
 
     def run(self, move: Callable[[Endpoint], Target]) -> str | None:
@@ -192,7 +210,8 @@ class _Run:
         try:
             if self._settings.find_max:
                 return self._run_search()
-            endings = (self._run_level(level, self._settings) for level in levels_of(self._settings))
+            levels = levels_of(self._settings)[len(self._results) :]
+            endings = (self._run_level(level, self._settings) for level in levels)
             return next(filter(None, endings), None)
         except KeyboardInterrupt:
             return _INTERRUPTED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -164,6 +164,7 @@ def sampled(
     *,
     max_pages: int = _MAX_PAGES,
     to: Path | None = None,
+    before: Sequence[ServerSample] = (),
 ) -> Iterator[Samples]:
     """Fetch the endpoint's metrics page about every ``interval_s`` seconds, and once more at the end.
 
@@ -172,6 +173,7 @@ def sampled(
 
     Args:
         to: the samples are written there even after an error, when the last ones matter most.
+        before: samples of an earlier attempt, which are kept there, too.
     """
     samples, ended = Samples(endpoint, max_pages), threading.Event()
     thread = threading.Thread(
@@ -184,7 +186,7 @@ def sampled(
         ended.set()
         thread.join()
         if to is not None:
-            write_samples(to, samples.samples)
+            write_samples(to, [*before, *samples.samples])
 
 
 def _sample(clock: Clock, interval_s: float, samples: Samples, ended: threading.Event) -> None:
