@@ -219,6 +219,57 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 
+_LLAMA_70B = CASES["pyxis-large-instances"][0]
+_SPLIT = CASES["disaggregated"][0]
+_TWO_COPIES = CASES["orchestrator"][0]
+_IN_IMAGE = {"tensorrt_llm_version": "0.16.0", "all_models": "/opt/all models"}
+_APPTAINER = {"runtime": "apptainer", "image": "/images/triton.sif"}
+_PYXIS = {"runtime": "pyxis", "image": "nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3"}
+
+CASES |= {
+    # What the cases above lack of: every mode of serving on every kind of cluster.
+    "bare-disaggregated": (
+        _SPLIT,
+        {
+            "name": "bare",
+            "gpus_per_node": 8,
+            "gpu_request": "gpus",
+            "gpu_type": "h100",
+            "qos": "long",
+            "reservation": "june",
+            "constraint": "nvlink&ib",
+            "exclusive": True,
+            "container": {"tensorrt_llm_version": "0.16.0"},
+        },
+    ),
+    "apptainer-instances": (
+        _LLAMA_70B,
+        {
+            "name": "apptainer",
+            "gpus_per_node": 4,
+            "gpu_request": "gres",
+            "gpu_type": "a100",
+            "container": {
+                **_APPTAINER,
+                "overlay": "/images/more of it",
+                "cache_folder": "/scratch/ana/cache",
+            },
+        },
+    ),
+    "apptainer-orchestrator": (
+        _TWO_COPIES,
+        {"name": "apptainer", "gpus_per_node": 4, "container": {**_APPTAINER, **_IN_IMAGE}},
+    ),
+    "pyxis-orchestrator": (
+        _TWO_COPIES,
+        {"name": "pyxis", "gpus_per_node": 4, "container": {**_PYXIS, **_IN_IMAGE, "scope": "global"}},
+    ),
+    "pyxis-disaggregated": (
+        _SPLIT,
+        {"name": "pyxis", "gpus_per_node": 8, "mpi": "mpirun", "container": {**_PYXIS, "scope": "step"}},
+    ),
+}
+
 
 def plan_of(job: dict[str, Any], cluster: dict[str, Any], folder: str) -> Plan:
     facts = JobFacts(JobFile.model_validate(job), ClusterProfile.model_validate(cluster))

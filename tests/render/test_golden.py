@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 
 import pytest
 
@@ -35,6 +36,17 @@ def test_rendered_files_are_the_reviewed_ones(name: str) -> None:
 
 def test_every_record_belongs_to_a_case() -> None:
     assert sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir()) == sorted(CASES)
+
+
+def test_every_mode_of_serving_has_a_record_on_every_kind_of_cluster() -> None:
+    found = set()
+    for job, cluster in CASES.values():
+        serve = job.get("serve", {})
+        mode = "instances" if serve.get("instances", 1) > 1 else serve.get("mode", "leader")
+        if cluster.get("scheduler") != "local":
+            found.add((mode, cluster.get("container", {}).get("runtime", "none")))
+    modes = ("leader", "instances", "orchestrator", "disaggregated")
+    assert found == set(itertools.product(modes, ("none", "pyxis", "apptainer")))
 
 
 @pytest.mark.parametrize("name", CASES)

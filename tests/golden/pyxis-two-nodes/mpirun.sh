@@ -14,7 +14,7 @@ step=$1
 ranks=$2
 shift 2
 if ! command -v mpirun >/dev/null; then
-  echo "error: this Slurm has no MPI plugin pmix, and there is no mpirun on $(hostname) to start the ranks" >&2
+  echo "error: there is no mpirun on $(hostname), which joins the ranks where srun does not (mpi: pmix in the profile)" >&2
   exit 7
 fi
 

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The commands that make the engine, a step at a time: build.sh STEP
+# Rendered by trtllm-hpc 0.1.0. The job's `runtime engine` runs the steps that the cache does not have,
+# with $output, the step's own folder.
+# By hand: output=/a/new/folder bash build.sh engine
+# What an edited script makes is kept apart in the cache.
+set -euo pipefail
+export run='/scratch/ana/runs of june/apptainer-instances'
+export model='/models/Llama 3'
+: "${output:?must name the folder to make}"
+
+case "${1:-}" in
+  engine)
+    cd "$run"
+    python3 -m trtllm_hpc.reference.build \
+      --output "$output" \
+      --model "$model" \
+      --tensor-parallel 8 \
+      --dtype bfloat16 \
+      --max-batch-size 8 \
+      --max-input-len 256 \
+      --max-seq-len 512 \
+      --max-beam-width 1 \
+      --tokens-per-block 64 \
+      --max-lora-rank 0 \
+      --run "$run"
+    ;;
+  *)
+    echo "usage: build.sh engine" >&2
+    exit 2
+    ;;
+esac

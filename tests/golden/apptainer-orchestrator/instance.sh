@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# One instance of the server: 1 rank. The supervisor starts this with the instance's number.
+# Rendered by trtllm-hpc 0.1.0.
+set -euo pipefail
+run='/scratch/ana/runs of june/apptainer-orchestrator'
+python=/opt/trtllm-hpc/bin/python3
+export TRTLLM_HPC_INSTANCE="$1"
+step=serve
+prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
+# A signal is for the ranks; what they leave is removed below.
+trap : TERM INT HUP
+
+# Its first node within the job, where its leader runs, and the leader's address.
+first=$((TRTLLM_HPC_INSTANCE))
+leader=$(srun --relative="$first" --nodes=1 --ntasks=1 --mpi=none --overlap \
+  "$python" "$run/runtime.pyz" leader)
+read -r MASTER_ADDR _ _ _ MASTER_PORT <<< "$leader"
+export MASTER_ADDR MASTER_PORT
+
+# One tritonserver for each rank; the first that fails ends the others.
+status=0
+if [ "$TRTLLM_HPC_LAUNCHER" = mpirun ]; then
+  env -u PYTHONPATH PYTHONNOUSERSITE=1 \
+  srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
+    --mpi=none --kill-on-bad-exit=1 --overlap \
+    --open-mode=append --output="$run/logs/${step}_%t.out" \
+    apptainer exec --no-home --nv --bind '/scratch/ana/runs of june/apptainer-orchestrator:/scratch/ana/runs of june/apptainer-orchestrator' --bind '/engines/llama tp2:/engines/llama tp2:ro' --bind /models/llama:/models/llama:ro /images/triton.sif \
+    mpirun --mca plm isolated --mca ras ^slurm --mca odls_base_sigkill_timeout 5 \
+    --allow-run-as-root --oversubscribe -n 1 \
+    bash "$run/scripts/rank.sh" || status=$?
+else
+  env -u PYTHONPATH PYTHONNOUSERSITE=1 \
+  srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
+    --mpi=pmix --distribution=block --kill-on-bad-exit=1 --overlap \
+    --open-mode=append --output="$run/logs/${step}_%t.out" \
+    apptainer exec --no-home --nv --bind '/scratch/ana/runs of june/apptainer-orchestrator:/scratch/ana/runs of june/apptainer-orchestrator' --bind '/engines/llama tp2:/engines/llama tp2:ro' --bind /models/llama:/models/llama:ro /images/triton.sif \
+    bash "$run/scripts/rank.sh" || status=$?
+fi
+
+# A rank that was killed could not remove its shared memory and its scratch folder.
+timeout 30 srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
+  --open-mode=append --output="$run/logs/serve.out" \
+  "$python" "$run/runtime.pyz" sweep "$prefix" || true
+exit "$status"
