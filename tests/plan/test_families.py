@@ -17,7 +17,8 @@ from trtllm_hpc.tensorrt_llm.releases.families import families, family_folder, f
         ("MistralForCausalLM", "mistral", "llama"),
         ("MixtralForCausalLM", "mixtral", "llama"),
         ("GPT2LMHeadModel", "gpt", "gpt"),
-        ("Qwen2ForCausalLM", "qwen", "qwen"),
+        ("Qwen2ForCausalLM", "qwen2", "qwen"),
+        ("Gemma3ForCausalLM", "gemma3", "gemma"),
         ("T5ForConditionalGeneration", "t5", "enc_dec"),
     ],
 )

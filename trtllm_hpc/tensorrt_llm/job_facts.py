@@ -130,7 +130,7 @@ class JobFacts:
         from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoToolchain, find_toolchain
 
         try:
-            return find_toolchain(self.job, self.release, self.family), None
+            return find_toolchain(self.job, self.release, self.family, self.model_config), None
         except NoToolchain as error:
             return None, error
 

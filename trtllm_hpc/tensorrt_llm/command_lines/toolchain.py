@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trtllm_hpc.config.diagnostics import in_job
 from trtllm_hpc.config.job import JobFile
@@ -11,7 +12,7 @@ from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.tensorrt_llm.command_lines import quantization, speculative
 from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
 from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases_with
-from trtllm_hpc.tensorrt_llm.releases.families import Family
+from trtllm_hpc.tensorrt_llm.releases.families import Family, first_release
 from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
 from trtllm_hpc.tensorrt_llm.releases.refusals import meant_family, option_lifetime
 
@@ -80,12 +81,18 @@ class Toolchain:
         return self.program("build_py") is not None
 
 
-def find_toolchain(job: JobFile, release: Release, family: Family) -> Toolchain:
+def find_toolchain(
+    job: JobFile, release: Release, family: Family, model_config: Mapping[str, Any] | None = None
+) -> Toolchain:
     """Return the programs for this model in this release.
+
+    Args:
+        model_config: the model's ``config.json``, where it could be read.
 
     Raises:
         NoToolchain: the release cannot build it.
     """
+    _require_architecture(job, release, family, model_config)
     if job.engine.encoder_decoder or family.encoder_decoder:
         _require_encoder_decoder(release, family)
         if job.engine.speculative is not None:
@@ -143,6 +150,20 @@ def _program(role: Role, release: Release, family: str, key: str = "engine.tenso
             key, hint = "model.family", meant_family(release, name, family)
         raise NoToolchain(key, f"TensorRT-LLM {release.version} has no {what}{known}", hint)
     return Program(role, command)
+
+
+def _require_architecture(
+    job: JobFile, release: Release, family: Family, model_config: Mapping[str, Any] | None
+) -> None:
+    first = first_release(family, model_config)
+    if first is None or release.at_least(first.version):
+        return
+    message = (
+        f"TensorRT-LLM {release.version} builds no engine of {first.of}: the first release that does is "
+        f"{first.version}"
+    )
+    key = "model.path" if job.model.family is None or model_config is not None else "model.family"
+    raise NoToolchain(key, message, f"take TensorRT-LLM {first.version} or later, or another model")
 
 
 def _require_encoder_decoder(release: Release, family: Family) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from trtllm_hpc.tensorrt_llm.releases.data_files import read_data, value_at, with_tuples
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data, value_at, with_tuples
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,31 @@ def find_family(stated: str | None, model_config: Mapping[str, Any] | None) -> F
         return families().get(stated) or Family(stated, "model.family", examples=stated)
     named = (model_config or {}).get("architectures") or ()
     return next((family for family in families().values() if set(family.architectures) & set(named)), None)
+
+
+@dataclass(frozen=True)
+class FirstRelease:
+    """The first release that builds engines of a model."""
+
+    of: str
+    """The architecture in the model's ``config.json``, or the family where nothing names the former."""
+    version: str
+
+
+def first_release(family: Family, model_config: Mapping[str, Any] | None) -> FirstRelease | None:
+    """Return the first release that builds an engine of the model; ``None`` if that is not known.
+
+    Args:
+        family: tells where ``config.json`` cannot be read: the first release with one of its architectures.
+        model_config: the model's ``config.json``, where it could be read.
+    """
+    named = tuple((model_config or {}).get("architectures") or ())
+    known: Mapping[str, Mapping[str, str]] = read_data("architectures")["architecture"]
+    first = {name: known[name]["since"] for name in named or family.architectures if name in known}
+    if not first:
+        return None
+    name = min(first, key=lambda architecture: parsed(first[architecture]))
+    return FirstRelease(name if named or len(family.architectures) == 1 else family.name, first[name])
 
 
 def example_families() -> Mapping[str, Mapping[str, Any]]:

@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.config.files import files as files
