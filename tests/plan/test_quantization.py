@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.made_steps import cluster, found, job, notes, options, steps
+from tests.plan.made_steps import cluster, found, job, notes, options, planned, steps
 from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
 
 
@@ -83,10 +83,44 @@ def test_build_py_reads_what_quantize_py_wrote(method: str, file: str, flags: se
     assert flags <= set(options(words)) and build.inputs == ("model", "quantize")
 
 
-def test_build_py_for_gpt_reads_nothing_of_quantize_py() -> None:
-    wanted = {"quantization": {"method": "fp8"}}
-    [problem] = found(job("0.7.1", "gpt", engine=wanted))
-    assert problem.field == "engine.quantization.method" and "0.7.1" in problem.message
+@pytest.mark.parametrize(
+    ("release", "family", "method", "program", "file"),
+    [
+        ("0.5.0", "llama", "fp8", "llama/quantize.py", "llama_tp1_rank0.npz"),
+        ("0.5.0", "gptj", "fp8", "gptj/quantize.py", "gptj_tp1_rank0.npz"),
+        ("0.5.0", "falcon", "fp8", "falcon/quantize.py", "falcon_tp1_rank0.npz"),
+        ("0.7.1", "gptj", "fp8", "quantization/quantize.py", "gptj_tp1_rank0.npz"),
+        ("0.6.0", "falcon", "int4_awq", "quantization/quantize.py", "falcon_tp1_rank0.npz"),
+        ("0.7.0", "baichuan", "fp8", "quantization/quantize.py", "baichuan_tp1_rank0.npz"),
+        ("0.7.1", "mistral", "fp8", "quantization/quantize.py", "llama_tp1_rank0.npz"),
+    ],
+)
+def test_the_file_is_named_after_the_family(
+    release: str, family: str, method: str, program: str, file: str
+) -> None:
+    made = job(release, family, engine={"dtype": "float16", "quantization": {"method": method}})
+    quantize, build = planned(made)
+    assert str(quantize.commands[0][1]).endswith(f"/examples/{program}")
+    assert Placeholder("quantize", f"/{file}") in build.commands[0]
+
+
+@pytest.mark.parametrize(
+    ("release", "family", "method", "first"),
+    [
+        ("0.7.1", "gpt", "fp8", "0.9.0"),
+        ("0.7.1", "mixtral", "fp8", "0.10.0"),
+        ("0.6.1", "mistral", "fp8", "0.7.0"),
+        ("0.7.1", "chatglm", "int4_awq", "0.8.0"),
+        ("0.5.0", "mpt", "fp8", "0.6.0"),
+    ],
+)
+def test_a_build_py_that_reads_nothing_of_quantize_py_s(
+    release: str, family: str, method: str, first: str
+) -> None:
+    problems = found(job(release, family, engine={"quantization": {"method": method}}))
+    [problem] = [each for each in problems if each.field == "engine.quantization.method"]
+    assert f"{release} cannot do {method} for {family}" in problem.message
+    assert problem.message.endswith(f"the first release that can is {first}")
 
 
 def test_scales_of_llama_s_build_py_come_from_elsewhere() -> None:

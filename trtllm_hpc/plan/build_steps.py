@@ -20,13 +20,12 @@ from trtllm_hpc.tensorrt_llm.command_lines.quantization import BEFORE_BUILD_PY
 from trtllm_hpc.tensorrt_llm.command_lines.raw_options import LORA_PROGRAM, raw_argv, raw_notes
 from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Program, Toolchain
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.releases import quantized_file
 
 MODEL = Placeholder("model")
 OUTPUT = Placeholder("output")
 GPUS_PER_NODE = "--gpus_per_node"
 DEFAULT_GPUS_PER_NODE = 8
-QUANTIZED = "/llama_tp1_rank0.npz"
-"""File that quantize.py writes for LLaMA's build.py (examples/llama/README.md of 0.7.0)."""
 
 
 def make_steps(facts: JobFacts, layout: Layout) -> tuple[BuildStep, ...]:
@@ -139,8 +138,9 @@ class _Steps:
             # hf_gpt_convert.py writes into a subfolder named after the ranks (its saved_dir).
             model, inputs = Placeholder("prepare", f"/{engine.tensor_parallel}-gpu"), ["prepare"]
         elif self.toolchain.program("quantize") is not None:
-            option = BEFORE_BUILD_PY[str(engine.quantization.method)]
-            quantized, inputs = (option, Placeholder("quantize", QUANTIZED)), ["model", "quantize"]
+            family, option = self.toolchain.family, BEFORE_BUILD_PY[str(engine.quantization.method)]
+            file = quantized_file(self.toolchain.release.version, family.name, family.examples)
+            quantized, inputs = (option, Placeholder("quantize", f"/{file}")), ["model", "quantize"]
         source, output = program.folders
         command = (
             *self._program(program),

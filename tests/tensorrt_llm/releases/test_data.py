@@ -13,6 +13,7 @@ import pytest
 from trtllm_hpc.tensorrt_llm.releases import COMMANDS, Command, Release, commands, releases
 from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, Form, commands_of, families_with
 from trtllm_hpc.tensorrt_llm.releases.data_files import DATA, UNSET, parsed, read_data
+from trtllm_hpc.tensorrt_llm.releases.families import families
 
 VERSIONS = [release.version for release in releases()]
 KEYS = {
@@ -131,6 +132,12 @@ def test_every_release_can_build_start_and_ask(release: Release) -> None:
     assert {"launch_triton_server.py", "inflight_batcher_llm_client.py", "end_to_end_test.py"} <= names
     assert "build.py" in names or {"convert_checkpoint.py", "trtllm-build"} <= names
     assert release.source and release.paths.examples and release.paths.all_models
+
+
+def test_files_of_quantize_py_are_of_known_families_and_releases_and_say_where_it_was_read() -> None:
+    for family, entry in read_data("quantize")["written"].items():
+        assert family in families() and entry["since"] in VERSIONS and entry["source"]
+        assert re.fullmatch(r"[a-z0-9]+_tp1_rank0\.npz", entry.get("file", "llama_tp1_rank0.npz"))
 
 
 def test_no_container_carries_two_releases() -> None:

@@ -11,7 +11,14 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.tensorrt_llm.command_lines import quantization, speculative
 from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
-from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases_with
+from trtllm_hpc.tensorrt_llm.releases import (
+    Command,
+    Release,
+    quantized_file,
+    quantizes,
+    releases,
+    releases_with,
+)
 from trtllm_hpc.tensorrt_llm.releases.families import Family, first_release
 from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
 from trtllm_hpc.tensorrt_llm.releases.refusals import meant_family, option_lifetime
@@ -112,16 +119,47 @@ def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[P
     programs = [_program("build_py", release, family.examples)]
     if quantization.tool(job.engine.quantization, by_build_py=True) == "quantize":
         method = str(job.engine.quantization.method)
-        if quantization.BEFORE_BUILD_PY[method] not in programs[0].command.options:
-            message = (
-                f"build.py of TensorRT-LLM {release.version} reads nothing of quantize.py's for {family.name}"
-            )
-            hint = "take a newer release, or another method"
-            raise NoToolchain("engine.quantization.method", message, hint)
+        if not _reads_quantized(release, family, method):
+            raise NoToolchain("engine.quantization.method", *_nothing_quantized(release, family, method))
         programs.insert(0, _program("quantize", release, family.examples))
     elif family.examples in PREPARED:
         programs.insert(0, _program("prepare", release, family.examples))
     return tuple(programs)
+
+
+def _reads_quantized(release: Release, family: Family, method: str) -> bool:
+    """Whether ``build.py`` reads what ``quantize.py`` writes for the family."""
+    build = release.command("build.py", family.examples)
+    option = quantization.BEFORE_BUILD_PY[method]
+    read = build is not None and option in build.options
+    return read and quantized_file(release.version, family.name, family.examples) is not None
+
+
+def _nothing_quantized(release: Release, family: Family, method: str) -> tuple[str, str]:
+    """A message and a hint: ``quantize.py`` writes nothing that ``build.py`` reads."""
+    able = (
+        later.version
+        for later in releases()
+        if later.at_least(release.version)
+        and (_reads_quantized(later, family, method) or _has_format(later, family, method))
+    )
+    first = next(able, None)
+    message = (
+        f"TensorRT-LLM {release.version} cannot do {method} for {family.name}: its build.py reads "
+        "nothing that its quantize.py writes for that family"
+    )
+    if first is None:
+        return message, "choose another method"
+    return f"{message}; the first release that can is {first}", "take a newer release, or another method"
+
+
+def _has_format(release: Release, family: Family, method: str) -> bool:
+    """Whether the family has no ``build.py`` any more, and ``quantize.py`` has the format."""
+    quantize = release.command("quantize.py", family.examples)
+    option = quantize.options.get("--qformat") if quantize is not None else None
+    by_build_py = release.command("build.py", family.examples) is not None
+    known = quantizes(release.version, family.name, family.examples)
+    return not by_build_py and known and option is not None and method in option.choices
 
 
 def _through_checkpoint(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:

@@ -12,6 +12,8 @@ from trtllm_hpc.tensorrt_llm.releases.commands import (
     Option,
     OptionHistory,
     commands_of,
+    quantized_file,
+    quantizes,
     releases_with,
 )
 from trtllm_hpc.tensorrt_llm.releases.release import (
@@ -31,6 +33,8 @@ __all__ = [
     "UnknownRelease",
     "commands_of",
     "find_release",
+    "quantized_file",
+    "quantizes",
     "release_of_version",
     "releases",
     "releases_with",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -119,7 +119,33 @@ def load_command(version: str, name: str, family: str) -> Command | None:
     """
     table, own_family = _table(name, family)
     read = _read_lines(table)
-    return _command(name, own_family, version, table, read[version]) if version in read else None
+    if version not in read:
+        return None
+    command = _command(name, own_family, version, table, read[version])
+    if command.file is None or "{family}" not in command.file:
+        return command
+    return replace(command, file=command.file.format(family=family_folder(version, family) or family))
+
+
+def quantized_file(version: str, *families: str) -> str | None:
+    """The file that the release's ``quantize.py`` writes for its ``build.py``; ``None`` if it writes none.
+
+    Args:
+        families: names of the model's family; the first that is listed tells.
+    """
+    entry = _quantized(families) or {}
+    return entry.get("file") if quantizes(version, *families) else None
+
+
+def quantizes(version: str, *families: str) -> bool:
+    """Whether nothing is known against the release's ``quantize.py`` for the family."""
+    entry = _quantized(families)
+    return entry is None or parsed(entry["since"]) <= parsed(version)
+
+
+def _quantized(families: tuple[str, ...]) -> Mapping[str, str] | None:
+    written: Mapping[str, Mapping[str, str]] = read_data("quantize")["written"]
+    return next((written[family] for family in families if family in written), None)
 
 
 def commands_of(version: str) -> tuple[Command, ...]:
