@@ -25,8 +25,6 @@ if [ "$TRTLLM_HPC_LAUNCHER" = mpirun ]; then
     --mpi=none --kill-on-bad-exit=1 --overlap \
     --open-mode=append --output="$run/logs/${step}_%t.out" \
     apptainer exec --no-home --nv --bind '/scratch/ana/runs of june/apptainer-orchestrator:/scratch/ana/runs of june/apptainer-orchestrator' --bind '/engines/llama tp2:/engines/llama tp2:ro' --bind /models/llama:/models/llama:ro /images/triton.sif \
-    mpirun --mca plm isolated --mca ras ^slurm --mca odls_base_sigkill_timeout 5 \
-    --allow-run-as-root --oversubscribe -n 1 \
     bash "$run/scripts/rank.sh" || status=$?
 else
   env -u PYTHONPATH PYTHONNOUSERSITE=1 \

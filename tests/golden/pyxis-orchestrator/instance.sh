@@ -28,8 +28,6 @@ if [ "$TRTLLM_HPC_LAUNCHER" = mpirun ]; then
     --container-name="$TRTLLM_HPC_CONTAINER:no_exec" \
     --container-mounts="$TRTLLM_HPC_MOUNTS" \
     --no-container-mount-home \
-    mpirun --mca plm isolated --mca ras ^slurm --mca odls_base_sigkill_timeout 5 \
-    --allow-run-as-root --oversubscribe -n 1 \
     bash "$run/scripts/rank.sh" || status=$?
 else
   env -u PYTHONPATH PYTHONNOUSERSITE=1 \

@@ -42,8 +42,15 @@ else
   )
 fi
 
+# The supervisor outlives mpirun, which kills all that it has started when one of them ends.
+if [ "${TRTLLM_HPC_LAUNCHER:-srun}" = mpirun ]; then
+  set -- --launcher="mpirun --mca plm isolated --mca ras ^slurm --allow-run-as-root --oversubscribe -n 1"
+else
+  set --
+fi
+
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=1 \
   --ranks-per-node=1 --prefix="$prefix" \
   --ready-timeout-seconds=600 --hang-seconds=45 \
   --instance="$TRTLLM_HPC_INSTANCE" \
-  --server=tritonserver -- "${arguments[@]}"
+  --server=tritonserver "$@" -- "${arguments[@]}"
