@@ -40,6 +40,9 @@ def outputs_of(cell: Any) -> list[Any]:
 
 def test_the_notebook_leads_from_submit_to_a_table_and_a_plot(folder: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
+    # An engine without a model starts in a second; the script beside it is run as it is.
+    [settings] = [cell for cell in notebook.cells if "settings = [" in cell.source]
+    settings.source = settings.source.replace("settings = [", 'settings = ["model.synthetic=stand-in", ')
     client = NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(folder)}})
     client.execute()
     cells = {cell.source: cell for cell in notebook.cells if cell.cell_type == "code"}

@@ -22,7 +22,7 @@ from .two_processes import start_two
 BODY = {"text_input": "What is machine learning?", "max_tokens": LONG - 20, "end_id": -1}
 
 
-@pytest.fixture(params=["repository", "stand_in"])
+@pytest.fixture(params=[pytest.param("repository", marks=pytest.mark.thorough), "stand_in"])
 def pair_of(request: pytest.FixtureRequest) -> Path:
     """A repository for two ranks, with a model and without."""
     folder: Path = request.getfixturevalue(request.param)
@@ -92,6 +92,7 @@ def test_killed_leader_process_ends_all_ranks(pair_of: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.triton
+@pytest.mark.parametrize("pair_of", ["repository", "stand_in"], indirect=True)
 def test_killed_engine_ends_all_ranks(pair_of: Path, tmp_path: Path) -> None:
     with servers.start(tmp_path / "run", pair_of, 2) as world:
         os.kill(engine_of(stub_of(world, 0)), signal.SIGKILL)

@@ -103,6 +103,7 @@ def test_two_ranks_compute_prompts_and_one_the_answers(site: Site) -> None:
     assert "engine: found in the cache" in rendered(site, "disaggregated-llama", *alone)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("site", ["0.11.0"], indirect=True)
 def test_two_instances_share_a_gpu(site: Site) -> None:
     run = submit_shipped(site, "llama2-7b-multi-instance-one-gpu")

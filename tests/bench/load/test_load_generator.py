@@ -82,6 +82,7 @@ def test_gaps_are_compared_with_those_of_the_server() -> None:
     assert gap_error_p99_ms([chunks]) == pytest.approx(3)
 
 
+@pytest.mark.thorough
 @pytest.mark.triton
 def test_every_contender_gives_its_figures(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
