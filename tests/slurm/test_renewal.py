@@ -13,7 +13,8 @@ import pytest
 
 from tests.slurm.conftest import Person
 from tests.waiting import eventually
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.bench.results import read_measurement
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint, rank_records, read_events
 from trtllm_hpc.runtime.renewal import Renewal
 from trtllm_hpc.sandbox import Node
@@ -50,6 +51,34 @@ def test_the_next_job_serves_on_and_clients_follow_it(person: Person, engine_alo
     print(f"nobody served for {renewed.data['downtime_s']} s; {len(answers)} answers meanwhile")
     cancelled = person.types("cancel", run.folder)
     assert cancelled.returncode == 0, cancelled.stderr
+    assert person.has_no_jobs(), person.slurm("squeue")
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+
+
+@pytest.mark.thorough
+def test_the_companion_s_benchmark_outlives_the_job_that_it_began_with(
+    person: Person, engine_alone: Path
+) -> None:
+    levels = {"rates_per_second": [20, 30], "requests": 200, "max_tokens": 4, "max_late_share": 1.0}
+    job = person.job(
+        "measured",
+        engine={"directory": str(engine_alone)},
+        serve={"renew": True, "keep_running": True, "ready_timeout_seconds": 120, "drain_seconds": 5},
+        companion={"benchmark": levels},
+    )
+    _, run = person.submit(job, wait=False)
+    requests = run.measurement(COMPANION_MEASUREMENT).requests
+    assert eventually(lambda: requests.exists() and '"level": 1' in requests.read_text(), 120)
+    person.slurm("scancel", "--signal=USR1", "--batch", serve_stage(person, run)["job_id"])
+    summary = run.measurement(COMPANION_MEASUREMENT).summary
+    assert eventually(lambda: run.measurement(COMPANION_MEASUREMENT).table.exists(), 90), person.status(run)
+    measured = read_measurement(summary)
+    assert measured.verdict.valid, measured.verdict.findings
+    assert [one.measured for level in measured.levels for one in level.passes] == [200, 200]
+    assert any("away" in warning for warning in measured.verdict.warnings)
+    companion = next(one for one in person.status(run)["stages"] if one["stage"] == "companion")
+    assert companion["state"] in ("COMPLETED", "COMPLETING", "RUNNING")
+    assert person.types("cancel", run.folder).returncode == 0
     assert person.has_no_jobs(), person.slurm("squeue")
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
 

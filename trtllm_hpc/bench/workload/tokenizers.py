@@ -21,7 +21,7 @@ from trtllm_hpc.bench.workload.request import (
 from trtllm_hpc.client.connection import grpc_client, grpc_error, infer_inputs
 from trtllm_hpc.client.http import call_json
 from trtllm_hpc.config.benchmark import Workload
-from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.errors import NotReady, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 
@@ -127,6 +127,7 @@ class ServedTokenizer:
         """Return the token ids of each text; one call each, since not every ``preprocessing`` takes batches.
 
         Raises:
+            NotReady: the server is not there, or not any more.
             RequestFailed: with the server's error message.
         """
         from tritonclient.utils import InferenceServerException
@@ -135,7 +136,9 @@ class ServedTokenizer:
             with grpc_client(self._endpoint) as client:
                 return [self._infer(client, text) for text in texts]
         except InferenceServerException as error:
-            raise RequestFailed(grpc_error(error, self._endpoint, _SERVED_MODEL)) from error
+            is_away = error.status() == "StatusCode.UNAVAILABLE"
+            message = grpc_error(error, self._endpoint, _SERVED_MODEL)
+            raise (NotReady if is_away else RequestFailed)(message) from error
 
     def follow(self, endpoint: Endpoint) -> None:
         """Call the server there, from now on."""
