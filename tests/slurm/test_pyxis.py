@@ -1,9 +1,15 @@
-"""Whole chains in containers of pyxis, by a stand-in that Slurm itself loads (tests/slurm/pyxis)."""
+"""Whole chains in containers of pyxis, by a stand-in that Slurm itself loads (tests/slurm/pyxis).
+
+``TRTLLM_HPC_TEST_PYXIS`` names NVIDIA's own spank_pyxis.so for this Slurm; it needs enroot on the PATH.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +20,8 @@ from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import answers_of, assert_served_and_measured, two_ranks
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
+
+REAL = os.environ.get("TRTLLM_HPC_TEST_PYXIS")
 
 pytestmark = [
     pytest.mark.slurm,
@@ -36,10 +44,15 @@ def plugin(person: Person, installed: Path) -> Iterator[pyxis.Pyxis]:
     shutil.rmtree(credentials.parents[1])
 
 
-def container(**more: str) -> str:
-    """The profile's section, for ``--set``."""
+def settings(person: Person, **more: str) -> list[str]:
+    """The profile's section, and folders whose names pyxis reads as they are."""
     section = {"runtime": "pyxis", "image": pyxis.IMAGE, "python": pyxis.PYTHON, **more}
-    return f"cluster.container={json.dumps(section)}"
+    folder = person.folder.parent / "it's of pyxis é"
+    folder.mkdir(exist_ok=True)
+    shutil.chown(folder, person.user.pw_uid, person.user.pw_gid)
+    keys = {"container": json.dumps(section), "runs_folder": f"{folder}/runs"}
+    keys["engines_folder"] = f"{folder}/engines {time.monotonic_ns()}"
+    return [word for key, value in keys.items() for word in ("--set", f"cluster.{key}={value}")]
 
 
 def importing_jobs(plugin: pyxis.Pyxis) -> list[str]:
@@ -51,8 +64,8 @@ def test_a_node_imports_the_image_once_a_job_and_nobody_sees_the_password(
     person: Person, plugin: pyxis.Pyxis
 ) -> None:
     job = person.job("in-pyxis", **two_ranks(model={"synthetic": "stand-in"}))
-    checked = person.types("doctor", job, "--cluster", person.profile, "--set", container())
-    answer, run = person.submit(job, "--set", container())
+    checked = person.types("doctor", job, "--cluster", person.profile, *settings(person))
+    answer, run = person.submit(job, *settings(person))
     assert answer.returncode == 0, answer.stdout + answer.stderr
     # The Python of the ranks is in the image only: they were in it.
     assert_served_and_measured(run)
@@ -71,11 +84,10 @@ def test_a_node_imports_the_image_once_a_job_and_nobody_sees_the_password(
 def test_a_node_imports_the_image_once_for_all_jobs(person: Person, plugin: pyxis.Pyxis) -> None:
     plugin.install("global")
     sections = two_ranks(model={"synthetic": "stand-in"}, companion={"benchmark": None})
-    refused = person.types(
-        *("submit", person.job("in-pyxis", **sections), "--cluster", person.profile, "--set", container())
-    )
+    job = person.job("in-pyxis", **sections)
+    refused = person.types("submit", job, "--cluster", person.profile, *settings(person))
     assert refused.returncode == ExitCode.CONFIG and "check pyxis-scope: " in refused.stderr
-    answer, run = person.submit(person.job("in-pyxis", **sections), "--set", container(scope="global"))
+    answer, run = person.submit(job, *settings(person, scope="global"))
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert len(answers_of(run)) == 2
     assert person.has_no_jobs()
@@ -86,7 +98,30 @@ def test_a_node_imports_the_image_once_for_all_jobs(person: Person, plugin: pyxi
 @pytest.mark.thorough
 def test_mpirun_joins_ranks_in_containers(person: Person, plugin: pyxis.Pyxis) -> None:
     job = person.job("in-pyxis", **two_ranks(model={"synthetic": "stand-in"}))
-    answer, run = person.submit(job, "--set", container(), "--set", "cluster.mpi=mpirun")
+    answer, run = person.submit(job, *settings(person), "--set", "cluster.mpi=mpirun")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert_served_and_measured(run)
+    assert person.has_no_jobs()
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not REAL, reason="TRTLLM_HPC_TEST_PYXIS names no plugin")
+@pytest.mark.parametrize("mpi", ["pmix", "mpirun"])
+def test_every_stage_runs_in_a_container_of_the_real_pyxis(
+    person: Person, plugin: pyxis.Pyxis, installed: Path, mpi: str
+) -> None:
+    folder = person.folder.parent / "images"
+    folder.mkdir(mode=0o755)
+    pyxis.write_image(folder / "image.tar", installed.parent)
+    (folder / "root").mkdir()
+    for command in ("tar -xf image.tar -C root", "mksquashfs root image.sqsh -quiet -all-root"):
+        subprocess.run(command.split(), check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    plugin.remove()
+    plugin.install("job", REAL)
+    job = person.job("in-pyxis", **two_ranks(model={"synthetic": "stand-in"}))
+    words = settings(person, image=str(folder / "image.sqsh"))
+    answer, run = person.submit(job, *words, "--set", f"cluster.mpi={mpi}")
+    shutil.rmtree(folder)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert_served_and_measured(run)
     assert person.has_no_jobs()

@@ -65,6 +65,8 @@ def test_a_small_cache_is_told_with_both_numbers(files: Folder) -> None:
          "cluster:6 container.mounts[0]"),
         ("container:\n  runtime: apptainer\n  image: a\n  mounts:\n  - /a:b\n", "bad-value",
          "cluster:6 container.mounts[0]"),
+        ("container:\n  runtime: pyxis\n  image: a\n  mounts:\n  - /a$b:/b\n", "bad-value",
+         "cluster:6 container.mounts[0]"),
         ("container:\n  image: a.sif\n", "conflict", "cluster:3 container.image"),
         ("container:\n  mounts: ['/a:/a']\n", "conflict", "cluster:3 container.mounts"),
         ("container: {runtime: apptainer, image: a, scope: step}\n", "conflict", "cluster:2 container.scope"),
@@ -299,6 +301,13 @@ def test_a_folder_that_cannot_be_mounted_is_refused_where_there_is_a_container(f
     for runtime in ("pyxis", "apptainer"):
         with pytest.raises(RenderError, match="misreads"):
             judge(folder, runtime)
+
+
+@pytest.mark.parametrize("folder", ['/runs/a "b"', "/runs/$(a)", "/runs/`a`"])
+def test_a_folder_that_pyxis_writes_into_a_line_of_bash_is_refused(folder: str) -> None:
+    judge(folder, "apptainer")
+    with pytest.raises(RenderError, match="misreads"):
+        judge(folder, "pyxis")
 
 
 @pytest.mark.parametrize("folder", ["/runs/it's a #run; $(x) é 模型", "/runs/a*b?[c]"])

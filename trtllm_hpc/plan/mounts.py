@@ -21,9 +21,17 @@ def all_mounts(job: JobFile, cluster: ClusterProfile, own: Sequence[str]) -> tup
     given = cluster.container.mounts
     covered = [*own, *(target_of(mount) for mount in given)]
     named = dict.fromkeys(path for _, path in named_folders(job) if not is_below(path, covered))
-    # Container runtimes split mounts at commas and colons.
-    read = (f"{path}:{path}:ro" for path in named if not set(path) & {",", ":"})
+    read = (f"{path}:{path}:ro" for path in named if not set(path) & set(misread(cluster)))
     return (*(f"{folder}:{folder}" for folder in own), *read, *given)
+
+
+def misread(cluster: ClusterProfile) -> str:
+    """The characters that a mount of this profile's container cannot have in a path.
+
+    Runtimes split mounts at commas and colons. pyxis also writes each into a line of bash, in double
+    quotes (0.24, ``enroot_create_start_config``).
+    """
+    return ',:"$`\\' if cluster.container.runtime == "pyxis" else ",:"
 
 
 def named_folders(job: JobFile) -> Iterator[tuple[str, str]]:

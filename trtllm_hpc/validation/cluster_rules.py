@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from trtllm_hpc.config.cluster import ClusterProfile, Container, gpus
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
+from trtllm_hpc.plan.mounts import misread
 from trtllm_hpc.validation.job_rules import LONGEST_WORD
 
 
@@ -162,6 +163,10 @@ def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
         if len(parts) > 3 or not all(part.startswith("/") for part in parts[:2]):
             message = f"{shown(mount)} is not a mount: write source:target[:flags] with absolute paths"
             hint = "write e.g. /scratch/models:/models:ro"
+            yield in_cluster("bad-value", f"container.mounts[{number}]", message, hint, mount)
+        elif bad := sorted(set(mount) & set(misread(cluster)) - {":"}):
+            message = f"{shown(mount)} has {' '.join(bad)} in it, which {cluster.container.runtime} misreads"
+            hint = "mount a folder above it, or rename it"
             yield in_cluster("bad-value", f"container.mounts[{number}]", message, hint, mount)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import Diagnostic, RenderError, fail, ok, unknown, warn
-from trtllm_hpc.plan.mounts import is_below, named_folders, target_of
+from trtllm_hpc.plan.mounts import is_below, misread, named_folders, target_of
 from trtllm_hpc.runtime.checks import shared_memory
 from trtllm_hpc.runtime.node import shm_free_gib
 from trtllm_hpc.validation.context import Check, Context
@@ -63,14 +63,14 @@ def refuse_folder_names(run_folder: Path, engines: str, cluster: ClusterProfile)
     # srun and sbatch expand %x patterns in --output, and a backslash in it
     # switches them off altogether (sbatch(1), "filename pattern").
     # Surrogates stand for bytes that are not UTF-8, which the scripts are.
-    misread = r"[%\\\x00-\x1f\x7f\ud800-\udfff]"
+    unreadable = r"[%\\\x00-\x1f\x7f\ud800-\udfff]"
     if cluster.container.runtime != "none":
-        misread += "|[,:]"  # they separate mounts
+        unreadable += f"|[{re.escape(misread(cluster))}]"
     for what, folder, hint in (
         ("run folder", str(run_folder), "choose another folder with --runs"),
         ("cache of engines", engines, "set engines_folder in the cluster profile to another"),
     ):
-        bad = sorted(set(re.findall(misread, folder)))
+        bad = sorted(set(re.findall(unreadable, folder)))
         if bad:
             listed = ", ".join(map(repr, bad))
             raise RenderError(
@@ -239,10 +239,11 @@ def mounts(context: Context) -> Diagnostic | None:
     if not context.has_job or not _in_container(context):
         return None
     targets = [target_of(mount) for mount in context.plan.mounts]
+    bad = " ".join(misread(context.cluster))
     for key, path in named_folders(context.job):
         if not is_below(path, targets):
             return fail(
-                f"{key} {path} cannot be mounted by itself: its name has ',' or ':' in it",
+                f"{key} {path} cannot be mounted by itself: its name has one of {bad} in it",
                 "mount a folder above it in container.mounts of the profile, or rename it",
             )
         link, target = next(_leading_out(path, context.path_here(path), targets), ("", ""))

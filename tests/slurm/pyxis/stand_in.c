@@ -95,6 +95,8 @@ static int parse_mount(char *text, char **source, char **target, char **options)
 
 static int check_mounts(const char *value)
 {
+	if (strpbrk(value, "\"$`\\")) /* pyxis writes mounts into a line of bash, in double quotes. */
+		return refuse("pyxis: stand-in: --container-mounts: bash would read %s otherwise", value);
 	char *copy = strdup(value), *mounts = copy, *mount, *source, *target, *options;
 	while ((mount = strsep(&mounts, ",")))
 		if (parse_mount(mount, &source, &target, &options))
@@ -122,12 +124,10 @@ static int on_text(int option, const char *value, int remote)
 {
 	if (value == NULL || *value == '\0')
 		return refuse("pyxis: --%s: argument required", text_names[option]);
-	static char *given[TEXTS];
-	if (given[option]) /* Slurm may tell the same value twice. */
-		return strcmp(given[option], value) == 0
+	if (texts[option]) /* Slurm may tell the same value twice; a name with a flag is not equal to itself (args.c). */
+		return strcmp(texts[option], value) == 0
 		               ? 0
 		               : refuse("pyxis: --%s specified multiple times", text_names[option]);
-	given[option] = strdup(value);
 	texts[option] = strdup(value);
 	if (option == MOUNTS)
 		return check_mounts(value);
