@@ -155,6 +155,38 @@ def test_gptq_s_weights_by_the_name_of_the_day(release: str, option: str) -> Non
     assert convert.inputs == ("model", "/models/gptq")
 
 
+@pytest.mark.parametrize("release", ["0.9.0", "0.16.0", "1.2.1"])
+def test_qwen_s_gptq_weights_are_the_model_itself(release: str) -> None:
+    """examples/qwen/README.md, 'INT4-GPTQ': there is no option for another place."""
+    wanted: dict[str, Any] = {"method": "int4_gptq", "group_size": 128}
+    convert, _ = steps(job(release, "qwen", engine={"dtype": "float16", "quantization": wanted}))
+    words = options(convert.commands[0])
+    assert words["--model_dir"] == ("<model>",) and words["--weight_only_precision"] == ("int4_gptq",)
+    assert "--use_weight_only" in words and "--per_group" in words and convert.inputs == ("model",)
+    elsewhere = {**wanted, "checkpoint": "/models/gptq"}
+    [problem] = found(job(release, "qwen", engine={"dtype": "float16", "quantization": elsewhere}))
+    assert problem.field == "engine.quantization.checkpoint"
+    assert "set model.path to the folder of the quantized weights" in (problem.hint or "")
+
+
+def test_qwen_s_build_py_of_0_8_has_an_option_for_them() -> None:
+    wanted: dict[str, Any] = {"method": "int4_gptq"}
+    [problem] = found(job("0.8.0", "qwen", engine={"quantization": wanted}))
+    assert problem.field == "engine.quantization.checkpoint" and problem.code == "missing"
+    made = job("0.8.0", "qwen", engine={"quantization": {**wanted, "checkpoint": "/models/m"}})
+    [step] = steps(made)
+    assert options(step.commands[0])["--quant_ckpt_path"] == ("/models/m",)
+
+
+@pytest.mark.parametrize("family", ["gptneox", "baichuan"])
+def test_gptq_where_no_option_says_that_it_is_by_groups(family: str) -> None:
+    """examples/gptneox/README.md and examples/baichuan/README.md."""
+    wanted = {"method": "int4_gptq", "checkpoint": "/models/gptq"}
+    convert, _ = steps(job("0.16.0", family, engine={"dtype": "float16", "quantization": wanted}))
+    words = options(convert.commands[0])
+    assert words["--quant_ckpt_path"] == ("/models/gptq",) and "--per_group" not in words
+
+
 @pytest.mark.parametrize(
     ("release", "method", "since"),
     [("0.7.1", "w4a8_awq", "0.8.0"), ("0.11.0", "fp8_rowwise", "0.12.0"), ("0.5.0", "int8_sq", None)],

@@ -110,9 +110,7 @@ def quantization_is_whole(facts: JobFacts) -> Diagnostics:
         yield in_job("missing", f"{field}.auto_formats", "auto needs formats", "e.g. [fp8, int4_awq]")
     if wanted.method == "auto" and wanted.auto_bits is None:
         yield in_job("missing", f"{field}.auto_bits", "auto needs a number of bits", "e.g. 5")
-    if wanted.method == "int4_gptq" and wanted.checkpoint is None and facts.builds_engine:
-        message = "int4_gptq needs weights that GPTQ has quantized"
-        yield in_job("missing", f"{field}.checkpoint", message, "set it to their file")
+    yield from _quantized_weights(facts)
     for key, methods in _ONLY_WITH.items():
         value = getattr(wanted, key)
         if value not in (None, False, []) and wanted.method not in methods:
@@ -121,6 +119,23 @@ def quantization_is_whole(facts: JobFacts) -> Diagnostics:
             yield in_job("conflict", f"{field}.{key}", message, hint, value)
 
 
+def _quantized_weights(facts: JobFacts) -> Diagnostics:
+    """Weights that another tool has quantized are named where the programs read them."""
+    from trtllm_hpc.tensorrt_llm.command_lines import quantization
+
+    wanted, toolchain, field = (
+        facts.job.engine.quantization,
+        facts.toolchain,
+        "engine.quantization.checkpoint",
+    )
+    if toolchain is None:
+        return
+    options = [option for program in toolchain.programs for option in program.command.options]
+    if wanted.checkpoint is None and quantization.needs_checkpoint(wanted, options):
+        yield in_job("missing", field, f"{wanted.method} needs weights that are quantized already", _WEIGHTS)
+
+
+_WEIGHTS = "set it to their file or folder"
 _ONLY_WITH: Mapping[str, tuple[str, ...]] = {
     "auto_formats": ("auto",),
     "auto_bits": ("auto",),

@@ -232,6 +232,8 @@ def _no_option(request: OptionRequest, toolchain: Toolchain, reasons: Sequence[s
         is_plugin = request.key.startswith("engine.plugins.")
         near = nearest(request.key.rpartition(".")[2], _plugins(toolchain)) if is_plugin else None
         hint = f"did you mean '{near}'?" if near else f"leave {request.key} out"
+    if request.key == "engine.quantization.checkpoint":
+        hint = f"leave {request.key} out, and set model.path to the folder of the quantized weights"
     return f"TensorRT-LLM {version} has no option for it{history}", _replacement(request, toolchain) or hint
 
 

@@ -6,7 +6,7 @@ Sources: examples/quantization/README.md and examples/llama/README.md of 0.7,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from trtllm_hpc.config.engine import Quantization
@@ -26,6 +26,8 @@ BEFORE_BUILD_PY: Mapping[str, str] = {"fp8": "--quantized_fp8_model_path", "int4
 """Methods for which ``quantize.py`` runs before ``build.py``, and the option that names its file."""
 UNCALIBRATED = ("int8_wo", "int4_wo", "int4_gptq", "full_prec", "fp8_rowwise")
 """Methods that need no calibration samples (the KV cache's type may still need some)."""
+FROM_CHECKPOINT = ("int4_gptq",)
+"""Methods of weights that another tool has quantized."""
 DEFAULT_SMOOTHING = 0.5
 """Upstream's example value of ``--smoothquant``."""
 
@@ -90,7 +92,8 @@ def _by_convert(quantization: Quantization) -> Iterator[OptionRequest]:
         mappings = tuple(OptionMapping(role, option) for role in _FLAGGED for option in precision)
         yield OptionRequest(key, WEIGHT_ONLY[method], mappings)
         if method == "int4_gptq":
-            yield OptionRequest(key, True, same("--per_group", *_FLAGGED))
+            # GPT-NeoX and Baichuan have no such option: their examples convert GPTQ's weights without it.
+            yield OptionRequest(key, True, same("--per_group", *_FLAGGED), needed=False)
     elif method == "fp8_rowwise":
         yield OptionRequest(key, True, same("--use_fp8_rowwise", *_FLAGGED))
     elif method == "int8_sq":
@@ -139,6 +142,19 @@ def _details(quantization: Quantization) -> Iterator[OptionRequest]:
         value = getattr(quantization, key)
         if value is not None and value is not False:
             yield OptionRequest(f"engine.quantization.{key}", value, options)
+
+
+def needs_checkpoint(quantization: Quantization, options: Collection[str]) -> bool:
+    """Whether the method needs weights that are quantized already, in a place of their own.
+
+    Qwen's ``convert_checkpoint.py`` has no option for one: it reads GPTQ's weights from the model's folder
+    (examples/qwen/README.md, 'INT4-GPTQ').
+
+    Args:
+        options: of the programs that convert the model.
+    """
+    of_checkpoint = {mapping.option for mapping in _checkpoint(quantization)}
+    return quantization.method in FROM_CHECKPOINT and not of_checkpoint.isdisjoint(options)
 
 
 def _checkpoint(quantization: Quantization) -> tuple[OptionMapping, ...]:
