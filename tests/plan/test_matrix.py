@@ -80,7 +80,7 @@ SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "hidden_act": ({"hidden_act": "gelu"},),
     "quantization.method": tuple(
         quantized(each, **CALIBRATION)
-        for each in ("fp8", "fp8_rowwise", "int8_sq", "int4_awq", "w4a8_awq", "int8_wo", "int4_wo",
+        for each in ("fp8", "fp8_rowwise", "nvfp4", "int8_sq", "int4_awq", "w4a8_awq", "int8_wo", "int4_wo",
                      "full_prec")
     ),
     "quantization.kv_cache": tuple(
@@ -102,7 +102,7 @@ SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "quantization.auto_bits": (quantized("auto", auto_formats=["int8_sq"], auto_bits=8.5),),
     "quantization.checkpoint": tuple(
         quantized(each, tool="convert", checkpoint="/models/quantized")
-        for each in ("int4_gptq", "fp8", "int4_awq", "int8_sq")
+        for each in ("int4_gptq", "fp8", "int4_awq", "int8_sq", "w4a8_qserve_per_group")
     ),
     "speculative.mode": (
         drafted("draft_tokens_external", max_draft_len=10),
@@ -216,6 +216,8 @@ def _exists(made: JobFile, release: Release, family: str, where: ClusterProfile 
 def _command(
     step: BuildStep, words: tuple[Any, ...], made: JobFile, release: Release, family: str
 ) -> Command:
+    if words[0] == "env":
+        words = words[2:]  # QServe's
     name = words[0] if step.name == "build" and words[0] == "trtllm-build" else words[1].rpartition("/")[2]
     speculative = made.engine.speculative
     heads = speculative is not None and speculative.mode in ("medusa", "eagle", "redrafter")

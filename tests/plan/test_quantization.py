@@ -155,6 +155,47 @@ def test_gptq_s_weights_by_the_name_of_the_day(release: str, option: str) -> Non
     assert convert.inputs == ("model", "/models/gptq")
 
 
+@pytest.mark.parametrize("method", ["w4a8_qserve_per_group", "w4a8_qserve_per_channel"])
+@pytest.mark.parametrize("release", ["0.15.0", "1.2.1"])
+def test_qserve_s_weights_by_convert(release: str, method: str) -> None:
+    """examples/llama/README.md, 'w4aINT8 quantization (QServe)'."""
+    [problem] = found(made(release, method=method))
+    assert problem.field == "engine.quantization.checkpoint" and problem.code == "missing"
+    convert, _ = steps(made(release, method=method, checkpoint="/models/deepcompressor"))
+    words = options(convert.commands[0])
+    assert words["--quant_ckpt_path"] == ("/models/deepcompressor",) and words["--use_qserve"] == ()
+    assert ("--per_group" in words) == (method == "w4a8_qserve_per_group")
+    assert convert.commands[0][:2] == ("env", "TRTLLM_DISABLE_UNIFIED_CONVERTER=1")
+    assert "/models/deepcompressor" in convert.inputs
+    assert notes(made(release, method=method, checkpoint="/models/deepcompressor")) == ()
+
+
+def test_nvfp4_by_quantize_py_or_as_it_is() -> None:
+    words = said("0.17.0", method="nvfp4", kv_cache="fp8", calibration_dataset="/data/cnn")["quantize"]
+    assert (words["--qformat"], words["--kv_cache_dtype"]) == (("nvfp4",), ("fp8",))
+    wanted = {"method": "nvfp4", "tool": "convert"}
+    assert "--use_nvfp4" in said("1.2.1", **wanted)["convert"] and notes(made("1.2.1", **wanted)) == ()
+
+
+@pytest.mark.parametrize(
+    ("release", "family", "method", "words"),
+    [
+        ("0.16.0", "llama", "nvfp4", "quantize.py has --qformat nvfp4 since 0.17.0"),
+        ("0.7.1", "llama", "nvfp4", "convert_checkpoint.py has --use_nvfp4 since 0.17.0"),
+        ("0.14.0", "llama", "w4a8_qserve_per_group", "convert_checkpoint.py has --use_qserve since 0.15.0"),
+        ("0.5.0", "llama", "w4a8_qserve_per_channel", "convert_checkpoint.py has --use_qserve since 0.15.0"),
+        ("0.16.0", "qwen", "w4a8_qserve_per_group", "no release that is known here does"),
+    ],
+)
+def test_newer_methods_are_refused_by_name_elsewhere(
+    release: str, family: str, method: str, words: str
+) -> None:
+    wanted = {"method": method, "checkpoint": "/models/q"} if "qserve" in method else {"method": method}
+    problems = found(job(release, family, engine={"dtype": "float16", "quantization": wanted}))
+    [problem] = [each for each in problems if each.field == "engine.quantization.method"]
+    assert words in problem.message and release in problem.message
+
+
 @pytest.mark.parametrize("release", ["0.9.0", "0.16.0", "1.2.1"])
 def test_qwen_s_gptq_weights_are_the_model_itself(release: str) -> None:
     """examples/qwen/README.md, 'INT4-GPTQ': there is no option for another place."""
@@ -240,6 +281,13 @@ def test_fp8_needs_gpus_that_have_it(
     problems = found(made("0.16.0", **quantization), cluster(compute_capability=capability))
     assert bool(problems) is refused
     assert all("8.9" in problem.message and str(capability) in problem.message for problem in problems)
+
+
+def test_nvfp4_needs_blackwell() -> None:
+    wanted = made("0.17.0", method="nvfp4")
+    [problem] = found(wanted, cluster(compute_capability="9.0"))
+    assert "nvfp4 needs GPUs of compute capability 10.0" in problem.message
+    assert found(wanted, cluster(compute_capability="10.0")) == []
 
 
 def test_volta_is_gone_from_0_16_on() -> None:

@@ -36,9 +36,12 @@ class Quantization(Section):
         Literal[
             "fp8",
             "fp8_rowwise",
+            "nvfp4",
             "int8_sq",
             "int4_awq",
             "w4a8_awq",
+            "w4a8_qserve_per_group",
+            "w4a8_qserve_per_channel",
             "int4_gptq",
             "int8_wo",
             "int4_wo",
@@ -47,7 +50,10 @@ class Quantization(Section):
         ]
         | None
     ) = None
-    """Names of ``quantize.py``'s ``--qformat``; ``auto`` searches per layer (``--autoq_format``)."""
+    """Names of ``quantize.py``'s ``--qformat``; ``auto`` searches per layer (``--autoq_format``).
+
+    Those of QServe are upstream's names of the algorithms (``--use_qserve``).
+    """
     kv_cache: Literal["int8", "fp8"] | None = None
     """Type of the keys and values in the cache."""
     tool: Literal["convert", "quantize"] | None = None
@@ -70,7 +76,8 @@ class Quantization(Section):
     auto_bits: Annotated[float, Field(gt=0, le=16)] | None = None
     """Average bits per weight that ``auto`` aims at."""
     checkpoint: AbsolutePath | None = None
-    """Weights that another tool has quantized already (GPTQ, or ModelOpt's for ``build.py``)."""
+    """Weights that another tool has quantized already (GPTQ, DeepCompressor's for QServe, or ModelOpt's for
+    ``build.py``)."""
 
 
 class Lora(Section):

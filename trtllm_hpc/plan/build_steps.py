@@ -16,7 +16,7 @@ from trtllm_hpc.plan.layout import Layout
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.tensorrt_llm.command_lines.encoder_decoder import Part
 from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
-from trtllm_hpc.tensorrt_llm.command_lines.quantization import BEFORE_BUILD_PY
+from trtllm_hpc.tensorrt_llm.command_lines.quantization import BEFORE_BUILD_PY, QSERVE
 from trtllm_hpc.tensorrt_llm.command_lines.raw_options import LORA_PROGRAM, raw_argv, raw_notes
 from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Program, Toolchain
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -100,6 +100,7 @@ class _Steps:
         is_own = program.role == "convert" and program.command.family == family.examples
         source, output = program.folders
         command = (
+            *self._environment(program),
             *self._program(program),
             *(source, MODEL),
             *(family.convert if is_own else ()),
@@ -110,6 +111,15 @@ class _Steps:
         inputs = ("model", *self._folders(command))
         commands = (command, *self._gpus_per_node_of_checkpoint())
         return BuildStep(program.role, commands, inputs=inputs, identity=self._identity())
+
+    def _environment(self, program: Program) -> tuple[str, ...]:
+        """Variables that the program needs: QServe's weights go the way before the unified converter.
+
+        Source: examples/llama/README.md, 'w4aINT8 quantization (QServe)'.
+        """
+        method = self.facts.job.engine.quantization.method
+        is_qserve = program.role == "convert" and method in QSERVE
+        return ("env", "TRTLLM_DISABLE_UNIFIED_CONVERTER=1") if is_qserve else ()
 
     def _build(self, program: Program) -> BuildStep:
         """``trtllm-build`` from the checkpoint of the step before; twice for an encoder and a decoder."""

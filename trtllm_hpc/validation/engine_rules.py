@@ -18,6 +18,7 @@ LEAST_CAPABILITY: Mapping[str, tuple[int, int]] = {
     "fp8": (8, 9),
     "fp8_rowwise": (8, 9),
     "w4a8_awq": (8, 9),
+    "nvfp4": (10, 0),
     "bfloat16": (8, 0),
 }
 """Lowest compute capability for each type (TensorRT-LLM, docs/source/reference/precision.md)."""

@@ -18,15 +18,18 @@ _FLAGGED: tuple[Role, ...] = ("convert", "build_py")
 
 WEIGHT_ONLY: Mapping[str, str] = {"int8_wo": "int8", "int4_wo": "int4", "int4_gptq": "int4_gptq"}
 """``--weight_only_precision`` of the methods that need no samples."""
-CONVERT_ONLY = ("int4_gptq", "fp8_rowwise")
+QSERVE: Mapping[str, bool] = {"w4a8_qserve_per_group": True, "w4a8_qserve_per_channel": False}
+"""QServe's methods, and whether ``--per_group`` is said (examples/llama/README.md of 0.15, 'w4aINT8
+quantization (QServe)')."""
+CONVERT_ONLY = ("int4_gptq", "fp8_rowwise", *QSERVE)
 """``quantize.py`` has no format for these."""
 BY_QUANTIZE = ("int4_awq", "w4a8_awq", "auto")
 """Only ``quantize.py`` can do these."""
 BEFORE_BUILD_PY: Mapping[str, str] = {"fp8": "--quantized_fp8_model_path", "int4_awq": "--quant_ckpt_path"}
 """Methods for which ``quantize.py`` runs before ``build.py``, and the option that names its file."""
-UNCALIBRATED = ("int8_wo", "int4_wo", "int4_gptq", "full_prec", "fp8_rowwise")
+UNCALIBRATED = ("int8_wo", "int4_wo", "int4_gptq", "full_prec", "fp8_rowwise", *QSERVE)
 """Methods that need no calibration samples (the KV cache's type may still need some)."""
-FROM_CHECKPOINT = ("int4_gptq",)
+FROM_CHECKPOINT = ("int4_gptq", *QSERVE)
 """Methods of weights that another tool has quantized."""
 DEFAULT_SMOOTHING = 0.5
 """Upstream's example value of ``--smoothquant``."""
@@ -55,6 +58,8 @@ def is_calibrated(quantization: Quantization, chosen: Tool | None) -> bool:
         return False
     if quantization.kv_cache is not None and (chosen == "quantize" or quantization.kv_cache == "int8"):
         return True
+    if quantization.method == "nvfp4" and chosen == "convert":
+        return False  # it reads weights that are quantized already
     return quantization.method is not None and quantization.method not in UNCALIBRATED
 
 
@@ -96,6 +101,12 @@ def _by_convert(quantization: Quantization) -> Iterator[OptionRequest]:
             yield OptionRequest(key, True, same("--per_group", *_FLAGGED), needed=False)
     elif method == "fp8_rowwise":
         yield OptionRequest(key, True, same("--use_fp8_rowwise", *_FLAGGED))
+    elif method is not None and method in QSERVE:
+        yield OptionRequest(key, True, same("--use_qserve", *_FLAGGED))
+        if QSERVE[method]:
+            yield OptionRequest(key, True, same("--per_group", *_FLAGGED), needed=False)
+    elif method == "nvfp4":
+        yield OptionRequest(key, True, same("--use_nvfp4", "convert"))
     elif method == "int8_sq":
         smoothing = quantization.smoothquant
         options = same("--smoothquant", "convert", "prepare")

@@ -143,6 +143,8 @@ _OTHERS: Mapping[str, Sequence[str]] = {
         "--per_group",
         "--qformat",
         "--use_fp8_rowwise",
+        "--use_nvfp4",
+        "--use_qserve",
         "--use_fp8",
         "--enable_fp8",
         "--use_smooth_quant",

@@ -83,7 +83,9 @@ def format_of(quantization: Quantization, dtype: str) -> Format:
 
     Scales as TensorRT-LLM's quantized layers hold them (``quantization/layers.py``):
     float32 for each output of INT8 and of row-wise FP8, 16 bits for each output of
-    weight-only matrices and for each group of AWQ, and zeros besides for GPTQ.
+    weight-only matrices and for each group of AWQ, and zeros besides for GPTQ; 16 bits
+    for each output of QServe, with zeros or, by groups, 8 bits and 8 bits of zeros for each;
+    8 bits for each 16 inputs of NVFP4.
     """
     group = quantization.awq_block_size or quantization.group_size or 128
     bits = quantization.auto_bits
@@ -96,6 +98,9 @@ def format_of(quantization: Quantization, dtype: str) -> Format:
         "int4_awq": Format(0.5, bytes_group=2, group=group, bytes_column=2),
         "w4a8_awq": Format(0.5, bytes_group=2, group=group, bytes_column=2),
         "int4_gptq": Format(0.5, bytes_group=4, group=group),
+        "w4a8_qserve_per_group": Format(0.5, bytes_group=2, bytes_row=2),
+        "w4a8_qserve_per_channel": Format(0.5, bytes_row=4),
+        "nvfp4": Format(0.5, bytes_group=1, group=16),
         "auto": Format(bits / 8 if bits else BYTES[dtype]),
     }
     return formats.get(str(quantization.method), Format(BYTES[dtype]))
