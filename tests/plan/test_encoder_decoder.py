@@ -14,6 +14,7 @@ from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import releases
+from trtllm_hpc.tensorrt_llm.releases.families import find_family
 
 T5 = {
     "dtype": "float16",
@@ -137,3 +138,26 @@ def test_what_does_not_go_with_it() -> None:
     assert {each.field for each in problems} == {"engine.context_fmha", "repository.chunked_context"}
     [problem] = found(job("0.16.0", "llama", engine={"encoder_decoder": True}))
     assert problem.field == "engine.encoder_decoder" and "llama" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("family", "reads", "guide"),
+    [("whisper", "audio", "docs/whisper.md"), ("mllama", "images", "docs/multimodal.md")],
+)
+@pytest.mark.parametrize("release", ["0.5.0", "0.16.0", "1.2.1"])
+def test_an_encoder_of_audio_or_images_is_refused_by_name(
+    release: str, family: str, reads: str, guide: str
+) -> None:
+    """One engine alone would be rendered, and Triton's models take text."""
+    [problem] = found(job(release, family))
+    assert problem.field == "model.family" and problem.message.startswith(f"{family} reads {reads}:")
+    assert guide in (problem.hint or "")
+
+
+def test_their_architectures_are_known() -> None:
+    for architecture, name in (
+        ("WhisperForConditionalGeneration", "whisper"),
+        ("MllamaForConditionalGeneration", "mllama"),
+    ):
+        family = find_family(None, {"architectures": [architecture]})
+        assert family is not None and family.name == name

@@ -99,6 +99,7 @@ def find_toolchain(
     Raises:
         NoToolchain: the release cannot build it.
     """
+    _require_text(job, family)
     _require_architecture(job, release, family, model_config)
     if job.engine.encoder_decoder or family.encoder_decoder:
         _require_encoder_decoder(release, family)
@@ -188,6 +189,18 @@ def _program(role: Role, release: Release, family: str, key: str = "engine.tenso
             key, hint = "model.family", meant_family(release, name, family)
         raise NoToolchain(key, f"TensorRT-LLM {release.version} has no {what}{known}", hint)
     return Program(role, command)
+
+
+def _require_text(job: JobFile, family: Family) -> None:
+    if family.reads is None:
+        return
+    message = (
+        f"{family.name} reads {family.reads}: besides its decoder's engine it needs that of an encoder of "
+        f"{family.reads}, and Triton models that take {family.reads}; trtllm-hpc makes neither"
+    )
+    key = "model.path" if job.model.family is None else "model.family"
+    hint = f"follow {family.guide} in tensorrtllm_backend, or take a model that reads text alone"
+    raise NoToolchain(key, message, hint)
 
 
 def _require_architecture(

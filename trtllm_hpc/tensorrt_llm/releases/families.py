@@ -24,6 +24,10 @@ class Family:
     convert: tuple[str, ...] = ()
     """Further arguments for ``convert_checkpoint.py``."""
     encoder_decoder: bool = False
+    reads: str | None = None
+    """What an encoder reads that is not made here, ``audio`` or ``images``; ``None``: text alone."""
+    guide: str | None = None
+    """Upstream's guide to such a model, in tensorrtllm_backend."""
     context_fmha: bool | None = None
     """``False`` where fused attention over the prompt cannot compute it; else nothing is known against it."""
 
