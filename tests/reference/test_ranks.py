@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.reference.stand_in import Ranks
 from trtllm_hpc.reference.world import World
 
 from . import servers
@@ -156,3 +159,21 @@ def test_impossible_world_is_refused(environment: dict[str, str], sentence: str)
 
 def test_server_started_by_hand_is_a_world_of_one() -> None:
     assert World.from_environment({}) == World(0, 1, 0, None)
+
+
+def test_ranks_that_are_told_to_leave_may_be_quicker_than_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that closes between the last step and the leader's own end is no loss."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    worlds = [World(rank=rank, size=2, local_rank=rank, failure_file=None) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        leader, other = pool.map(Ranks, worlds)
+    lost: list[RuntimeError] = []
+    leader.watch(lost.append)
+    leader.send(None)
+    assert other.receive() is None
+    other.close()
+    time.sleep(0.2)
+    leader.close()
+    assert lost == []

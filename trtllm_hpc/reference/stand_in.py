@@ -125,6 +125,9 @@ class Ranks:
 
     def send(self, step: Step | None) -> None:
         """See ``engine_parts.Channel``."""
+        if step is None:
+            # Now, and not when this rank closes: another may have left before that.
+            self._is_leaving.set()
         for connection in self._others.values():
             connection.send(step)
 
