@@ -61,6 +61,18 @@ def test_what_a_program_of_ours_says_goes_before_slurm_s_word_that_it_ended(
     assert ids(run_status(run)) == ["reported", "slurm-task-failed"]
 
 
+def test_a_killed_batch_script_is_the_cause_where_no_log_tells_another(
+    fake_slurm: FakeSlurm,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    run = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=0:9", "CANCELLED")
+    run.batch_log("serve").write_text(
+        "slurmstepd: error: *** STEP 7.2 ON n0 FAILED (non-zero exit code) ***\n"
+    )
+    [cause] = run_status(run).causes
+    assert cause.sentence == "The job's batch script was killed by signal 9, so that Slurm ended the job."
+
+
 def test_what_the_first_rank_recorded_goes_before_a_traceback_that_followed(run: RunPaths) -> None:
     log = (
         "Traceback (most recent call last):\n  File 'a.py', line 1\nRuntimeError: Connection closed by peer\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -81,6 +82,9 @@ def causes_of(
         # Then neither logs nor events could be written.
         now = Finding("disk-full", Kind.ROOT, _sentence(full.message), full.hint, None, None, None, "")
         found = [now, *(one for one in found if one.id != now.id)]
+    if exit_signal in set(signal.Signals) and not any(one.kind is Kind.ROOT for one in found):
+        groups = {"signal": f"signal {exit_signal}"}
+        found = [_told_by_none(causes()["batch-script-killed"], groups, None), *found]
     by_slurm = _of_state(state, exit_signal)
     if by_slurm is not None:
         found = [by_slurm, *(one for one in found if one.id != by_slurm.id)]
