@@ -25,7 +25,7 @@ EXCERPTS: dict[str, dict[str, Any]] = {
 """Quotations of public logs by the cause that they tell, each with lines that must not be taken for it."""
 
 WITHOUT_TEXT = [cause for cause in causes().values() if not cause.patterns]
-"""Causes that a job's state in Slurm tells, or a rank's record."""
+"""Causes that a job's state or signal in Slurm tells, or a rank's record."""
 
 
 def found(text: str, name: str = "log") -> list[Finding]:
@@ -39,7 +39,7 @@ def likeliest(*logs: str) -> str | None:
 
 def test_every_cause_has_an_excerpt() -> None:
     assert set(EXCERPTS) == {cause.id for cause in causes().values()} - {it.id for it in WITHOUT_TEXT}
-    assert all(cause.states or cause.id.startswith("rank-") for cause in WITHOUT_TEXT)
+    assert all(cause.states or cause.id.startswith(("rank-", "batch-")) for cause in WITHOUT_TEXT)
     assert len(EXCERPTS) >= 120
 
 
