@@ -123,13 +123,110 @@ def test_a_build_py_that_reads_nothing_of_quantize_py_s(
     assert problem.message.endswith(f"the first release that can is {first}")
 
 
-def test_scales_of_llama_s_build_py_come_from_elsewhere() -> None:
-    [problem] = found(made("0.7.1", method="int8_sq"))
-    assert problem.field.rpartition(".")[2] == "checkpoint" and "hf_llama_convert.py" in (problem.hint or "")
-    words = said("0.7.1", method="int8_sq", checkpoint="/models/sq0.5/1-gpu", per_token=True)["build"]
+@pytest.mark.parametrize(
+    ("release", "family", "program", "option", "written"),
+    [
+        ("0.5.0", "llama", "llama/hf_llama_convert.py", "--ft_model_dir", "fp16"),
+        ("0.7.1", "mistral", "llama/hf_llama_convert.py", "--ft_model_dir", "fp16"),
+        ("0.6.0", "internlm", "internlm/hf_internlm_convert.py", "--ft_model_dir", "fp16"),
+        ("0.7.0", "baichuan", "baichuan/hf_baichuan_convert.py", "--bin_model_dir", "fp16"),
+        ("0.6.1", "bloom", "bloom/hf_bloom_convert.py", "--bin_model_dir", "float16"),
+    ],
+)
+def test_scales_are_computed_before_build_py_which_reads_them_in_the_model_s_place(
+    release: str, family: str, program: str, option: str, written: str
+) -> None:
+    """The READMEs of these examples, 'SmoothQuant': this option instead of --model_dir."""
+    wanted = {"method": "int8_sq", "smoothquant": 0.8, "per_token": True, "per_channel": True}
+    engine = {"dtype": "float16", "tensor_parallel": 2, "quantization": wanted}
+    prepare, build = planned(job(release, family, engine=engine))
+    assert str(prepare.commands[0][1]).endswith(f"/examples/{program}")
+    words = options(prepare.commands[0])
+    assert (words["--in-file"], words["--out-dir"]) == (("<model>",), ("<output>",))
+    assert (words["--smoothquant"], words["--tensor-parallelism"]) == (("0.8",), ("2",))
+    assert words["--storage-type"] == (written,)
+    words = options(build.commands[0])
+    assert words[option] == ("<prepare/2-gpu>",) and "--model_dir" not in words
+    assert {"--use_smooth_quant", "--per_token", "--per_channel"} <= set(words) and build.inputs == (
+        "prepare",
+    )
+
+
+def test_qwen_s_build_py_reads_them_beside_the_model() -> None:
+    """examples/qwen/README.md, 'SmoothQuant'."""
+    wanted = {"dtype": "float16", "max_input_len": 512, "quantization": {"method": "int8_sq"}}
+    prepare, build = planned(job("0.8.0", "qwen", engine=wanted))
+    assert options(prepare.commands[0])["--max_input_len"] == ("512",)
+    words = options(build.commands[0])
+    assert (words["--hf_model_dir"], words["--ft_dir_path"]) == (("<model>",), ("<prepare/1-gpu>",))
+    assert build.inputs == ("model", "prepare")
+
+
+@pytest.mark.parametrize(
+    ("release", "family", "option"),
+    [
+        ("0.7.1", "llama", "--ft_model_dir"),
+        ("0.6.0", "gptj", "--ft_model_dir"),
+        ("0.5.0", "gpt", "--model_dir"),
+    ],
+)
+def test_scales_of_an_int8_cache(release: str, family: str, option: str) -> None:
+    """'INT8 KV cache' of the same READMEs: with weight-only quantization, too."""
+    wanted = {"dtype": "float16", "quantization": {"method": "int8_wo", "kv_cache": "int8"}}
+    prepare, build = planned(job(release, family, engine=wanted))
+    assert "--calibrate-kv-cache" in options(prepare.commands[0])
+    words = options(build.commands[0])
+    assert words[option] == ("<prepare/1-gpu>",) and {"--int8_kv_cache", "--use_weight_only"} <= set(words)
+
+
+def test_scales_of_the_cache_beside_what_quantize_py_wrote() -> None:
+    """examples/llama/README.md and examples/gptj/README.md, 'INT8 KV cache + AWQ'."""
+    quantize, prepare, build = steps(made("0.7.1", method="int4_awq", kv_cache="int8"))
+    assert (quantize.name, prepare.name) == ("quantize", "prepare")
+    words = options(build.commands[0])
+    assert words["--model_dir"] == ("<model>",) and words["--ft_model_dir"] == ("<prepare/1-gpu>",)
+    assert words["--quant_ckpt_path"] == ("<quantize/llama_tp1_rank0.npz>",)
+    assert build.inputs == ("model", "prepare", "quantize")
+
+
+def test_scales_that_somebody_has_computed_stand_in_the_model_s_place() -> None:
+    wanted = made("0.7.1", method="int8_sq", checkpoint="/models/sq0.5/1-gpu", per_token=True)
+    [step] = steps(wanted)
+    words = options(step.commands[0])
     assert words["--ft_model_dir"] == ("/models/sq0.5/1-gpu",) and "--use_smooth_quant" in words
-    [step] = steps(made("0.7.1", method="int8_sq", checkpoint="/models/sq0.5/1-gpu"))
-    assert step.inputs == ("model", "/models/sq0.5/1-gpu")
+    assert "--model_dir" not in words and step.inputs == ("/models/sq0.5/1-gpu",)
+    assert notes(wanted) == ()
+
+
+@pytest.mark.parametrize(
+    ("release", "family", "wanted", "key"),
+    [
+        ("0.7.1", "chatglm", {"method": "int8_sq"}, "method"),
+        ("0.6.0", "opt", {"kv_cache": "int8"}, "kv_cache"),
+    ],
+)
+def test_scales_that_no_known_program_computes(
+    release: str, family: str, wanted: Mapping[str, str], key: str
+) -> None:
+    problems = found(job(release, family, engine={"dtype": "float16", "quantization": wanted}))
+    [problem] = [each for each in problems if each.field == f"engine.quantization.{key}"]
+    assert f"no program of TensorRT-LLM {release} is known that computes int8 scales" in problem.message
+    assert "convert_checkpoint.py" in (problem.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("release", "family", "names"),
+    [
+        ("0.7.1", "mpt", ("--in_file", "--out_dir", "--tensor_parallelism", "--storage_type")),
+        ("0.5.0", "opt", ("-in_file", "-saved_dir", "-infer_gpu_num", "-weight_data_type")),
+    ],
+)
+def test_families_whose_build_py_reads_no_others(release: str, family: str, names: tuple[str, ...]) -> None:
+    prepare, build = planned(job(release, family, engine={"dtype": "float16", "tensor_parallel": 4}))
+    words = options(prepare.commands[0])
+    written = "fp16" if family == "opt" else "float16"
+    assert [words[name] for name in names] == [("<model>",), ("<output>",), ("4",), (written,)]
+    assert options(build.commands[0])["--model_dir"] == ("<prepare/4-gpu>",) and build.inputs == ("prepare",)
 
 
 def test_gpt_s_are_computed_on_the_way() -> None:
@@ -230,13 +327,11 @@ def test_gptq_where_no_option_says_that_it_is_by_groups(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("release", "method", "since"),
-    [("0.7.1", "w4a8_awq", "0.8.0"), ("0.11.0", "fp8_rowwise", "0.12.0"), ("0.5.0", "int8_sq", None)],
+    [("0.7.1", "w4a8_awq", "0.8.0"), ("0.11.0", "fp8_rowwise", "0.12.0")],
 )
-def test_a_method_that_came_later_is_refused_with_its_release(
-    release: str, method: str, since: str | None
-) -> None:
+def test_a_method_that_came_later_is_refused_with_its_release(release: str, method: str, since: str) -> None:
     messages = [problem.message for problem in found(made(release, method=method))]
-    assert any(release in message and (since or "") in message for message in messages)
+    assert any(release in message and since in message for message in messages)
 
 
 def test_samples_that_are_downloaded_are_a_note_and_no_refusal() -> None:

@@ -21,6 +21,7 @@ from trtllm_hpc.tensorrt_llm.command_lines.raw_options import LORA_PROGRAM, raw_
 from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Program, Toolchain
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import quantized_file
+from trtllm_hpc.tensorrt_llm.releases.families import preparation
 
 MODEL = Placeholder("model")
 OUTPUT = Placeholder("output")
@@ -140,28 +141,41 @@ class _Steps:
         )
 
     def _build_py(self, program: Program) -> BuildStep:
-        """``build.py``, which reads the model itself."""
-        engine = self.facts.job.engine
-        model, inputs = MODEL, ["model"]
+        """``build.py``, which reads the model itself, or weights that another program has made of it."""
+        weights, inputs = self._weights(program)
         quantized: tuple[Argument, ...] = ()
-        if self.toolchain.program("prepare") is not None:
-            # hf_gpt_convert.py writes into a subfolder named after the ranks (its saved_dir).
-            model, inputs = Placeholder("prepare", f"/{engine.tensor_parallel}-gpu"), ["prepare"]
-        elif self.toolchain.program("quantize") is not None:
-            family, option = self.toolchain.family, BEFORE_BUILD_PY[str(engine.quantization.method)]
+        if self.toolchain.program("quantize") is not None:
+            family = self.toolchain.family
+            option = BEFORE_BUILD_PY[str(self.facts.job.engine.quantization.method)]
             file = quantized_file(self.toolchain.release.version, family.name, family.examples)
-            quantized, inputs = (option, Placeholder("quantize", f"/{file}")), ["model", "quantize"]
-        source, output = program.folders
+            quantized = (option, Placeholder("quantize", f"/{file}"))
+            inputs.append("quantize")
         command = (
             *self._program(program),
-            *(source, model),
+            *weights,
             *quantized,
             *self._argv("build_py"),
             *self._gpus_per_node(program),
-            *(output, OUTPUT),
+            *(program.folders[1], OUTPUT),
         )
         read = (*inputs, *self._folders(command))
         return BuildStep("build", (command,), inputs=read, identity=self._layout_identity(), on_gpu=True)
+
+    def _weights(self, program: Program) -> tuple[tuple[Argument, ...], list[str]]:
+        """The options of ``build.py`` for the model's weights, and what they read."""
+        model, how = (program.folders[0], MODEL), preparation(self.toolchain.family.examples)
+        if how is None:
+            return model, ["model"]
+        # What quantize.py has written goes with the model's own weights.
+        beside = how.beside or self.toolchain.program("quantize") is not None
+        if self.toolchain.program("prepare") is None:
+            prepared = how.option in self._argv("build_py")  # somebody has made them
+            return ((), []) if prepared and not beside else (model, ["model"])
+        # Each of these programs writes into a subfolder named after the ranks (its saved_dir).
+        folder = Placeholder("prepare", f"/{self.facts.job.engine.tensor_parallel}-gpu")
+        if beside and how.option != program.folders[0]:
+            return (*model, how.option, folder), ["model", "prepare"]
+        return (how.option, folder), ["prepare"]
 
     def lora(self) -> BuildStep:
         """``hf_lora_convert.py`` for each adapter, into a folder with the adapter's name."""

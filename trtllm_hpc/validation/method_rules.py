@@ -146,20 +146,32 @@ _ONLY_WITH: Mapping[str, tuple[str, ...]] = {
 
 
 def build_py_has_scales(facts: JobFacts) -> Diagnostics:
-    """LLaMA's build.py has the int8 scales that another program computes."""
+    """``build.py`` has the int8 scales that another program computes, or that a checkpoint holds."""
     toolchain, wanted = facts.toolchain, facts.job.engine.quantization
     if toolchain is None or not toolchain.by_build_py:
         return
-    from trtllm_hpc.tensorrt_llm.command_lines.quantization import tool
+    from trtllm_hpc.tensorrt_llm.command_lines.quantization import needs_scales, tool
+    from trtllm_hpc.tensorrt_llm.releases import releases_with
 
     chosen = tool(wanted, by_build_py=True)
     if wanted.tool is not None and wanted.tool != chosen:
         message = f"with build.py of {toolchain.release.version} only one program can quantize"
         yield in_job("release", "engine.quantization.tool", message, "leave it out", wanted.tool)
-    if toolchain.program("prepare") is not None:
+    if not needs_scales(wanted) or wanted.checkpoint is not None:
         return
-    needs = wanted.method == "int8_sq" or wanted.kv_cache == "int8"
-    if needs and wanted.checkpoint is None:
-        message = f"build.py of {toolchain.release.version} reads scales for int8 from a checkpoint"
-        hint = "make one with hf_llama_convert.py (-sq 0.5, or -kv for the KV cache) and name it here"
-        yield in_job("missing", "engine.quantization.checkpoint", message, hint)
+    prepare, build = toolchain.program("prepare"), toolchain.programs[-1].command.options
+    there = prepare.command.options if prepare is not None else {}
+    key, flag, options = (
+        ("method", "--use_smooth_quant", ("--smoothquant",))
+        if wanted.method == "int8_sq"
+        else ("kv_cache", "--int8_kv_cache", ("--calibrate-kv-cache", "--calibrate_kv_cache"))
+    )
+    if flag in build and not any(option in there for option in options):
+        family = toolchain.family
+        message = f"no program of TensorRT-LLM {toolchain.release.version} is known that computes int8 scales"
+        message += f" for {family.name}"
+        later = releases_with("convert_checkpoint.py", family.examples)
+        hint = (
+            f"take TensorRT-LLM {later[0]} or later: it has convert_checkpoint.py" if later else "remove it"
+        )
+        yield in_job("release", f"engine.quantization.{key}", message, hint, getattr(wanted, key))

@@ -25,7 +25,7 @@ from trtllm_hpc.tensorrt_llm.command_lines.option_request import (
     argv,
 )
 from trtllm_hpc.tensorrt_llm.command_lines.raw_options import raw_argv
-from trtllm_hpc.tensorrt_llm.command_lines.toolchain import PROGRAMS, Program, Toolchain
+from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Program, Toolchain, program_name
 from trtllm_hpc.tensorrt_llm.releases import Command, Option
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
 from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
@@ -200,6 +200,8 @@ def _calibration_note(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
     if not quantization.is_calibrated(wanted, chosen) or wanted.calibration_dataset is not None:
         return
     program = toolchain.program("quantize") or toolchain.programs[0]
+    if program.role == "build_py":
+        return  # it reads scales that somebody has computed
     option = program.command.options.get("--calib_dataset")
     default = f" ({option.default})" if option is not None and option.default else ""
     remedy = "load it into the cache of Hugging Face datasets that the compute nodes see"
@@ -254,7 +256,8 @@ def _lifetimes(request: OptionRequest, toolchain: Toolchain, *, exactly: bool) -
         is_same = isinstance(request.value, str) and (exactly or mapping.translate is None)
         value = request.value if is_same and not isinstance(mapping.translate, Mapping) else None
         family = family or toolchain.family.examples
-        found = option_lifetime(PROGRAMS[mapping.role], mapping.option, family, value)
+        name = program_name(mapping.role, toolchain.family.examples)
+        found = option_lifetime(name, mapping.option, family, value)
         # If this release has it too, the option belongs to a program outside the toolchain.
         if found is not None and toolchain.release.version not in found.releases:
             yield found.clause

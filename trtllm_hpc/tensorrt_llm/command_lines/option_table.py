@@ -53,6 +53,14 @@ def model_dtype(value: Any, option: Option, command: Command, context: Context) 
     return context.dtype
 
 
+def storage_type(value: Any, option: Option, command: Command, context: Context) -> str | None:
+    """The type of prepared weights, as ``build.py`` reads them: float16 as such, all others as float32."""
+    dtype = model_dtype(value, option, command, context)
+    if "fp16" not in option.choices:
+        return dtype
+    return "fp16" if dtype in (None, "float16") else "fp32"
+
+
 @dataclass(frozen=True)
 class Row:
     """A key of the engine section and the options that carry it."""
@@ -78,6 +86,8 @@ ROWS: Sequence[Row] = (
         "tensor_parallel",
         same("--tp_size", "build_py", "convert", "quantize")
         + same("--tensor-parallelism", "prepare")
+        + same("--tensor_parallelism", "prepare")
+        + same("-infer_gpu_num", "prepare")
         + WORLD,
         in_every_program=True,
         neutral=1,
@@ -91,13 +101,16 @@ ROWS: Sequence[Row] = (
     Row(
         "dtype",
         same("--dtype", "build_py", "convert", "quantize", translate=model_dtype)
-        + same("--storage-type", "prepare", translate=model_dtype),
+        + same("--storage-type", "prepare", translate=storage_type)
+        + same("--storage_type", "prepare", translate=storage_type)
+        + same("-weight_data_type", "prepare", translate=storage_type),
         in_every_program=True,
         neutral="auto",
         always=True,
     ),
     Row("max_batch_size", same("--max_batch_size", "build_py", "build")),
-    Row("max_input_len", same("--max_input_len", "build_py", "build")),
+    # Qwen's hf_qwen_convert.py calibrates with prompts of the length that build.py is told.
+    Row("max_input_len", same("--max_input_len", "prepare", "build_py", "build"), in_every_program=True),
     Row(
         "max_seq_len",
         same("--max_seq_len", "build") + same("--max_output_len", "build", "build_py", translate=output_len),
@@ -152,7 +165,8 @@ ROWS: Sequence[Row] = (
         "workers",
         same("--workers", "convert", "build")
         + same("--parallel_build", "build_py", translate=lambda value, *_: value > 1)
-        + same("--processes", "prepare"),
+        + same("--processes", "prepare")
+        + same("-processes", "prepare"),
         in_every_program=True,
     ),
 )

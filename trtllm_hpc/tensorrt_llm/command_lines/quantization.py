@@ -29,6 +29,8 @@ BEFORE_BUILD_PY: Mapping[str, str] = {"fp8": "--quantized_fp8_model_path", "int4
 """Methods for which ``quantize.py`` runs before ``build.py``, and the option that names its file."""
 UNCALIBRATED = ("int8_wo", "int4_wo", "int4_gptq", "full_prec", "fp8_rowwise", *QSERVE)
 """Methods that need no calibration samples (the KV cache's type may still need some)."""
+WITH_SCALES = ("--ft_model_dir", "--bin_model_dir", "--ft_dir_path")
+"""Options of ``build.py`` for a folder of weights with int8 scales; a family has one of them."""
 FROM_CHECKPOINT = ("int4_gptq", *QSERVE)
 """Methods of weights that another tool has quantized."""
 DEFAULT_SMOOTHING = 0.5
@@ -61,6 +63,11 @@ def is_calibrated(quantization: Quantization, chosen: Tool | None) -> bool:
     if quantization.method == "nvfp4" and chosen == "convert":
         return False  # it reads weights that are quantized already
     return quantization.method is not None and quantization.method not in UNCALIBRATED
+
+
+def needs_scales(quantization: Quantization) -> bool:
+    """Whether ``build.py`` needs scales of activations that another program has computed."""
+    return quantization.method == "int8_sq" or quantization.kv_cache == "int8"
 
 
 def requests(job: JobFile, *, by_build_py: bool) -> Iterator[OptionRequest]:
@@ -133,7 +140,7 @@ def _in_build_py(quantization: Quantization) -> Iterator[OptionRequest]:
     for option, value in options.items():
         yield OptionRequest(key, value, same(option, "build_py"))
     if quantization.kv_cache == "int8":
-        calibrated = same("--calibrate-kv-cache", "prepare")
+        calibrated = same("--calibrate-kv-cache", "prepare") + same("--calibrate_kv_cache", "prepare")
         yield OptionRequest("engine.quantization.kv_cache", True, calibrated, needed=False)
 
 
@@ -172,5 +179,10 @@ def _checkpoint(quantization: Quantization) -> tuple[OptionMapping, ...]:
     """Options for weights that are quantized already; their names followed the tool's."""
     by_convert = ("--quant_ckpt_path", "--modelopt_quant_ckpt_path", "--ammo_quant_ckpt_path")
     method = quantization.method or ""
-    by_build_py = {**BEFORE_BUILD_PY, "int4_gptq": "--quant_ckpt_path"}.get(method, "--ft_model_dir")
-    return (*(OptionMapping("convert", option) for option in by_convert), *same(by_build_py, "build_py"))
+    quantized = {**BEFORE_BUILD_PY, "int4_gptq": "--quant_ckpt_path"}
+    by_build_py = (quantized[method],) if method in quantized else WITH_SCALES
+    return tuple(
+        OptionMapping(role, option)
+        for role, options in ((_FLAGGED[0], by_convert), (_FLAGGED[1], by_build_py))
+        for option in options
+    )

@@ -166,6 +166,8 @@ _OTHERS: Mapping[str, Sequence[str]] = {
         "--ammo_quant_ckpt_path",
         "--quantized_fp8_model_path",
         "--ft_model_dir",
+        "--bin_model_dir",
+        "--ft_dir_path",
     ),
     "max_lora_rank": ("--max_lora_rank",),
     "lora.target_modules": ("--lora_target_modules",),

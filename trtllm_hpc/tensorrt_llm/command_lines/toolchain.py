@@ -19,7 +19,7 @@ from trtllm_hpc.tensorrt_llm.releases import (
     releases,
     releases_with,
 )
-from trtllm_hpc.tensorrt_llm.releases.families import Family, first_release
+from trtllm_hpc.tensorrt_llm.releases.families import Family, first_release, preparation
 from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
 from trtllm_hpc.tensorrt_llm.releases.refusals import meant_family, option_lifetime
 
@@ -30,8 +30,6 @@ PROGRAMS: Mapping[Role, str] = {
     "quantize": "quantize.py",
     "build": "trtllm-build",
 }
-PREPARED = ("gpt",)
-"""Families whose ``build.py`` reads weights in FasterTransformer's format, not Hugging Face's."""
 MODEL_OPTIONS = (
     "--checkpoint_dir",
     "--model_dir",
@@ -39,9 +37,18 @@ MODEL_OPTIONS = (
     "--hf_model_dir",
     "--weight_dir",
     "--in-file",
+    "--in_file",
+    "-in_file",
 )
 """Options for what a program reads, in the order of preference."""
-OUTPUT_OPTIONS = ("--output_dir", "--output-model-dir", "--export_path", "--out-dir")
+OUTPUT_OPTIONS = (
+    "--output_dir",
+    "--output-model-dir",
+    "--export_path",
+    "--out-dir",
+    "--out_dir",
+    "-saved_dir",
+)
 """Options for where a program writes."""
 
 
@@ -118,13 +125,18 @@ def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[P
         message = f"TensorRT-LLM {release.version} cannot draft tokens in this way{first}"
         raise NoToolchain("engine.speculative.mode", message, "take a newer release, or leave it out")
     programs = [_program("build_py", release, family.examples)]
-    if quantization.tool(job.engine.quantization, by_build_py=True) == "quantize":
-        method = str(job.engine.quantization.method)
+    how_prepared, quantized = preparation(family.examples), job.engine.quantization
+    if how_prepared is not None and how_prepared.always:
+        programs.insert(0, _program("prepare", release, family.examples))
+    elif how_prepared is not None and quantization.needs_scales(quantized) and quantized.checkpoint is None:
+        command = release.command(how_prepared.program)
+        if command is not None:  # else build.py has no option for int8 either
+            programs.insert(0, Program("prepare", command))
+    if quantization.tool(quantized, by_build_py=True) == "quantize":
+        method = str(quantized.method)
         if not _reads_quantized(release, family, method):
             raise NoToolchain("engine.quantization.method", *_nothing_quantized(release, family, method))
         programs.insert(0, _program("quantize", release, family.examples))
-    elif family.examples in PREPARED:
-        programs.insert(0, _program("prepare", release, family.examples))
     return tuple(programs)
 
 
@@ -178,8 +190,14 @@ def _through_checkpoint(job: JobFile, release: Release, family: Family) -> tuple
     return (first, _program("build", release, family.examples))
 
 
+def program_name(role: Role, family: str) -> str:
+    """The program that plays a role for the examples of a family; a family without one has GPT's."""
+    how_prepared = preparation(family) if role == "prepare" else None
+    return how_prepared.program if how_prepared is not None else PROGRAMS[role]
+
+
 def _program(role: Role, release: Release, family: str, key: str = "engine.tensorrt_llm_version") -> Program:
-    name = PROGRAMS[role]
+    name = program_name(role, family)
     command = release.command(name, family)
     if command is None:
         known = "".join(_span(each, family) for each in dict.fromkeys((name, "build.py")))

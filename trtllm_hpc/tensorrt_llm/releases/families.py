@@ -77,6 +77,27 @@ def first_release(family: Family, model_config: Mapping[str, Any] | None) -> Fir
     return FirstRelease(name if named or len(family.architectures) == 1 else family.name, first[name])
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """How a family's ``build.py`` gets weights that it cannot take from Hugging Face's."""
+
+    program: str
+    """Makes them, in a folder for each number of ranks."""
+    option: str
+    """Of ``build.py``, for that folder."""
+    source: str
+    always: bool = False
+    """Whether ``build.py`` reads no other weights; else it needs them for int8 scales alone."""
+    beside: bool = False
+    """Whether ``build.py`` takes the option beside the model's folder, else in its place."""
+
+
+def preparation(family: str) -> Preparation | None:
+    """How the examples of ``family`` prepare weights for ``build.py``; ``None`` if none is known."""
+    entry = read_data("prepare")["family"].get(example_family(family))
+    return None if entry is None else Preparation(**entry)
+
+
 def example_families() -> Mapping[str, Mapping[str, Any]]:
     """The folders of examples, by the name of their family."""
     entries: Mapping[str, Mapping[str, Any]] = read_data("examples")["family"]
