@@ -41,6 +41,7 @@ lint: setup ## ruff, mypy --strict, import-linter, shellcheck
 golden: setup ## write the golden scripts and the JSON Schemas anew, for `git diff` to review
 	$(BIN)/python -m tests.render.cases
 	$(BIN)/python -m tests.schemas
+	$(BIN)/python -m tests.tensorrt_llm.builds
 
 .PHONY: bench
 bench: setup ## the project against its limits: how fast the command line starts, and lists a thousand runs

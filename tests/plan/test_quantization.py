@@ -211,7 +211,7 @@ def test_scales_that_no_known_program_computes(
     problems = found(job(release, family, engine={"dtype": "float16", "quantization": wanted}))
     [problem] = [each for each in problems if each.field == f"engine.quantization.{key}"]
     assert f"no program of TensorRT-LLM {release} is known that computes int8 scales" in problem.message
-    assert "convert_checkpoint.py" in (problem.hint or "")
+    assert "the first release that builds this engine is 0.8.0" in (problem.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_nvfp4_by_quantize_py_or_as_it_is() -> None:
     ("release", "family", "method", "words"),
     [
         ("0.16.0", "llama", "nvfp4", "quantize.py has --qformat nvfp4 since 0.17.0"),
-        ("0.7.1", "llama", "nvfp4", "convert_checkpoint.py has --use_nvfp4 since 0.17.0"),
+        ("0.7.1", "gpt", "nvfp4", "quantize.py has --qformat nvfp4 since 0.17.0"),
         ("0.14.0", "llama", "w4a8_qserve_per_group", "convert_checkpoint.py has --use_qserve since 0.15.0"),
         ("0.5.0", "llama", "w4a8_qserve_per_channel", "convert_checkpoint.py has --use_qserve since 0.15.0"),
         ("0.16.0", "qwen", "w4a8_qserve_per_group", "no release that is known here does"),

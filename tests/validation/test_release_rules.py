@@ -79,6 +79,28 @@ def test_a_finding(files: Folder, job: str, code: str, place: str, words: str) -
     assert words in diagnostic.message and diagnostic.hint
 
 
+def test_a_refusal_names_the_first_release_that_builds_the_engine(files: Folder) -> None:
+    """An option of that name never was: another program does it since 0.8."""
+    model = "model: {path: /models/gptj, family: gptj}\n"
+    [problem] = files.diagnostics(
+        trt("0.7.1", "  inflight_batching: true\n  quantization: {method: int8_sq}\n", model)
+    )
+    assert problem.message == "TensorRT-LLM 0.7.1 has no option for it"
+    assert (problem.hint or "").endswith("; the first release that builds this engine is 0.8.0")
+    # What another key rules out everywhere is built by none.
+    engine = "  inflight_batching: true\n  quantization: {method: int8_sq}\n"
+    [problem] = files.diagnostics(trt("0.7.1", engine.replace("true\n", "true\n  hidden_act: gelu\n"), model))
+    assert "first release" not in (problem.hint or "")
+
+
+def test_a_wrong_value_elsewhere_hides_no_refusal(files: Folder) -> None:
+    model = "model: {path: /models/m, family: mixtral}\n"
+    found = files.diagnostics(
+        trt("0.5.0", "  max_batch_size: many\n  quantization: {method: nvfp4}\n", model)
+    )
+    assert {"engine.max_batch_size", "model.family"} <= {problem.field for problem in found}
+
+
 def test_everything_comes_at_once_and_each_key_once(files: Folder) -> None:
     engine = "  reduce_fusion: true\n  fused_mlp: true\n  opt_num_tokens: 64\n  plugins: {moe: auto}\n"
     found = files.diagnostics(trt("0.5.0", engine + "  inflight_batching: true\n"))

@@ -145,18 +145,40 @@ class JobFacts:
         return self._found_toolchain[1]
 
     @cached_property
+    def first_able(self) -> Release | None:
+        """The first release after the job's whose programs can build this engine; ``None`` if none can."""
+        from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoToolchain, find_toolchain
+        from trtllm_hpc.tensorrt_llm.releases import releases
+
+        if self.release is None or self.family is None or not self.builds_engine:
+            return None
+        # What trtllm-build makes batches in flight without being told.
+        engine = self.job.engine.model_copy(update={"inflight_batching": None})
+        job = self.job.model_copy(update={"engine": engine})
+        known = releases()
+        for later in known[known.index(self.release) + 1 :]:
+            try:
+                toolchain = find_toolchain(job, later, self.family, self.model_config)
+            except NoToolchain:
+                continue
+            if not any(lines.problems for lines in self._compiled(job, toolchain).values()):
+                return later
+        return None
+
+    @cached_property
     def command_lines(self) -> Mapping[Part | None, CommandLines]:
         """The options of the toolchain's programs: for encoder and decoder, or under ``None`` for one engine.
 
         Empty where there is no toolchain.
         """
-        if self.toolchain is None:
-            return {}
+        return {} if self.toolchain is None else self._compiled(self.job, self.toolchain)
+
+    def _compiled(self, job: JobFile, toolchain: Toolchain) -> Mapping[Part | None, CommandLines]:
         from trtllm_hpc.tensorrt_llm.command_lines.compile import compile_options
         from trtllm_hpc.tensorrt_llm.command_lines.encoder_decoder import PARTS
 
         parts = PARTS if self.is_encoder_decoder else (None,)
-        return {part: compile_options(self.job, self.toolchain, self.model_config, part) for part in parts}
+        return {part: compile_options(job, toolchain, self.model_config, part) for part in parts}
 
 
 def with_image(cluster: ClusterProfile, version: str | None = None) -> ClusterProfile:

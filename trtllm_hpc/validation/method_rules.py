@@ -145,33 +145,13 @@ _ONLY_WITH: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def build_py_has_scales(facts: JobFacts) -> Diagnostics:
-    """``build.py`` has the int8 scales that another program computes, or that a checkpoint holds."""
+def build_py_leaves_no_choice(facts: JobFacts) -> Diagnostics:
+    """Where ``build.py`` builds the engine, only one program can quantize."""
     toolchain, wanted = facts.toolchain, facts.job.engine.quantization
-    if toolchain is None or not toolchain.by_build_py:
+    if toolchain is None or not toolchain.by_build_py or wanted.tool is None:
         return
-    from trtllm_hpc.tensorrt_llm.command_lines.quantization import needs_scales, tool
-    from trtllm_hpc.tensorrt_llm.releases import releases_with
+    from trtllm_hpc.tensorrt_llm.command_lines.quantization import tool
 
-    chosen = tool(wanted, by_build_py=True)
-    if wanted.tool is not None and wanted.tool != chosen:
+    if wanted.tool != tool(wanted, by_build_py=True):
         message = f"with build.py of {toolchain.release.version} only one program can quantize"
         yield in_job("release", "engine.quantization.tool", message, "leave it out", wanted.tool)
-    if not needs_scales(wanted) or wanted.checkpoint is not None:
-        return
-    prepare, build = toolchain.program("prepare"), toolchain.programs[-1].command.options
-    there = prepare.command.options if prepare is not None else {}
-    key, flag, options = (
-        ("method", "--use_smooth_quant", ("--smoothquant",))
-        if wanted.method == "int8_sq"
-        else ("kv_cache", "--int8_kv_cache", ("--calibrate-kv-cache", "--calibrate_kv_cache"))
-    )
-    if flag in build and not any(option in there for option in options):
-        family = toolchain.family
-        message = f"no program of TensorRT-LLM {toolchain.release.version} is known that computes int8 scales"
-        message += f" for {family.name}"
-        later = releases_with("convert_checkpoint.py", family.examples)
-        hint = (
-            f"take TensorRT-LLM {later[0]} or later: it has convert_checkpoint.py" if later else "remove it"
-        )
-        yield in_job("release", f"engine.quantization.{key}", message, hint, getattr(wanted, key))

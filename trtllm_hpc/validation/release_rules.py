@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+from dataclasses import replace
+
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
+from trtllm_hpc.config.validate import UnknownValueError
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
+NOWHERE = ", and no release that is known here does"
+"""How a refusal ends where no release has an option for the key; another program may do the same."""
 _NO_CONTAINER = (
     "choose a profile with a container of TensorRT-LLM (--cluster), or, where the nodes have it installed, "
     "type --set cluster.container.tensorrt_llm_version=VERSION"
@@ -74,7 +81,8 @@ def family_is_known(facts: JobFacts) -> Diagnostics:
 def toolchain_exists(facts: JobFacts) -> Diagnostics:
     """The release has programs that build an engine of such a model."""
     if facts.no_toolchain is not None:
-        yield from facts.no_toolchain.diagnostics
+        for problem in facts.no_toolchain.diagnostics:
+            yield _with_first_able(problem, facts)
 
 
 def examples_are_known(facts: JobFacts) -> Diagnostics:
@@ -93,7 +101,21 @@ def keys_have_options(facts: JobFacts) -> Diagnostics:
     for lines in facts.command_lines.values():
         for problem in lines.problems:
             first.setdefault(problem.field, problem)  # all options of one key fail for the same reason
-    yield from first.values()
+    for problem in first.values():
+        yield _with_first_able(problem, facts)
+
+
+def _with_first_able(problem: Diagnostic, facts: JobFacts) -> Diagnostic:
+    """The problem, its hint with the first release that builds the engine as the job file has it."""
+    able = None
+    if problem.code == "release":
+        with suppress(UnknownValueError):  # a wrong value of another key must not hide this problem
+            able = facts.first_able
+    if able is None or re.search(rf"{re.escape(able.version)}(?![.\d])", f"{problem.message} {problem.hint}"):
+        return problem
+    said = f"the first release that builds this engine is {able.version}"
+    hint = f"{problem.hint}; {said}" if problem.hint else said
+    return replace(problem, message=problem.message.removesuffix(NOWHERE), hint=hint)
 
 
 def raw_options_are_taken(facts: JobFacts) -> Diagnostics:

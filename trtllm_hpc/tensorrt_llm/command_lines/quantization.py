@@ -23,12 +23,14 @@ QSERVE: Mapping[str, bool] = {"w4a8_qserve_per_group": True, "w4a8_qserve_per_ch
 quantization (QServe)')."""
 CONVERT_ONLY = ("int4_gptq", "fp8_rowwise", *QSERVE)
 """``quantize.py`` has no format for these."""
-BY_QUANTIZE = ("int4_awq", "w4a8_awq", "auto")
-"""Only ``quantize.py`` can do these."""
+BY_QUANTIZE = ("int4_awq", "w4a8_awq", "nvfp4", "auto")
+"""Only ``quantize.py`` can do these, ``nvfp4`` unless the weights are it already."""
 BEFORE_BUILD_PY: Mapping[str, str] = {"fp8": "--quantized_fp8_model_path", "int4_awq": "--quant_ckpt_path"}
 """Methods for which ``quantize.py`` runs before ``build.py``, and the option that names its file."""
 UNCALIBRATED = ("int8_wo", "int4_wo", "int4_gptq", "full_prec", "fp8_rowwise", *QSERVE)
 """Methods that need no calibration samples (the KV cache's type may still need some)."""
+CALIBRATE_CACHE = ("--calibrate-kv-cache", "--calibrate_kv_cache")
+"""Options of the programs before ``build.py`` that compute the scales of an int8 KV cache."""
 WITH_SCALES = ("--ft_model_dir", "--bin_model_dir", "--ft_dir_path")
 """Options of ``build.py`` for a folder of weights with int8 scales; a family has one of them."""
 FROM_CHECKPOINT = ("int4_gptq", *QSERVE)
@@ -112,7 +114,7 @@ def _by_convert(quantization: Quantization) -> Iterator[OptionRequest]:
         yield OptionRequest(key, True, same("--use_qserve", *_FLAGGED))
         if QSERVE[method]:
             yield OptionRequest(key, True, same("--per_group", *_FLAGGED), needed=False)
-    elif method == "nvfp4":
+    elif method == "nvfp4" and quantization.tool == "convert":
         yield OptionRequest(key, True, same("--use_nvfp4", "convert"))
     elif method == "int8_sq":
         smoothing = quantization.smoothquant
@@ -140,7 +142,7 @@ def _in_build_py(quantization: Quantization) -> Iterator[OptionRequest]:
     for option, value in options.items():
         yield OptionRequest(key, value, same(option, "build_py"))
     if quantization.kv_cache == "int8":
-        calibrated = same("--calibrate-kv-cache", "prepare") + same("--calibrate_kv_cache", "prepare")
+        calibrated = tuple(OptionMapping("prepare", option) for option in CALIBRATE_CACHE)
         yield OptionRequest("engine.quantization.kv_cache", True, calibrated, needed=False)
 
 

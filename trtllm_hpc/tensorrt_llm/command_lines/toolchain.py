@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_hpc.config.diagnostics import in_job
+from trtllm_hpc.config.engine import Quantization
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.tensorrt_llm.command_lines import quantization, speculative
@@ -125,19 +126,50 @@ def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[P
         message = f"TensorRT-LLM {release.version} cannot draft tokens in this way{first}"
         raise NoToolchain("engine.speculative.mode", message, "take a newer release, or leave it out")
     programs = [_program("build_py", release, family.examples)]
-    how_prepared, quantized = preparation(family.examples), job.engine.quantization
-    if how_prepared is not None and how_prepared.always:
-        programs.insert(0, _program("prepare", release, family.examples))
-    elif how_prepared is not None and quantization.needs_scales(quantized) and quantized.checkpoint is None:
-        command = release.command(how_prepared.program)
-        if command is not None:  # else build.py has no option for int8 either
-            programs.insert(0, Program("prepare", command))
+    quantized = job.engine.quantization
+    prepare = _prepare(job, release, family, programs[0].command)
+    if prepare is not None:
+        programs.insert(0, prepare)
     if quantization.tool(quantized, by_build_py=True) == "quantize":
         method = str(quantized.method)
         if not _reads_quantized(release, family, method):
             raise NoToolchain("engine.quantization.method", *_nothing_quantized(release, family, method))
         programs.insert(0, _program("quantize", release, family.examples))
     return tuple(programs)
+
+
+def _prepare(job: JobFile, release: Release, family: Family, build: Command) -> Program | None:
+    """The program that makes weights for ``build.py``; ``None`` where it reads the model itself."""
+    how, quantized = preparation(family.examples), job.engine.quantization
+    if how is not None and how.always:
+        prepare = _program("prepare", release, family.examples)
+        _require_scales(quantized, release, family, build, prepare.command)
+        return prepare
+    if not quantization.needs_scales(quantized) or quantized.checkpoint is not None:
+        return None
+    command = release.command(how.program) if how is not None else None
+    _require_scales(quantized, release, family, build, command)
+    return Program("prepare", command) if command is not None else None
+
+
+def _require_scales(
+    quantized: Quantization, release: Release, family: Family, build: Command, prepare: Command | None
+) -> None:
+    """Refuse what ``build.py`` has a switch for, but whose scales no program computes."""
+    there = prepare.options if prepare is not None else {}
+    wanted = (
+        ("method", quantized.method == "int8_sq", "--use_smooth_quant", ("--smoothquant",)),
+        ("kv_cache", quantized.kv_cache == "int8", "--int8_kv_cache", quantization.CALIBRATE_CACHE),
+    )
+    for key, is_wanted, switch, options in wanted:
+        if not is_wanted or switch not in build.options or quantized.checkpoint is not None:
+            continue
+        if not any(option in there for option in options):
+            message = (
+                f"no program of TensorRT-LLM {release.version} is known that computes int8 scales for "
+                f"{family.name}"
+            )
+            raise NoToolchain(f"engine.quantization.{key}", message, "take a newer release, or leave it out")
 
 
 def _reads_quantized(release: Release, family: Family, method: str) -> bool:

@@ -1,0 +1,167 @@
+"""``docs/builds.md``: which release builds which family in which way, as the rules judge it.
+
+``python -m tests.tensorrt_llm.builds`` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.releases import Release, releases
+from trtllm_hpc.tensorrt_llm.releases.families import families, find_family
+from trtllm_hpc.validation import engine_rules, method_rules, release_rules
+from trtllm_hpc.validation.rules import rules_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "builds.md"
+SITE = ClusterProfile.model_validate({"name": "site", "gpus_per_node": 8, "compute_capability": "10.0"})
+RULES = rules_of(engine_rules, method_rules)
+WEIGHTS = "/models/quantized"
+
+Engine = Mapping[str, Any]
+
+
+def _quantized(method: str | None, **keys: Any) -> Engine:
+    return {"quantization": {"method": method, **keys}}
+
+
+def _drafted(mode: str, **keys: Any) -> Engine:
+    return {"speculative": {"mode": mode, **keys}}
+
+
+METHODS: Mapping[str, Sequence[Engine]] = {
+    "plain": ({},),
+    **{
+        f"`{method}`": (_quantized(method),)
+        for method in ("int8_wo", "int4_wo", "int8_sq", "fp8", "int4_awq", "w4a8_awq", "fp8_rowwise", "nvfp4")
+    },
+    "`auto`": (_quantized("auto", auto_formats=["fp8", "int4_awq"], auto_bits=5.0),),
+    # Some releases read these weights in a place of their own, others in the model's folder.
+    "`int4_gptq`": (_quantized("int4_gptq", checkpoint=WEIGHTS), _quantized("int4_gptq")),
+    **{
+        f"`{method}`": (_quantized(method, checkpoint=WEIGHTS),)
+        for method in ("w4a8_qserve_per_group", "w4a8_qserve_per_channel")
+    },
+    "`kv_cache: int8`": (_quantized(None, kv_cache="int8"),),
+    "`kv_cache: fp8`": (_quantized(None, kv_cache="fp8"),),
+    "LoRA": ({"max_lora_rank": 8, "lora": {"target_modules": ["attn_q"]}},),
+    "`draft_tokens_external`": (_drafted("draft_tokens_external", max_draft_len=8),),
+    "`medusa`": (_drafted("medusa", model="/models/heads"),),
+    "`eagle`": (_drafted("eagle", model="/models/heads"),),
+    "`redrafter`": (_drafted("redrafter", model="/models/heads"),),
+    "`lookahead`": (_drafted("lookahead", max_draft_len=8),),
+}
+"""What a row of the page is called, and the engine keys that say it: one of them is enough."""
+
+
+@cache
+def renders(release: Release, family: str, method: str) -> bool:
+    """Whether the release's programs build the family so."""
+    return any(_renders(_facts(release, family, engine)) for engine in METHODS[method])
+
+
+def _renders(facts: JobFacts) -> bool:
+    if facts.toolchain is None or any(lines.problems for lines in facts.command_lines.values()):
+        return False
+    return not any(True for rule in RULES for _ in rule(facts))
+
+
+def refusal(release: Release, family: str, method: str) -> str:
+    """What the user is told: every message with its hint."""
+    facts = _facts(release, family, METHODS[method][0])
+    found = [problem for rule in (*rules_of(release_rules), *RULES) for problem in rule(facts)]
+    return " ".join(f"{problem.field}: {problem.message} ({problem.hint})" for problem in found)
+
+
+def _facts(release: Release, family: str, engine: Engine) -> JobFacts:
+    by_build_py = release.command("build.py", _examples(family)) is not None
+    # Whether what build.py makes batches in flight is another question.
+    job = _job(family, json.dumps(engine), "V1" if by_build_py else "inflight_fused_batching")
+    keys = {"tensorrt_llm_version": release.version}
+    job = job.model_copy(update={"engine": job.engine.model_copy(update=keys)})
+    return JobFacts(job, SITE, read_config=lambda folder: None)
+
+
+@cache
+def _job(family: str, engine: str, batching: str) -> JobFile:
+    keys = {"backend": "tensorrtllm", "dtype": "float16", **json.loads(engine)}
+    model = {"path": "/models/m", "family": family}
+    repository = {"batching_strategy": batching}
+    return JobFile.model_validate({"name": "x", "model": model, "engine": keys, "repository": repository})
+
+
+def _examples(family: str) -> str:
+    found = find_family(family, None)
+    return family if found is None else found.examples
+
+
+def page() -> str:
+    """The whole page."""
+    head, tail = page_parts()
+    served = [family.name for family in families().values() if family.reads is None]
+    return head + "".join(map(section, served)) + tail
+
+
+def page_parts() -> tuple[str, str]:
+    """What stands before and after the families."""
+    first, *_, last = releases()
+    head = _HEAD.format(releases=len(releases()), first=first.version, last=last.version)
+    refused = ", ".join(f"`{family.name}` ({family.reads})" for family in families().values() if family.reads)
+    return head, f"## Refused in every release\n\n{refused}: {_UNSERVED}\n"
+
+
+def section(family: str) -> str:
+    """A family: its methods, those of the same releases together."""
+    rows: dict[str, list[str]] = {}
+    for method in METHODS:
+        there = [renders(release, family, method) for release in releases()]
+        rows.setdefault(_spans(there), []).append(method)
+    lines = [f"| {', '.join(methods)} | {span} |\n" for span, methods in rows.items()]
+    return f"## {family}\n\n| built | by |\n|---|---|\n{''.join(lines)}\n"
+
+
+def _spans(there: Sequence[bool]) -> str:
+    """The releases that are there, as people write them: ``0.5.0 to 0.7.1, from 0.9.0 on``."""
+    versions, spans = [release.version for release in releases()], []
+    for place, version in enumerate(versions):
+        if there[place] and (place == 0 or not there[place - 1]):
+            end = next((at for at in range(place, len(there)) if not there[at]), None)
+            last = versions[end - 1] if end is not None else None
+            spans.append(
+                f"from {version} on"
+                if last is None
+                else version
+                if last == version
+                else f"{version} to {last}"
+            )
+    return ", ".join(spans) or "none"
+
+
+_UNSERVED = "their encoders need engines and Triton models of their own."
+_HEAD = """# Which release builds what
+
+What `trtllm-hpc` renders for each `model.family`, of the {releases} releases from {first} to {last}. A
+job for any other is refused before the queue, and the message names the first release that builds the
+engine, if a later one does. Rows have values of `engine.quantization.method`, a KV cache
+(`engine.quantization.kv_cache`), LoRA (`engine.max_lora_rank`) and values of `engine.speculative.mode`;
+`plain` is none of these. `int4_gptq` and `w4a8_qserve_...` start from weights that are quantized
+already.
+
+That a release renders it says that upstream's programs have the options and, where this is known, that
+they take the family ([how reliable the lists are](releases.md#how-reliable-the-lists-are)), not that
+each engine was built. The heads of `medusa`, `eagle` and `redrafter` in upstream's examples are of
+LLaMA and its relatives, and of Qwen in some releases; for other families nothing is known of them.
+
+The page is made of the data of the releases and the rules (`python -m tests.tensorrt_llm.builds`).
+
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
