@@ -64,6 +64,7 @@ def test_a_server_that_fails_at_its_start_is_told(tmp_path: Path) -> None:
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
 
 
+@pytest.mark.thorough
 def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
     given = signed_certificate(tmp_path, "door.cluster.example")
     serve = {**DOOR, "tls": True, "certificate": str(given)}

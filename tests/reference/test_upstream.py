@@ -269,6 +269,7 @@ def test_what_only_the_bls_model_takes_is_refused_by_its_name(alone: World, name
 STREAMS = 48
 
 
+@pytest.mark.thorough
 def test_texts_of_many_streams_come_in_order_from_several_instances(
     served: dict[int, Path], tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:

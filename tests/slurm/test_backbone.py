@@ -152,6 +152,7 @@ def test_one_job_file_to_a_measured_model(person: Person) -> None:
     assert "rank 1 on" in one.stdout and "rank 0 on" not in one.stdout
 
 
+@pytest.mark.thorough
 def test_the_job_of_the_demo_streams_and_is_measured_at_two_rates(person: Person, engine: Path) -> None:
     job = person.folder / "demo.yaml"
     job.write_text(files("trtllm_hpc.jobs").joinpath("tiny-llama.yaml").read_text(), encoding="utf-8")
@@ -256,7 +257,11 @@ def batch_script_process(nodes: list[Node]) -> int:
     return int(min(found))
 
 
-@pytest.mark.parametrize("victim", ["rank 1", "the leader", "the batch script"])
+REPEATED = [pytest.param(victim, marks=pytest.mark.thorough) for victim in ("the leader", "the batch script")]
+"""What ``docs/faults.md`` has, too."""
+
+
+@pytest.mark.parametrize("victim", ["rank 1", *REPEATED])
 def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: str) -> None:
     # Once with a companion in the middle of a long benchmark, which must end too.
     benchmark = {**SMALL, "requests": 600}
@@ -298,6 +303,7 @@ def set_slurmd_timeout(person: Person, old_s: int, new_s: int) -> None:
     subprocess.run(["scontrol", "reconfigure"], env={**os.environ, "SLURM_CONF": str(conf)}, check=True)
 
 
+@pytest.mark.thorough
 def test_a_lost_node_is_named_before_slurm_knows_it(person: Person, engine: Path) -> None:
     """Slurm waits 300 s for a node (SlurmdTimeout), and shows the job as running or completing meanwhile."""
     benchmark = {**SMALL, "requests": 600}

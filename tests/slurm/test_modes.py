@@ -83,6 +83,7 @@ def test_prompts_and_answers_are_computed_by_ranks_of_their_own(site: Site) -> N
     assert_served_and_measured(site, run, "Machine learning is")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("site", ["0.16.0"], indirect=True)
 def test_two_ranks_compute_prompts_and_one_the_answers(site: Site) -> None:
     """One job file builds both engines, and the next run finds both."""

@@ -99,6 +99,7 @@ def test_who_cancels_the_job_itself_ends_the_run(person: Person, engine_alone: P
     assert person.status(run)["state"] != "serving"
 
 
+@pytest.mark.thorough
 def test_the_next_job_does_not_get_the_node_at_fault(person: Person, engine_alone: Path) -> None:
     """The job tells Slurm so at its end; where it no longer could, the next one sees it, and makes room."""
     job = person.job(
@@ -129,6 +130,7 @@ def test_the_next_job_does_not_get_the_node_at_fault(person: Person, engine_alon
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
 
 
+@pytest.mark.thorough
 def test_a_job_that_ends_in_order_changes_the_one_that_waits(person: Person, engine_alone: Path) -> None:
     job = person.job(
         "changed",

@@ -84,6 +84,7 @@ def test_a_word_that_upstream_refuses_ends_the_build_in_its_own_words(site: Site
     assert refused[-1] == "--no_such_option" and built[:-1] == refused[:-2]  # but for the output folder
 
 
+@pytest.mark.thorough
 def test_the_repository_is_made_in_the_job_where_only_the_nodes_have_the_templates(site: Site) -> None:
     """As in a container: /dev/shm is each node's own."""
     templates = site.container.folder / "all_models"
