@@ -171,12 +171,12 @@ def assert_a_killed_instance_costs_only_what_it_had_begun(person: Person, served
     assert time.monotonic() - began < 90
     records = read_records(served.measurement("killed").requests)
     failed = [record for record in records if record.status != "ok"]
-    assert 0 < len(failed) <= 8, [record.error for record in failed]
+    # Those of which nothing had come yet were sent to the other instance; on a busy machine it may be all.
+    assert len(failed) <= 8, [record.error for record in failed]
     assert len(records) > 50
     # All of them had been begun by the instance that died, and say what to do.
-    first = min(record.sent_s for record in failed)
-    last = max(record.sent_s for record in failed)
-    assert last - first < NOTICED_S
+    sent_s = [record.sent_s for record in failed]
+    assert not sent_s or max(sent_s) - min(sent_s) < NOTICED_S
     assert all("try again" in (record.error or "") for record in failed), failed
     # It is back, and used again.
     ends = [event for event in read_events(served, "serve") if event.name == "instance_end"]
