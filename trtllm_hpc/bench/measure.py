@@ -20,7 +20,6 @@ from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, serve
 from trtllm_hpc.bench.earlier import Earlier, read_earlier
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import (
     WHOLE_TRACE,
@@ -33,14 +32,14 @@ from trtllm_hpc.bench.passes import (
 )
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
-from trtllm_hpc.bench.records import UNFINISHED, RequestRecord, append_records
+from trtllm_hpc.bench.records import UNFINISHED, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens, sampled
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
-from trtllm_hpc.bench.workload.tokenizers import ServedTokenizer, find_tokenizer
+from trtllm_hpc.bench.workload.tokenizers import ServedTokenizer, Tokenization, find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import NotReady
@@ -90,36 +89,26 @@ def run_measurement(
     """
     slo = parse_slo(settings.slo) if settings.slo else None
     is_companion = name == COMPANION_MEASUREMENT
-    earlier = read_earlier(subject.paths.measurement(name), settings) if is_companion else None
+    earlier = read_earlier(subject.paths.measurement(name), settings) if is_companion else Earlier()
     adapters = Adapters.read(settings.workload, subject.paths)
     targets = targets_of(settings, subject.endpoint, subject.job.text_model)
     model = subject.job.model.path
     folders = [subject.paths.engine, *([Path(model)] if model else [])]
     timeout_s = float(settings.request_timeout_seconds)
     tokenization = find_tokenizer(settings.workload, folders, subject.endpoint, timeout_s)
-    clock, progress = earlier.clock() if earlier is not None else Clock(), Progress()
-    workload = WorkloadSpec(
-        settings,
-        expected_requests(settings),
-        targets[0].token_ids,
-        tokenization.tokenizer,
-        tokenization.vocabulary,
-        subject.job.engine.max_input_len,
-    )
+    clock, progress = earlier.clock(), Progress()
+    workload = _workload(subject, settings, tokenization, token_ids=targets[0].token_ids)
     feed = RequestFeed(workload, targets, adapters.weights)
-    if earlier is not None:
-        feed.skip(earlier.requests)
+    feed.take(earlier.requests)  # which the earlier attempt has sent
     adapters.make_known(targets, feed.built.requests[0], clock)
     passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo)
     progress_file = subject.paths.benchmark_progress if is_companion else None
+    samples_file = subject.paths.measurement(name).samples
     subject.paths.results.mkdir(exist_ok=True)
-    notes = [note for note in (tokenization.note, earlier and earlier.note) if note]
+    notes = [note for note in (tokenization.note, earlier.note) if note]
     measuring = _Run(subject, settings, name, passes, notes, earlier)
-    before = earlier.samples if earlier is not None else []
     with (
-        sampled(
-            subject.endpoint, clock, to=subject.paths.measurement(name).samples, before=before
-        ) as samples,
+        sampled(subject.endpoint, clock, to=samples_file, before=earlier.samples) as samples,
         reported(progress, progress_file, show),
     ):
 
@@ -136,11 +125,24 @@ def run_measurement(
         [ended_early] if ended_early else [],
         [samples.warning] if samples.warning else [],
         # The server of the earlier attempt may have been another.
-        samples.output_tokens if earlier is None else None,
+        None if earlier.levels else samples.output_tokens,
     )
     if ended_early == _INTERRUPTED:
         raise Interrupted(measurement)
     return measurement
+
+
+def _workload(
+    subject: Subject, settings: Benchmark, tokenization: Tokenization, *, token_ids: bool
+) -> WorkloadSpec:
+    return WorkloadSpec(
+        settings,
+        expected_requests(settings),
+        token_ids,
+        tokenization.tokenizer,
+        tokenization.vocabulary,
+        subject.job.engine.max_input_len,
+    )
 
 
 def expected_requests(settings: Benchmark) -> int:
@@ -181,7 +183,7 @@ class _Run:
         name: str,
         passes: Passes,
         notes: list[str],
-        earlier: Earlier | None,
+        earlier: Earlier,
     ) -> None:
         self._settings = settings
         self._name = name
@@ -194,8 +196,7 @@ class _Run:
         for file in self._files.present:  # from an earlier attempt of the companion
             if not file.is_dir():
                 file.unlink()
-        self._records: list[RequestRecord] = [] if earlier is None else earlier.records
-        self._results: list[LevelResult] = [] if earlier is None else earlier.levels
+        self._records, self._results = list(earlier.records), list(earlier.levels)
         if self._records:
             append_records(self._files.requests, self._records)
         self._search: SearchResult | None = None

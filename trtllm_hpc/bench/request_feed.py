@@ -74,10 +74,6 @@ class RequestFeed:
         tasks = [request.lora_task_id for request in requests] if weights else []
         return PassRequests(first, requests, payloads, [None if it is None else weights[it] for it in tasks])
 
-    def skip(self, count: int) -> None:
-        """Take note of requests that an earlier attempt has sent."""
-        self.take(count)
-
     def put_back(self, end: int) -> None:
         """Put back the requests of the last pass from index ``end`` on: not sent, or to be sent again."""
         self._sent = max(self._sent_before, end)
