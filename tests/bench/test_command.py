@@ -225,7 +225,8 @@ def test_only_the_load_itself_goes_before_ordinary_processes(
     monkeypatch.setattr(RequestFeed, "take", noted)
     bench(run, "--requests", 2, "--rate", 50, "--repeats", 2)
     bench(run, "--requests", 2, "--concurrency", 1, name="closed")
-    assert policies == [os.sched_getscheduler(0)] * 3
+    assert len(policies) >= 3
+    assert set(policies) == {os.sched_getscheduler(0)}
 
 
 def test_two_processes_share_the_load(run: RunPaths) -> None:
