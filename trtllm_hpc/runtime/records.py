@@ -68,6 +68,7 @@ class Endpoint(JsonRecord):
     address: str
     """IP address of that host, for readers that cannot resolve its name."""
     http_port: int
+    """Of Triton, as the next two; 0: there is none."""
     grpc_port: int
     metrics_port: int
     models: list[str]
@@ -86,6 +87,13 @@ class Endpoint(JsonRecord):
     """A name that it is for, if it is a given one; ``None``: for ``address``."""
     instances: int = 1
     """Servers behind the door."""
+    openai_url: str | None = None
+    """URL of OpenAI's protocol, which ends with ``/v1``; ``None`` if the server does not speak it."""
+
+    @property
+    def is_triton(self) -> bool:
+        """Whether the server speaks Triton's protocols."""
+        return self.http_port != 0 or self.grpc_port != 0
 
     @property
     def authorization(self) -> dict[str, str]:
