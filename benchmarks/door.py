@@ -42,7 +42,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
-from trtllm_hpc.runtime.door import KINDS, threads, write_key
+from trtllm_hpc.runtime.door import TRITON_KINDS, threads, write_key
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -123,7 +123,7 @@ def open_door(folder: Path, server: Endpoint) -> Iterator[tuple[Endpoint, int]]:
     configuration = folder / "haproxy.cfg"
     configuration.write_text(scripts["haproxy.cfg"], encoding="utf-8")
     write_key(paths.key)
-    ports = dict(zip(KINDS, free_ports(len(KINDS)), strict=True))
+    ports = dict(zip(TRITON_KINDS, free_ports(len(TRITON_KINDS)), strict=True))
     behind = {"HTTP": server.http, "GRPC": server.grpc, "METRICS": f"127.0.0.1:{server.metrics_port}"}
     variables = {
         "TRTLLM_HPC_ADDRESS": "127.0.0.1",

@@ -77,6 +77,8 @@ class RunPaths:
         """Triton's model repository."""
         self.repository_recipe = self.folder / "repository.json"
         """How the model repository is made from upstream's templates."""
+        self.llm_api = self.folder / "llm_api.yaml"
+        """The LLM API's configuration for ``trtllm-serve``."""
         self.engine = self.folder / "engine"
         """Link to the engine in the cache, once it is built or found."""
         self.build_recipe = self.folder / "build.json"

@@ -16,6 +16,7 @@ from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.errors import ConfigError, SubmissionError
+from trtllm_hpc.validation.backend_rules import LLM_API
 from trtllm_hpc.validation.load import load
 
 
@@ -32,7 +33,7 @@ def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 OF_TENSORRT_LLM = (
     *("models", "instances", "batching_strategy", "max_queue_delay_microseconds", "parameters"),
     *("logits_datatype", "encoder_input_features_data_type", "prompt_embedding_table_data_type"),
-    *("lora", "plugins", "quantization", "encoder_decoder", "options"),
+    *("lora", "plugins", "quantization", "encoder_decoder", "options", "llm_api"),
 )
 """Keys with a default that the reference backend does nothing with."""
 
@@ -60,7 +61,7 @@ def test_commented_values_in_the_job_file_are_the_defaults() -> None:
     own = "path|directory|certificate|nodes|memory_gib|memory_gib_per_node"
     following = (
         "gpus|bls_instances|max_num_tokens|max_tokens_in_paged_kv_cache|kv_cache_free_gpu_mem_fraction"
-        "|minimum_instances|restarts"
+        "|minimum_instances|restarts|frontend"
     )
     text = re.sub(rf"(?m)^ *({own}|{following}): .*\n", "", text)
     Path("all.yaml").write_text(text)
@@ -80,6 +81,16 @@ def test_the_job_file_for_tensorrt_llm_loads_and_names_every_key() -> None:
     for section in (Model, Engine, Repository):
         absent = [key for key in section.model_fields if not re.search(rf"(?m)[ #:,]{key}[:,]", text)]
         assert absent == (["synthetic"] if section is Model else [])
+
+
+def test_the_job_file_for_pytorch_loads_and_names_every_key_that_has_an_effect() -> None:
+    result = init("job", "llama.yaml", "--backend", "pytorch")
+    assert result.output.endswith("render llama.yaml --cluster pyxis\n")
+    for text in (Path("llama.yaml").read_text(), uncommented(Path("llama.yaml"))):
+        loaded = load(Path("llama.yaml"), "pyxis").job
+        assert (loaded.engine.backend, loaded.frontend) == ("pytorch", "openai")
+        absent = [key for key in LLM_API if key != "directory" and not re.search(rf"(?m)[ #]{key}:", text)]
+        assert absent == []
 
 
 def test_the_job_file_differs_from_the_built_in_defaults_in_its_ranks_only() -> None:

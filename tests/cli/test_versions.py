@@ -28,7 +28,7 @@ def test_the_table_has_a_row_for_every_release() -> None:
     rows = {line.split()[0]: line for line in lines[2:]}
     assert "24.04, 24.05" in rows["0.9.0"] and "9.3.0" in rows["0.9.0"]
     assert "build.py" in rows["0.7.1"] and "trtllm-build" not in rows["0.7.1"]
-    assert rows["1.2.1"].endswith("tensorrtllm, python, llmapi")
+    assert rows["1.2.1"].endswith("tensorrtllm, python, pytorch")
 
 
 def test_the_same_as_json() -> None:

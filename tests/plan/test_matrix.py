@@ -133,6 +133,7 @@ ELSEWHERE = {
     "tensorrt_llm_version": "the release itself",
     "directory": "nothing is built",
     "encoder_decoder": "another family: test_encoder_decoder.py",
+    "llm_api": "for backends without these programs",
     **{f"options.{role}": "test_raw_options.py" for role in (*RAW_ROLES, "lora")},
 }
 

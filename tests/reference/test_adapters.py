@@ -34,7 +34,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.reference.text import TextTokenizer
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.report.measurement_table import measurement_text
-from trtllm_hpc.runtime.door import KINDS, Door
+from trtllm_hpc.runtime.door import TRITON_KINDS, Door, DoorOptions
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -240,13 +240,15 @@ def door_before(worlds: Sequence[World], folder: Path, monkeypatch: pytest.Monke
     profile = {"name": "here", "gpus_per_node": len(worlds), "triton": {"server": "pytriton"}}
     plan = plan_of(job, profile, str(folder))
     paths.door(0).write_text(render_scripts(plan)[paths.door(0).name], encoding="utf-8")
-    ports = dict(zip(KINDS, free_ports(len(KINDS)), strict=True))
+    ports = dict(zip(TRITON_KINDS, free_ports(len(TRITON_KINDS)), strict=True))
     further: dict[str, str] = {}
     for place, world in enumerate(worlds):
         there = (world.http_port, world.grpc_port, world.metrics_port)
-        further |= {f"{kind}_{place}": f"127.0.0.1:{port}" for kind, port in zip(KINDS, there, strict=True)}
+        further |= {
+            f"{kind}_{place}": f"127.0.0.1:{port}" for kind, port in zip(TRITON_KINDS, there, strict=True)
+        }
     program = shutil.which("haproxy") or "haproxy"
-    door = Door(paths, 0, program, "127.0.0.1", ports, [], further)
+    door = Door(paths, 0, DoorOptions(program, TRITON_KINDS, "127.0.0.1"), ports, [], further)
     try:
         assert eventually(lambda: door.servers_up() == len(worlds), 20), paths.batch_log("door").read_text()
         found = (ports["http"], ports["grpc"], ports["metrics"])

@@ -147,12 +147,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
-    "llmapi-two-nodes": (
+    "pytorch-triton-two-nodes": (
         {
             "name": "llama-llmapi",
             "model": {"path": "/models/llama", "synthetic": None},
-            "engine": {"backend": "llmapi", "tensor_parallel": 8},
-            "serve": {"nodes": 2, "door": "none"},
+            "engine": {"backend": "pytorch", "tensor_parallel": 8},
+            "serve": {"nodes": 2, "door": "none", "frontend": "triton"},
             "companion": {"enabled": False},
         },
         {
@@ -271,6 +271,54 @@ CASES |= {
 }
 
 
+_ONE_GPU = {
+    "name": "llama-8b",
+    "model": {"path": "/models/Llama 3.1 8B", "synthetic": None},
+    "engine": {"backend": "pytorch", "max_batch_size": 64, "max_num_tokens": 8192},
+}
+_SIXTEEN_RANKS = {
+    "name": "llama-405b",
+    "model": {"path": "/models/llama-405b", "synthetic": None},
+    "engine": {
+        "backend": "pytorch",
+        "tensor_parallel": 16,
+        "llm_api": {"kv_cache_config": {"dtype": "fp8"}, "cuda_graph_config": None},
+    },
+    "repository": {"kv_cache_free_gpu_mem_fraction": 0.85},
+    "serve": {"nodes": 2},
+}
+_EXPERTS = {
+    "name": "qwen3-235b",
+    "model": {"path": "/models/Qwen3-235B-A22B", "synthetic": None},
+    "engine": {
+        "backend": "pytorch",
+        "tensor_parallel": 8,
+        "moe_expert_parallel": 8,
+        "llm_api": {"moe_config": {"backend": "CUTLASS"}, "enable_attention_dp": True},
+    },
+    "serve": {"instances": 2},
+}
+_SERVED_ENGINE = {
+    "name": "llama-engine",
+    "model": {"path": "/models/llama", "synthetic": None, "family": "llama"},
+    "engine": {"backend": "tensorrtllm", "tensor_parallel": 2, "max_seq_len": 4096},
+    "serve": {"frontend": "openai"},
+}
+_NEW_PYXIS = {"runtime": "pyxis", "image": "nvcr.io#nvidia/tensorrt-llm/release:1.2.0", "mounts": ["/models"]}
+_NEW_APPTAINER = {"runtime": "apptainer", "image": "/images/trtllm.sif", "tensorrt_llm_version": "1.2.0"}
+_FRONTENDS = {
+    "one-gpu": _ONE_GPU,
+    "sixteen-ranks": _SIXTEEN_RANKS,
+    "experts": _EXPERTS,
+    "engine": _SERVED_ENGINE,
+}
+for _name, _job in _FRONTENDS.items():
+    for _container in (_NEW_PYXIS, _NEW_APPTAINER):
+        _kind = _container["runtime"]
+        _profile = {"name": _kind, "gpus_per_node": 8, "container": _container}
+        CASES[f"openai-{_name}-{_kind}"] = (_job, _profile)
+
+
 def plan_of(job: dict[str, Any], cluster: dict[str, Any], folder: str) -> Plan:
     facts = JobFacts(JobFile.model_validate(job), ClusterProfile.model_validate(cluster))
     return make_plan(facts, RunPaths(folder), python="/opt/trtllm-hpc/bin/python3")
@@ -283,6 +331,8 @@ def render_case(name: str) -> dict[str, str]:
     files.update(
         {f"repository/{file}": text for file, text in render_repository(plan).items() if "pbtxt" in file}
     )
+    if plan.server.configuration is not None:
+        files["llm_api.yaml"] = plan.server.configuration
     if isinstance(plan.repository, RepositoryRecipe):
         files["repository.json"] = json.dumps(plan.repository.as_json(), indent=2, ensure_ascii=False) + "\n"
     return files

@@ -42,7 +42,7 @@ TABLE: list[tuple[str, int, int, str, list[str], str | None]] = [
     ("pyxis-large-instances", 1, 7, "trt7_1_7_", WORKER, "4,5,6,7"),
     ("tensorrt-llm-two-nodes", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
     ("tensorrt-llm-two-nodes", 0, 7, "trt7_0_7_", WORKER, "4,5,6,7"),
-    ("llmapi-two-nodes", 0, 0, "trt7_0_", LEADER, "4,5,6,7"),
+    ("pytorch-triton-two-nodes", 0, 0, "trt7_0_", LEADER, "4,5,6,7"),
     ("orchestrator", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
     ("disaggregated", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
     (

@@ -24,7 +24,7 @@ def trt(release: str, engine: str = "", model: str = MODEL, backend: str = "tens
         # The release.
         (trt("0.4.0"), "release", "job:5 engine.tensorrt_llm_version", "0.4.0"),
         (trt("1.3.0"), "release", "job:5 engine.tensorrt_llm_version", "1.3.0"),
-        (trt("0.18.2", backend="llmapi"), "release", "job:4 engine.backend", "0.18.2 has no backend llmapi"),
+        (trt("0.18.2", backend="pytorch"), "release", "job:4 engine.backend", "no backend pytorch"),
         (trt("0.9.0", backend="python"), "release", "job:4 engine.backend", "0.9.0 has no backend python"),
         # The model.
         (trt("0.16.0", model="model: {synthetic: tiny-llama}\n"), "missing", "job:2 model.path",
@@ -224,14 +224,14 @@ def test_from_0_17_on_engines_can_reuse_the_cache_by_default(files: Folder, rele
 def test_keys_that_a_backend_would_lose_without_a_word(files: Folder, line: str, field: str) -> None:
     reference = files.diagnostic(f"{JOB}engine:\n  {line}\n")
     assert (reference.field, reference.line) == (field, 3) and "reference" in reference.message
-    llm_api = files.diagnostics(trt("1.0.0", f"  {line}\n", backend="llmapi"))
+    llm_api = files.diagnostics(trt("1.0.0", f"  {line}\n", backend="pytorch"))
     assert (llm_api[0].field, llm_api[0].line) == (field, 6) and "LLM API" in llm_api[0].message
 
 
 def test_the_llm_api_takes_a_model_and_no_engine(files: Folder) -> None:
     engine = "  tensor_parallel: 2\n  max_batch_size: 8\n  max_num_tokens: 4096\n  dtype: bfloat16\n"
-    files.load(trt("1.0.0", engine, backend="llmapi"))
-    diagnostic = files.diagnostic(trt("1.0.0", "  directory: /engines/one\n", backend="llmapi"))
+    files.load(trt("1.0.0", engine, backend="pytorch"))
+    diagnostic = files.diagnostic(trt("1.0.0", "  directory: /engines/one\n", backend="pytorch"))
     assert diagnostic.field == "engine.directory"
 
 

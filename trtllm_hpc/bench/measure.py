@@ -91,7 +91,7 @@ def run_measurement(
     is_companion = name == COMPANION_MEASUREMENT
     earlier = read_earlier(subject.paths.measurement(name), settings) if is_companion else Earlier()
     adapters = Adapters.read(settings.workload, subject.paths)
-    targets = targets_of(settings, subject.endpoint, subject.job.text_model)
+    targets = targets_of(settings, subject.endpoint, subject.job.text_model or "")
     model = subject.job.model.path
     folders = [subject.paths.engine, *([Path(model)] if model else [])]
     timeout_s = float(settings.request_timeout_seconds)

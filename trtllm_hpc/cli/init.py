@@ -20,7 +20,7 @@ def command() -> None:
     \b
     Examples:
       trtllm-hpc init job job.yaml
-      trtllm-hpc init job llama.yaml --backend tensorrtllm
+      trtllm-hpc init job llama.yaml --backend pytorch
       trtllm-hpc init cluster mysite.yaml
 
     The first line of each file names the JSON Schema of this installation:
@@ -29,6 +29,13 @@ def command() -> None:
     """
 
 
+_BACKENDS = {
+    "reference": ("reference", "local"),
+    "pytorch": ("pytorch", "pyxis"),
+    "tensorrtllm": ("tensorrt_llm", "pyxis"),
+}
+"""For each backend its templates, and a profile that has it."""
+
 _force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 
 
@@ -36,23 +43,24 @@ _force_option = click.option("--force", is_flag=True, help="Replace FILE if it e
 @click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"), metavar="[FILE]")
 @click.option(
     "--backend",
-    type=click.Choice(["reference", "tensorrtllm"]),
+    type=click.Choice([*_BACKENDS]),
     default="reference",
     show_default=True,
-    help="The backend: PyTorch on any machine, or TensorRT-LLM in NVIDIA's container.",
+    help="TensorRT-LLM in NVIDIA's container on PyTorch, or with an engine; or the reference backend, "
+    "on any machine.",
 )
 @_force_option
 def job(file: Path, backend: str, force: bool) -> None:
     """Write a commented job file.
 
     FILE defaults to job.yaml. With the reference backend it runs unchanged: a
-    small random model over two ranks. For TensorRT-LLM set model.path in it.
+    small random model over two ranks. For the others set model.path in it.
     A relative model.path or engine.directory is relative to the file's folder.
     """
     from trtllm_hpc.config.files import as_argument
 
     _refuse_existing(file, force)
-    kind, cluster = ("reference", "local") if backend == "reference" else ("tensorrt_llm", "pyxis")
+    kind, cluster = _BACKENDS[backend]
     _write(file, "job", title=_name_from(file, "my-job"), backend=kind)
     click.echo(f"Wrote {click.format_filename(file)}.")
     click.echo(f"  next: trtllm-hpc render {as_argument(click.format_filename(file))} --cluster {cluster}")

@@ -63,7 +63,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
         console.print(f"used: {used}")
     endpoint = status.endpoint
     if endpoint is not None:
-        console.print(f"endpoint: {endpoint.scheme} {endpoint.http}, grpc {endpoint.grpc} on {endpoint.host}")
+        console.print(f"endpoint: {endpoint.places} on {endpoint.host}")
         if endpoint.key_file is not None:
             console.print(f"key: {endpoint.key_file}")
         if endpoint.fingerprint is not None:

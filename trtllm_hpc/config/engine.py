@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trtllm_hpc.config.types import AbsolutePath, Count, OneLine, Section, TokenCount
 
-Backend = Literal["reference", "tensorrtllm", "python", "llmapi"]
+Backend = Literal["reference", "tensorrtllm", "python", "pytorch"]
 Parallelism = Annotated[int, Field(ge=1, le=4096)]
 Plugin = Literal["auto", "float16", "bfloat16", "float32", "int32", "fp8", "enable", "disable"]
 
@@ -24,7 +24,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "tensorrtllm": {"dtype": "auto"},
     "python": {"dtype": "auto"},
-    "llmapi": {"dtype": "auto"},
+    "pytorch": {"dtype": "auto"},
 }
 """Defaults of the keys by backend. Any other key of TensorRT-LLM has the release's own default."""
 
@@ -127,9 +127,9 @@ class Engine(Section):
     """How the engine is built. A key that is left out has the backend's default, or the release's."""
 
     backend: Backend = "reference"
-    """What computes: TensorRT-LLM behind Triton's C++ backend (``tensorrtllm``) or its Python backend
-    (``python``), its LLM API without an engine (``llmapi``), or ``reference``: PyTorch/transformers behind
-    the same Triton models."""
+    """What computes: TensorRT-LLM with an engine, behind Triton's C++ backend (``tensorrtllm``) or its Python
+    backend (``python``); its LLM API on PyTorch, without an engine (``pytorch``); or ``reference``:
+    PyTorch/transformers behind the same Triton models."""
     tensorrt_llm_version: OneLine | None = None
     """E.g. ``0.16.0``; ``None``: from the tag of the container image."""
     directory: AbsolutePath | None = None
@@ -203,6 +203,9 @@ class Engine(Section):
     workers: Count | None = None
     """Ranks that are built in parallel."""
     options: RawOptions = Field(default_factory=RawOptions)
+    llm_api: dict[OneLine, Any] = Field(default_factory=dict)
+    """Further configuration of the LLM API for ``pytorch``, as upstream's YAML has it: ``{kv_cache_config:
+    {dtype: fp8}}``. It goes before what the other keys say; checked where the release's keys are known."""
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
@@ -219,8 +222,8 @@ class Engine(Section):
 
     @property
     def has_engine(self) -> bool:
-        """Whether the backend has an engine: the LLM API loads the model itself."""
-        return self.backend != "llmapi"
+        """Whether the backend has an engine: the LLM API on PyTorch loads the model itself."""
+        return self.backend != "pytorch"
 
     @property
     def longest_request(self) -> int | None:

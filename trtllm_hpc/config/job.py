@@ -130,6 +130,9 @@ class Serve(Section):
     hang_timeout_seconds: Annotated[int, Field(ge=10, le=86_400)] | None = 45
     """A server has failed when a rank gives no sign of life, or computes nothing for a request, for so long.
     ``None``: it is not watched."""
+    frontend: Literal["openai", "triton"] | None = None
+    """What answers: ``trtllm-serve`` with OpenAI's protocol, or Triton. ``None``: ``openai`` for
+    ``engine.backend: pytorch``, else ``triton``."""
     door: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: the endpoint is that of HAProxy, which asks for the run's key; the servers listen on Unix
     sockets that other users cannot reach. ``none``: everybody who reaches the node may call the server."""
@@ -205,9 +208,16 @@ class JobFile(Section):
         return asked if sharing == 1 else (asked or KV_CACHE_FRACTION) / sharing
 
     @property
-    def text_model(self) -> str:
-        """The served model that takes and gives text; the LLM API has one model for all."""
-        return "tensorrt_llm" if self.engine.backend == "llmapi" else "ensemble"
+    def frontend(self) -> Literal["openai", "triton"]:
+        """What answers requests."""
+        return self.serve.frontend or ("openai" if self.engine.backend == "pytorch" else "triton")
+
+    @property
+    def text_model(self) -> str | None:
+        """Triton's model that takes and gives text; ``None`` where the server has one model only."""
+        if self.frontend == "openai":
+            return None
+        return "ensemble" if self.engine.has_engine else "tensorrt_llm"
 
     @property
     def generation(self) -> JobFile | None:

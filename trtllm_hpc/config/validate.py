@@ -49,6 +49,8 @@ _SYNONYMS = {
     "env": "environment",
 }
 """Names in other tools that are too different from the key for a match by spelling."""
+_FORMER = {"llmapi": "write pytorch, and serve.frontend: triton to serve it with Triton"}
+"""Values of former versions that have another name now."""
 
 
 def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnostic]]:
@@ -94,7 +96,8 @@ def _diagnose(model: type[Section], tree: Node, detail: dict[str, Any]) -> Diagn
     if kind == "literal_error":
         choices = _choices(model, path)
         near = nearest(str(value), choices)
-        hint = f"write {near}" if near else None
+        hint = _FORMER.get(value) if isinstance(value, str) else None
+        hint = hint or (f"write {near}" if near else None)
         message = f"{shown(value)} is not one of the choices"
         return tree.diagnostic("not-a-choice", path, message, value=value, choices=choices, hint=hint)
     if kind in _RANGE or kind == "finite_number":

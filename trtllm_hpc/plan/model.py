@@ -14,6 +14,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.layout import Instances, Layout
 from trtllm_hpc.plan.mounts import all_mounts
+from trtllm_hpc.runtime.door import OPENAI_KINDS, TRITON_KINDS
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -75,6 +76,10 @@ class ServerPlan:
     """For every rank's ``tritonserver``, one word each."""
     launcher: str | None = None
     """Program that starts the server and joins the ranks (the LLM API's); ``None`` starts it directly."""
+    command: tuple[str, ...] = ()
+    """``trtllm-serve`` with its model and options, except where it listens; empty for Triton."""
+    configuration: str | None = None
+    """Text of the file with the LLM API's configuration that ``trtllm-serve`` reads."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,11 @@ class Plan:
         return self.job.serve.door != "none"
 
     @property
+    def door_kinds(self) -> tuple[str, ...]:
+        """What the door listens for, each at a port of its own."""
+        return OPENAI_KINDS if self.job.frontend == "openai" else TRITON_KINDS
+
+    @property
     def spawns_workers(self) -> bool:
         """Whether the server starts its workers itself, by MPI within a job of Slurm."""
         return self.job.serve.mode == "orchestrator" and self.cluster.scheduler == "slurm"
@@ -193,6 +203,17 @@ class Plan:
         if not self.job.engine.is_tensorrt_llm:
             return None
         return self.job.repository.tokenizer or self.job.model.path
+
+    @property
+    def server_name(self) -> str:
+        """The program that each rank starts, for comments."""
+        return self.server.launcher or (self.server.command or ("tritonserver",))[0]
+
+    @property
+    def needed_programs(self) -> tuple[str, ...]:
+        """Programs that every node must have for the server to start."""
+        program = self.server.command[:1]
+        return program if self.server.launcher is None else (*program, self.server.launcher)
 
     @property
     def needs_paged_context(self) -> str | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from trtllm_hpc.config.job import Disaggregated, JobFile
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.llm_api import model_yaml
 from trtllm_hpc.plan.model import GENERATION_STEP
-from trtllm_hpc.plan.model_yaml import model_yaml
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
 from trtllm_hpc.runtime.model_repository.template import as_text
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -41,7 +41,7 @@ class _Copy:
 def recipe(facts: JobFacts, release: Release, paths: RunPaths) -> RepositoryRecipe:
     """Return how to make the job's repository from the release's templates."""
     job = facts.job
-    if job.engine.backend == "llmapi":
+    if not job.engine.has_engine:
         return RepositoryRecipe(release.version, (_llmapi(job),))
     engine = job.engine.directory or str(paths.engine)
     plan = _Recipes(job, release, has_encoder=facts.is_encoder_decoder)

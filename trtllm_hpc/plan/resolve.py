@@ -11,6 +11,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan import reference
 from trtllm_hpc.plan.layout import Instances, Layout, one_node, place
+from trtllm_hpc.plan.llm_api import LAUNCHER, serve_command, serve_yaml
 from trtllm_hpc.plan.model import GENERATION, GENERATION_STEP, Plan, RepositoryModel, ServedEngine, ServerPlan
 from trtllm_hpc.plan.stages import make_stages
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
@@ -18,8 +19,6 @@ from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import Release
 
-LAUNCHER = "trtllm-llmapi-launch"
-"""Joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""
 MPI_KV_CACHE = "0.18.0", "0.20.0"
 """From the first release until the one before the second, only a variable makes disaggregated serving send
 the KV cache by MPI (upstream's disaggregated_serving/README.md of 0.18.2 and 0.19.0)."""
@@ -60,21 +59,21 @@ def make_plan(
         python=chosen,
         task_python=task_python,
         instances=instances,
-        server=_server_plan(job, release, layout, with_slurm=cluster.scheduler == "slurm"),
-        release=release.version if release is not None else None,
+        server=_server_plan(facts, layout, paths),
+        release=release.version if release is not None and facts.assumed_release is None else None,
         engines_folder=engines,
         engine_folder=engine,
         engine_found=None,
         build_steps=steps,
         repository=_repository(facts, paths),
-        repository_values={} if release is not None else reference.repository_values(job, engine),
+        repository_values={} if job.engine.is_tensorrt_llm else reference.repository_values(job, engine),
         templates=templates,
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
         stages=make_stages(job, cluster, instances.allocation, paths, builds=bool(steps)),
         served_engines=_served_engines(job, engine, str(paths.side_output(GENERATION_STEP))),
         facts=facts,
-        notes=(*notes, *_door_notes(job)),
+        notes=(*notes, *_release_notes(facts), *_door_notes(job)),
     )
 
 
@@ -93,6 +92,9 @@ def instances_of(job: JobFile, cluster: ClusterProfile) -> Instances:
         return Instances(1, 1, one_node(ranks, _gpus_named(job, cluster)))
     if job.serve.mode == "orchestrator":
         return Instances(1, 1, one_node(1, _gpus_named(job, cluster)))
+    if not job.engine.has_engine and cluster.scheduler == "local":
+        # Without Slurm there is no launcher: the LLM API starts its workers itself.
+        return Instances(1, 1, one_node(1, job.engine.world_size if cluster.gpus_per_node else 0))
     serve = job.serve
     return place(
         serve.instances,
@@ -128,6 +130,15 @@ def _gpus_named(job: JobFile, cluster: ClusterProfile) -> int:
     return min(cluster.gpus_per_node, 1 + max((gpu for gpus in copies for gpu in gpus), default=-1))
 
 
+def _release_notes(facts: JobFacts) -> tuple[str, ...]:
+    if facts.assumed_release is None or facts.release is None:
+        return ()
+    return (
+        f"{facts.assumed_release}: options and keys are assumed to be those of {facts.release.version}, "
+        "the nearest known release",
+    )
+
+
 def _door_notes(job: JobFile) -> tuple[str, ...]:
     if job.serve.door == "none" or job.serve.key:
         return ()
@@ -151,6 +162,8 @@ def _steps(facts: JobFacts, layout: Layout, python: str) -> tuple[tuple[BuildSte
 
 
 def _repository(facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...] | RepositoryRecipe:
+    if facts.job.frontend == "openai":
+        return ()
     if facts.release is None:
         return reference.repository()
     from trtllm_hpc.plan import repository
@@ -158,11 +171,16 @@ def _repository(facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...]
     return repository.recipe(facts, facts.release, paths)
 
 
-def _server_plan(job: JobFile, release: Release | None, layout: Layout, *, with_slurm: bool) -> ServerPlan:
+def _server_plan(facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
     """Models of the workers, environment and further options of every rank's server."""
-    if job.engine.backend == "llmapi":
-        # Without it each server would spawn its workers by MPI, which Slurm's PMIx does not offer.
-        return ServerPlan(worker_models=(), launcher=LAUNCHER if with_slurm else None)
+    job, release = facts.job, facts.release
+    # Without it each server would spawn its workers by MPI, which Slurm's PMIx does not offer.
+    launcher = LAUNCHER if facts.cluster.scheduler == "slurm" else None
+    if job.frontend == "openai":
+        command, configuration = serve_command(facts, layout, paths), serve_yaml(job)
+        return ServerPlan(worker_models=(), launcher=launcher, command=command, configuration=configuration)
+    if not job.engine.has_engine:
+        return ServerPlan(worker_models=(), launcher=launcher)
     if job.serve.mode == "orchestrator":
         spawning = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
         return ServerPlan(worker_models=(), environment=spawning, options=_pools(release, layout))

@@ -88,6 +88,8 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
         write_text(target, text)
     if isinstance(plan.repository, RepositoryRecipe):
         write_json(paths.repository_recipe, plan.repository.as_json())
+    if plan.server.configuration is not None:
+        write_text(paths.llm_api, plan.server.configuration)
     write_text(paths.spec, job_yaml(plan.job))
     write_text(paths.cluster, cluster_yaml(plan.cluster))
     with write_aside(paths.runtime) as aside:

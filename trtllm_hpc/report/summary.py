@@ -12,7 +12,7 @@ from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, read_json
 from trtllm_hpc.report.measurement_table import print_measurement
-from trtllm_hpc.runtime.records import read_events
+from trtllm_hpc.runtime.records import Endpoint, known_fields, read_events
 
 
 def print_summary(paths: RunPaths) -> None:
@@ -33,7 +33,7 @@ def _endpoint(data: dict[str, Any]) -> str:
     phases = ", ".join(
         f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in data["phases_s"].items()
     )
-    ports = f"http {data['address']}:{data['http_port']}, grpc {data['address']}:{data['grpc_port']}"
+    ports = Endpoint(**known_fields(Endpoint, data)).places
     return f"endpoint: {ports} on {data['host']}\nphases: {phases}"
 
 

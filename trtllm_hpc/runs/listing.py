@@ -218,7 +218,7 @@ def _listed(
         str(plan.get("name", "")),
         plan.get("model"),
         state,
-        None if endpoint is None else endpoint.http,
+        None if endpoint is None else endpoint.place,
         run.created_at,
         max(ends) if ends and settled else None,
         use.waited_s,

@@ -67,7 +67,7 @@ class Progress:
             if self.stopping:
                 return "stopping"
             if endpoint is not None:
-                return f"ready at {endpoint.http} ({endpoint.host})"
+                return f"ready at {endpoint.place} ({endpoint.host})"
             return f"{self.ranks_up} of {self.world_size} ranks up"
         if stage == "companion":
             if self.benchmark is not None:

@@ -15,6 +15,8 @@ from trtllm_hpc.errors import BuildFailed, ExitCode
 from trtllm_hpc.paths import STAGES, RunPaths
 
 if TYPE_CHECKING:
+    from trtllm_hpc.runtime.door import DoorOptions
+
     _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
@@ -111,6 +113,10 @@ def _add_stage_commands(commands: _Commands) -> None:
     preflight.add_argument(
         "--paged-context-for", metavar="KEY", help="key that needs paged context attention"
     )
+    preflight.add_argument("--model", type=Path, help="folder of a model that the server loads itself")
+    preflight.add_argument(
+        "--program", action="append", default=[], help="what must be on PATH for the server to start"
+    )
     preflight.add_argument("--without-mpi", action="store_true")
 
     spawns = commands.add_parser("spawns", help="fail unless processes can be spawned by MPI")
@@ -133,6 +139,7 @@ def _add_server_commands(commands: _Commands) -> None:
     rank.add_argument("--companion-silence-seconds", type=float)
     rank.add_argument("--hang-seconds", type=float)
     rank.add_argument("--server", required=True)
+    rank.add_argument("--frontend", choices=("triton", "openai"), default="triton")
     rank.add_argument("--launcher")
     rank.add_argument("server_arguments", nargs="*")
 
@@ -143,7 +150,7 @@ def _add_server_commands(commands: _Commands) -> None:
     instances.add_argument("--count", type=int, required=True)
     instances.add_argument("--minimum", type=int, required=True)
     instances.add_argument("--restarts", type=int, required=True)
-    instances.add_argument("--program", required=True, help="HAProxy")
+    _add_door_options(instances)
     instances.add_argument("--key", action="store_true", help="ask for a key")
     instances.add_argument("--tls", action="store_true", help="encrypt")
     instances.add_argument("--certificate", type=Path, help="a given one with its private key")
@@ -151,16 +158,13 @@ def _add_server_commands(commands: _Commands) -> None:
         "--leaders", type=_leaders, required=True, help="NODE:INSTANCE,INSTANCE of each node"
     )
     instances.add_argument("--drain-seconds", type=float, default=0.0)
-    instances.add_argument("--interface")
-    instances.add_argument("--loopback", action="store_true")
     instances.add_argument("--companion-start-seconds", type=float)
     instances.add_argument("--companion-silence-seconds", type=float)
     instances.add_argument("--hang-seconds", type=float)
 
     door = commands.add_parser("door", help="run the door of a further node")
     door.add_argument("--node", type=int, required=True)
-    door.add_argument("--program", required=True)
-    door.add_argument("--interface")
+    _add_door_options(door)
     door.add_argument("instances", type=int, nargs="+")
 
     launched = commands.add_parser("launched", help="start the server as the task of trtllm-llmapi-launch")
@@ -173,6 +177,13 @@ def _add_server_commands(commands: _Commands) -> None:
     spawn.add_argument("--ntasks", type=int, required=True)
     spawn.add_argument("--output", required=True)
     spawn.add_argument("task", nargs=argparse.REMAINDER)
+
+
+def _add_door_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--program", required=True, help="HAProxy")
+    command.add_argument("--kinds", required=True, help="what the door listens for, separated by commas")
+    command.add_argument("--interface")
+    command.add_argument("--loopback", action="store_true")
 
 
 def _add_companion_commands(commands: _Commands) -> None:
@@ -217,6 +228,7 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
             ranks = options.engine_ranks or [options.world_size] * len(options.engine)
             options.engines = tuple(zip(options.engine, ranks, strict=True))
             options.paged_context = options.paged_context_for
+            options.programs = tuple(options.program)
             expected = Expected(**_values_of(Expected, options))
             return run_preflight(paths, expected, with_mpi=not options.without_mpi)
         case "spawns":
@@ -269,6 +281,12 @@ def _address(options: argparse.Namespace) -> str:
     return "127.0.0.1" if options.loopback else own_address(options.interface)
 
 
+def _door_options(options: argparse.Namespace) -> DoorOptions:
+    from trtllm_hpc.runtime.door import DoorOptions
+
+    return DoorOptions(options.program, tuple(options.kinds.split(",")), _address(options))
+
+
 def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
     match options.command:
         case "rank":
@@ -280,16 +298,14 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.instances import Supervisor as InstanceSupervisor
             from trtllm_hpc.runtime.instances import SupervisorOptions
 
-            options.address = _address(options)
+            options.door = _door_options(options)
             return InstanceSupervisor(
                 paths, SupervisorOptions(**_values_of(SupervisorOptions, options))
             ).run()
         case "door":
             from trtllm_hpc.runtime.door import run_node_door
-            from trtllm_hpc.runtime.node import own_address
 
-            address = own_address(options.interface)
-            return run_node_door(paths, options.node, options.program, address, options.instances)
+            return run_node_door(paths, options.node, _door_options(options), options.instances)
         case "launched":
             from trtllm_hpc.runtime.server import run_launched
 

@@ -201,6 +201,22 @@ def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:
     return ok(f"{amount} of memory may be locked on {host}")
 
 
+def programs_there(host: str, missing: Sequence[str]) -> Diagnostic:
+    """Check that the programs of the server are on ``PATH``."""
+    if missing:
+        message = f"there is no {' and no '.join(missing)} on {host}"
+        return fail(message, "take an image with TensorRT-LLM 0.19 or later, or put them on PATH")
+    return ok(f"the server's programs are on {host}")
+
+
+def model_there(host: str, folder: Path, is_there: bool) -> Diagnostic:
+    """Check that a node sees the model that its rank loads."""
+    if is_there:
+        return ok(f"{host} sees the model {folder}")
+    message = f"{folder}/config.json cannot be read on {host}, so no model can be loaded from there"
+    return fail(message, "correct model.path, or mount its folder (container.mounts in the profile)")
+
+
 # Tokenizer --------------------------------------------------------------------------------
 
 

@@ -31,10 +31,14 @@ from trtllm_hpc.runtime.node import SHM, free_ports
 from trtllm_hpc.runtime.process import on_signals, start_bound
 from trtllm_hpc.runtime.records import JsonRecord
 
-KINDS = ("http", "grpc", "metrics")
+TRITON_KINDS = ("http", "grpc", "metrics")
+OPENAI_KINDS = ("openai",)
+"""What the door listens for, by the server behind it."""
 
 SOCKETS_VARIABLE = "TRTLLM_HPC_SOCKETS"
 """Environment variable: the folder of an instance's sockets."""
+PORT_VARIABLE = "TRTLLM_HPC_OPENAI_PORT"
+"""Environment variable: where ``trtllm-serve`` listens on its node, which has no Unix sockets."""
 
 DOOR_RESTARTS = 3
 """How often HAProxy is started again on a node."""
@@ -56,9 +60,21 @@ class DoorRecord(JsonRecord):
 
     address: str
     ports: dict[str, int]
-    """By ``http_1``, ``grpc_1``, ``metrics_1`` for instance 1, and so on."""
+    """By ``http_1``, ``grpc_1``, ``metrics_1``, or ``openai_1``, for instance 1, and so on."""
     folder: str
     """With the sockets of the instances of that node."""
+
+
+@dataclass(frozen=True)
+class DoorOptions:
+    """What all doors of a run have in common."""
+
+    program: str
+    """HAProxy."""
+    kinds: tuple[str, ...]
+    """What it listens for."""
+    address: str
+    """Of this node."""
 
 
 class Door:
@@ -66,7 +82,7 @@ class Door:
 
     Args:
         node: number of this node within the job.
-        ports: by the names of the frontends: ``http``, ``grpc``, ``metrics``, or the same with ``_INSTANCE``.
+        ports: by the names of the frontends: the kinds, or the same with ``_INSTANCE``.
         instances: those whose leaders are on this node.
         further: where HAProxy reaches other servers, by ``http_1``, ``grpc_1``, ``metrics_1`` and so on.
 
@@ -78,8 +94,7 @@ class Door:
         self,
         paths: RunPaths,
         node: int,
-        program: str,
-        address: str,
+        options: DoorOptions,
         ports: Mapping[str, int],
         instances: Sequence[int],
         further: Mapping[str, str],
@@ -88,14 +103,15 @@ class Door:
         prefix = f"trt{os.environ['TRTLLM_HPC_JOB_ID']}_door{node}_"
         self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHM))
         self._owned = _own(self.folder)
+        self._kinds = options.kinds
         servers = {**self._local_servers(instances), **further}
         if paths.key.exists():
             # HAProxy reads the header of its own questions to other doors from here.
             write_text(self.folder / "key.map", f"key {paths.key.read_text().strip()}\n", mode=0o600)
-        self._command = [program, "-db", "-f", str(paths.door(node))]
+        self._command = [options.program, "-db", "-f", str(paths.door(node))]
         self._environment = {
             **os.environ,
-            "TRTLLM_HPC_ADDRESS": address,
+            "TRTLLM_HPC_ADDRESS": options.address,
             "TRTLLM_HPC_DOOR": str(self.folder),
             "TRTLLM_HPC_DOOR_THREADS": str(threads()),
             "TRTLLM_HPC_KEY": str(paths.key),
@@ -137,7 +153,7 @@ class Door:
         except OSError:
             return 0
         up = [line[0] for line in lines if len(line) > 17 and line[17] == "UP" and line[1] != "BACKEND"]
-        return min(up.count("http"), up.count("grpc"))
+        return min(up.count(kind) for kind in self._kinds if kind != "metrics")
 
     def drain(self) -> None:
         """Let nobody in any more; HAProxy ends once the open requests have ended."""
@@ -156,15 +172,27 @@ class Door:
         os.close(self._owned)
 
     def sockets(self, instance: int) -> Path:
-        """Return the folder for the sockets of an instance, which its leader makes."""
+        """Return the folder for the sockets of an instance, which its leader makes.
+
+        The file beside it, with the suffix ``.port``, has the port of a server that listens on no socket.
+        """
         return self.folder / str(instance)
 
     def _local_servers(self, instances: Sequence[int]) -> dict[str, str]:
+        if self._kinds == OPENAI_KINDS:
+            return self._local_ports(instances)
         found = {}
         for instance in instances:
-            for kind in KINDS:
+            for kind in self._kinds:
                 where = f"unix@{self.sockets(instance)}/{kind}"
                 found[f"{kind}_{instance}"] = where + f":{_GRPC_PORT}" * (kind == "grpc")
+        return found
+
+    def _local_ports(self, instances: Sequence[int]) -> dict[str, str]:
+        found = {}
+        for instance, port in zip(instances, free_ports(len(instances)), strict=True):
+            write_text(self.folder / f"{instance}.port", f"{port}\n")
+            found[f"openai_{instance}"] = f"127.0.0.1:{port}"
         return found
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -207,15 +235,15 @@ def threads() -> int:
     return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
 
-def run_node_door(paths: RunPaths, node: int, program: str, address: str, instances: Sequence[int]) -> int:
+def run_node_door(paths: RunPaths, node: int, options: DoorOptions, instances: Sequence[int]) -> int:
     """Run the door of a further node until this process is told to end; returns its exit code."""
     parent, stops = os.getppid(), list[str]()
     on_signals(stops.append)
-    names = [f"{kind}_{instance}" for instance in instances for kind in KINDS]
+    names = [f"{kind}_{instance}" for instance in instances for kind in options.kinds]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     try:
-        door = Door(paths, node, program, address, ports, instances, {})
-        DoorRecord(address, ports, str(door.folder)).write(paths.door_ports(node))
+        door = Door(paths, node, options, ports, instances, {})
+        DoorRecord(options.address, ports, str(door.folder)).write(paths.door_ports(node))
         restarts = 0
         while not stops and os.getppid() == parent and restarts <= DOOR_RESTARTS:
             if not door.is_open():

@@ -22,12 +22,18 @@ from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, serve_steps, write_json
 from trtllm_hpc.runtime.blame import first_to_fail, verdict
 from trtllm_hpc.runtime.certificate import fingerprint, make_certificate, take_certificate
-from trtllm_hpc.runtime.door import DOOR_RESTARTS, KINDS, SOCKETS_VARIABLE, Door, DoorRecord, write_key
+from trtllm_hpc.runtime.door import (
+    DOOR_RESTARTS,
+    SOCKETS_VARIABLE,
+    Door,
+    DoorOptions,
+    DoorRecord,
+    write_key,
+)
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.heartbeat import Heartbeat, SilenceWatch, watch_ranks
-from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases, rank_name
+from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases, rank_name, tell_ready
 from trtllm_hpc.runtime.node import free_ports
-from trtllm_hpc.runtime.notice import notify
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, start_bound
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, rank_records
 from trtllm_hpc.runtime.renewal import RENEWAL, note_renewed
@@ -61,15 +67,13 @@ class SupervisorOptions:
     """Fewest instances that must live."""
     restarts: int
     """Of each instance that has served."""
-    program: str
-    """HAProxy."""
+    door: DoorOptions
     key: bool
     tls: bool
     certificate: Path | None
     """A given one, with its private key; ``None``: one is made."""
     leaders: Mapping[int, Sequence[int]]
     """The instances whose leaders are on each node, by the node's number within the job."""
-    address: str
     companion_start_seconds: float | None
     companion_silence_seconds: float | None
     drain_seconds: float
@@ -123,7 +127,8 @@ class Supervisor:
         self._paths = paths
         self._options = options
         self._instances: list[Instance] = []
-        self._ports = dict(zip(KINDS, free_ports(len(KINDS)), strict=True))
+        kinds = options.door.kinds
+        self._ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
         self._node_doors: list[subprocess.Popen[bytes]] = []
         self._door: Door | None = None
         self._door_restarts = 0
@@ -177,7 +182,7 @@ class Supervisor:
         if options.certificate is not None:
             self._certificate_name = take_certificate(self._paths, options.certificate)
         elif options.tls:
-            make_certificate(self._paths, options.address)
+            make_certificate(self._paths, options.door.address)
         for node, instances in options.leaders.items():
             if node != 0:
                 self._paths.door_ports(node).unlink(missing_ok=True)
@@ -190,7 +195,7 @@ class Supervisor:
             for name, port in record.ports.items()
         }
         local = options.leaders.get(0, ())
-        self._door = Door(self._paths, 0, options.program, options.address, self._ports, local, further)
+        self._door = Door(self._paths, 0, options.door, self._ports, local, further)
         folders = {instance: self._door.sockets(instance) for instance in local}
         for node, record in records.items():
             folders |= {instance: Path(record.folder) / str(instance) for instance in options.leaders[node]}
@@ -392,10 +397,10 @@ class Supervisor:
         endpoint = Endpoint(
             job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
             host=socket.gethostname(),
-            address=options.address,
-            http_port=self._ports["http"],
-            grpc_port=self._ports["grpc"],
-            metrics_port=self._ports["metrics"],
+            address=options.door.address,
+            http_port=self._ports.get("http", 0),
+            grpc_port=self._ports.get("grpc", 0),
+            metrics_port=self._ports.get("metrics", 0),
             models=sorted(set.intersection(*(set(record.models) for record in known))),
             ready_at=ready_at,
             phases_s=phases(self._paths, max(record.started_at for record in known), ready_at),
@@ -404,15 +409,20 @@ class Supervisor:
             fingerprint=fingerprint(self._paths.certificate) if options.tls else None,
             certificate_name=self._certificate_name,
             instances=options.count,
+            openai_url=self._openai_url(),
         )
         endpoint.write(self._paths.endpoint)
         self._published = True
         self._companion.begin()
         self._note_renewed(ready_at)
         self._tell_event("ready", **asdict(endpoint))
-        models = ", ".join(endpoint.models)
-        print(f"ready: {models} at http {endpoint.http}, grpc {endpoint.grpc}", flush=True)
-        notify(self._paths, "ready", f"ready at {endpoint.http} on {endpoint.host}", http=endpoint.http)
+        tell_ready(self._paths, endpoint)
+
+    def _openai_url(self) -> str | None:
+        if "openai" not in self._ports:
+            return None
+        scheme = "https" if self._options.tls else "http"
+        return f"{scheme}://{self._options.door.address}:{self._ports['openai']}/v1"
 
     def _note_renewed(self, ready_at: float) -> None:
         with suppress(OSError):

@@ -5,8 +5,6 @@ The server's own HTTP endpoint says whether it is ready; log text never does.
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import socket
 import time
@@ -17,7 +15,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
+from trtllm_hpc.runtime.door import PORT_VARIABLE, SOCKETS_VARIABLE
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.heartbeat import watch_ranks
 from trtllm_hpc.runtime.notice import notify
@@ -31,9 +29,7 @@ from trtllm_hpc.runtime.records import (
     rank_records,
     read_events,
 )
-
-_TIMEOUT_S = 2.0
-"""Limit on each question to the server."""
+from trtllm_hpc.runtime.server_http import OpenAIHttp, ServerHttp, TritonHttp
 
 
 @dataclass(frozen=True)
@@ -60,6 +56,8 @@ class RankOptions:
     companion_start_seconds: float | None
     companion_silence_seconds: float | None
     server: str
+    frontend: str
+    """``triton`` or ``openai``: what the server speaks."""
     launcher: str | None
     """Program that starts the server and joins the ranks, e.g. ``trtllm-llmapi-launch``."""
     server_arguments: list[str]
@@ -97,12 +95,7 @@ class InstanceLeader:
         self._ranks = watch_ranks(paths, options.step, range(options.world_size), options.hang_seconds, own)
         self._probe: Probe | None = None
         if options.hang_seconds is not None:
-            self._probe = Probe(
-                server.connection,
-                server.metrics_connection,
-                options.hang_seconds,
-                options.ready_timeout_seconds,
-            )
+            self._probe = Probe(server, options.hang_seconds, options.ready_timeout_seconds)
 
     def tick(self) -> StopReason | None:
         """Publish that the server is ready; returns why it must be stopped, if it must."""
@@ -175,10 +168,8 @@ class InstanceLeader:
         return None
 
     def _not_ready_in_time(self) -> StopReason:
-        states = self._server.model_states()
-        waiting = sorted(name for name, state in states.items() if state != "READY")
-        what = f"not READY: {', '.join(waiting)}" if waiting else "the server does not answer"
-        sentence = f"the server was not ready within {self._options.ready_timeout_seconds:.0f} s ({what})"
+        what, limit_s = self._server.not_ready(), self._options.ready_timeout_seconds
+        sentence = f"the server was not ready within {limit_s:.0f} s ({what})"
         blamed, suspects = self._options.rank, self._ranks.suspects() or self._missing_ranks()
         if suspects:
             blamed = min(suspects)
@@ -202,7 +193,13 @@ class Leader(InstanceLeader):
         self._http, self._grpc, self._metrics = (
             int(os.environ[f"TRTLLM_HPC_{name}_PORT"]) for name in ("HTTP", "GRPC", "METRICS")
         )
-        super().__init__(paths, options, ServerHttp(self._address, self._http, self._metrics))
+        self._is_openai = options.frontend == "openai"
+        server = (
+            OpenAIHttp(self._address, self._http)
+            if self._is_openai
+            else TritonHttp(self._address, self._http, self._metrics)
+        )
+        super().__init__(paths, options, server)
         self._companion = CompanionWatch(
             paths, options.companion_start_seconds, options.companion_silence_seconds
         )
@@ -230,18 +227,18 @@ class Leader(InstanceLeader):
             job_id=self._job_id,
             host=socket.gethostname(),
             address=self._address,
-            http_port=self._http,
-            grpc_port=self._grpc,
-            metrics_port=self._metrics,
+            http_port=0 if self._is_openai else self._http,
+            grpc_port=0 if self._is_openai else self._grpc,
+            metrics_port=0 if self._is_openai else self._metrics,
             models=names,
             ready_at=ready_at,
             phases_s=phases(self._paths, self._started_at, ready_at),
+            openai_url=f"http://{self._address}:{self._http}/v1" if self._is_openai else None,
         )
         endpoint.write(self._paths.endpoint)
         self._companion.begin()
         add_event(self._paths, "serve", "ready", **asdict(endpoint))
-        print(f"ready: {', '.join(names)} at http {endpoint.http}, grpc {endpoint.grpc}", flush=True)
-        notify(self._paths, "ready", f"ready at {endpoint.http} on {endpoint.host}", http=endpoint.http)
+        tell_ready(self._paths, endpoint)
 
     def _blame(self, found: Mapping[int, str], by: str, what: str | None = None) -> StopReason:
         stop = super()._blame(found, by, what)
@@ -270,7 +267,15 @@ def make_leader(paths: RunPaths, options: RankOptions, job_id: str) -> InstanceL
     """Return what rank 0 needs, in a run with a door or without."""
     if options.instance is None:
         return Leader(paths, options, job_id)
-    return InstanceLeader(paths, options, ServerHttp("", 0, 0, Path(os.environ[SOCKETS_VARIABLE])))
+    if options.frontend == "openai":
+        return InstanceLeader(paths, options, OpenAIHttp("127.0.0.1", int(os.environ[PORT_VARIABLE])))
+    return InstanceLeader(paths, options, TritonHttp("", 0, 0, Path(os.environ[SOCKETS_VARIABLE])))
+
+
+def tell_ready(paths: RunPaths, endpoint: Endpoint) -> None:
+    """Say in the log, and to whom the profile names, that the server is ready."""
+    print(f"ready: {', '.join(endpoint.models)} at {endpoint.places}", flush=True)
+    notify(paths, "ready", f"ready at {endpoint.place} on {endpoint.host}", http=endpoint.place)
 
 
 def rank_name(paths: RunPaths, step: str, rank: int) -> str:
@@ -336,72 +341,3 @@ class CompanionWatch:
         elif self._silence_s is not None and now - self._beat[1] > self._silence_s:
             return f"the companion gave no sign of life for {self._silence_s:.0f} s"
         return None
-
-
-# The server's HTTP endpoint ----------------------------------------------------------------
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, file: Path, timeout_s: float) -> None:
-        super().__init__("triton", timeout=timeout_s)
-        self._file = file
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._file))
-
-
-@dataclass(frozen=True)
-class ServerHttp:
-    """The HTTP endpoint of the server itself, without the door."""
-
-    address: str
-    port: int
-    metrics_port: int
-    sockets: Path | None = None
-    """Folder of its Unix sockets; ``None`` if it listens on the network."""
-
-    def model_states(self) -> dict[str, str]:
-        """Return each model's state from the repository index; nothing if the server does not answer."""
-        try:
-            index = json.loads(self._request("POST", "/v2/repository/index") or b"[]")
-        except ValueError:
-            return {}
-        return {entry["name"]: entry.get("state", "") for entry in index}
-
-    def ready_models(self) -> list[str] | None:
-        """Return the models' names once the server and all of them are ready; ``None`` before."""
-        if self._request("GET", "/v2/health/ready") is None:
-            return None
-        states = self.model_states()
-        if not states or any(state != "READY" for state in states.values()):
-            return None
-        return sorted(states)
-
-    def _request(self, method: str, path: str) -> bytes | None:
-        """Return the body of an answer with status 200; ``None`` if there is no such answer."""
-        connection = self.connection(_TIMEOUT_S)
-        try:
-            connection.request(method, path)
-            answer = connection.getresponse()
-            body = answer.read()
-            return body if answer.status == 200 else None
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
-
-    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a new connection to the endpoint."""
-        if self.sockets is not None:
-            return _UnixConnection(self.sockets / "http", timeout_s)
-        return http.client.HTTPConnection(self.address, self.port, timeout=timeout_s)
-
-    def metrics_connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a new connection to the metrics."""
-        if self.sockets is not None:
-            return _UnixConnection(self.sockets / "metrics", timeout_s)
-        return http.client.HTTPConnection(self.address, self.metrics_port, timeout=timeout_s)

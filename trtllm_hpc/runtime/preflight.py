@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from trtllm_hpc.runtime.checks import (
     engine_world,
     installed_versions,
     locked_memory,
+    model_there,
     paged_context,
     planned_version,
+    programs_there,
     shared_memory,
     tokenizer_files,
 )
@@ -63,6 +66,10 @@ class Expected:
     """Folder of the tokenizer, if the engine does not bring its own."""
     paged_context: str | None = None
     """The key in the job file that needs an engine with paged context attention."""
+    model: Path | None = None
+    """Folder of the model, if the server loads it itself."""
+    programs: tuple[str, ...] = ()
+    """What must be there for the server to start."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,10 @@ class Found:
     memlock_kib: int | None
     """Soft limit on locked memory; ``None`` is unlimited."""
     mpi_library: str
+    missing_programs: list[str] = field(default_factory=list)
+    """Those that the server needs and that are not on this rank's PATH."""
+    has_model: bool = True
+    """Whether the model's folder can be read here."""
     gpu_models: list[str] = field(default_factory=list)
     """Name, driver and memory of each GPU; only the first rank of a node fills it in."""
 
@@ -135,7 +146,11 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
         ranks, library = _join_ranks() if with_mpi else (_OneProcess(task), "no MPI (local profile)")
     except StartFailed as error:
         return _refuse(paths, task, str(error))
-    found = _look(ranks.Get_rank(), ranks.Get_size(), task, library, gpu_models)
+    found = replace(
+        _look(ranks.Get_rank(), ranks.Get_size(), task, library, gpu_models),
+        missing_programs=[program for program in expected.programs if shutil.which(program) is None],
+        has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
+    )
     _record(paths, found, started_at)
     print(_describe(found), flush=True)
     gathered: list[Found] | None = ranks.gather(found, root=0)
@@ -286,6 +301,10 @@ def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
         yield shared_memory(host, found.shm_free_gib, expected.ranks_per_node)
         if len(hosts) > 1 and expected.gpus_per_node:
             yield locked_memory(host, found.memlock_kib)
+        if expected.programs:
+            yield programs_there(host, found.missing_programs)
+        if expected.model is not None:
+            yield model_there(host, expected.model, found.has_model)
     installed = installed_versions(["tensorrt_llm"]).get("tensorrt_llm")
     if expected.release is not None:
         yield planned_version(expected.release, installed)

@@ -125,8 +125,10 @@ class Supervisor:
             environment |= self._distributed_variables()
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
         environment["TRTLLM_HPC_SCRATCH"] = str(scratch)
-        repository = f"--model-repository={scratch}/repository"
-        command = [server.program, *server.arguments, repository, *self._options.server_arguments]
+        own = list(server.arguments)
+        if self._options.frontend == "triton":
+            own.append(f"--model-repository={scratch}/repository")
+        command = [server.program, *own, *self._options.server_arguments]
         shown = [launcher, *command] if launcher is not None else command
         print(f"rank {self._options.rank} on {self._record.host}: {' '.join(shown)}", flush=True)
         allow_large_requests()

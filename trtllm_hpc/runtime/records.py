@@ -108,7 +108,7 @@ class Endpoint(JsonRecord):
             key = Path(self.key_file).read_text(encoding="ascii").strip()
         except OSError as error:
             raise RequestFailed(
-                f"The server at {self.http} asks for a key, and {self.key_file} cannot be read: "
+                f"The server at {self.place} asks for a key, and {self.key_file} cannot be read: "
                 f"{error.strerror}.",
                 hint="ask the owner of the run for the key",
             ) from None
@@ -142,6 +142,18 @@ class Endpoint(JsonRecord):
         if protocols:
             context.set_alpn_protocols(list(protocols))
         return context
+
+    @property
+    def place(self) -> str:
+        """The one place to name: ``address:port`` of Triton's HTTP endpoint, or the URL of OpenAI's."""
+        return self.http if self.is_triton or self.openai_url is None else self.openai_url
+
+    @property
+    def places(self) -> str:
+        """Where it listens, for a person."""
+        triton = f"{self.scheme} {self.http}, grpc {self.grpc}" if self.is_triton else None
+        openai = f"OpenAI {self.openai_url}" if self.openai_url is not None else None
+        return ", ".join(filter(None, (triton, openai)))
 
     @property
     def http(self) -> str:

@@ -61,7 +61,17 @@ class JobFacts:
         try:
             return self._find_release(), None
         except UnknownRelease as error:
-            return None, error
+            return self._nearest_release(), error
+
+    def _nearest_release(self) -> Release | None:
+        """Return the release whose facts are assumed; ``None`` for engines, which fit only their own."""
+        container = self.cluster.container
+        if self.job.engine.has_engine or TAG in (container.image or ""):
+            return None
+        from trtllm_hpc.tensorrt_llm.releases import nearest_release, version_of_image
+
+        stated = self.job.engine.tensorrt_llm_version or container.tensorrt_llm_version
+        return nearest_release(stated or version_of_image(container.image or ""))
 
     def _find_release(self) -> Release:
         from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release
@@ -81,13 +91,21 @@ class JobFacts:
 
     @property
     def release(self) -> Release | None:
-        """The release of TensorRT-LLM; ``None`` for the reference backend, and where it is not known."""
+        """The release of TensorRT-LLM; ``None`` for the reference backend, and where it is not known.
+
+        For the LLM API on PyTorch it is then the nearest known one.
+        """
         return self._found_release[0]
 
     @property
     def unknown_release(self) -> UnknownRelease | None:
-        """Why the release is not known."""
-        return self._found_release[1]
+        """Why the release is not known, if that matters."""
+        return self._found_release[1] if self.release is None else None
+
+    @property
+    def assumed_release(self) -> UnknownRelease | None:
+        """Why the facts of ``release`` are assumed only."""
+        return self._found_release[1] if self.release is not None else None
 
     @cached_property
     def model_config(self) -> Mapping[str, Any] | None:

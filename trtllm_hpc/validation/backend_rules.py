@@ -33,8 +33,18 @@ LLM_API = (
     "max_input_len",
     "max_seq_len",
     "max_beam_width",
+    "llm_api",
 )
-"""Arguments of ``LLM()`` with a key in the job file; others go into ``repository.parameters``."""
+"""Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
+_OWN_KEYS = {
+    "model": "model.path",
+    "tokenizer": "repository.tokenizer",
+    "backend": "engine.backend",
+    "tensor_parallel_size": "engine.tensor_parallel",
+    "pipeline_parallel_size": "engine.pipeline_parallel",
+    "context_parallel_size": "engine.context_parallel",
+}
+"""Arguments that the plan decides by: the job's ranks and mounts follow from their keys."""
 
 
 def reference_keys(facts: JobFacts) -> Diagnostics:
@@ -47,13 +57,26 @@ def reference_keys(facts: JobFacts) -> Diagnostics:
 def llm_api_keys(facts: JobFacts) -> Diagnostics:
     """Keys for the build of an engine have no effect on the LLM API."""
     job = facts.job
-    if job.engine.backend != "llmapi":
+    if job.engine.has_engine:
+        if job.engine.llm_api and job.frontend == "triton" and job.engine.is_tensorrt_llm:
+            message = f"is set, but the backend {job.engine.backend} has no LLM API"
+            hint = "remove it, or take engine.backend: pytorch"
+            yield in_job("conflict", "engine.llm_api", message, hint)
         return
     yield from _unknown(job.engine, LLM_API, "the LLM API builds no engine that this could change")
     if job.engine.directory is not None:
         message = "the LLM API loads the model itself, not an engine"
         hint = "remove it and set model.path, or take engine.backend: tensorrtllm"
         yield in_job("conflict", "engine.directory", message, hint, job.engine.directory)
+
+
+def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:
+    """What the plan decides is said by the job file's own keys, not by ``engine.llm_api``."""
+    for key, own in _OWN_KEYS.items():
+        if key in facts.job.engine.llm_api:
+            found = facts.job.engine.llm_api[key]
+            message = f"is what {own} says, by which ranks, GPUs and mounts are planned"
+            yield in_job("conflict", f"engine.llm_api.{key}", message, f"set {own} instead", found)
 
 
 def _unknown(engine: Engine, known: tuple[str, ...], why: str) -> Diagnostics:

@@ -116,8 +116,11 @@ def logits_are_gathered(job: JobFile) -> Diagnostics:
         if not getattr(job.companion.request, name):
             continue
         field, gather = f"companion.request.{name}", f"gather_{name}"
-        if job.engine.backend == "llmapi":
-            yield in_job("conflict", field, "the LLM API's model returns no logits", "set it to false", True)
+        if job.frontend == "openai" or not job.engine.has_engine:
+            message = "OpenAI's protocol returns no logits"
+            if job.frontend == "triton":
+                message = "the LLM API's model returns no logits"
+            yield in_job("conflict", field, message, "set it to false", True)
         elif job.engine.directory is None and not getattr(job.engine, gather):
             message = f"an engine without engine.{gather} returns none"
             yield in_job("conflict", field, message, f"set engine.{gather} to true", True)

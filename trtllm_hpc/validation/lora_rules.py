@@ -27,8 +27,9 @@ def adapters_fit(job: JobFile) -> Diagnostics:
         if (adapter.directory is None) == (adapter.adapter is None):
             message = "an adapter is a folder, or one that the build converts, and this is neither or both"
             yield in_job("conflict", field, message, "set either directory or adapter")
-        if job.engine.backend == "llmapi":
-            message = "the LLM API's model takes no weights of LoRA adapters"
+        if job.frontend == "openai" or not job.engine.has_engine:
+            what = "OpenAI's protocol" if job.frontend == "openai" else "the LLM API's model"
+            message = f"{what} takes no weights of LoRA adapters"
             yield in_job("conflict", field, message, "remove it, or take engine.backend: tensorrtllm")
         elif job.engine.directory is None and not job.engine.max_lora_rank:
             message = "an engine that is built with engine.max_lora_rank 0 takes no LoRA adapters"

@@ -38,8 +38,8 @@ def adapters_can_be_asked_for(facts: JobFacts) -> Diagnostics:
     for field in dict.fromkeys(field for field, _ in named_adapters(job)):
         models = [job.text_model]
         if benchmark is not None and field.startswith("companion.benchmark"):
-            models = benchmark.models or [benchmark.model or job.text_model]
-        for model in models:
+            models = [*benchmark.models] or [benchmark.model or job.text_model]
+        for model in filter(None, models):
             since = _LORA_INPUTS_OF_TEXT if model in _TEXT_MODELS else _LORA_INPUTS
             if not release.at_least(since):
                 message = (

@@ -9,10 +9,16 @@ from dataclasses import replace
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
 from trtllm_hpc.config.validate import UnknownValueError
 from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.plan.llm_api import SERVER
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
 
 NOWHERE = ", and no release that is known here does"
 """How a refusal ends where no release has an option for the key; another program may do the same."""
+LAST_WITH_ENGINES = "1.2.1"
+"""The last release with the TensorRT backend and Triton's C++ backend, which TensorRT-LLM #15907 and #15918
+removed in June and July 2026."""
+_GO_ON = "`trtllm-hpc migrate JOB` writes the job file for engine.backend: pytorch, for any release"
 _NO_CONTAINER = (
     "choose a profile with a container of TensorRT-LLM (--cluster), or, where the nodes have it installed, "
     "type --set cluster.container.tensorrt_llm_version=VERSION"
@@ -24,6 +30,9 @@ def release_is_known(facts: JobFacts) -> Diagnostics:
     error, cluster = facts.unknown_release, facts.cluster
     if error is None:
         return
+    if error.is_newer and facts.job.engine.has_engine:
+        message = f"{error.message}, and engines ended with TensorRT-LLM {LAST_WITH_ENGINES}"
+        error = UnknownRelease(message, hint=_GO_ON, choices=error.choices)
     stated, in_profile = facts.job.engine.tensorrt_llm_version, cluster.container.tensorrt_llm_version
     if stated is None and in_profile is None and cluster.container.runtime == "none":
         message = f"the profile {cluster.name!r} has no container, so nothing tells the TensorRT-LLM"
@@ -38,7 +47,12 @@ def release_is_known(facts: JobFacts) -> Diagnostics:
 def backend_is_there(facts: JobFacts) -> Diagnostics:
     """The release's container has the backend that the job names."""
     job, release = facts.job, facts.release
-    if release is None or job.engine.backend in release.backends:
+    if release is None:
+        return
+    if job.frontend == "openai" and "pytorch" not in release.backends:
+        message = f"TensorRT-LLM {release.version} has no {SERVER} for several ranks: it came with 0.19.0"
+        yield in_job("release", "serve.frontend", message, "take 0.19.0 or later, or frontend: triton")
+    if job.engine.backend in release.backends:
         return
     message = f"the container of TensorRT-LLM {release.version} has no backend {job.engine.backend}"
     hint = f"choose one of {', '.join(release.backends)}, or another release"
@@ -48,7 +62,7 @@ def backend_is_there(facts: JobFacts) -> Diagnostics:
 def model_has_weights(facts: JobFacts) -> Diagnostics:
     """Synthetic models are made by the reference backend only."""
     job = facts.job
-    loads = facts.builds_engine or job.engine.backend == "llmapi"
+    loads = facts.builds_engine or (job.engine.is_tensorrt_llm and not job.engine.has_engine)
     if loads and job.model.path is None:
         message = f"the backend {job.engine.backend} needs a model's folder"
         hint = "set model.path; synthetic models are for engine.backend: reference"

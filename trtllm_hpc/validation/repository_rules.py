@@ -13,10 +13,9 @@ from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, known_pla
 from trtllm_hpc.tensorrt_llm.repository_keys import GROUPS, KEYS, PLANNED, as_words, settable
 
 _KEYS_OF: Mapping[str, tuple[str, ...]] = {
-    "llmapi": (
+    "pytorch": (
         "decoupled",
         "tokenizer",
-        "parameters",
         "batch_scheduler_policy",
         "chunked_context",
         "kv_cache_free_gpu_mem_fraction",
@@ -25,6 +24,7 @@ _KEYS_OF: Mapping[str, tuple[str, ...]] = {
         "max_attention_window_size",
         "max_tokens_in_paged_kv_cache",
         "models",  # serve_rules has a better sentence
+        "parameters",  # a rule of its own has a better sentence
         "sink_token_length",
     ),
     "reference": (
@@ -44,7 +44,7 @@ _KEYS_OF: Mapping[str, tuple[str, ...]] = {
 
 def _release(facts: JobFacts) -> Release | None:
     """Return the release whose templates are filled; ``None`` if none are."""
-    return facts.release if facts.job.engine.has_engine else None
+    return facts.release if facts.job.engine.has_engine and facts.job.frontend == "triton" else None
 
 
 def repository_keys_exist(facts: JobFacts) -> Diagnostics:
@@ -68,7 +68,7 @@ def repository_keys_exist(facts: JobFacts) -> Diagnostics:
 def backend_has_the_key(facts: JobFacts) -> Diagnostics:
     """Every key of ``repository`` has an effect on the backend."""
     job = facts.job
-    backend = job.engine.backend
+    backend = "pytorch" if job.frontend == "openai" else job.engine.backend
     if backend not in _KEYS_OF:
         return
     for key, field in Repository.model_fields.items():
@@ -77,8 +77,9 @@ def backend_has_the_key(facts: JobFacts) -> Diagnostics:
         if key in _KEYS_OF[backend] or value is None or value == default:
             continue
         message, hint = f"{key} has no effect on the backend {backend}", "remove it"
-        if backend == "llmapi":
-            hint = "remove it; further arguments of LLM() go into repository.parameters.tensorrt_llm"
+        if backend == "pytorch":
+            message = f"{key} has no effect on the LLM API"
+            hint = "remove it; further arguments of LLM() go into engine.llm_api"
             if key == "instances":
                 message = "several instances of the LLM API cannot share the one MPI world of the ranks"
                 hint = "set it to 1, and submit the job once for each instance"
@@ -109,11 +110,9 @@ def repository_has_tokenizer(facts: JobFacts) -> Diagnostics:
 def repository_parameters_exist(facts: JobFacts) -> Diagnostics:
     """Each entry of ``repository.parameters`` is a placeholder of the release, and no other key fills it."""
     job = facts.job
-    for name in job.repository.parameters if job.engine.backend == "llmapi" else ():
-        if name != "tensorrt_llm":
-            message = f"{name!r} is not a model of the LLM API's repository"
-            field = dotted(("repository", "parameters", name))
-            yield in_job("bad-value", field, message, "write tensorrt_llm")
+    if job.repository.parameters and (job.frontend == "openai" or not job.engine.has_engine):
+        message = "there are no templates of upstream whose placeholders it could fill"
+        yield in_job("conflict", "repository.parameters", message, "write them into engine.llm_api")
     release = _release(facts)
     if release is None:
         return

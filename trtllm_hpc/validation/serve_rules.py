@@ -103,6 +103,26 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.certificate", message, "set serve.tls to true, or remove it")
 
 
+def frontend_fits_backend(facts: JobFacts) -> Diagnostics:
+    """``trtllm-serve`` serves TensorRT-LLM only."""
+    job = facts.job
+    if job.frontend == "openai" and job.engine.backend in ("reference", "python"):
+        message = f"trtllm-serve does not have the backend {job.engine.backend}"
+        hint = "set it to triton, or engine.backend to pytorch or tensorrtllm"
+        yield in_job("conflict", "serve.frontend", message, hint, job.serve.frontend)
+
+
+def llm_api_is_alone_on_a_machine(facts: JobFacts) -> Diagnostics:
+    """Without Slurm the LLM API serves with one instance, which starts its own workers."""
+    job = facts.job
+    if job.engine.has_engine or facts.cluster.scheduler != "local":
+        return
+    if job.serve.instances > 1:
+        message = f"{facts.cluster.name!r} has no Slurm, without which the LLM API has no instances"
+        hint = "set it to 1, or choose a profile for Slurm"
+        yield in_job("conflict", "serve.instances", message, hint, job.serve.instances)
+
+
 def renewal_can_work(facts: JobFacts) -> Diagnostics:
     """A server that is renewed goes on by itself, on Slurm, behind a door, and longer than it drains."""
     serve = facts.job.serve
@@ -168,9 +188,9 @@ def mode_fits_backend(facts: JobFacts) -> Diagnostics:
     mode = job.serve.mode
     if mode == "leader":
         return
-    if job.engine.backend != "tensorrtllm":
+    if job.engine.backend != "tensorrtllm" or job.frontend == "openai":
         message = f"serve.mode {mode} needs the backend tensorrtllm, not {job.engine.backend}"
-        hint = "set engine.backend to tensorrtllm, or serve.mode to leader"
+        hint = "set engine.backend to tensorrtllm and serve.frontend to triton, or serve.mode to leader"
         yield in_job("conflict", "serve.mode", message, hint, mode)
         return
     if job.serve.nodes not in (None, 1):

@@ -140,12 +140,14 @@ def test_encoder_and_decoder_have_an_engine_each(tmp_path: Path) -> None:
 def test_the_llm_api_is_configured_by_model_yaml(tmp_path: Path, version: str) -> None:
     recipe = make_recipe(
         version,
-        engine={"backend": "llmapi", "tensor_parallel": 4, "moe_expert_parallel": 2},
-        repository={
-            "decoupled": True,
-            "kv_cache_free_gpu_mem_fraction": 0.8,
-            "parameters": {"tensorrt_llm": {"kv_cache_config.dtype": "fp8", "trust_remote_code": True}},
+        engine={
+            "backend": "pytorch",
+            "tensor_parallel": 4,
+            "moe_expert_parallel": 2,
+            "llm_api": {"kv_cache_config": {"dtype": "fp8"}, "trust_remote_code": True},
         },
+        repository={"decoupled": True, "kv_cache_free_gpu_mem_fraction": 0.8},
+        serve={"frontend": "triton"},
     )
     model = render_models(recipe, write_llmapi(tmp_path))["tensorrt_llm"]
     assert yaml.safe_load(model.texts["1/model.yaml"]) == {
@@ -206,7 +208,9 @@ def test_a_repository_filled_by_hand_takes_the_jobs_values(tmp_path: Path) -> No
 def test_model_yaml_can_be_read_in_any_locale(tmp_path: Path) -> None:
     """Triton's stub opens it as ASCII; upstream reads it as YAML 1.1."""
     path = "/models/é \u2028 模型 \U0001f40d \\ \" ' # : \x85"
-    recipe = make_recipe("1.2.0", engine={"backend": "llmapi"}, model={"path": path})
+    recipe = make_recipe(
+        "1.2.0", engine={"backend": "pytorch"}, model={"path": path}, serve={"frontend": "triton"}
+    )
     text = render_models(recipe, write_llmapi(tmp_path))["tensorrt_llm"].texts["1/model.yaml"]
     assert text.isascii()
     assert yaml.safe_load(text)["model"] == path

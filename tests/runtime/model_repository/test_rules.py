@@ -95,9 +95,9 @@ def test_a_tokenizer_is_named(files: Folder) -> None:
 @pytest.mark.parametrize(
     ("backend", "repository", "field"),
     [
-        ("llmapi", "{instances: 2}", "instances"),
-        ("llmapi", "{decoding_mode: top_k}", "decoding_mode"),
-        ("llmapi", "{parameters: {preprocessing: {x: 1}}}", "parameters.preprocessing"),
+        ("pytorch", "{instances: 2}", "instances"),
+        ("pytorch", "{decoding_mode: top_k}", "decoding_mode"),
+        ("pytorch", "{parameters: {tensorrt_llm: {x: 1}}}", "parameters"),
         ("reference", "{kv_cache_reuse: true}", "kv_cache_reuse"),
         ("reference", "{parameters: {tensorrt_llm: {x: 1}}}", "parameters"),
     ],
@@ -108,5 +108,5 @@ def test_no_key_is_lost_silently(files: Folder, backend: str, repository: str, f
 
 
 def test_the_llm_api_takes_what_model_yaml_has(files: Folder) -> None:
-    loaded = files.load(job("1.2.0", "{kv_cache_reuse: true}", backend="llmapi"), CLUSTER)
+    loaded = files.load(job("1.2.0", "{kv_cache_reuse: true}", backend="pytorch"), CLUSTER)
     assert loaded.job.repository.kv_cache_reuse

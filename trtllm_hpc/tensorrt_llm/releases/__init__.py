@@ -20,8 +20,10 @@ from trtllm_hpc.tensorrt_llm.releases.release import (
     Release,
     UnknownRelease,
     find_release,
+    nearest_release,
     release_of_version,
     releases,
+    version_of_image,
 )
 
 __all__ = [
@@ -33,9 +35,11 @@ __all__ = [
     "UnknownRelease",
     "commands_of",
     "find_release",
+    "nearest_release",
     "quantized_file",
     "quantizes",
     "release_of_version",
     "releases",
     "releases_with",
+    "version_of_image",
 ]

@@ -18,6 +18,8 @@ from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, differenc
 
 _TAG = re.compile(r"tritonserver[^/]*?(?<!\d)(\d\d\.\d\d)-trtllm")
 """In ``nvidia/tritonserver:24.12-trtllm-python-py3`` and ``tritonserver_24.12-trtllm-python-py3.sqsh``."""
+_VERSION = re.compile(r"tensorrt-llm[/#+_-]release[:+_-]v?(\d+(?:\.\d+)*(?:(?:rc|\.post)\d+)*)")
+"""In ``nvcr.io/nvidia/tensorrt-llm/release:1.2.0`` and ``nvidia+tensorrt-llm+release+1.2.0rc6.sqsh``."""
 _KEY = "engine.tensorrt_llm_version"
 
 
@@ -26,13 +28,17 @@ class UnknownRelease(TrtllmHpcError):
 
     Args:
         choices: the versions, or tags, that are known.
+        is_newer: whether it is newer than all that are known.
     """
 
     exit_code = ExitCode.CONFIG
 
-    def __init__(self, message: str, *, hint: str, choices: Sequence[str] = ()) -> None:
+    def __init__(
+        self, message: str, *, hint: str, choices: Sequence[str] = (), is_newer: bool = False
+    ) -> None:
         super().__init__(message, hint=hint)
         self.choices = tuple(choices)
+        self.is_newer = is_newer
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Release:
     cuda: str | None
     paths: ContainerPaths
     backends: tuple[str, ...]
-    """What ``engine.backend`` may be in its container: ``tensorrtllm``, ``python``, ``llmapi``."""
+    """What ``engine.backend`` may be in its container: ``tensorrtllm``, ``python``, ``pytorch``."""
     source: str
     note: str | None = None
 
@@ -112,6 +118,26 @@ def tag_of_image(image: str) -> str | None:
     return found[1] if found is not None else None
 
 
+def version_of_image(image: str) -> str | None:
+    """The version in the name of one of TensorRT-LLM's own images; ``None`` for other names."""
+    found = _VERSION.search(image)
+    return found[1] if found is not None else None
+
+
+def nearest_release(version: str | None) -> Release:
+    """The release with the LLM API that is most like an unknown one: the newest before it, else the first.
+
+    Args:
+        version: the unknown one's, if it is known; ``None`` is taken for newer than all.
+    """
+    able = [release for release in releases() if "pytorch" in release.backends]
+    try:
+        before = able if version is None else [it for it in able if parsed(it.version) <= Version(version)]
+    except InvalidVersion:
+        before = able
+    return before[-1] if before else able[0]
+
+
 def image_of_tag(tag: str) -> str | None:
     """The image with TensorRT-LLM of Triton's ``tag``; ``None`` where it is not of the form ``24.12``."""
     return f"tritonserver:{tag}-trtllm-python-py3" if re.fullmatch(r"\d\d\.\d\d", tag) else None
@@ -143,10 +169,11 @@ def find_release(image: str | None, stated: str | None) -> Release:
         UnknownRelease: neither tells it, the version is unknown, or the two disagree.
     """
     tag = tag_of_image(image) if image is not None else None
-    in_image = release_of_tag(tag) if tag is not None else None
+    version = version_of_image(image) if image is not None else None
+    in_image = release_of_tag(tag) if tag is not None else release_of_version(version or "")
     if stated is None:
         if in_image is None:
-            raise _unknown_image(image, tag)
+            raise _unknown_version(version) if version is not None else _unknown_image(image, tag)
         return in_image
     named = release_of_version(stated)
     if named is None:
@@ -171,6 +198,8 @@ def _unknown_image(image: str | None, tag: str | None) -> UnknownRelease:
         hint=f"set {_KEY}; in the container: python3 -c "
         "'from importlib.metadata import version; print(version(\"tensorrt_llm\"))'",
         choices=[release.version for release in releases()],
+        is_newer=tag is not None
+        and all(Version(tag) > Version(it) for each in releases() for it in each.tags),
     )
 
 
@@ -182,7 +211,15 @@ def _unknown_version(stated: str) -> UnknownRelease:
         hint = f"{stated} is a tag of Triton's containers; its TensorRT-LLM is {of_tag.version}"
     else:
         hint = f"the nearest is {near}" if near else "trtllm-hpc versions lists them"
-    return UnknownRelease(f"TensorRT-LLM {stated} is not a release known here", hint=hint, choices=versions)
+    message = f"TensorRT-LLM {stated} is not a release known here"
+    return UnknownRelease(message, hint=hint, choices=versions, is_newer=of_tag is None and _is_newer(stated))
+
+
+def _is_newer(version: str) -> bool:
+    try:
+        return Version(version) > parsed(releases()[-1].version)
+    except InvalidVersion:
+        return False
 
 
 def _images(release: Release) -> str:
