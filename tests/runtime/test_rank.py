@@ -24,12 +24,14 @@ import pytest
 from tests.runtime import fake_server
 from tests.runtime.conftest import Runtime
 from tests.runtime.test_spawn import is_alive
+from tests.upstream.llm_api import LAUNCHER
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.diagnose import first_failure
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.node import SCRATCH, SHM, free_ports
+from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, add_event, read_events
 from trtllm_hpc.runtime.stop import request_stop
 
@@ -439,7 +441,7 @@ def test_a_server_that_cannot_be_executed_is_the_recorded_reason(ranks: Ranks, t
 
 @dataclass
 class Launched:
-    """Ranks that a launcher starts; ``fake_launcher.sh`` has upstream's manners."""
+    """Ranks that a stand-in of upstream's launcher starts."""
 
     ranks: Ranks
     over: Path
@@ -447,9 +449,8 @@ class Launched:
     def start(self, rank: int = 0, behaviour: str = "", **options: Any) -> subprocess.Popen[str]:
         environment = dict.fromkeys(("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"), str(rank))
         environment["FAKE_LAUNCH_OVER"] = str(self.over)
-        launcher = Path(__file__).with_name("fake_launcher.sh")
         return self.ranks.start(
-            rank, world=2, behaviour=behaviour, launcher=launcher, environment=environment, **options
+            rank, world=2, behaviour=behaviour, launcher=LAUNCHER, environment=environment, **options
         )
 
 
@@ -484,9 +485,9 @@ def test_a_launcher_that_dies_ends_its_server(launched: Launched) -> None:
     process = launched.start()
     launched.ranks.endpoint()
     server = launched.ranks.facts()["pid"]
-    launched.over.touch()
-    code, output = end(process)
-    assert code == ExitCode.START and "without a request to stop" in output
+    os.kill(next(pid for pid in descendants(process.pid) if b"nodes.py\0leader" in Path(f"/proc/{pid}/cmdline").read_bytes()), 9)
+    code, _ = end(process)
+    assert code == 137
     assert eventually(lambda: not is_alive(server)) and launched.ranks.left() == []
 
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
-from trtllm_hpc.runtime.server import find_server
+import pytest
+
+from tests.runtime.conftest import Runtime
+from tests.upstream.llm_api import LAUNCHER
+from tests.waiting import eventually
+from trtllm_hpc.runtime.server import LaunchedServer, find_server
 
 
 def test_only_pythons_own_library_goes_before_those_of_wheels(tmp_path: Path) -> None:
@@ -17,3 +25,52 @@ def test_only_pythons_own_library_goes_before_those_of_wheels(tmp_path: Path) ->
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert [name for name in names if not name.startswith(f"libpython{version}")] == []
     assert rest == os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)[: len(rest)]
+
+
+def _port_of(file: Path) -> int:
+    return int(file.read_text().rpartition(":")[2])
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def _end(server: LaunchedServer, place: Path) -> None:
+    server.terminate()
+    with suppress(OSError), socket.create_connection(("127.0.0.1", _port_of(place / "address"))) as leader:
+        leader.sendall(b"stop")
+    eventually(lambda: server.poll() is not None)
+    server.kill()
+
+
+def test_launchers_that_start_at_once_on_a_node_take_different_ports(
+    tmp_path: Path, runtime: Runtime, request: pytest.FixtureRequest
+) -> None:
+    """Each lets the port go that it has found, and binds it a second later."""
+    places = [tmp_path / f"{number}" for number in range(3)]
+    task = 'echo "$TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR" > "$0"; exec sleep 60'
+
+    def start(place: Path) -> LaunchedServer:
+        place.mkdir()
+        environment = {"FAKE_LAUNCH_OVER": str(place / "over"), "FAKE_IMPORT_SECONDS": "1", "SLURM_PROCID": "0"}
+        command = ["bash", "-c", task, str(place / "address")]
+        return LaunchedServer(
+            str(LAUNCHER),
+            command,
+            {**os.environ, **environment},
+            place,
+            runtime.paths.runtime,
+            chooses_port=True,
+        )
+
+    with ThreadPoolExecutor() as threads:
+        servers = list(threads.map(start, places))
+    assert eventually(lambda: all((place / "address").exists() for place in places))
+    request.addfinalizer(lambda: [_end(server, place) for server, place in zip(servers, places, strict=True)])
+    ports = [_port_of(place / "address") for place in places]
+    assert len(set(ports)) == len(places) and min(ports) >= 10012
+    assert eventually(lambda: all(map(_answers, ports))), [server.poll() for server in servers]

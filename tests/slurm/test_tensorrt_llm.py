@@ -8,7 +8,6 @@ configured with.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.runtime.model_repository.python_models import LLM_API, SOURCES
 from tests.runtime.model_repository.upstream import write_llmapi
 from tests.slurm.conftest import Person
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
+from tests.upstream.container import add_llm_api
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.records import RankRecord
@@ -98,12 +98,16 @@ def test_the_repository_is_made_in_the_job_where_only_the_nodes_have_the_templat
 
 def test_the_llm_api_serves_over_two_nodes_through_its_launcher(site: Site) -> None:
     """No engine and no build: the launcher joins the ranks, and the model reads what the job file says."""
-    launcher = site.container.folder / "bin" / "trtllm-llmapi-launch"
-    shutil.copy(Path(__file__).parent.parent / "runtime" / "fake_launcher.sh", launcher)
+    add_llm_api(site.container)
     write_llmapi(site.container.folder, LLM_API)
     site.carries("1.1.0")
     over = site.person.folder / "the workers may end"
-    job = site.job("llm-api", repository={}, engine={"backend": "llmapi", "max_input_len": None})
+    job = site.job(
+        "llm-api",
+        repository={},
+        engine={"backend": "pytorch", "max_input_len": None},
+        serve={"nodes": 2, "ready_timeout_seconds": 120, "frontend": "triton"},
+    )
     release = "cluster.container.tensorrt_llm_version=1.1.0"
     environment = f"cluster.environment.FAKE_LAUNCH_OVER={json.dumps(str(over))}"
     answer, run = site.submit(job, "--set", release, "--set", environment)

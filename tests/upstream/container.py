@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.upstream.llm_api import LAUNCHER, NODES, SERVE
 from trtllm_hpc.runtime.server import WHEEL, find_server
 
 PROGRAMS = Path(__file__).with_name("programs.py")
@@ -91,6 +92,16 @@ def add_server(container: FakeContainer, folder: Path) -> Path:
     program.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     return program
+
+
+def add_llm_api(container: FakeContainer) -> None:
+    """Put ``trtllm-serve`` and the launcher into the container, see ``llm_api/``."""
+    programs = container.folder / "bin"
+    for file in (LAUNCHER, NODES):
+        shutil.copy(file, programs)
+    serve = programs / "trtllm-serve"
+    serve.write_text(f'#!/bin/sh\nexec {shlex.join([str(container.python), str(SERVE)])} "$@"\n')
+    serve.chmod(0o755)
 
 
 def _program(container: FakeContainer, file: Path, family: str) -> None:

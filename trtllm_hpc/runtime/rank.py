@@ -134,7 +134,14 @@ class Supervisor:
         allow_large_requests()
         if launcher is None:
             return start_bound(command, environment)
-        return LaunchedServer(launcher, command, environment, scratch, self._paths.runtime)
+        return LaunchedServer(
+            launcher,
+            command,
+            environment,
+            scratch,
+            self._paths.runtime,
+            chooses_port=self._options.rank == 0 and Path(launcher).name == "trtllm-llmapi-launch",
+        )
 
     def _not_started(self, sentence: str, hint: str | None) -> int:
         """Record the end too: a record without one looks like a rank that was killed."""

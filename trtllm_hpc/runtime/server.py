@@ -28,6 +28,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import read_json, write_json
+from trtllm_hpc.runtime.launcher_port import LauncherPort, note_port
 from trtllm_hpc.runtime.process import on_signals, start_bound
 
 WHEEL = "pytriton"
@@ -119,6 +120,7 @@ class LaunchedServer:
         command: the server's command line; arguments may contain spaces.
         scratch: this rank's own folder, without spaces in its name.
         runtime: the zipapp.
+        chooses_port: whether the launcher chooses a port that is used: ``trtllm-llmapi-launch`` of rank 0.
     """
 
     def __init__(
@@ -128,6 +130,8 @@ class LaunchedServer:
         environment: Mapping[str, str],
         scratch: Path,
         runtime: Path,
+        *,
+        chooses_port: bool,
     ) -> None:
         self._scratch = scratch
         write_json(scratch / _COMMAND, list(command))
@@ -135,7 +139,11 @@ class LaunchedServer:
         python.symlink_to(sys.executable)
         zipapp.symlink_to(runtime)
         task = (python, zipapp, "launched", f"--scratch={scratch}")
+        port = LauncherPort(scratch) if chooses_port else None
         self._launcher = start_bound([*shlex.split(launcher), *map(str, task)], environment)
+        if port is not None:
+            port.hold()
+        self._port = port
         self._ended_at: float | None = None
         self.returncode = 0
 
@@ -167,6 +175,8 @@ class LaunchedServer:
         """Kill the launcher; the supervisor kills its descendants."""
         self._launcher.kill()
         self._launcher.wait()
+        if self._port is not None:
+            self._port.release()
 
     def _is_overdue(self) -> bool:
         now = time.monotonic()
@@ -185,6 +195,7 @@ def _read_number(file: Path) -> int | None:
 
 def run_launched(scratch: Path) -> int:
     """Start the server that ``server.json`` names, as the launcher's task; returns its exit code."""
+    note_port(scratch)
     command = json.loads((scratch / _COMMAND).read_text(encoding="utf-8"))
     try:
         server = start_bound(command, os.environ)

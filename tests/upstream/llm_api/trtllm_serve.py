@@ -1,0 +1,217 @@
+"""A stand-in for ``trtllm-serve``: its options, its refusals, its routes and its manners (1.2.0).
+
+Options: ``tensorrt_llm/commands/serve.py``. The port is bound before the model is loaded; ``/health`` answers from
+then on whatever happens; ``/health_generate`` makes one token through ``/v1/chat/completions``. The ranks are
+joined through the launcher's port, and must be as many as the model is split into. Behind it computes a real server,
+``transformers serve``, if ``FAKE_SERVE_WITH`` names its URL; otherwise each answer is the prompt's words again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import click
+import yaml
+from aiohttp import web
+
+_CHOICES = {
+    "backend": ["pytorch", "tensorrt", "trt", "_autodeploy"],
+    "log_level": ["internal_error", "error", "warning", "info", "verbose", "debug", "trace"],
+}
+_NUMBERS = (
+    *("max_beam_width", "max_batch_size", "max_num_tokens", "max_seq_len", "gpus_per_node"),
+    "num_postprocess_workers",
+)
+_TEXTS = (
+    *("tokenizer", "custom_tokenizer", "revision", "reasoning_parser", "tool_parser", "server_role"),
+    *("metadata_server_config_file", "otlp_traces_endpoint", "disagg_cluster_uri", "media_io_kwargs"),
+    *("chat_template", "custom_module_dirs"),
+)
+_FLAGS = ("trust_remote_code", "fail_fast_on_attention_window_too_large", "enable_chunked_prefill")
+_SIZES = {
+    "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
+    "context_parallel_size": "cp_size",
+    "moe_expert_parallel_size": "ep_size",
+    "moe_cluster_parallel_size": "cluster_size",
+}
+_KEYS = (
+    *("kv_cache_config", "scheduler_config", "cuda_graph_config", "moe_config", "dtype", "max_input_len"),
+    *("enable_attention_dp", "enable_chunked_prefill", "return_perf_metrics", "cache_transceiver_config"),
+    *("disable_overlap_scheduler", "moe_tensor_parallel_size", "print_iter_log", "trust_remote_code"),
+    *_NUMBERS,
+    *_SIZES,
+)
+"""Some of the keys of ``TorchLlmArgs`` (``tensorrt_llm/llmapi/llm_args.py``); others are refused, as upstream
+refuses what it does not know."""
+BEHAVIOUR = os.environ.get("FAKE_SERVE", "").split()
+
+
+def options() -> list[click.Parameter]:
+    """The parameters of the command ``serve``."""
+    found: list[click.Parameter] = [
+        click.Argument(["model"]),
+        click.Option(["--host"], default="localhost"),
+        click.Option(["--port"], type=int, default=8000),
+        click.Option(["--free_gpu_memory_fraction", "--kv_cache_free_gpu_memory_fraction"], type=float),
+        click.Option(["--config", "--extra_llm_api_options", "config"]),
+    ]
+    found += [click.Option([f"--{name}"], type=click.Choice(these)) for name, these in _CHOICES.items()]
+    found += [click.Option([f"--{name}"], type=int) for name in _NUMBERS]
+    found += [click.Option([f"--{name}"]) for name in _TEXTS]
+    found += [click.Option([f"--{name}"], is_flag=True) for name in _FLAGS]
+    found += [
+        click.Option([f"--{name}", f"--{short}"], type=int, default=None if "moe" in name else 1)
+        for name, short in _SIZES.items()
+    ]
+    return found
+
+
+def serve(model: str, host: str, port: int, config: str | None, **given: Any) -> None:
+    """Serve until SIGTERM."""
+    extra = yaml.safe_load(Path(config).read_text()) if config else {}
+    if unknown := set(extra or {}) - set(_KEYS):
+        raise ValueError(
+            f"1 validation error for TorchLlmArgs\n{min(unknown)}\n  Extra inputs are not permitted"
+        )
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise RuntimeError(f"Failed to bind socket to {host}:{port}: {error}") from error
+        _join(given)
+        _load(Path(model))
+        server = _Server(Path(model).name)
+        listener.listen()
+        print(f"Started server process [{os.getpid()}]", flush=True)
+        web.run_app(server.app(), sock=listener, print=None, handle_signals=True)
+
+
+def _join(given: dict[str, Any]) -> None:
+    """Join the ranks through the launcher's port; there must be one for each part of the model."""
+    world = given["tensor_parallel_size"] * given["pipeline_parallel_size"] * given["context_parallel_size"]
+    ranks = int(os.environ.get("tllm_mpi_size", "1"))
+    if ranks != world:
+        raise RuntimeError(
+            f"MPI size ({ranks}) does not match the world size ({world}) of the model's mapping"
+        )
+    place = os.environ.get("TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR")
+    if place is None:
+        return
+    host, _, port = place.removeprefix("tcp://").rpartition(":")
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection((host, int(port))).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _load(model: Path) -> None:
+    if not (model / "config.json").exists():
+        raise OSError(f"{model} does not appear to have a file named config.json")
+    if "exits" in BEHAVIOUR:
+        raise torch_out_of_memory()
+
+
+def torch_out_of_memory() -> RuntimeError:
+    """What PyTorch says when the GPU is full."""
+    return RuntimeError("CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 79.10 GiB")
+
+
+class _Server:
+    """The routes of ``tensorrt_llm/serve/openai_server.py``."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._behind = os.environ.get("FAKE_SERVE_WITH")
+        self._steps = 0
+
+    def app(self) -> web.Application:
+        """Return the application."""
+        made = web.Application()
+        made.cleanup_ctx.append(self._session)
+        made.router.add_get("/health", self._health)
+        made.router.add_get("/health_generate", self._health_generate)
+        made.router.add_get("/version", self._version)
+        made.router.add_get("/v1/models", self._models)
+        made.router.add_get("/metrics", self._metrics)
+        made.router.add_post("/v1/completions", self._complete)
+        made.router.add_post("/v1/chat/completions", self._complete)
+        return made
+
+    async def _session(self, _app: web.Application) -> AsyncIterator[None]:
+        async with aiohttp.ClientSession() as self._client:
+            yield
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _health_generate(self, _request: web.Request) -> web.Response:
+        return web.Response(status=500 if "no-token" in BEHAVIOUR else 200)
+
+    async def _version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": "1.2.0"})
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        """Statistics of the steps since the last call, which are gone then."""
+        steps, self._steps = self._steps, 0
+        one = {"iterLatencyMS": 1.5, "numActiveRequests": 1, "numQueuedRequests": 0, "gpuMemUsage": 0}
+        cache = {"maxNumBlocks": 100, "freeNumBlocks": 90, "usedNumBlocks": 10, "tokensPerBlock": 32}
+        return web.json_response([{"iter": step, **one, "kvCacheStats": cache} for step in range(steps)])
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        self._steps += 1
+        if self._behind is not None:
+            return await self._pass_on(request)
+        body = await request.json()
+        is_chat = request.path.endswith("chat/completions")
+        prompt = body["messages"][-1]["content"] if is_chat else body["prompt"]
+        words = f"{prompt} {prompt}".split()[: body.get("max_tokens", 16)]
+        usage = {"prompt_tokens": len(words), "completion_tokens": len(words), "total_tokens": 2 * len(words)}
+        head = {"id": "1", "created": 0, "model": self._model}
+        if not body.get("stream"):
+            choice = {"index": 0, "finish_reason": "length"}
+            text = " ".join(words)
+            choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+            return web.json_response({**head, "choices": [choice], "usage": usage})
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        for word in words:
+            part = {"delta": {"content": f"{word} "}} if is_chat else {"text": f"{word} "}
+            await _send(answer, {**head, "choices": [{"index": 0, "finish_reason": None, **part}]})
+        await _send(answer, {**head, "choices": [], "usage": usage})
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        body = {**await request.json(), "model": os.environ["FAKE_SERVE_MODEL"]}
+        async with self._client.post(f"{self._behind}{request.path}", json=body) as found:
+            answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
+            await answer.prepare(request)
+            async for piece in found.content.iter_any():
+                await answer.write(piece)
+            return answer
+
+
+async def _send(answer: web.StreamResponse, event: dict[str, Any]) -> None:
+    await answer.write(f"data: {json.dumps(event)}\n\n".encode())
+
+
+if __name__ == "__main__":
+    click.Command("serve", callback=serve, params=options()).main(sys.argv[1:])
