@@ -77,8 +77,10 @@ class RunPaths:
         """Triton's model repository."""
         self.repository_recipe = self.folder / "repository.json"
         """How the model repository is made from upstream's templates."""
-        self.llm_api = self.folder / "llm_api.yaml"
-        """The LLM API's configuration for ``trtllm-serve``."""
+        self.front = self.folder / "front.json"
+        """What the front of a disaggregated run is told, but for addresses."""
+        self.front_started = self.folder / "front.yaml"
+        """The file that the front was started with."""
         self.engine = self.folder / "engine"
         """Link to the engine in the cache, once it is built or found."""
         self.build_recipe = self.folder / "build.json"
@@ -139,6 +141,10 @@ class RunPaths:
     def converted_adapter(self, name: str) -> Path:
         """Return the folder of a LoRA adapter that the build has converted."""
         return self.side_output("lora") / name
+
+    def llm_api(self, role: str | None = None) -> Path:
+        """Return the LLM API's configuration for ``trtllm-serve``, in a disaggregated run of one phase."""
+        return self.folder / ("llm_api.yaml" if role is None else f"llm_api.{role}.yaml")
 
     def batch_log(self, stage: str) -> Path:
         """Return the log of the batch script itself."""

@@ -14,9 +14,8 @@ from trtllm_hpc.config.engine import Engine, Speculative
 from trtllm_hpc.config.job import (
     Companion,
     Disaggregated,
-    DisaggregatedModel,
-    GenerationModel,
     JobFile,
+    Phase,
     Serve,
 )
 from trtllm_hpc.config.lora import LoraShare
@@ -58,15 +57,13 @@ def test_text_is_the_same_text_to_other_readers(text: str) -> None:
 
 
 def test_every_default_is_written_out() -> None:
-    phase = DisaggregatedModel(instances=[[0]])
+    phase = Phase(instances=[[0]])
     job = job_yaml(
         JobFile(
             name="a",
             engine=Engine(speculative=Speculative(mode="medusa")),
             repository=Repository(models=[ModelCopy(name="a", gpu_device_ids=[0])]),
-            serve=Serve(
-                disaggregated=Disaggregated(context=phase, generation=GenerationModel(instances=[[1]]))
-            ),
+            serve=Serve(disaggregated=Disaggregated(context=phase, generation=Phase(instances=[[1]]))),
             companion=Companion(benchmark=Benchmark(workload=Workload(lora=[LoraShare(directory="/a")]))),
         )
     )

@@ -130,7 +130,7 @@ def test_an_unknown_rank_is_a_usage_error(run: RunPaths) -> None:
     ):
         result = logs(run, "--rank", "9", *options)
         assert result.exit_code == ExitCode.USAGE and words in result.output
-    write_json(run.plan, {"name": "demo", "layout": {"world_size": 8}})
+    write_json(run.plan, {"name": "demo", "world_sizes": [8], "tasks": 8})
     assert "has ranks 0 to 7." in logs(run, "--rank", "8").output
 
 

@@ -16,7 +16,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan
-from trtllm_hpc.render.scripts import render_repository, render_scripts
+from trtllm_hpc.render.scripts import render_configurations, render_repository, render_scripts
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
@@ -306,11 +306,32 @@ _SERVED_ENGINE = {
 }
 _NEW_PYXIS = {"runtime": "pyxis", "image": "nvcr.io#nvidia/tensorrt-llm/release:1.2.0", "mounts": ["/models"]}
 _NEW_APPTAINER = {"runtime": "apptainer", "image": "/images/trtllm.sif", "tensorrt_llm_version": "1.2.0"}
+_SPLIT_SERVERS = {
+    "name": "deepseek",
+    "model": {"path": "/models/DeepSeek-V3", "synthetic": None},
+    "engine": {"backend": "pytorch", "tensor_parallel": 4, "max_num_tokens": 8192},
+    "serve": {
+        "mode": "disaggregated",
+        "disaggregated": {
+            "context": {"servers": 2},
+            "generation": {
+                "tensor_parallel": 16,
+                "moe_expert_parallel": 16,
+                "max_num_tokens": 512,
+                "llm_api": {"enable_attention_dp": True},
+            },
+            "kv_transfer": "UCX",
+            "kv_transfer_tokens": 8192,
+            "router": "load_balancing",
+        },
+    },
+}
 _FRONTENDS = {
     "one-gpu": _ONE_GPU,
     "sixteen-ranks": _SIXTEEN_RANKS,
     "experts": _EXPERTS,
     "engine": _SERVED_ENGINE,
+    "disaggregated": _SPLIT_SERVERS,
 }
 for _name, _job in _FRONTENDS.items():
     for _container in (_NEW_PYXIS, _NEW_APPTAINER):
@@ -331,8 +352,7 @@ def render_case(name: str) -> dict[str, str]:
     files.update(
         {f"repository/{file}": text for file, text in render_repository(plan).items() if "pbtxt" in file}
     )
-    if plan.server.configuration is not None:
-        files["llm_api.yaml"] = plan.server.configuration
+    files.update(render_configurations(plan))
     if isinstance(plan.repository, RepositoryRecipe):
         files["repository.json"] = json.dumps(plan.repository.as_json(), indent=2, ensure_ascii=False) + "\n"
     return files

@@ -199,7 +199,7 @@ def first(run: RunPaths) -> Progress:
 
 
 def test_what_the_job_wrote_is_shown(fake_slurm: FakeSlurm, run: RunPaths) -> None:
-    write_json(run.plan, {"layout": {"world_size": 3}, "stages": []})
+    write_json(run.plan, {"world_sizes": [3], "stages": []})
     for step, message in ((1, "load"), (2, "save")):
         add_event(run, "build", "progress", step=step, of=4, message=message)
     add_rank(run, 0, world_size=3)

@@ -485,7 +485,8 @@ def test_a_launcher_that_dies_ends_its_server(launched: Launched) -> None:
     process = launched.start()
     launched.ranks.endpoint()
     server = launched.ranks.facts()["pid"]
-    os.kill(next(pid for pid in descendants(process.pid) if b"nodes.py\0leader" in Path(f"/proc/{pid}/cmdline").read_bytes()), 9)
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(process.pid)}
+    os.kill(next(pid for pid, words in commands.items() if b"nodes.py\0leader" in words), signal.SIGKILL)
     code, _ = end(process)
     assert code == 137
     assert eventually(lambda: not is_alive(server)) and launched.ranks.left() == []

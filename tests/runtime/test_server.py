@@ -7,6 +7,7 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,8 @@ def test_launchers_that_start_at_once_on_a_node_take_different_ports(
 
     def start(place: Path) -> LaunchedServer:
         place.mkdir()
-        environment = {"FAKE_LAUNCH_OVER": str(place / "over"), "FAKE_IMPORT_SECONDS": "1", "SLURM_PROCID": "0"}
+        over = str(place / "over")
+        environment = {"FAKE_LAUNCH_OVER": over, "FAKE_IMPORT_SECONDS": "1", "SLURM_PROCID": "0"}
         command = ["bash", "-c", task, str(place / "address")]
         return LaunchedServer(
             str(LAUNCHER),
@@ -70,7 +72,8 @@ def test_launchers_that_start_at_once_on_a_node_take_different_ports(
     with ThreadPoolExecutor() as threads:
         servers = list(threads.map(start, places))
     assert eventually(lambda: all((place / "address").exists() for place in places))
-    request.addfinalizer(lambda: [_end(server, place) for server, place in zip(servers, places, strict=True)])
+    for server, place in zip(servers, places, strict=True):
+        request.addfinalizer(partial(_end, server, place))
     ports = [_port_of(place / "address") for place in places]
     assert len(set(ports)) == len(places) and min(ports) >= 10012
     assert eventually(lambda: all(map(_answers, ports))), [server.poll() for server in servers]

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import Person
+from tests.sharing import sandbox_name
+from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord
+from trtllm_hpc.sandbox import Sandbox
 
 pytestmark = pytest.mark.slurm
 
 TWO_RANKS = {"backend": "pytorch", "tensor_parallel": 2, "max_input_len": None}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Sandbox]:
+    """Three nodes, for a disaggregated run."""
+    made = Sandbox(sandbox_name("openai"))
+    made.up(3, 4)
+    yield made
+    made.down()
 
 
 @pytest.fixture
@@ -46,7 +59,79 @@ def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
     assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
 
 
+SPLIT = {
+    "mode": "disaggregated",
+    "placement": "spread",
+    "ready_timeout_seconds": 120,
+    "disaggregated": {"context": {"tensor_parallel": 1}, "generation": {"servers": 2}},
+}
+
+
+def test_each_phase_has_servers_of_its_own_and_the_front_is_the_endpoint(site: Site) -> None:
+    """One context server and two of two ranks for the generation, each on a node of its own."""
+    job = site.job("split", repository={}, engine=TWO_RANKS, serve=SPLIT)
+    code, said, run = submit(site, job)
+    assert code == 0, said
+    assert "context server 0: 1 rank on node 0, GPU 0" in said
+    assert "generation server 2: 2 ranks on node 2, GPUs 0-1" in said
+    hosts = [RankRecord.read(run.rank_record(f"serve.{server}", 0)) for server in range(3)]
+    assert len({record.host for record in hosts if record}) == 3
+    # The answer went through both phases.
+    assert answers(run) == ["hello hello"]
+    generation = run.rank_log("serve.1", 0).read_text() + run.rank_log("serve.2", 0).read_text()
+    assert "generation after context process" in generation
+    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+
+
+def test_a_server_of_a_phase_that_dies_is_named(site: Site) -> None:
+    job = site.job("split-dies", repository={}, engine=TWO_RANKS, serve=SPLIT, companion={"enabled": False})
+    run = started(site, job)
+    kill(site, "worker")
+    failure = eventually_failed(site, run)
+    assert "rank 1 of instance " in failure, failure
+
+
 def test_an_image_without_the_programs_is_told_before_the_server_starts(site: Site) -> None:
     (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink()
     code, said, _ = submit(site, site.job("no-launcher", repository={}, engine=TWO_RANKS))
     assert code == ExitCode.START and "there is no trtllm-llmapi-launch on" in said
+
+
+@pytest.mark.parametrize(("role", "rank"), [("leader", 0), ("worker", 1)])
+def test_a_rank_that_dies_while_health_answers_fails_the_run(site: Site, role: str, rank: int) -> None:
+    """The server's process on rank 0 goes on, and says that it is healthy."""
+    job = site.job(f"dies-{role}", repository={}, engine=TWO_RANKS, companion={"enabled": False})
+    run = started(site, job)
+    kill(site, role)
+    assert f"rank {rank} on" in eventually_failed(site, run)
+
+
+def started(site: Site, job: Path) -> RunPaths:
+    """Submit a job without a companion; returns once it serves."""
+    over = f"cluster.environment.FAKE_LAUNCH_OVER={json.dumps(str(site.person.folder / job.stem))}"
+    answer = site.person.types("submit", job, "--cluster", site.profile, "--set", over)
+    assert answer.returncode == 0, answer.stderr
+    folder = next(line for line in answer.stdout.splitlines() if line.startswith("  folder "))
+    run = RunPaths(folder.removeprefix("  folder "))
+    assert eventually(run.endpoint.exists, 60), site.person.status(run)
+    return run
+
+
+def kill(site: Site, role: str) -> None:
+    """Kill a process that joins the ranks: a ``leader`` of rank 0, or a ``worker``."""
+    found = (
+        process.pid
+        for node in site.person.sandbox.nodes
+        for process in user_processes(node)
+        if process.arguments[-1] == role and process.arguments[-2].endswith("nodes.py")
+    )
+    os.kill(next(found), signal.SIGKILL)
+
+
+def eventually_failed(site: Site, run: RunPaths) -> str:
+    """What ``status`` says once the run has failed, of which nothing may be left."""
+    person = site.person
+    assert eventually(lambda: person.status(run)["state"] == "failed", 40), person.status(run)
+    assert not run.endpoint.exists() and person.has_no_jobs()
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    return json.dumps(person.status(run))

@@ -64,12 +64,11 @@ def _run(paths: RunPaths) -> dict[str, Any]:
 
 
 def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
-    layout = plan.get("layout") or {}
-    world_size = int(layout.get("world_size") or 0)
-    steps = enumerate(serve_steps(endpoint.instances))
+    world_sizes = [int(size) for size in plan.get("world_sizes", ())]
+    before = [sum(world_sizes[:instance]) for instance in range(len(world_sizes))]
     ranks = [
-        _rank(paths, step, rank, instance * world_size + rank)
-        for instance, step in steps
+        _rank(paths, step, rank, first + rank)
+        for step, first, world_size in zip(serve_steps(len(world_sizes)), before, world_sizes, strict=True)
         for rank in range(world_size)
     ]
     known = [rank for rank in ranks if rank]
@@ -79,7 +78,7 @@ def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[s
         "address": endpoint.address,
         "models": list(endpoint.models),
         "nodes": list(dict.fromkeys(rank["host"] for rank in known)) or [endpoint.host],
-        "world_size": layout.get("world_size"),
+        "world_size": world_sizes[0] if world_sizes else None,
         **({"instances": endpoint.instances} if endpoint.instances > 1 else {}),
         "ranks": known,
         **_container(paths),

@@ -62,39 +62,56 @@ CopyGpus = Annotated[list[Annotated[int, Field(ge=0, le=63)]], Field(min_length=
 """GPUs of one copy of a model, as the node numbers them."""
 
 
-class DisaggregatedModel(Section):
-    """The models of one phase: copies of ``tensorrt_llm``, each on GPUs of its own."""
+class Phase(Section):
+    """What computes one phase: with Triton copies of ``tensorrt_llm``, with ``trtllm-serve`` servers."""
 
     engine: AbsolutePath | None = None
-    """A finished engine; ``None`` is the one of this job."""
-    instances: Annotated[list[CopyGpus], Field(min_length=1)]
-    """GPUs of each copy, as the node numbers them: ``[[0, 1], [2, 3]]`` is two copies of two ranks."""
-
-
-class GenerationModel(DisaggregatedModel):
-    """Those that generate. Where their engine is to differ from the job's, it is built besides."""
-
+    """With Triton, a finished engine; ``None`` is the one of this job."""
+    instances: list[CopyGpus] = Field(default_factory=list)
+    """With Triton, the GPUs of each copy, as the node numbers them: ``[[0, 1], [2, 3]]`` is two copies of
+    two ranks."""
+    servers: Annotated[int, Field(ge=1, le=1024)] = 1
+    """With ``trtllm-serve``, how many servers."""
     tensor_parallel: Parallelism | None = None
-    """``None``, here and below: as the job's engine, which is the context's."""
+    """``None``, here and below: as ``engine`` says. With Triton the context's is the job's engine."""
     pipeline_parallel: Parallelism | None = None
     max_batch_size: Count | None = None
     max_num_tokens: TokenCount | None = None
+    moe_expert_parallel: Parallelism | None = None
+    """Only with ``trtllm-serve``, as the keys below."""
+    max_seq_len: TokenCount | None = None
+    llm_api: dict[OneLine, Any] = Field(default_factory=dict)
+    """Besides ``engine.llm_api``, and before it."""
 
     @property
     def differs(self) -> dict[str, int]:
         """What the engine's keys are instead."""
-        values = {key: getattr(self, key) for key in GENERATION_KEYS}
+        values = {key: getattr(self, key) for key in PHASE_KEYS}
         return {key: value for key, value in values.items() if value is not None}
 
 
-GENERATION_KEYS = ("tensor_parallel", "pipeline_parallel", "max_batch_size", "max_num_tokens")
+PHASE_KEYS = (
+    *("tensor_parallel", "pipeline_parallel", "max_batch_size", "max_num_tokens"),
+    *("moe_expert_parallel", "max_seq_len"),
+)
+"""Keys of ``engine`` that a phase may have otherwise."""
 
 
 class Disaggregated(Section):
     """Prompts on some GPUs, answers on others (upstream's ``disaggregated_serving``)."""
 
-    context: DisaggregatedModel
-    generation: GenerationModel
+    context: Phase = Field(default_factory=Phase)
+    """Prompts."""
+    generation: Phase = Field(default_factory=Phase)
+    """Answers."""
+    kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MPI"] = "DEFAULT"
+    """How ``trtllm-serve`` sends the KV cache (``cache_transceiver_config.backend``)."""
+    kv_transfer_tokens: TokenCount | None = None
+    """Size of the buffer for it; upstream advises the longest prompt or more."""
+    router: Literal["round_robin", "load_balancing", "kv_cache_aware"] | None = None
+    """How ``trtllm-serve``'s front chooses a server of a phase; ``None``: the release's default."""
+    request_timeout_seconds: Seconds = 180
+    """How long the front waits for an answer."""
 
 
 class Serve(Section):
@@ -102,7 +119,8 @@ class Serve(Section):
 
     mode: Literal["leader", "orchestrator", "disaggregated"] = "leader"
     """``leader``: a server a rank, rank 0 answers. ``orchestrator``: one server spawns the workers of
-    several models. ``disaggregated``: rank 0 orchestrates, the others compute either phase."""
+    several models. ``disaggregated``: some ranks compute prompts, others answers: of one Triton on one node,
+    or of several ``trtllm-serve`` on any number of nodes."""
     disaggregated: Disaggregated | None = None
     """What the mode of that name needs."""
 
@@ -223,9 +241,16 @@ class JobFile(Section):
     def generation(self) -> JobFile | None:
         """The job of the engine that is built besides, for the generation of a disaggregated server."""
         phases = self.serve.disaggregated
-        if phases is None or not phases.generation.differs:
+        if phases is None or not phases.generation.differs or self.frontend == "openai":
             return None
-        return self.model_copy(update={"engine": self.engine.model_copy(update=phases.generation.differs)})
+        return self.with_phase(phases.generation)
+
+    def with_phase(self, phase: Phase) -> JobFile:
+        """The job as one phase of a disaggregated server computes it."""
+        llm_api = {**self.engine.llm_api, **phase.llm_api}
+        return self.model_copy(
+            update={"engine": self.engine.model_copy(update={**phase.differs, "llm_api": llm_api})}
+        )
 
     @property
     def stops_server(self) -> bool:

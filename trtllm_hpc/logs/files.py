@@ -70,10 +70,11 @@ def planned_ranks(paths: RunPaths, step: str) -> int | None:
     if _kind(step) not in _RECORDED:
         return 1
     recorded = (record.world_size for record in rank_records(paths, step))
-    planned: int | None = read_plan(paths).get("layout", {}).get("world_size")
-    if planned is None:
+    plan = read_plan(paths)
+    if "world_sizes" not in plan:
         return next(recorded, None)
-    return planned * instance_count(paths) if step == "preflight" else planned
+    instance = int(step.partition(".")[2] or 0)
+    return int(plan["tasks"] if step == "preflight" else plan["world_sizes"][instance])
 
 
 def reason_without_build(paths: RunPaths) -> str | None:

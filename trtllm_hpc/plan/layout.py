@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -40,20 +41,47 @@ def make_layout(world_size: int, nodes: int | None, gpus_per_node: int) -> Layou
 
 
 @dataclass(frozen=True)
+class PlacedServer:
+    """Where one server of a disaggregated run is."""
+
+    number: int
+    """Among all servers of the run."""
+    first_node: int
+    """Within the job."""
+    first_gpu: int
+    """On that node, among those of the job."""
+
+
+@dataclass(frozen=True)
+class ServerGroup:
+    """The servers of one phase of a disaggregated run, which all have as many ranks."""
+
+    role: str
+    """``context`` or ``generation``."""
+    layout: Layout
+    """Of one server."""
+    servers: tuple[PlacedServer, ...]
+
+
+@dataclass(frozen=True)
 class Instances:
     """How the instances of the server share the nodes: several on each node, or several nodes for each."""
 
     count: int
     per_node: int
-    """Instances on each node."""
+    """Instances on each node; where they are not alike, on the fullest one."""
     layout: Layout
     """Of one instance, with its own GPUs."""
     per_gpu: int = 1
     """Instances that share the same GPUs."""
+    groups: tuple[ServerGroup, ...] = ()
+    """The servers of a disaggregated run, which are not alike; ``layout`` is the first group's."""
 
     @property
     def allocation(self) -> Layout:
         """All instances together: what the job asks for."""
+        if self.groups:
+            return _allocation(self.groups)
         one = self.layout
         return Layout(
             world_size=self.count * one.world_size,
@@ -62,17 +90,88 @@ class Instances:
             gpus_per_node=-(-self.per_node // self.per_gpu) * one.gpus_per_node,
         )
 
+    @property
+    def world_sizes(self) -> list[int]:
+        """Ranks of each instance."""
+        alike = [self.layout.world_size] * self.count
+        return [group.layout.world_size for group in self.groups for _ in group.servers] or alike
+
+    @property
+    def behind_door(self) -> int:
+        """Servers that the doors pass requests on to."""
+        return 1 if self.groups else self.count
+
     def first_node(self, instance: int) -> int:
         """Number of the node, within the job, of the instance's leader."""
         return instance // self.per_node * self.layout.nodes
 
     @property
     def leaders(self) -> dict[int, list[int]]:
-        """The instances whose leaders are on each node, by the node's number within the job."""
+        """What the door of each node, by its number within the job, passes requests on to: instances.
+
+        In a disaggregated run there is one door only, and behind it the front, as number 0.
+        """
+        if self.groups:
+            return {0: [0]}
         nodes: dict[int, list[int]] = {}
         for instance in range(self.count):
             nodes.setdefault(self.first_node(instance), []).append(instance)
         return nodes
+
+
+def seats(instances: Instances) -> list[str]:
+    """Return in words where each server of a disaggregated run is."""
+    found = []
+    for group in instances.groups:
+        one = group.layout
+        for server in group.servers:
+            last_node = server.first_node + one.nodes - 1
+            several = f"nodes {server.first_node}-{last_node}"
+            nodes = several if one.nodes > 1 else f"node {server.first_node}"
+            ranks = f"{one.world_size} rank{'s' * (one.world_size > 1)}"
+            last_gpu = server.first_gpu + one.gpus_per_node - 1
+            gpus = f"{server.first_gpu}-{last_gpu}" if one.gpus_per_node > 1 else f"{server.first_gpu}"
+            on_gpus = f", GPU{'s' * (one.gpus_per_node > 1)} {gpus}" if one.gpus_per_node else ""
+            found.append(f"{group.role} server {server.number}: {ranks} on {nodes}{on_gpus}")
+    return found
+
+
+def _allocation(groups: tuple[ServerGroup, ...]) -> Layout:
+    """Return nodes that are alike, each large enough for the fullest."""
+    ranks: dict[int, int] = {}
+    for group in groups:
+        for server in group.servers:
+            for node in range(server.first_node, server.first_node + group.layout.nodes):
+                ranks[node] = ranks.get(node, 0) + group.layout.ranks_per_node
+    fullest = max(ranks.values())
+    has_gpus = any(group.layout.gpus_per_node for group in groups)
+    return Layout(len(ranks) * fullest, len(ranks), fullest, fullest if has_gpus else 0)
+
+
+def place_groups(wanted: Sequence[tuple[str, int, int]], gpus_per_node: int, *, spread: bool) -> Instances:
+    """Place the servers of a disaggregated run, in their order, each on as few nodes as the GPUs allow.
+
+    Args:
+        wanted: role, number of servers and ranks of each, by group.
+        gpus_per_node: GPUs that the cluster has on each node; 0 for none.
+        spread: no two servers on a node.
+    """
+    node = used = number = 0
+    groups, on_node = [], dict[int, int]()
+    for role, count, world_size in wanted:
+        layout = make_layout(world_size, None, gpus_per_node)
+        servers = []
+        for _ in range(count):
+            is_full = gpus_per_node and used + layout.ranks_per_node > gpus_per_node
+            if used and (spread or layout.nodes > 1 or is_full):
+                node, used = node + 1, 0
+            servers.append(PlacedServer(number, node, used))
+            on_node[node] = on_node.get(node, 0) + 1
+            number, used = number + 1, used + layout.ranks_per_node
+            if layout.nodes > 1:
+                node, used = node + layout.nodes, 0
+        groups.append(ServerGroup(role, layout, tuple(servers)))
+    return Instances(number, max(on_node.values()), groups[0].layout, groups=tuple(groups))
 
 
 def place(

@@ -14,13 +14,12 @@ from typing import Any
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.disaggregated import SERVER, transfer_keys
 from trtllm_hpc.plan.layout import Layout
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 LAUNCHER = "trtllm-llmapi-launch"
 """Joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""
-SERVER = "trtllm-serve"
-"""Upstream's server with OpenAI's protocol (``tensorrt_llm/commands/serve.py``)."""
 
 _OPTIONS = {
     "tokenizer": "--tokenizer",
@@ -53,20 +52,29 @@ def model_yaml(job: JobFile) -> str:
     return "".join(_lines(arguments))
 
 
-def serve_command(facts: JobFacts, layout: Layout, paths: RunPaths) -> tuple[str, ...]:
-    """Return ``trtllm-serve`` with its model and options, except where it listens."""
+def serve_command(
+    facts: JobFacts, layout: Layout, paths: RunPaths, role: str | None = None
+) -> tuple[str, ...]:
+    """Return ``trtllm-serve`` with its model and options, except where it listens.
+
+    Args:
+        role: the phase that it computes in a disaggregated run, with a file of its own.
+    """
     job = facts.job
     arguments = _arguments(job)
     model = arguments["model"] if not job.engine.has_engine else job.engine.directory or str(paths.engine)
     if layout.gpus_per_node:
         arguments["gpus_per_node"] = layout.ranks_per_node
     options = [f"{option}={arguments[key]}" for key, option in _OPTIONS.items() if key in arguments]
-    return (SERVER, model, *options, f"--extra_llm_api_options={paths.llm_api}")
+    return (SERVER, model, *options, f"--extra_llm_api_options={paths.llm_api(role)}")
 
 
-def serve_yaml(job: JobFile) -> str:
+def serve_yaml(facts: JobFacts, role: str | None = None) -> str:
     """Return the text of the file with what ``trtllm-serve`` has no options for."""
+    job = facts.job
     rest = {key: value for key, value in _arguments(job).items() if key not in ("model", *_OPTIONS)}
+    if role is not None:
+        rest = _merged(rest, transfer_keys(facts, role))
     return "".join(_lines(_merged(rest, job.engine.llm_api))) or "{}\n"
 
 

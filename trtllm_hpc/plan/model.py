@@ -7,18 +7,19 @@ plan alone decides every byte that is rendered.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.plan.layout import Instances, Layout
+from trtllm_hpc.plan.layout import Instances, Layout, ServerGroup
 from trtllm_hpc.plan.mounts import all_mounts
 from trtllm_hpc.runtime.door import OPENAI_KINDS, TRITON_KINDS
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
+_NOT_RECORDED = ("facts", "repository", "phase")
 GENERATION, GENERATION_STEP = "generation", "build_generation"
 """Of a disaggregated server, the engine that is built besides, and the step that builds it."""
 
@@ -80,6 +81,10 @@ class ServerPlan:
     """``trtllm-serve`` with its model and options, except where it listens; empty for Triton."""
     configuration: str | None = None
     """Text of the file with the LLM API's configuration that ``trtllm-serve`` reads."""
+    front: tuple[str, ...] = ()
+    """The process in front of the servers of a disaggregated run, with its options but for its file."""
+    front_configuration: Mapping[str, Any] = field(default_factory=dict)
+    """That file, without what is known only when the servers are ready."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,8 @@ class Plan:
     """Python that runs the runtime in a rank: inside the container, if there is one."""
     instances: Instances
     server: ServerPlan
+    phase_servers: tuple[ServerPlan, ...]
+    """The servers of each phase of a disaggregated run."""
     release: str | None
     """Version of TensorRT-LLM; ``None`` for the reference backend."""
     engines_folder: str
@@ -128,6 +135,8 @@ class Plan:
     facts: JobFacts
     notes: tuple[str, ...] = ()
     """What the user should know, though nothing is wrong."""
+    phase: ServerGroup | None = None
+    """In a plan of ``phases``, the servers whose scripts it is for."""
 
     @property
     def layout(self) -> Layout:
@@ -157,9 +166,31 @@ class Plan:
     @property
     def restarts(self) -> int:
         """How often an instance is started again."""
+        if self.instances.groups:
+            return 0  # the front knows the servers by the addresses that they began with
         if self.job.serve.restarts is not None:
             return self.job.serve.restarts
         return 3 if self.instances.count > 1 else 0
+
+    @property
+    def roles(self) -> str:
+        """The servers of each phase of a disaggregated run: ``context:0 generation:1,2``."""
+        groups = self.instances.groups
+        return " ".join(f"{it.role}:{','.join(str(one.number) for one in it.servers)}" for it in groups)
+
+    @property
+    def phases(self) -> tuple[Plan, ...]:
+        """The plan as each phase of a disaggregated run has it, for its scripts."""
+        groups = self.instances.groups
+        return tuple(
+            replace(self, phase=group, instances=replace(self.instances, layout=group.layout), server=server)
+            for group, server in zip(groups, self.phase_servers, strict=True)
+        )
+
+    @property
+    def rank_script(self) -> str:
+        """The script that each task of a server runs."""
+        return "rank.sh" if self.phase is None else f"rank.{self.phase.role}.sh"
 
     @property
     def leaders(self) -> str:
@@ -232,12 +263,15 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain JSON types (job and profile have files of their own)."""
-        record = {name: value for name, value in self.__dict__.items() if name not in ("facts", "repository")}
+        record = {name: value for name, value in self.__dict__.items() if name not in _NOT_RECORDED}
         record["layout"] = asdict(self.layout)
         record["instances"] = self.instances.count
+        record["world_sizes"] = self.instances.world_sizes
+        record["tasks"] = self.allocation.world_size
         record["model"] = self.job.model.path or self.job.model.synthetic
         record["repository"] = [model.name for model in self.repository_models]
         record["server"] = asdict(self.server)
+        record["phase_servers"] = [asdict(server) for server in self.phase_servers]
         record["served_engines"] = [asdict(engine) for engine in self.served_engines]
         record["build_steps"] = [asdict(step) for step in self.build_steps]
         record["stages"] = [asdict(stage) for stage in self.stages]

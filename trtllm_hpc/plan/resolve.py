@@ -10,7 +10,8 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan import reference
-from trtllm_hpc.plan.layout import Instances, Layout, one_node, place
+from trtllm_hpc.plan.disaggregated import front_command, front_file, phases_of, transfer_environment
+from trtllm_hpc.plan.layout import Instances, Layout, one_node, place, place_groups, seats
 from trtllm_hpc.plan.llm_api import LAUNCHER, serve_command, serve_yaml
 from trtllm_hpc.plan.model import GENERATION, GENERATION_STEP, Plan, RepositoryModel, ServedEngine, ServerPlan
 from trtllm_hpc.plan.stages import make_stages
@@ -60,6 +61,7 @@ def make_plan(
         task_python=task_python,
         instances=instances,
         server=_server_plan(facts, layout, paths),
+        phase_servers=_phase_servers(facts, instances, paths),
         release=release.version if release is not None and facts.assumed_release is None else None,
         engines_folder=engines,
         engine_folder=engine,
@@ -73,7 +75,7 @@ def make_plan(
         stages=make_stages(job, cluster, instances.allocation, paths, builds=bool(steps)),
         served_engines=_served_engines(job, engine, str(paths.side_output(GENERATION_STEP))),
         facts=facts,
-        notes=(*notes, *_release_notes(facts), *_door_notes(job)),
+        notes=(*notes, *seats(instances), *_release_notes(facts), *_door_notes(job)),
     )
 
 
@@ -86,6 +88,15 @@ def with_engine(plan: Plan, engine: str) -> Plan:
 def instances_of(job: JobFile, cluster: ClusterProfile) -> Instances:
     """Return how the instances and their ranks are spread over nodes and GPUs."""
     phases = job.serve.disaggregated
+    if job.serve.mode == "disaggregated" and phases is not None and job.frontend == "openai":
+        return place_groups(
+            [
+                (role, phase.servers, job.with_phase(phase).engine.world_size)
+                for role, phase in phases_of(phases)
+            ],
+            cluster.gpus_per_node,
+            spread=job.serve.placement == "spread",
+        )
     if job.serve.mode == "disaggregated" and phases is not None:
         # The orchestrator, and a rank for each GPU of each copy.
         ranks = 1 + sum(map(len, phases.context.instances + phases.generation.instances))
@@ -171,14 +182,20 @@ def _repository(facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...]
     return repository.recipe(facts, facts.release, paths)
 
 
-def _server_plan(facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
+def _server_plan(facts: JobFacts, layout: Layout, paths: RunPaths, role: str | None = None) -> ServerPlan:
     """Models of the workers, environment and further options of every rank's server."""
     job, release = facts.job, facts.release
     # Without it each server would spawn its workers by MPI, which Slurm's PMIx does not offer.
     launcher = LAUNCHER if facts.cluster.scheduler == "slurm" else None
     if job.frontend == "openai":
-        command, configuration = serve_command(facts, layout, paths), serve_yaml(job)
-        return ServerPlan(worker_models=(), launcher=launcher, command=command, configuration=configuration)
+        return ServerPlan(
+            worker_models=(),
+            launcher=launcher,
+            command=serve_command(facts, layout, paths, role),
+            configuration=serve_yaml(facts, role),
+            front=front_command(job) if job.serve.mode == "disaggregated" else (),
+            front_configuration=front_file(job) if job.serve.mode == "disaggregated" else {},
+        )
     if not job.engine.has_engine:
         return ServerPlan(worker_models=(), launcher=launcher)
     if job.serve.mode == "orchestrator":
@@ -194,6 +211,19 @@ def _server_plan(facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan
             fixed["TRTLLM_USE_MPI_KVCACHE"] = "1"
         return ServerPlan(worker_models=("context", "generation"), environment=fixed)
     return ServerPlan(worker_models=("tensorrt_llm",))
+
+
+def _phase_servers(facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
+    """The servers of each phase, in the order of ``instances.groups``."""
+    phases = facts.job.serve.disaggregated
+    if phases is None or not instances.groups:
+        return ()
+    servers = []
+    for (role, phase), group in zip(phases_of(phases), instances.groups, strict=True):
+        of_phase = replace(facts, job=facts.job.with_phase(phase))
+        server = _server_plan(of_phase, group.layout, paths, role)
+        servers.append(replace(server, environment=transfer_environment(facts)))
+    return tuple(servers)
 
 
 def _pools(release: Release | None, layout: Layout) -> tuple[str, ...]:

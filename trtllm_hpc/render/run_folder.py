@@ -17,7 +17,13 @@ from trtllm_hpc.config.dump import cluster_yaml, job_yaml
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.render.scripts import Build, render_build, render_repository, render_scripts
+from trtllm_hpc.render.scripts import (
+    Build,
+    render_build,
+    render_configurations,
+    render_repository,
+    render_scripts,
+)
 from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.repository import FinishedModel, render_models, write_repository
@@ -88,8 +94,8 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
         write_text(target, text)
     if isinstance(plan.repository, RepositoryRecipe):
         write_json(paths.repository_recipe, plan.repository.as_json())
-    if plan.server.configuration is not None:
-        write_text(paths.llm_api, plan.server.configuration)
+    for name, text in render_configurations(plan).items():
+        write_text(paths.folder / name, text)
     write_text(paths.spec, job_yaml(plan.job))
     write_text(paths.cluster, cluster_yaml(plan.cluster))
     with write_aside(paths.runtime) as aside:

@@ -6,6 +6,7 @@ Nothing is written here: the same functions serve ``render``, ``submit`` and the
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 
 from trtllm_hpc import __version__
@@ -78,11 +79,18 @@ def render_scripts(plan: Plan, build: Build | None = None) -> dict[str, str]:
         build = build or render_build(plan)
         assert build is not None, "a plan with a build stage has build steps"
         scripts["build.sh"] = build.script
-    scripts["rank.sh"] = _script(plan, "rank.sh.j2")
+    for group, phase in zip(plan.instances.groups, plan.phases, strict=True):
+        scripts[phase.rank_script] = _script(phase, "rank.sh.j2")
+        scripts[f"instance.{group.role}.sh"] = _script(phase, "instance.sh.j2", "serve")
+    if not plan.phases:
+        scripts[plan.rank_script] = _script(plan, "rank.sh.j2")
     if plan.cluster.scheduler == "slurm":
         scripts["mpirun.sh"] = _script(plan, "mpirun.sh.j2")
     if plan.has_door:
-        scripts["instance.sh"] = _script(plan, "instance.sh.j2", "serve")
+        name = "servers.sh.j2" if plan.phases else "instance.sh.j2"
+        scripts["instance.sh"] = _script(plan, name, "serve")
+        if plan.phases:
+            scripts["front.sh"] = _script(plan, "front.sh.j2", "serve")
         for node in plan.instances.leaders:
             scripts[RunPaths(plan.run_folder).door(node).name] = _script(plan, "haproxy.cfg.j2", node=node)
         if len(plan.instances.leaders) > 1:
@@ -90,6 +98,18 @@ def render_scripts(plan: Plan, build: Build | None = None) -> dict[str, str]:
     if plan.job.companion.enabled:
         scripts["companion.sh"] = _script(plan, "companion.sh.j2")
     return scripts
+
+
+def render_configurations(plan: Plan) -> dict[str, str]:
+    """Return the text of every file that ``trtllm-serve`` reads, by its name in the run folder."""
+    paths = RunPaths(plan.run_folder)
+    if plan.instances.groups:
+        found = {
+            paths.llm_api(group.role).name: server.configuration or ""
+            for group, server in zip(plan.instances.groups, plan.phase_servers, strict=True)
+        }
+        return {**found, paths.front.name: json.dumps(plan.server.front_configuration, indent=2) + "\n"}
+    return {} if plan.server.configuration is None else {paths.llm_api().name: plan.server.configuration}
 
 
 def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) -> str:

@@ -162,7 +162,7 @@ def _only_serves(paths: RunPaths, status: RunStatus) -> bool:
 
 def _progress(paths: RunPaths, status: RunStatus) -> Progress:
     count = instance_count(paths)
-    world_size = count * int(read_plan(paths).get("layout", {}).get("world_size", 0))
+    world_size = sum(read_plan(paths).get("world_sizes", ()))
     records = (record for step in serve_steps(count) for record in rank_records(paths, step))
     up = sum(record.ended_at is None for record in records)
     stopping = StopRequest.read(paths.stop_request) is not None

@@ -157,6 +157,9 @@ def _add_server_commands(commands: _Commands) -> None:
     instances.add_argument(
         "--leaders", type=_leaders, required=True, help="NODE:INSTANCE,INSTANCE of each node"
     )
+    instances.add_argument(
+        "--roles", type=_numbers, default={}, help="PHASE:SERVER,SERVER of a disaggregated run"
+    )
     instances.add_argument("--drain-seconds", type=float, default=0.0)
     instances.add_argument("--companion-start-seconds", type=float)
     instances.add_argument("--companion-silence-seconds", type=float)
@@ -270,9 +273,14 @@ def _values_of(kind: type, options: argparse.Namespace) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in fields(kind)}
 
 
-def _leaders(text: str) -> dict[int, list[int]]:
+def _numbers(text: str) -> dict[str, list[int]]:
+    """Return the lists of ``context:0 generation:1,2``."""
     pairs = (word.partition(":") for word in text.split())
-    return {int(node): [int(number) for number in numbers.split(",")] for node, _, numbers in pairs}
+    return {name: [int(number) for number in numbers.split(",")] for name, _, numbers in pairs}
+
+
+def _leaders(text: str) -> dict[int, list[int]]:
+    return {int(node): numbers for node, numbers in _numbers(text).items()}
 
 
 def _address(options: argparse.Namespace) -> str:

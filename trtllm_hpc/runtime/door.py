@@ -37,8 +37,8 @@ OPENAI_KINDS = ("openai",)
 
 SOCKETS_VARIABLE = "TRTLLM_HPC_SOCKETS"
 """Environment variable: the folder of an instance's sockets."""
-PORT_VARIABLE = "TRTLLM_HPC_OPENAI_PORT"
-"""Environment variable: where ``trtllm-serve`` listens on its node, which has no Unix sockets."""
+OPENAI_VARIABLE = "TRTLLM_HPC_OPENAI"
+"""Environment variable: ``address:port`` at which ``trtllm-serve`` listens, which has no Unix sockets."""
 
 DOOR_RESTARTS = 3
 """How often HAProxy is started again on a node."""
@@ -177,6 +177,10 @@ class Door:
         The file beside it, with the suffix ``.port``, has the port of a server that listens on no socket.
         """
         return self.folder / str(instance)
+
+    def port(self, instance: int) -> int:
+        """Return the port of a server on this node that listens on no socket."""
+        return int(self.sockets(instance).with_suffix(".port").read_text(encoding="utf-8"))
 
     def _local_servers(self, instances: Sequence[int]) -> dict[str, str]:
         if self._kinds == OPENAI_KINDS:

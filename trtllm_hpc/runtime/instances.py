@@ -31,6 +31,7 @@ from trtllm_hpc.runtime.door import (
     write_key,
 )
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
+from trtllm_hpc.runtime.front import Front
 from trtllm_hpc.runtime.heartbeat import Heartbeat, SilenceWatch, watch_ranks
 from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases, rank_name, tell_ready
 from trtllm_hpc.runtime.node import free_ports
@@ -80,6 +81,8 @@ class SupervisorOptions:
     """Bound on open requests once the time limit is near."""
     hang_seconds: float | None = None
     """How long an instance's leader may give no sign of life; ``None``: for ever."""
+    roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The instances of each phase of a disaggregated run, which have a front."""
 
 
 @dataclass
@@ -131,6 +134,7 @@ class Supervisor:
         self._ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
         self._node_doors: list[subprocess.Popen[bytes]] = []
         self._door: Door | None = None
+        self._front: Front | None = None
         self._door_restarts = 0
         self._certificate_name: str | None = None
         self._companion = CompanionWatch(
@@ -199,8 +203,12 @@ class Supervisor:
         folders = {instance: self._door.sockets(instance) for instance in local}
         for node, record in records.items():
             folders |= {instance: Path(record.folder) / str(instance) for instance in options.leaders[node]}
-        steps = enumerate(serve_steps(options.count))
-        self._instances = [Instance(number, step, folders[number]) for number, step in steps]
+        if options.roles:
+            self._front = Front(self._paths, options.roles, self._door.port(0), options.hang_seconds)
+        self._instances = [
+            Instance(number, step, folders.get(number, self._door.sockets(number)))
+            for number, step in enumerate(serve_steps(options.count))
+        ]
 
     def _record_of(self, node: int) -> DoorRecord:
         """Where the door of another node is, once it is open."""
@@ -355,6 +363,11 @@ class Supervisor:
 
     def _end_with(self, instance: Instance, living: int, code: int) -> None:
         """End the run: too few instances live."""
+        if self._options.roles:
+            role = next(name for name, numbers in self._options.roles.items() if instance.number in numbers)
+            sentence = f"the {role} server {instance.number} has ended: {instance.reason}"
+            self._fail(sentence, code, is_cause=instance.lost is not None)
+            return
         if self._options.count == 1:
             # Records and logs of its ranks tell more of the cause than this, unless its node is lost.
             sentence = instance.reason or "the server has ended"
@@ -369,6 +382,9 @@ class Supervisor:
     # The endpoint -------------------------------------------------------------------
 
     def _publish_or_watch(self) -> None:
+        fault = None if self._front is None else self._front.fault
+        if fault is not None:
+            self._fail(fault, ExitCode.START)
         if self._published:
             if (sentence := self._companion.missing()) is not None:
                 self._fail(sentence, ExitCode.START, event="companion_missing")
@@ -378,15 +394,28 @@ class Supervisor:
         if not living or any(instance.state != "ready" for instance in living):
             self._ready_since = None
             return
+        if self._front is not None and not self._front_is_ready(self._front, living):
+            return
         self._ready_since = self._ready_since or time.monotonic()
         seen = self._door.servers_up()
-        if seen >= len(living):
+        wanted = len(living) if self._front is None else 1
+        if seen >= wanted:
             self._publish(living)
         elif time.monotonic() - self._ready_since > _REACH_TIMEOUT_S:
             raise StartFailed(
-                f"the door sees {seen} of {len(living)} instances, though all are ready",
+                f"the door sees {seen} of {wanted} instances, though all are ready",
                 hint=f"read {self._paths.batch_log('door')}; a container must share the host's /dev/shm",
             )
+
+    def _front_is_ready(self, front: Front, instances: Sequence[Instance]) -> bool:
+        records = {it.number: ReadyRecord.read(self._paths.ready_record(it.step)) for it in instances}
+        places = {number: record.place for number, record in records.items() if record is not None}
+        known = {number: place for number, place in places.items() if place is not None}
+        if len(known) < len(instances):
+            return False  # one has just ended
+        models = next(record.models for record in records.values() if record is not None)
+        front.start(known, models)
+        return front.is_ready()
 
     def _publish(self, instances: Sequence[Instance]) -> None:
         records = [ReadyRecord.read(self._paths.ready_record(instance.step)) for instance in instances]
@@ -408,7 +437,7 @@ class Supervisor:
             certificate_file=str(self._paths.certificate) if options.tls else None,
             fingerprint=fingerprint(self._paths.certificate) if options.tls else None,
             certificate_name=self._certificate_name,
-            instances=options.count,
+            instances=1 if options.roles else options.count,
             openai_url=self._openai_url(),
         )
         endpoint.write(self._paths.endpoint)
@@ -496,6 +525,8 @@ class Supervisor:
         if any(self._running()):
             self._terminate()
             self._wait_for_instances(_SIGNAL_GRACE_S, until_signal=False)
+        if self._front is not None:
+            self._front.close()
         if self._door is not None:
             self._door.close()
         for door in self._node_doors:

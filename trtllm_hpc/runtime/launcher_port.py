@@ -1,11 +1,11 @@
 """The port through which ``trtllm-llmapi-launch`` joins its ranks: two launchers on a node must not take one.
 
-The launcher looks for the first port from 10012 on that it can bind, lets it go, and passes it on to a process
-that binds it half a minute later (``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2). Another launcher
-that looks in the meantime finds the same one. So launchers start one after the other, and each one's port is held
-as long as this process lives: by a socket that is bound with SO_REUSEADDR and does not listen. The launcher's
-look, without that option, finds the port taken; ZeroMQ, with which the process binds it, sets the option (Linux,
-``inet_csk_bind_conflict``).
+The launcher looks for the first port from 10012 on that it can bind, lets it go, and passes it on to a
+process that binds it half a minute later (``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2).
+Another launcher that looks in the meantime finds the same one. So launchers start one after the other, and
+each one's port is held as long as this process lives: by a socket that is bound with SO_REUSEADDR and does
+not listen. The launcher's look, without that option, finds the port taken; ZeroMQ, with which the process
+binds it, sets the option (Linux, ``inet_csk_bind_conflict``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trtllm_hpc.paths import read_json, write_json
 
 _ADDRESS = "TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"
 _LOCK = "\0trtllm-hpc-launcher"
-"""An abstract Unix socket: of this network namespace, like the ports, for all users; it ends with its process."""
+"""An abstract Unix socket: of the network namespace, as ports are, for all users; it ends with its process."""
 _FILE = "launcher_port.json"
 _TURN_S = 30.0
 """How long to wait for other launchers. After that two may take one port, which fails with a clear cause."""

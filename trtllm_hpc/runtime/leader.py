@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.door import PORT_VARIABLE, SOCKETS_VARIABLE
+from trtllm_hpc.runtime.door import OPENAI_VARIABLE, SOCKETS_VARIABLE
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.heartbeat import watch_ranks
 from trtllm_hpc.runtime.notice import notify
@@ -76,6 +76,8 @@ class ReadyRecord(JsonRecord):
     models: list[str]
     started_at: float
     """When its leader started its server, in seconds since the epoch."""
+    place: str | None = None
+    """``address:port`` of a server with OpenAI's protocol."""
 
 
 class InstanceLeader:
@@ -160,7 +162,8 @@ class InstanceLeader:
         return StopReason(by, f"{name}: {why}{because}", ExitCode.START, blames=rank)
 
     def _publish(self, names: list[str]) -> None:
-        record = ReadyRecord(models=names, started_at=self._started_at)
+        place = os.environ.get(OPENAI_VARIABLE)
+        record = ReadyRecord(models=names, started_at=self._started_at, place=place)
         record.write(self._paths.ready_record(self._options.step))
         print(f"ready: {', '.join(names)}", flush=True)
 
@@ -195,7 +198,7 @@ class Leader(InstanceLeader):
         )
         self._is_openai = options.frontend == "openai"
         server = (
-            OpenAIHttp(self._address, self._http)
+            OpenAIHttp(os.environ[OPENAI_VARIABLE])
             if self._is_openai
             else TritonHttp(self._address, self._http, self._metrics)
         )
@@ -268,7 +271,7 @@ def make_leader(paths: RunPaths, options: RankOptions, job_id: str) -> InstanceL
     if options.instance is None:
         return Leader(paths, options, job_id)
     if options.frontend == "openai":
-        return InstanceLeader(paths, options, OpenAIHttp("127.0.0.1", int(os.environ[PORT_VARIABLE])))
+        return InstanceLeader(paths, options, OpenAIHttp(os.environ[OPENAI_VARIABLE]))
     return InstanceLeader(paths, options, TritonHttp("", 0, 0, Path(os.environ[SOCKETS_VARIABLE])))
 
 

@@ -212,10 +212,14 @@ class OpenAIHttp:
     ``/health`` answers as soon as it listens, and goes on when a rank has died. It is ready when it has made
     a token: ``/health_generate`` makes one, with the model's chat template; a model without one, and releases
     without that route, are asked for a completion.
+
+    Args:
+        place: ``address:port``.
+        models: those that it has, if it does not tell.
     """
 
-    def __init__(self, address: str, port: int) -> None:
-        self._address, self._port = address, port
+    def __init__(self, place: str, models: Sequence[str] = ()) -> None:
+        self._place, self._known_models = place, list(models)
         self._asked: Asked | None = None
         self._is_refused = False
         """Whether ``/health_generate`` is of no use here."""
@@ -251,7 +255,7 @@ class OpenAIHttp:
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """Return a new connection to the endpoint."""
-        return http.client.HTTPConnection(self._address, self._port, timeout=timeout_s)
+        return http.client.HTTPConnection(self._place, timeout=timeout_s)
 
     def metrics_connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """Return a new connection to the endpoint, whose statistics are not read: others would miss them."""
@@ -265,6 +269,8 @@ class OpenAIHttp:
         return Question(name, "/v1/completions", json.dumps(body).encode())
 
     def _models(self) -> list[str]:
+        if self._known_models:
+            return self._known_models
         try:
             listed = json.loads(_quickly(self.connection, "GET", "/v1/models") or b"{}")
             return [str(model["id"]) for model in listed["data"]]

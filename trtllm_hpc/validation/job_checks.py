@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, unknown, warn
+from trtllm_hpc.plan.layout import seats
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
 from trtllm_hpc.validation.context import Check, Context
 from trtllm_hpc.validation.lora_rules import named_adapters
@@ -26,6 +27,8 @@ def world(context: Context) -> Diagnostic | None:
     """The step has a task for each rank of the engine."""
     if not context.has_job:
         return None
+    if context.plan.instances.groups:
+        return ok("; ".join(seats(context.plan.instances)))
     layout, engine = context.plan.layout, context.job.engine
     where = f"{layout.nodes} node{'s' * (layout.nodes > 1)} of {layout.ranks_per_node}"
     if context.job.serve.mode == "leader" and layout.world_size != engine.world_size:

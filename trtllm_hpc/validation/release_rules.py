@@ -9,7 +9,7 @@ from dataclasses import replace
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
 from trtllm_hpc.config.validate import UnknownValueError
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.plan.llm_api import SERVER
+from trtllm_hpc.plan.disaggregated import SERVER
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.job import PHASE_KEYS, Disaggregated, JobFile, Phase
+from trtllm_hpc.plan.resolve import instances_of
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 _FIRST_RELEASE = {
@@ -171,9 +172,16 @@ def mode_has_its_models(facts: JobFacts) -> Diagnostics:
     if mode != "orchestrator" and job.repository.models:
         message = f"is set, but serve.mode {mode} serves one model"
         yield in_job("conflict", "repository.models", message, "set serve.mode to orchestrator, or remove it")
-    if mode == "disaggregated" and job.serve.disaggregated is None:
-        message = "serve.mode disaggregated needs the GPUs of both phases"
-        hint = "write {context: {instances: [[0]]}, generation: {instances: [[1]]}}"
+    phases = job.serve.disaggregated
+    if mode == "disaggregated" and job.frontend == "triton":
+        both = () if phases is None else (phases.context.instances, phases.generation.instances)
+        if not both or not all(both):
+            message = "serve.mode disaggregated needs the GPUs of both phases"
+            hint = "write {context: {instances: [[0]]}, generation: {instances: [[1]]}}"
+            yield in_job("missing", "serve.disaggregated", message, hint)
+    elif mode == "disaggregated" and phases is None:
+        message = "serve.mode disaggregated needs the servers of both phases"
+        hint = "write {context: {servers: 1}, generation: {servers: 2}}"
         yield in_job("missing", "serve.disaggregated", message, hint)
     if mode != "disaggregated" and job.serve.disaggregated is not None:
         message = f"is set, but serve.mode is {mode}"
@@ -188,8 +196,11 @@ def mode_fits_backend(facts: JobFacts) -> Diagnostics:
     mode = job.serve.mode
     if mode == "leader":
         return
+    if job.frontend == "openai" and mode == "disaggregated":
+        yield from _servers_can_be_split(facts)
+        return
     if job.engine.backend != "tensorrtllm" or job.frontend == "openai":
-        message = f"serve.mode {mode} needs the backend tensorrtllm, not {job.engine.backend}"
+        message = f"serve.mode {mode} needs the backend tensorrtllm behind Triton, not {job.engine.backend}"
         hint = "set engine.backend to tensorrtllm and serve.frontend to triton, or serve.mode to leader"
         yield in_job("conflict", "serve.mode", message, hint, mode)
         return
@@ -200,6 +211,60 @@ def mode_fits_backend(facts: JobFacts) -> Diagnostics:
     if release is not None and not release.at_least(first):
         message = f"TensorRT-LLM {release.version} has no mode {mode}: it came with {first}"
         yield in_job("conflict", "serve.mode", message, f"take {first} or later, or leader mode", mode)
+
+
+def _servers_can_be_split(facts: JobFacts) -> Diagnostics:
+    """What servers of two phases behind a front need."""
+    job, cluster, serve = facts.job, facts.cluster, facts.job.serve
+    mode = serve.mode
+    if job.engine.has_engine:
+        message = f"trtllm-serve has the mode {mode} for the backend pytorch, not {job.engine.backend}"
+        yield in_job("conflict", "serve.mode", message, "set engine.backend to pytorch", mode)
+    if cluster.scheduler == "local":
+        message = f"{cluster.name!r} has no Slurm, whose steps the servers are"
+        yield in_job("conflict", "serve.mode", message, "choose a profile for Slurm", mode)
+    if serve.door == "none":
+        message = "the front of the servers listens on its own node only, behind the door"
+        yield in_job("conflict", "serve.door", message, "set serve.door to haproxy", serve.door)
+    if serve.renew:
+        message = "servers of two phases are not renewed: the front knows them by their first addresses"
+        yield in_job("conflict", "serve.renew", message, "set it to false", serve.renew)
+    phases = serve.disaggregated
+    if phases is None:
+        return
+    needed = instances_of(job, cluster).allocation.nodes
+    if serve.nodes is not None and serve.nodes != needed:
+        message = f"the servers of both phases take {needed} nodes of {cluster.gpus_per_node} GPUs"
+        hint = f"set it to {needed}, or leave it out; serve.placement: spread gives each server its own"
+        yield in_job("conflict", "serve.nodes", message, hint, serve.nodes)
+
+
+def phases_have_their_keys(facts: JobFacts) -> Diagnostics:
+    """A phase has copies of a model behind Triton, and servers behind ``trtllm-serve``'s front."""
+    phases = facts.job.serve.disaggregated
+    if phases is None:
+        return
+    is_triton = facts.job.frontend == "triton"
+    foreign = _OF_SERVERS if is_triton else _OF_COPIES
+    where = "with Triton" if is_triton else "with trtllm-serve"
+    for name, phase in (("context", phases.context), ("generation", phases.generation)):
+        keys = (*foreign, *PHASE_KEYS[:4]) if is_triton and name == "context" else foreign
+        for key in keys:
+            value = getattr(phase, key)
+            if value != Phase.model_fields[key].get_default(call_default_factory=True):
+                message = f"has no effect on a {name} phase {where}"
+                yield in_job("conflict", f"serve.disaggregated.{name}.{key}", message, "remove it", value)
+    if is_triton:
+        for key in ("kv_transfer", "kv_transfer_tokens", "router", "request_timeout_seconds"):
+            value = getattr(phases, key)
+            if value != Disaggregated.model_fields[key].default:
+                message = "has no effect with Triton, only with serve.frontend: openai"
+                yield in_job("conflict", f"serve.disaggregated.{key}", message, "remove it", value)
+
+
+_OF_COPIES = ("engine", "instances")
+_OF_SERVERS = ("servers", "moe_expert_parallel", "max_seq_len", "llm_api")
+"""Keys of a phase that only Triton's copies have, or only servers."""
 
 
 def copies_have_gpus(facts: JobFacts) -> Diagnostics:

@@ -12,11 +12,11 @@ prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_${rank}_"
 ulimit -S -l "$(ulimit -H -l)"
 
 # The door passes requests on to this port of the leader's node.
-TRTLLM_HPC_OPENAI_PORT=0
+TRTLLM_HPC_OPENAI=127.0.0.1:0
 if [ "$rank" -eq 0 ]; then
-  TRTLLM_HPC_OPENAI_PORT=$(<"$TRTLLM_HPC_SOCKETS.port")
+  TRTLLM_HPC_OPENAI="127.0.0.1:$(<"$TRTLLM_HPC_SOCKETS.port")"
 fi
-export TRTLLM_HPC_OPENAI_PORT
+export TRTLLM_HPC_OPENAI
 arguments=(
   '/scratch/ana/runs of june/openai-engine-apptainer/engine'
   --tokenizer=/models/llama
@@ -26,8 +26,8 @@ arguments=(
   --gpus_per_node=2
   --max_seq_len=4096
   '--extra_llm_api_options=/scratch/ana/runs of june/openai-engine-apptainer/llm_api.yaml'
-  --host=127.0.0.1
-  --port="$TRTLLM_HPC_OPENAI_PORT"
+  --host="${TRTLLM_HPC_OPENAI%:*}"
+  --port="${TRTLLM_HPC_OPENAI##*:}"
 )
 
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=2 \

@@ -1,8 +1,8 @@
 """A stand-in for ``tensorrt_llm.llmapi.mgmn_leader_node`` and ``mgmn_worker_node``: what joins the ranks.
 
-The leader binds the port that the launcher has chosen, as ZeroMQ does (SO_REUSEADDR), after as long as importing
-the library takes; the server connects to it. MPI between the nodes is a file, ``FAKE_LAUNCH_OVER``: once it is
-there, the ranks end. Standard library only.
+The leader binds the port that the launcher has chosen, as ZeroMQ does (SO_REUSEADDR), after as long as
+importing the library takes; the server connects to it. MPI between the nodes is a file, ``FAKE_LAUNCH_OVER``:
+once it is there, the ranks end. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
 """A stand-in for ``trtllm-serve``: its options, its refusals, its routes and its manners (1.2.0).
 
-Options: ``tensorrt_llm/commands/serve.py``. The port is bound before the model is loaded; ``/health`` answers from
-then on whatever happens; ``/health_generate`` makes one token through ``/v1/chat/completions``. The ranks are
-joined through the launcher's port, and must be as many as the model is split into. Behind it computes a real server,
-``transformers serve``, if ``FAKE_SERVE_WITH`` names its URL; otherwise each answer is the prompt's words again.
+Options: ``tensorrt_llm/commands/serve.py``. The port is bound before the model is loaded; ``/health`` answers
+from then on whatever happens. The ranks are joined through the launcher's port, and must be as many as the
+model is split into. Behind it computes a real server, ``transformers serve``, if ``FAKE_SERVE_WITH`` names its URL;
+otherwise each answer is the prompt's words again.
+
+``trtllm-serve disaggregated`` has a context server compute each prompt, and passes what that says on to a
+generation server (``tensorrt_llm/serve/openai_disagg_service.py``). It lists no models.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -99,7 +103,8 @@ def serve(model: str, host: str, port: int, config: str | None, **given: Any) ->
 def _join(given: dict[str, Any]) -> None:
     """Join the ranks through the launcher's port; there must be one for each part of the model."""
     world = given["tensor_parallel_size"] * given["pipeline_parallel_size"] * given["context_parallel_size"]
-    ranks = int(os.environ.get("tllm_mpi_size", "1"))
+    variable = "tllm_mpi_size"
+    ranks = int(os.environ.get(variable, "1"))
     if ranks != world:
         raise RuntimeError(
             f"MPI size ({ranks}) does not match the world size ({world}) of the model's mapping"
@@ -128,7 +133,7 @@ def _load(model: Path) -> None:
 
 def torch_out_of_memory() -> RuntimeError:
     """What PyTorch says when the GPU is full."""
-    return RuntimeError("CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 79.10 GiB")
+    return RuntimeError("CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a capacity of 79.10 GiB")
 
 
 class _Server:
@@ -180,6 +185,12 @@ class _Server:
         if self._behind is not None:
             return await self._pass_on(request)
         body = await request.json()
+        phase = body.get("disaggregated_params") or {}
+        if phase.get("request_type") == "context_only":
+            given = {"request_type": "generation_only", "ctx_request_id": self._steps, "context": os.getpid()}
+            return web.json_response({"choices": [{"index": 0, "text": "", "disaggregated_params": given}]})
+        if phase.get("request_type") == "generation_only":
+            print(f"generation after context process {phase['context']}", flush=True)
         is_chat = request.path.endswith("chat/completions")
         prompt = body["messages"][-1]["content"] if is_chat else body["prompt"]
         words = f"{prompt} {prompt}".split()[: body.get("max_tokens", 16)]
@@ -209,9 +220,73 @@ class _Server:
             return answer
 
 
+class _Front:
+    """The routes of ``tensorrt_llm/serve/openai_disagg_server.py``."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._context = itertools.cycle(config["context_servers"]["urls"])
+        self._generation = itertools.cycle(config["generation_servers"]["urls"])
+
+    def app(self) -> web.Application:
+        """Return the application."""
+        made = web.Application()
+        made.cleanup_ctx.append(self._session)
+        made.router.add_get("/health", self._health)
+        made.router.add_post("/v1/completions", self._complete)
+        made.router.add_post("/v1/chat/completions", self._complete)
+        return made
+
+    async def _session(self, _app: web.Application) -> AsyncIterator[None]:
+        async with aiohttp.ClientSession() as self._client:
+            yield
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        first = {"max_tokens": 1, "stream": False, "disaggregated_params": {"request_type": "context_only"}}
+        url = f"http://{next(self._context)}{request.path}"
+        async with self._client.post(url, json={**body, **first}) as prepared:
+            given = (await prepared.json())["choices"][0]["disaggregated_params"]
+        url = f"http://{next(self._generation)}{request.path}"
+        async with self._client.post(url, json={**body, "disaggregated_params": given}) as found:
+            answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
+            await answer.prepare(request)
+            async for piece in found.content.iter_any():
+                await answer.write(piece)
+            return answer
+
+
+def disaggregated(config_file: str, **_given: Any) -> None:
+    """Serve in front of the servers of both phases."""
+    config = yaml.safe_load(Path(config_file).read_text())
+    for role in ("context_servers", "generation_servers"):
+        assert len(config[role]["urls"]) == config[role]["num_instances"], config
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config["hostname"], config["port"]))
+        listener.listen()
+        web.run_app(_Front(config).app(), sock=listener, print=None, handle_signals=True)
+
+
+def front_options() -> list[click.Parameter]:
+    """The parameters of the command ``disaggregated``."""
+    return [
+        click.Option(["-c", "--config_file"]),
+        click.Option(["-m", "--metadata_server_config_file"]),
+        click.Option(["-t", "--server_start_timeout"], type=int, default=180),
+        click.Option(["-r", "--request_timeout"], type=int, default=180),
+        click.Option(["-l", "--log_level"], type=click.Choice(_CHOICES["log_level"])),
+        click.Option(["--metrics-log-interval"], type=int, default=0),
+    ]
+
+
 async def _send(answer: web.StreamResponse, event: dict[str, Any]) -> None:
     await answer.write(f"data: {json.dumps(event)}\n\n".encode())
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["disaggregated"]:
+        click.Command("disaggregated", callback=disaggregated, params=front_options()).main(sys.argv[2:])
     click.Command("serve", callback=serve, params=options()).main(sys.argv[1:])
