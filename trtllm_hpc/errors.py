@@ -193,6 +193,10 @@ class InvalidRequest(RequestFailed):
     exit_code = ExitCode.USAGE
 
 
+class RequestRefused(RequestFailed):
+    """The served model answered with an error."""
+
+
 class ServerUnreachable(RequestFailed):
     """The server cannot be reached, or was lost before any part of the answer had come."""
 

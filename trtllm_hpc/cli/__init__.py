@@ -45,6 +45,10 @@ COMMANDS: dict[str, str] = {
 """Every command and its line in ``--help``: help imports none of them."""
 
 
+UNLISTED = ("gateway",)
+"""Commands that jobs type, and people seldom: they are not in the help text."""
+
+
 class _OutputClosed(Exception):
     """The reader of our output has closed it, as in ``trtllm-hpc logs | head``."""
 
@@ -55,11 +59,19 @@ class LazyGroup(click.Group):
     Args:
         module: name of a command's module, without the command's own.
         lines: every command and its line in ``--help``, in the order of use.
+        unlisted: commands that are not in the help text.
     """
 
-    def __init__(self, *args: Any, module: str, lines: Mapping[str, str], **attributes: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        module: str,
+        lines: Mapping[str, str],
+        unlisted: Sequence[str] = (),
+        **attributes: Any,
+    ) -> None:
         super().__init__(*args, **attributes)
-        self.module, self.lines = module, lines
+        self.module, self.lines, self.unlisted = module, lines, unlisted
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of use, not of the alphabet."""
@@ -67,7 +79,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module."""
-        if cmd_name not in self.lines:
+        if cmd_name not in self.lines and cmd_name not in self.unlisted:
             return None
         command: click.Command = importlib.import_module(self.module + cmd_name).command
         return command
@@ -92,7 +104,7 @@ class MainGroup(LazyGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; for a wrong name suggest the nearest right one."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in (*COMMANDS, *UNLISTED) and not args[0].startswith("-"):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], COMMANDS, n=1)
@@ -104,7 +116,9 @@ class MainGroup(LazyGroup):
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-@click.group(cls=MainGroup, module="trtllm_hpc.cli.", lines=COMMANDS, context_settings=_SETTINGS)
+@click.group(
+    cls=MainGroup, module="trtllm_hpc.cli.", lines=COMMANDS, unlisted=UNLISTED, context_settings=_SETTINGS
+)
 @click.version_option(__version__, prog_name="trtllm-hpc")
 def command() -> None:
     """Serve a model with TensorRT-LLM and Triton on a Slurm cluster, and measure how fast it is.

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from trtllm_hpc.client.connect import Protocol, Target, connect
 from trtllm_hpc.client.options import BY_NAME
+from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_openai import OpenAIModel
+from trtllm_hpc.client.reply import Reply
 from trtllm_hpc.client.request import MAX_TOKENS, RETRIES, TIMEOUT_S, Answer, Prompt, Request
 from trtllm_hpc.client.served_model import ServedModel
 from trtllm_hpc.client.triton_model import OnText, TritonModel
-from trtllm_hpc.errors import ServerUnreachable
+from trtllm_hpc.errors import InvalidRequest, ServerUnreachable
 
 _FIRST_PAUSE_S = 0.25
 """Before a request is sent again; twice as long each time."""
@@ -210,6 +212,36 @@ class AsyncClient:
             return await self._open.ask(request, on_text, event)
         finally:
             self._ends.pop(request.request_id, None)
+
+    async def replies(self, request: Request) -> AsyncGenerator[Reply]:
+        """Yield the reply to a request of token ids each time that a response has come.
+
+        Closing the generator ends the request on the server.
+
+        Raises:
+            RequestFailed: see :meth:`generate`.
+        """
+        if not isinstance(self._open, TritonModel):
+            raise InvalidRequest("Token ids come from Triton only.")
+        pause_s, left = _FIRST_PAUSE_S, request.retries
+        while True:
+            try:
+                async with aclosing(self._open.replies(request)) as replies:
+                    async for reply in replies:
+                        left = 0
+                        yield reply
+                return
+            except ServerUnreachable:
+                if not left:
+                    raise
+            left -= 1
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+
+    async def is_ready(self, timeout_s: float) -> bool:
+        """Return whether Triton says within this time that it is ready; asked over gRPC."""
+        server = self._open.server if isinstance(self._open, TritonModel) else None
+        return isinstance(server, GrpcServer) and await server.is_ready(timeout_s)
 
     async def _go_where_it_is(self) -> None:
         """Open a connection to the server's new place, if it has one; other requests may use the old."""

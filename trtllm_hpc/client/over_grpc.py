@@ -16,7 +16,7 @@ from trtllm_hpc.client.inputs import Tensors
 from trtllm_hpc.client.reply import Outputs
 from trtllm_hpc.client.request import Request
 from trtllm_hpc.client.served_model import CORE_MODEL, ServedModel
-from trtllm_hpc.errors import AnswerTimedOut, RequestFailed, ServerUnreachable
+from trtllm_hpc.errors import AnswerTimedOut, RequestFailed, RequestRefused, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 
 STOP_TIMEOUT_S = 5.0
@@ -82,7 +82,7 @@ class Call:
             async for response in self._source:
                 self._is_answered = _is_last(response)
                 if response.error_message:
-                    raise RequestFailed(f"Model {self._model.name!r} failed: {response.error_message}")
+                    raise RequestRefused(f"Model {self._model.name!r} failed: {response.error_message}")
                 count += 1
                 yield _outputs(response)
                 if self._is_answered:
@@ -142,6 +142,18 @@ class GrpcServer:
     async def close(self) -> None:
         """End the connection, and with it all open calls."""
         await self._channel.close()
+
+    async def is_ready(self, timeout_s: float) -> bool:
+        """Return whether the server says within this time that it and its models are ready."""
+        from grpc.aio import AioRpcError
+        from tritonclient.grpc import service_pb2
+
+        asked = service_pb2.ServerReadyRequest()
+        try:
+            answer = await self._stub.ServerReady(asked, timeout=timeout_s, metadata=self._metadata)
+        except AioRpcError:
+            return False
+        return bool(answer.ready)
 
     @asynccontextmanager
     async def call(

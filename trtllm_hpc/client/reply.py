@@ -24,6 +24,15 @@ _FIRST = (0, 0, 0)
 """Prompt, sequence and beam of the text that is shown as it comes."""
 
 
+@dataclass(frozen=True)
+class Beam:
+    """The tokens of one beam of an answer; the only one unless the request is a beam search."""
+
+    ids: Sequence[int]
+    log_probs: Sequence[float]
+    """Of each token, if asked for."""
+
+
 def _decoder() -> codecs.IncrementalDecoder:
     # A letter of several bytes may arrive in two responses.
     return codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -104,6 +113,12 @@ class Reply:
         self.responses += is_counted
         first = self._texts.get(_FIRST)
         return first.new(repeats=self._repeats) if first is not None else ""
+
+    @property
+    def beams(self) -> list[Beam]:
+        """The first prompt's first sequence as far as it has come, of a model that answers with ids."""
+        found = sorted(key for key in self._texts if key[:2] == _FIRST[:2])
+        return [Beam(self._texts[key].ids, self._texts[key].log_probs) for key in found]
 
     def rest(self) -> str:
         """Return what was held back of the first text, after the last response."""

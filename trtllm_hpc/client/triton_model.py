@@ -134,6 +134,18 @@ class TritonModel:
         except (RequestFailed, KeyError, IndexError):
             return None
 
+    async def replies(self, request: Request) -> AsyncGenerator[Reply]:
+        """Yield the reply each time that a response has come; leaving it ends the request on the server.
+
+        Raises:
+            RequestFailed: with the server's error message.
+        """
+        reply = Reply(self.model, request, self.server.protocol)
+        async with aclosing(self._responses(request, None, Course())) as responses:
+            async for outputs in responses:
+                reply.add(outputs)
+                yield reply
+
     async def _ask(
         self, request: Request, on_text: OnText | None, ended: asyncio.Event | None
     ) -> tuple[Answer, ...]:

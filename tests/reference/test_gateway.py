@@ -1,0 +1,378 @@
+"""The gateway in front of a real server: the official client, curl, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.waiting import eventually
+from trtllm_hpc.client.sync_client import Client
+from trtllm_hpc.config.files import read_spec
+from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.records import Endpoint
+
+from .clients import metric, wait_idle
+from .servers import World
+
+pytestmark = pytest.mark.triton
+
+NAME = "tiny-llama"
+MAX_SEQ_LEN = 128
+PROMPT = "What is machine learning?"
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+MESSAGES: Any = [{"role": "user", "content": "Who wrote the letter?"}]
+GREEDY: dict[str, Any] = {"model": NAME, "temperature": 0}
+
+
+@dataclass(frozen=True)
+class Gateway:
+    url: str
+    socket: Path
+    process: subprocess.Popen[bytes]
+
+
+@pytest.fixture(scope="module")
+def endpoint(alone: World) -> Endpoint:
+    models = ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"]
+    ports = (alone.http_port, alone.grpc_port, alone.metrics_port)
+    return Endpoint("1", "node", "127.0.0.1", *ports, models, 0.0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, endpoint: Endpoint, served: dict[int, Path]) -> RunPaths:
+    paths = RunPaths(tmp_path_factory.mktemp("runs") / "demo-1")
+    paths.make_folders()
+    paths.spec.write_text(f"name: demo\nmodel: {{synthetic: {NAME}}}\n", encoding="utf-8")
+    assert read_spec(paths.spec).name == "demo"
+    paths.engine.symlink_to(served[1])
+    endpoint.write(paths.endpoint)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, served: dict[int, Path]) -> Path:
+    folder = shutil.copytree(served[1] / "tokenizer", tmp_path_factory.mktemp("model") / "tokenizer")
+    file = folder / "tokenizer_config.json"
+    write_json(file, {**read_json(file), "chat_template": TEMPLATE})  # type: ignore[dict-item]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    run: RunPaths, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    [port] = free_ports(1)
+    path = tmp_path_factory.mktemp("sockets") / "openai"
+    options = ["--run", run.folder, "--tokenizer", tokenizer_folder, "--port", port, "--socket", path]
+    command = [sys.executable, "-m", "trtllm_hpc", "gateway", *map(str, options)]
+    with (run.logs / "gateway.out").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        assert eventually(lambda: curl(url + "/health")[0] == 200, 20), (run.logs / "gateway.out").read_text()
+        yield Gateway(url, path, process)
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+        assert not path.exists()
+    # Nothing that a client did made it print anything.
+    assert (run.logs / "gateway.out").read_text() == ""
+
+
+@pytest.fixture(scope="module")
+def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=30) as opened:
+        yield opened
+
+
+def curl(url: str, body: str | None = None, *options: str) -> tuple[int, str]:
+    """Status and body of what curl is answered."""
+    data = [] if body is None else ["-d", body, "-H", "Content-Type: application/json"]
+    command = ["curl", "-s", "-w", "\n%{http_code}", *data, *options, url]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    text, _, status = said.rpartition("\n")
+    return int(status), text
+
+
+def post(gateway: Gateway, path: str, **body: Any) -> tuple[int, Any]:
+    status, text = curl(f"{gateway.url}/v1/{path}", json.dumps(body))
+    return status, json.loads(text)
+
+
+def test_it_says_what_it_serves(gateway: Gateway, client: openai.OpenAI) -> None:
+    [model] = client.models.list().data
+    assert (model.id, model.object, model.model_extra) == (NAME, "model", {"max_model_len": MAX_SEQ_LEN})
+    assert client.models.retrieve(NAME) == model
+    with pytest.raises(openai.NotFoundError, match=f"'gpt-4' does not exist. This server has '{NAME}'"):
+        client.models.retrieve("gpt-4")
+    status, version = curl(f"{gateway.url}/version")
+    assert status == 200 and list(json.loads(version)) == ["version"]
+    over_socket = curl("http://here/health", None, "--unix-socket", str(gateway.socket))
+    assert over_socket == (200, "")
+    assert gateway.socket.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_greedy_completion_is_what_ensemble_answers(
+    client: openai.OpenAI, endpoint: Endpoint, tokenizer_folder: Path
+) -> None:
+    tokenizer = TextTokenizer(tokenizer_folder)
+    prompts = [PROMPT, "Born in north-east France,", "Où est passé", "naïve café 你好", "A"]
+    with Client(endpoint, "ensemble") as ensemble:
+        expected = [ensemble.generate(each, max_tokens=40, exclude_input=True).text for each in prompts]
+    answer = client.completions.create(prompt=prompts, max_tokens=40, **GREEDY)
+    assert [each.text for each in answer.choices] == expected
+    assert [each.index for each in answer.choices] == list(range(len(prompts)))
+    # One of them ends by itself.
+    assert sorted(each.finish_reason for each in answer.choices) == ["length"] * 4 + ["stop"]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == sum(len(tokenizer.encode(each)) for each in prompts)
+    assert 40 * 4 < answer.usage.completion_tokens < 40 * 5
+    ids = [tokenizer.encode(each) for each in prompts]
+    assert [
+        each.text for each in client.completions.create(prompt=ids, max_tokens=40, **GREEDY).choices
+    ] == expected
+    for prompt, text in zip(prompts, expected, strict=True):
+        chunks = list(client.completions.create(prompt=prompt, max_tokens=40, stream=True, **GREEDY))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == text
+        assert len(chunks) > 10 and chunks[-1].choices[0].finish_reason in ("length", "stop")
+    echoed = client.completions.create(prompt=[PROMPT, "A"], max_tokens=40, echo=True, **GREEDY)
+    assert [each.text for each in echoed.choices] == [PROMPT + expected[0], "A" + expected[-1]]
+
+
+def test_a_chat_is_asked_by_the_models_own_template(client: openai.OpenAI, tokenizer_folder: Path) -> None:
+    tokenizer = TextTokenizer(tokenizer_folder)
+    prompt = "<s>user: Who wrote the letter?\nassistant:"
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    assert ids.count(tokenizer.encode("")[0]) == 1
+    expected = client.completions.create(prompt=ids, max_tokens=12, **GREEDY)
+    answer = client.chat.completions.create(messages=MESSAGES, max_completion_tokens=12, **GREEDY)
+    [choice] = answer.choices
+    assert choice.message.content == expected.choices[0].text and choice.message.role == "assistant"
+    assert answer.usage == expected.usage and answer.usage is not None
+    assert answer.usage.prompt_tokens == len(ids)
+    parts: Any = [{"role": "user", "content": [{"type": "text", "text": MESSAGES[0]["content"]}]}]
+    again = client.chat.completions.create(messages=parts, max_tokens=12, **GREEDY)
+    assert again.choices[0].message.content == choice.message.content
+    chunks = list(
+        client.chat.completions.create(
+            messages=MESSAGES, max_tokens=12, stream=True, stream_options={"include_usage": True}, **GREEDY
+        )
+    )
+    deltas = [chunk.choices[0].delta for chunk in chunks[:-1]]
+    assert deltas[0].role == "assistant" and {each.role for each in deltas[1:]} == {None}
+    assert "".join(each.content or "" for each in deltas) == choice.message.content
+    assert (chunks[-1].choices, chunks[-1].usage) == ([], answer.usage)
+    assert len({chunk.id for chunk in chunks}) == 1
+    # Without a limit an answer may fill what the model was built for.
+    whole = client.chat.completions.create(messages=MESSAGES, extra_body={"ignore_eos": True}, **GREEDY)
+    assert whole.usage is not None and whole.usage.total_tokens == MAX_SEQ_LEN
+    assert whole.choices[0].finish_reason == "length"
+
+
+def test_answers_are_drawn_unless_asked_otherwise(client: openai.OpenAI) -> None:
+    def texts(**options: Any) -> list[str]:
+        asked = {"model": NAME, "prompt": PROMPT, "max_tokens": 8, "n": 3, **options}
+        return [each.text for each in client.completions.create(**asked).choices]
+
+    seeded = texts(seed=7)
+    assert texts(seed=7) == seeded and len(set(seeded)) == 3
+    assert texts(seed=-3) == texts(seed=-3) != seeded
+    assert texts() != texts()
+    assert len(set(texts(temperature=0))) == len(set(texts(extra_body={"top_k": 1}))) == 1
+    streamed = ["", "", ""]
+    for chunk in client.completions.create(model=NAME, prompt=PROMPT, max_tokens=8, n=3, seed=7, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == seeded
+    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "n": 1}
+    plain = texts(**greedy)
+    for penalty in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"logit_bias": {"70": 100}}):
+        assert texts(**greedy, **penalty) != plain
+    assert texts(**greedy, extra_body={"repetition_penalty": 2.0}) != plain
+    beams = texts(extra_body={"beam_width": 3})
+    assert len(set(beams)) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ends_before_the_text_to_stop_at(client: openai.OpenAI, stream: bool) -> None:
+    def ask(**options: Any) -> tuple[str, str | None, int]:
+        asked = {"prompt": PROMPT, "max_tokens": 60, **GREEDY, **options}
+        if not stream:
+            answer = client.completions.create(**asked)
+            return answer.choices[0].text, answer.choices[0].finish_reason, answer.usage.completion_tokens
+        *chunks, last = client.completions.create(
+            stream=True, stream_options={"include_usage": True}, **asked
+        )
+        text = "".join(chunk.choices[0].text for chunk in chunks)
+        return text, chunks[-1].choices[0].finish_reason, last.usage.completion_tokens
+
+    whole, reason, count = ask()
+    assert (reason, count) == ("length", 60)
+    # Letters from the middle of tokens, which no token begins with.
+    for stop in (whole[21:24], whole[40:48], [whole[30:33], "never there"]):
+        first = stop if isinstance(stop, str) else stop[0]
+        text, reason, count = ask(stop=stop)
+        assert (text, reason) == (whole[: whole.index(first)], "stop")
+        assert count < 60
+    assert ask(stop=["never there"])[:2] == (whole, "length")
+
+
+def test_an_answer_ends_at_the_end_token(client: openai.OpenAI, tokenizer_folder: Path) -> None:
+    end = TextTokenizer(tokenizer_folder).end_id
+    options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 9, "logit_bias": {str(end): 100}, **GREEDY}
+    ended = client.completions.create(**options)
+    assert (ended.choices[0].text, ended.choices[0].finish_reason) == ("", "stop")
+    on = client.completions.create(extra_body={"ignore_eos": True}, **options)
+    assert on.usage.completion_tokens == 9 and on.choices[0].finish_reason == "length"
+    later = client.completions.create(extra_body={"min_tokens": 4}, **options)
+    assert later.usage.completion_tokens > 4 and later.choices[0].finish_reason == "stop"
+
+
+def test_log_probabilities(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 5, "logprobs": 1, **GREEDY}
+    whole = client.completions.create(**options).choices[0]
+    assert whole.logprobs is not None
+    values = whole.logprobs.token_logprobs or []
+    assert len(values) == len(whole.logprobs.tokens or []) == 5 and all(value < 0 for value in values)
+    streamed: list[float] = []
+    for chunk in client.completions.create(stream=True, **options):
+        if chunk.choices[0].logprobs is not None:
+            streamed += chunk.choices[0].logprobs.token_logprobs or []
+    assert streamed == values
+    chat = client.chat.completions.create(messages=MESSAGES, max_tokens=5, logprobs=True, **GREEDY)
+    assert chat.choices[0].logprobs is not None
+    content = chat.choices[0].logprobs.content or []
+    assert len(content) == 5 and all(each.logprob < 0 and each.top_logprobs == [] for each in content)
+
+
+def test_the_async_client_gets_many_answers_at_once(gateway: Gateway) -> None:
+    async def ask(client: openai.AsyncOpenAI, number: int) -> str:
+        stream = await client.completions.create(
+            prompt=f"Number {number % 4} is", max_tokens=6, stream=True, **GREEDY
+        )
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def all_answers() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
+            return list(await asyncio.gather(*(ask(client, number) for number in range(40))))
+
+    found = asyncio.run(all_answers())
+    assert found == found[:4] * 10 and len(set(found)) > 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("tools", [{"type": "function"}], "tools is not supported by this server."),
+        ("response_format", {"type": "json_object"}, "response_format is not supported by this server."),
+        ("temprature", 1, "temprature is not known here. Did you mean temperature?"),
+        ("temperature", "hot", "temperature: input should be a valid number."),
+        ("max_tokens", 0, "max_tokens: input should be greater than or equal to 1."),
+        ("max_tokens", 1000, "more than the 128 tokens"),
+        ("n", True, "n: input should be a valid integer."),
+        ("stop", 3, "stop: input should be a valid list."),
+        ("top_logprobs", 3, "leave top_logprobs out"),
+        ("stream_options", {"include_usage": True}, "stream_options goes with stream: true."),
+        ("messages", [], "messages: list should have at least 1 item"),
+        ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "of the type 'image_url'"),
+        ("min_p", 0.5, "has no input for min_p"),
+        ("logit_bias", {"nine": 1}, "'nine' is not a token id"),
+    ],
+)
+def test_a_request_that_cannot_be_had_is_refused_by_name(
+    gateway: Gateway, key: str, value: Any, message: str
+) -> None:
+    status, answer = post(gateway, "chat/completions", **{"messages": MESSAGES, "model": NAME, key: value})
+    assert status == 400 and message in answer["error"]["message"]
+    named = "messages" if key == "max_tokens" and value == 1000 else key
+    assert (answer["error"]["param"], answer["error"]["type"]) == (named, "invalid_request_error")
+
+
+def test_what_is_no_request_at_all_is_refused(gateway: Gateway) -> None:
+    url = f"{gateway.url}/v1/completions"
+    assert curl(url, "{")[0] == curl(url, "[]")[0] == curl(url, "{}")[0] == 400
+    assert post(gateway, "completions", model=NAME, prompt=[])[1]["error"]["param"] == "prompt"
+    assert post(gateway, "completions", model=NAME, prompt=[1, True])[0] == 400
+    assert post(gateway, "completions", model=NAME, prompt=[100_000])[0] == 400
+    assert post(gateway, "completions", model=NAME, prompt="A", best_of=2)[1]["error"]["param"] == "best_of"
+    status, answer = post(gateway, "completions", model="gpt-4", prompt="A")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    for status, path in ((404, "embeddings"), (405, "completions")):
+        found, text = curl(f"{gateway.url}/v1/{path}")
+        assert found == status and path in json.loads(text)["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_ends_with_its_client(gateway: Gateway, alone: World, stream: bool) -> None:
+    wait_idle(alone)
+    body = {"prompt": PROMPT, "n": 4, "max_tokens": 100, "ignore_eos": True, "stream": stream, **GREEDY}
+    data = json.dumps(body).encode()
+
+    def steps() -> float:
+        return metric(alone, "nv_trt_llm_general_metrics", "iteration_counter")
+
+    before = steps()
+    host, port = gateway.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as left:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(data)}\r\n\r\n"
+        left.sendall(head.encode() + data)
+        assert eventually(lambda: steps() > before)
+    wait_idle(alone)
+    assert steps() - before < 90
+
+
+def test_it_waits_for_its_server_and_says_so(tmp_path: Path, tokenizer_folder: Path) -> None:
+    [triton] = free_ports(1)
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    options = ["--url", f"grpc://127.0.0.1:{triton}", "--tokenizer", tokenizer_folder, "--name", "other"]
+    command = [sys.executable, "-m", "trtllm_hpc", "gateway", *map(str, options)]
+    began = time.monotonic()
+    process = subprocess.Popen([*command, "--fd", str(listening.fileno())], pass_fds=[listening.fileno()])
+    try:
+        # The socket listened before the gateway did: the first connection waits for it.
+        status, text = curl(f"{url}/v1/models")
+        assert status == 200 and json.loads(text)["data"][0]["id"] == "other"
+        assert time.monotonic() - began < 10
+        assert curl(f"{url}/health")[0] == 503
+        status, text = curl(f"{url}/v1/completions", json.dumps({"model": "other", "prompt": "A"}))
+        assert status == 503 and "cannot be reached" in json.loads(text)["error"]["message"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        listening.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "needs --url, --tokenizer and --name"),
+        (["--run", "{run}"], "Say where to listen"),
+        (["--run", "{run}", "--fd", "99"], "--fd 99 is no open socket"),
+        (["--run", "{run}", "--socket", "{run}/spec.yaml"], "cannot be listened on"),
+    ],
+)
+def test_a_wrong_command_line_is_told(run: RunPaths, options: list[str], message: str) -> None:
+    words = [each.format(run=run.folder) for each in options]
+    command = [sys.executable, "-m", "trtllm_hpc", "gateway", *words]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=30, env=dict(os.environ))
+    assert found.returncode != 0 and message in found.stderr and "Traceback" not in found.stderr
+    assert run.spec.exists()

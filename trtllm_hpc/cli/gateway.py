@@ -1,0 +1,78 @@
+"""``trtllm-hpc gateway``: the server of OpenAI's protocol, which a run's job starts beside Triton."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command("gateway")
+@click.option(
+    "--run", type=_FOLDER, help="Folder of the run: model, tokenizer, limits, and the server's address."
+)
+@click.option("--url", help="Triton, e.g. grpc://127.0.0.1:8001; by default as the run's endpoint says.")
+@click.option("--key-file", type=_FILE, help="File with the key that the server at --url asks for.")
+@click.option("--certificate", type=_FILE, help="Certificate of the server at --url (grpcs://).")
+@click.option("--tokenizer", type=_FOLDER, help="Folder with tokenizer.json; by default the run's.")
+@click.option("--name", help="Name of the model in requests; by default the run's.")
+@click.option("--fd", type=click.IntRange(min=0), help="Number of an inherited socket that listens.")
+@click.option("--socket", "path", type=click.Path(path_type=Path), help="Unix socket to make and listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, with --port.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.")
+def command(
+    run: Path | None,
+    url: str | None,
+    key_file: Path | None,
+    certificate: Path | None,
+    tokenizer: Path | None,
+    name: str | None,
+    fd: int | None,
+    path: Path | None,
+    host: str,
+    port: int | None,
+) -> None:
+    """Answer OpenAI's protocol in front of a Triton server, until SIGTERM.
+
+    It asks for no key: a run's door does. By hand it listens on this machine alone.
+
+    \b
+    Examples:
+      trtllm-hpc gateway --run runs/demo-1 --port 8080
+      trtllm-hpc gateway --url grpc://node7:8001 --tokenizer /models/llama --name llama --port 8080
+    """
+    from trtllm_hpc.client.connect import Address, Target
+    from trtllm_hpc.errors import NotReady
+    from trtllm_hpc.gateway.facts import Facts, facts_of
+    from trtllm_hpc.gateway.server import inherited, listen, listening, serve
+    from trtllm_hpc.paths import RunPaths
+    from trtllm_hpc.runtime.records import Endpoint
+
+    if run is None and (url is None or tokenizer is None or name is None):
+        raise click.UsageError("Without --run, the gateway needs --url, --tokenizer and --name.")
+    facts = Facts("") if run is None else facts_of(RunPaths(run))
+    facts = replace(facts, name=name or facts.name, tokenizer=tokenizer or facts.tokenizer)
+    target: Target
+    if url is not None:
+        target = Address(url, key_file, certificate)
+    else:
+        endpoint = Endpoint.read(RunPaths(run or Path()).endpoint)
+        if endpoint is None:
+            raise NotReady(
+                f"{run} has no endpoint yet.", hint="name Triton's address: --url grpc://HOST:PORT"
+            )
+        target = endpoint
+    with ExitStack() as stack:
+        sockets = [] if fd is None else [inherited(fd)]
+        if path is not None:
+            sockets.append(stack.enter_context(listening(path)))
+        if port is not None:
+            sockets.append(listen(host, port))
+        if not sockets:
+            raise click.UsageError("Say where to listen: --port, --socket or --fd.")
+        serve(sockets, target, facts)

@@ -1,0 +1,74 @@
+"""Errors in the shape of OpenAI's protocol, and which of them a failure is."""
+
+from __future__ import annotations
+
+from trtllm_hpc.errors import (
+    AnswerTimedOut,
+    InvalidRequest,
+    RequestFailed,
+    RequestRefused,
+    ServerUnreachable,
+)
+
+_QUEUE_WORDS = "maximum queue size"
+"""Of TensorRT-LLM's executor, of Triton and of the reference backend, in any case."""
+
+_FAULT_WORDS = (
+    "forwardasync",
+    "cuda",
+    "out of memory",
+    "stub process",
+    "not loaded",
+    "not ready",
+    "unhealthy",
+)
+"""Of messages that are about the server, not about the request. Triton's streams send no codes, and
+upstream's backend calls both kinds INTERNAL."""
+
+
+class ApiError(Exception):
+    """A request that gets an error for an answer.
+
+    Args:
+        status: of HTTP.
+        param: the key of the request that is wrong.
+        code: OpenAI's short name, if it has one for this.
+    """
+
+    def __init__(
+        self, message: str, status: int = 400, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+
+    def body(self) -> dict[str, object]:
+        """Return the answer as plain JSON types."""
+        kinds = {404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
+        usual = "invalid_request_error" if self.status < 500 else "server_error"
+        return {
+            "error": {
+                "message": self.message,
+                "type": kinds.get(self.status, usual),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def from_failure(error: RequestFailed) -> ApiError:
+    """Return what the client is told of a request to Triton that failed.
+
+    Hints are left out: they name options of our own command line.
+    """
+    words = error.message.lower()
+    if isinstance(error, InvalidRequest):
+        return ApiError(error.message)
+    if isinstance(error, ServerUnreachable):
+        return ApiError(error.message, 503, code="server_unavailable")
+    if isinstance(error, AnswerTimedOut):
+        return ApiError(error.message, 504)
+    if _QUEUE_WORDS in words:
+        return ApiError(error.message, 429, code="rate_limit_exceeded")
+    if isinstance(error, RequestRefused):
+        return ApiError(error.message, 500 if any(word in words for word in _FAULT_WORDS) else 400)
+    return ApiError(error.message, 502)

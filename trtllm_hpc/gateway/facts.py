@@ -1,0 +1,61 @@
+"""What a gateway must know of the run whose server it stands in front of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_hpc.config.files import read_spec
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The served model."""
+
+    name: str
+    """By which requests ask for it."""
+    tokenizer: Path | None = None
+    """Folder with ``tokenizer.json``."""
+    max_seq_len: int | None = None
+    """Most tokens of prompt and answer together."""
+    add_special_tokens: bool = True
+    """Whether texts of ``/v1/completions`` get the tokenizer's special tokens, as ``ensemble`` adds them."""
+    skip_special_tokens: bool = True
+    """Whether they are left out of answers."""
+
+
+def facts_of(run: RunPaths) -> Facts:
+    """Return the facts of a run, whose engine exists.
+
+    Raises:
+        ConfigError: its ``spec.yaml`` cannot be read.
+    """
+    job = read_spec(run.spec)
+    folder = _engine_folder(run, job)
+    repository = job.repository
+    if job.engine.is_tensorrt_llm:
+        named = repository.tokenizer or job.model.path
+        tokenizer = None if named is None else Path(named)
+    else:
+        tokenizer = folder / "tokenizer"
+    return Facts(
+        name=Path(job.model.path).name if job.model.path else job.model.synthetic or job.name,
+        tokenizer=tokenizer,
+        max_seq_len=_max_seq_len(folder) or job.engine.max_seq_len,
+        add_special_tokens=repository.add_special_tokens is not False,
+        skip_special_tokens=repository.skip_special_tokens is not False,
+    )
+
+
+def _engine_folder(run: RunPaths, job: JobFile) -> Path:
+    return Path(job.engine.directory) if job.engine.directory else run.engine
+
+
+def _max_seq_len(folder: Path) -> int | None:
+    try:
+        return read_engines(folder)[0].max_seq_len
+    except NotAnEngine:
+        return None

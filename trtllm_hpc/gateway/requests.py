@@ -1,0 +1,268 @@
+"""The bodies of requests, checked. Keys beyond OpenAI's are those of ``trtllm-serve``, which vLLM shares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from trtllm_hpc.client.request import MAX_TOKENS
+from trtllm_hpc.gateway.errors import ApiError
+
+MOST_CHOICES = 128
+"""Most answers to one request: those to each of its prompts, together."""
+
+_IGNORED = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "parallel_tool_calls"),
+    }
+)
+"""Keys that ask for nothing that an answer could show here."""
+
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "suffix": ("",),
+}
+"""Keys that the gateway does not have, and values with which they ask for nothing."""
+
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+NotNegative = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(_Body):
+    """What a stream tells besides text."""
+
+    include_usage: bool = False
+    """Whether the last chunk has the tokens of the whole request."""
+
+
+class GenerationRequest(_Body):
+    """What both kinds of requests have. A key with ``None`` has the model's default."""
+
+    model: str
+    max_tokens: Positive | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: list[str] = Field(default_factory=list)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """By token id, as text."""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
+    """0 and -1 are all tokens."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    length_penalty: float | None = None
+    min_tokens: NotNegative | None = None
+    ignore_eos: bool = False
+    stop_token_ids: list[Id] = Field(default_factory=list)
+    beam_width: Annotated[int, Field(ge=1, le=64)] = 1
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    """To the prompt; ``None``: as the served model's configuration says, and never to a chat."""
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        stops = [value] if isinstance(value, str) else value
+        if isinstance(stops, list) and "" in stops:
+            raise ValueError("a text to stop at is empty")
+        return stops
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the last chunk of a stream tells the tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_log_probs(self) -> bool:
+        """Whether the answer tells the logarithm of each token's probability."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Refuse keys that contradict each other.
+
+        Raises:
+            ApiError: naming one of them.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise ApiError("stream_options goes with stream: true.", param="stream_options")
+        if self.beam_width == 1:
+            return
+        if self.stream:
+            raise ApiError(
+                "A beam search cannot be streamed: its answer is known at the end.", param="stream"
+            )
+        if self.n > self.beam_width:
+            raise ApiError(f"n is {self.n}, and {self.beam_width} beams give no more answers.", param="n")
+        for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
+            if name in self.model_fields_set:
+                raise ApiError(
+                    f"{name} cannot be had with beam_width: a beam search draws nothing.", param=name
+                )
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of ``/v1/completions``."""
+
+    prompt: list[str] | list[list[Id]]
+    max_tokens: Positive | None = MAX_TOKENS
+    echo: bool = False
+    best_of: int | None = None
+    logprobs: NotNegative | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompts(cls, value: Any) -> Any:
+        """Take one prompt for a list of one; say in one sentence what else it must be."""
+        if isinstance(value, str) or (_is_list(value, int) and value):
+            value = [value]
+        are_ids = isinstance(value, list) and all(_is_list(each, int) and each for each in value)
+        if not value or not (_is_list(value, str) or are_ids):
+            raise ValueError(
+                "it must be a text, a list of texts, a list of token ids, or a list of such lists"
+            )
+        return value
+
+    @property
+    def wants_log_probs(self) -> bool:
+        """Whether the answer tells the logarithm of each token's probability."""
+        return self.logprobs is not None
+
+    def check(self) -> None:
+        """See :meth:`GenerationRequest.check`."""
+        super().check()
+        if len(self.prompt) * self.n > MOST_CHOICES:
+            message = f"{len(self.prompt)} prompts with n {self.n} are more than {MOST_CHOICES} answers."
+            raise ApiError(message, param="n" if self.n > 1 else "prompt")
+        if self.best_of not in (None, self.n):
+            raise ApiError("best_of other than n is not supported.", param="best_of")
+        if self.logprobs is not None and self.logprobs > 1:
+            raise ApiError(
+                "The served model tells the probability of each chosen token only: logprobs may be 0 or 1.",
+                param="logprobs",
+            )
+        if self.echo and self.logprobs is not None:
+            raise ApiError(
+                "The prompt's probabilities are not known: echo without logprobs.", param="logprobs"
+            )
+
+
+class TextPart(_Body):
+    """One part of a message's content."""
+
+    type: str
+    text: str = ""
+
+
+class Message(_Body):
+    """One message of a chat."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        """Join parts with line ends, as ``trtllm-serve`` and vLLM do."""
+        if not isinstance(value, list):
+            return value
+        for part in value:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind != "text":
+                raise ValueError(f"parts of the type {kind!r} are not supported, only text")
+        return "\n".join(TextPart.model_validate(part).text for part in value)
+
+
+class ChatRequest(GenerationRequest):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool = False
+    top_logprobs: NotNegative | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def wants_log_probs(self) -> bool:
+        """Whether the answer tells the logarithm of each token's probability."""
+        return self.logprobs
+
+    def check(self) -> None:
+        """See :meth:`GenerationRequest.check`."""
+        super().check()
+        if self.top_logprobs:
+            raise ApiError(
+                "The served model tells the probability of each chosen token only: leave top_logprobs out.",
+                param="top_logprobs",
+            )
+
+
+Kind = TypeVar("Kind", bound=GenerationRequest)
+
+
+def parse(kind: type[Kind], body: bytes) -> Kind:
+    """Return a request.
+
+    Raises:
+        ApiError: naming the key that is wrong.
+    """
+    try:
+        given = json.loads(body)
+    except ValueError as error:
+        raise ApiError(f"The body is not JSON: {error}.") from None
+    if not isinstance(given, dict):
+        raise ApiError("The body must be a JSON object.")
+    keys = {name: value for name, value in given.items() if value is not None and name not in _IGNORED}
+    for name in [each for each in keys if each not in kind.model_fields]:
+        if keys[name] not in _NEUTRAL.get(name, ()):
+            raise _unknown(name, kind)
+        del keys[name]
+    try:
+        request = kind.model_validate(keys)
+    except ValidationError as error:
+        raise _wrong(error) from None
+    request.check()
+    return request
+
+
+def _unknown(name: str, kind: type[GenerationRequest]) -> ApiError:
+    near = get_close_matches(name, kind.model_fields, n=1)
+    if name not in _NEUTRAL and near:
+        return ApiError(f"{name} is not known here. Did you mean {near[0]}?", param=name)
+    return ApiError(f"{name} is not supported by this server.", param=name, code="unsupported_parameter")
+
+
+def _wrong(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False)[0]
+    # A union's members have names of their own, which are no keys.
+    place = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
+    what = first["msg"].removeprefix("Value error, ")
+    return ApiError(f"{place}: {what[:1].lower()}{what[1:]}.", param=str(first["loc"][0]))
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    """Whether a value is a list of this kind alone; ``true`` is no number."""
+    return isinstance(value, list) and all(isinstance(it, kind) and not isinstance(it, bool) for it in value)

@@ -1,0 +1,108 @@
+"""The gateway's process: its sockets, and uvicorn on them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import uvicorn
+
+from trtllm_hpc.client.connect import Target
+from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.gateway.app import make_app
+from trtllm_hpc.gateway.facts import Facts
+from trtllm_hpc.gateway.service import Service
+
+_BACKLOG = 2048
+_GRACE_S = 5
+"""For open answers once the gateway is asked to end."""
+
+
+class _Server(uvicorn.Server):
+    """Ends by itself after a signal; uvicorn's own dies of it, and nobody tidies up."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Have the signals end the server."""
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, self.handle_exit, each, None)
+        yield
+
+
+def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
+    """Answer requests until SIGTERM or SIGINT."""
+
+    async def main() -> None:
+        config = uvicorn.Config(
+            make_app(Service(target, facts)),
+            # A line for each request would be most of the log.
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=_GRACE_S,
+            # The address of a client is the door's, whatever a header says.
+            proxy_headers=False,
+            ws="none",
+        )
+        await _Server(config).serve(sockets)
+
+    asyncio.run(main())
+
+
+def inherited(descriptor: int) -> socket.socket:
+    """Return the listening socket of an open file descriptor.
+
+    Raises:
+        StartFailed: it is none.
+    """
+    try:
+        found = socket.socket(fileno=descriptor)
+        is_listening = bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError as error:
+        raise StartFailed(f"--fd {descriptor} is no open socket: {error.strerror}.") from None
+    if not is_listening:
+        raise StartFailed(f"The socket of --fd {descriptor} does not listen.")
+    return found
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address.
+
+    Raises:
+        StartFailed: it cannot.
+    """
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+        )
+    except OSError as error:
+        raise StartFailed(f"{host}:{port} cannot be listened on: {error.strerror}.", hint="--port") from None
+
+
+@contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    """Yield a Unix socket that only this user may connect to, and remove it at the end.
+
+    Raises:
+        StartFailed: it cannot be made; a file with this name is left alone.
+    """
+    made = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        made.bind(str(path))
+    except OSError as error:
+        made.close()
+        raise StartFailed(f"{path} cannot be listened on: {error.strerror or error}.") from None
+    finally:
+        os.umask(before)
+    made.listen(_BACKLOG)
+    try:
+        yield made
+    finally:
+        with suppress(OSError):
+            path.unlink()

@@ -1,0 +1,171 @@
+"""The model's own tokenizer: texts to token ids, ids to text, and its special tokens.
+
+It uses the library ``tokenizers`` alone: transformers takes seconds to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.paths import read_json
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class ModelTokenizer:
+    """The tokenizer in a folder with ``tokenizer.json``; read when it is first used.
+
+    Its properties and methods raise ``RequestFailed`` if the folder has none that can be read.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        if self._folder is None:
+            raise RequestFailed(
+                "The folder of the model's tokenizer is not known.", hint="--tokenizer FOLDER"
+            )
+        return self._folder
+
+    @cached_property
+    def _library(self) -> Any:
+        from tokenizers import Tokenizer
+
+        file = self.folder / "tokenizer.json"
+        if not file.is_file():
+            raise RequestFailed(f"There is no tokenizer.json in {self.folder}.")
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 - the library, written in Rust, raises a bare Exception
+            raise RequestFailed(f"{file} cannot be read: {error}") from None
+        # The file may set these for batches; prompts are encoded one by one.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The content of ``tokenizer_config.json``; empty without one."""
+        return self._object("tokenizer_config.json")
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of the special tokens by the names that templates use."""
+        found = {name: self.config.get(name) for name in _SPECIAL}
+        return {
+            name: token["content"] if isinstance(token, dict) else str(token)
+            for name, token in found.items()
+            if token is not None
+        }
+
+    @cached_property
+    def end_id(self) -> int | None:
+        """Id of the end token, as upstream's ``preprocessing`` finds it."""
+        token = self.special_tokens.get("eos_token")
+        return None if token is None else self._library.token_to_id(token)
+
+    @cached_property
+    def pad_id(self) -> int | None:
+        """Id of the token that fills up; that of the end token without one, as in ``preprocessing``."""
+        token = self.special_tokens.get("pad_token")
+        found = None if token is None else self._library.token_to_id(token)
+        return self.end_id if found is None else found
+
+    @cached_property
+    def further_end_ids(self) -> tuple[int, ...]:
+        """Other tokens that end an answer: a chat model's ``generation_config.json`` may name several."""
+        ids = self._object("generation_config.json").get("eos_token_id")
+        listed = ids if isinstance(ids, list) else []
+        return tuple(each for each in listed if isinstance(each, int) and each != self.end_id)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Number of tokens, with special ones."""
+        return int(self._library.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text."""
+        return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids; bytes of incomplete letters become U+FFFD."""
+        return str(self._library.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def _object(self, name: str) -> Mapping[str, Any]:
+        try:
+            found = read_json(self.folder / name)
+        except (ValueError, OSError) as error:
+            raise RequestFailed(f"{self.folder / name} cannot be read: {error}") from None
+        return found if isinstance(found, dict) else {}
+
+
+class TextStream:
+    """The text of an answer as its tokens come, without the text to stop at.
+
+    A letter whose bytes are in several tokens is held back until it is whole,
+    and so is text that may become one of the texts to stop at. All parts
+    together are the text of all tokens together.
+
+    Args:
+        stops: the answer ends before the first of these.
+    """
+
+    def __init__(self, tokenizer: ModelTokenizer, stops: Sequence[str], *, skip_special_tokens: bool) -> None:
+        self._tokenizer, self._stops, self._skip = tokenizer, stops, skip_special_tokens
+        self._ids: list[int] = []
+        self._begin = self._read = 0
+        """A token's text may depend on the one before, so decoding begins at the last part's first token."""
+        self._text = ""
+        self._told = 0
+        self.is_stopped = False
+        """Whether a text to stop at was found."""
+
+    def add(self, ids: Sequence[int]) -> str:
+        """Take in tokens, and return the text that is certain now."""
+        self._ids.extend(ids)
+        known = self._decoded(self._begin, self._read)
+        text = self._decoded(self._begin, len(self._ids))
+        if len(text) > len(known) and not text.endswith(_BROKEN):
+            self._text += text[len(known) :]
+            self._begin, self._read = self._read, len(self._ids)
+        return self._certain(held_back=True)
+
+    def end(self) -> str:
+        """Return what was held back, after the last token."""
+        if not self.is_stopped:
+            whole = self._decoded(0, len(self._ids))
+            if whole.startswith(self._text):
+                self._text = whole
+        return self._certain(held_back=False)
+
+    def _decoded(self, begin: int, end: int) -> str:
+        return self._tokenizer.decode(self._ids[begin:end], skip_special_tokens=self._skip)
+
+    def _certain(self, *, held_back: bool) -> str:
+        """Return the text up to a text to stop at, or to what may become one."""
+        if not self.is_stopped:
+            # Text that was told cannot belong to one: it would have been held back.
+            found = [at for stop in self._stops if (at := self._text.find(stop, self._told)) >= 0]
+            if found:
+                self.is_stopped = True
+                self._text = self._text[: min(found)]
+        end = len(self._text)
+        if held_back and not self.is_stopped:
+            end -= max((_overlap(self._text, stop) for stop in self._stops), default=0)
+        part = self._text[self._told : end]
+        self._told = max(self._told, end)
+        return part
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many letters at the end of a text may begin another one."""
+    most = min(len(stop) - 1, len(text))
+    return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)
