@@ -19,7 +19,7 @@ from trtllm_hpc import __version__
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.gateway.answers import Chats, Completions, as_json, model_card, usage
 from trtllm_hpc.gateway.errors import ApiError, from_failure
-from trtllm_hpc.gateway.generation import Generation, Part, Prompt, together
+from trtllm_hpc.gateway.generation import Generation, Prompt, together
 from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, parse
 from trtllm_hpc.gateway.service import Service, merged
 
@@ -149,20 +149,22 @@ async def _events(
             event = ""
             if not begun[index]:
                 begun[index] = True
-                event = "".join(map(_event, shape.begin(index)))
+                event = "".join(_event(as_json(each)) for each in shape.begin(index))
                 if text := texts[index // asked.n]:
-                    event += _event(shape.chunk(index, Part(text)))
-            if part.text or part.finish or asked.wants_log_probs:
-                event += _event(shape.chunk(index, part))
+                    event += _event(shape.text_chunk(index, text))
+            if part.finish or asked.wants_log_probs:
+                event += _event(as_json(shape.chunk(index, part)))
+            elif part.text:
+                event += _event(shape.text_chunk(index, part.text))
             if event:
                 yield event
     if asked.wants_usage:
-        yield _event(shape.last(usage(_tokens(prompts), tokens)))
+        yield _event(as_json(shape.last(usage(_tokens(prompts), tokens))))
     yield "data: [DONE]\n\n"
 
 
-def _event(answer: Any) -> str:
-    return f"data: {as_json(answer)}\n\n"
+def _event(data: str) -> str:
+    return f"data: {data}\n\n"
 
 
 async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
@@ -173,7 +175,7 @@ async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator
             async for event in events:
                 yield event
         except (ApiError, RequestFailed) as error:
-            yield f"data: {json.dumps(_as_api_error(error).body())}\n\n"
+            yield _event(json.dumps(_as_api_error(error).body()))
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:

@@ -21,6 +21,9 @@ from trtllm_hpc.gateway.service import Service
 _BACKLOG = 2048
 _GRACE_S = 5
 """For open answers once the gateway is asked to end."""
+_KEEP_ALIVE_S = 120
+"""Longer than clients keep a connection (OpenAI's: 5 s; aiohttp's: 15 s): whoever sends while the other side
+closes loses the request."""
 
 
 class _Server(uvicorn.Server):
@@ -45,6 +48,7 @@ def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=_GRACE_S,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             # The address of a client is the door's, whatever a header says.
             proxy_headers=False,
             ws="none",
@@ -77,9 +81,12 @@ def listen(host: str, port: int) -> socket.socket:
         StartFailed: it cannot.
     """
     try:
-        return socket.create_server(
+        made = socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
         )
+        # Connections inherit it. asyncio does not set it for those of a socket that it has not made.
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
     except OSError as error:
         raise StartFailed(f"{host}:{port} cannot be listened on: {error.strerror}.", hint="--port") from None
 

@@ -112,7 +112,8 @@ class TextStream:
 
     A letter whose bytes are in several tokens is held back until it is whole,
     and so is text that may become one of the texts to stop at. All parts
-    together are the text of all tokens together.
+    together are the text of all tokens together, unless these hold bytes that
+    are no letter: some tokenizers decode those by what follows.
 
     Args:
         stops: the answer ends before the first of these.
@@ -141,9 +142,8 @@ class TextStream:
     def end(self) -> str:
         """Return what was held back, after the last token."""
         if not self.is_stopped:
-            whole = self._decoded(0, len(self._ids))
-            if whole.startswith(self._text):
-                self._text = whole
+            known = self._decoded(self._begin, self._read)
+            self._text += self._decoded(self._begin, len(self._ids))[len(known) :]
         return self._certain(held_back=False)
 
     def _decoded(self, begin: int, end: int) -> str:
