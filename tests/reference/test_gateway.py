@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,26 +77,33 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, served: dict[int,
     return folder
 
 
+@contextmanager
+def started(folder: Path, *options: str | Path) -> Iterator[Gateway]:
+    """A gateway of these options, once it is ready."""
+    [port] = free_ports(1)
+    path, log = folder / "openai", folder / "log"
+    where = ["--port", str(port), "--socket", str(path)]
+    with log.open("wb") as said:
+        command = [sys.executable, "-m", "trtllm_hpc", "gateway", *map(str, options), *where]
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        assert eventually(lambda: curl(url + "/health")[0] == 200, 20), log.read_text()
+        yield Gateway(url, path, process)
+    finally:
+        process.terminate()
+        code = process.wait(20)
+    assert code == 0 and not path.exists()
+    assert log.read_text() == ""  # whatever clients did
+
+
 @pytest.fixture(scope="module")
 def gateway(
     run: RunPaths, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gateway]:
-    [port] = free_ports(1)
-    path = tmp_path_factory.mktemp("sockets") / "openai"
-    options = ["--run", run.folder, "--tokenizer", tokenizer_folder, "--port", port, "--socket", path]
-    command = [sys.executable, "-m", "trtllm_hpc", "gateway", *map(str, options)]
-    with (run.logs / "gateway.out").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        assert eventually(lambda: curl(url + "/health")[0] == 200, 20), (run.logs / "gateway.out").read_text()
-        yield Gateway(url, path, process)
-    finally:
-        process.terminate()
-        assert process.wait(20) == 0
-        assert not path.exists()
-    # Nothing that a client did made it print anything.
-    assert (run.logs / "gateway.out").read_text() == ""
+    folder = tmp_path_factory.mktemp("gateway")
+    with started(folder, "--run", run.folder, "--tokenizer", tokenizer_folder) as ready:
+        yield ready
 
 
 @pytest.fixture(scope="module")
@@ -337,6 +345,24 @@ def test_a_request_ends_with_its_client(gateway: Gateway, alone: World, stream: 
         assert eventually(lambda: steps() > before)
     wait_idle(alone)
     assert steps() - before < 90
+
+
+def test_a_server_that_does_not_stream_gives_its_text_in_one_piece(
+    client: openai.OpenAI, pair: World, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    expected = client.completions.create(prompt=PROMPT, max_tokens=20, **GREEDY).choices[0].text
+    url = f"grpc://127.0.0.1:{pair.grpc_port}"
+    with (
+        started(tmp_path, "--url", url, "--tokenizer", tokenizer_folder, "--name", NAME) as gateway,
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as other,
+    ):
+        options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 20, "n": 2, **GREEDY}
+        assert [each.text for each in other.completions.create(**options).choices] == [expected] * 2
+        chunks = list(other.completions.create(stream=True, **options))
+        texts = [chunk.choices[0].text for chunk in chunks if chunk.choices[0].text]
+        assert sum(map(len, texts)) == 2 * len(expected) and len(texts) <= 4
+        stopped = other.completions.create(stop=expected[9:12], **options).choices[0]
+        assert (stopped.text, stopped.finish_reason) == (expected[: expected.index(expected[9:12])], "stop")
 
 
 def test_it_waits_for_its_server_and_says_so(tmp_path: Path, tokenizer_folder: Path) -> None:

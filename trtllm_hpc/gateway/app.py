@@ -88,7 +88,7 @@ class _Routes:
         """Continue texts."""
         asked = parse(CompletionRequest, await request.body())
         self._service.check_model(asked.model)
-        prompts = self._service.prompts(asked)
+        prompts = await asyncio.to_thread(self._service.prompts, asked)
         shape = Completions(asked, self._service.tokenizer)
         return await self._answered(request, asked, prompts, shape, self._service.echoes(asked))
 
@@ -96,7 +96,7 @@ class _Routes:
         """Answer a chat."""
         asked = parse(ChatRequest, await request.body())
         self._service.check_model(asked.model)
-        prompts = self._service.prompts(asked)
+        prompts = await asyncio.to_thread(self._service.prompts, asked)
         return await self._answered(request, asked, prompts, Chats(asked, self._service.tokenizer), [""])
 
     async def _answered(

@@ -68,6 +68,7 @@ def from_failure(error: RequestFailed) -> ApiError:
     if isinstance(error, AnswerTimedOut):
         return ApiError(error.message, 504)
     if _QUEUE_WORDS in words:
+        # OpenAI's clients try this again by themselves.
         return ApiError(error.message, 429, code="rate_limit_exceeded")
     if isinstance(error, RequestRefused):
         return ApiError(error.message, 500 if any(word in words for word in _FAULT_WORDS) else 400)

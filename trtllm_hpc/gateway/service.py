@@ -73,7 +73,7 @@ class Service:
             )
 
     def prompts(self, request: CompletionRequest | ChatRequest) -> list[Prompt]:
-        """Return the prompts of a request as token ids.
+        """Return the prompts of a request as token ids; long ones take a while, so call it in a thread.
 
         Raises:
             ApiError: the chat has no template, or a prompt leaves no room for the answer.
