@@ -320,6 +320,9 @@ def test_what_is_no_request_at_all_is_refused(gateway: Gateway) -> None:
     assert post(gateway, "completions", model=NAME, prompt=[])[1]["error"]["param"] == "prompt"
     assert post(gateway, "completions", model=NAME, prompt=[1, True])[0] == 400
     assert post(gateway, "completions", model=NAME, prompt=[100_000])[0] == 400
+    for count in (200, 9000):
+        status, answer = post(gateway, "completions", model=NAME, prompt="A, " * count)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert post(gateway, "completions", model=NAME, prompt="A", best_of=2)[1]["error"]["param"] == "best_of"
     status, answer = post(gateway, "completions", model="gpt-4", prompt="A")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")

@@ -81,6 +81,8 @@ class ChatTemplate:
                     messages=messages, add_generation_prompt=add_generation_prompt, **variables
                 )
             )
+        except ApiError:
+            raise
         except TemplateError as error:
             raise ApiError(f"The model's chat template refuses this: {error}", param="messages") from None
         # A template is a program: what a chat makes of it can fail in any way.

@@ -88,12 +88,12 @@ class Service:
             )
             # The template has written the special tokens: the tokenizer must not add them a second time.
             special = bool(request.add_special_tokens)
-            return [self._prompt(self.tokenizer.encode(text, add_special_tokens=special), asked, key)]
+            return [self._prompt(self._encoded(text, special, key), asked, key)]
         special = self.facts.add_special_tokens
         if request.add_special_tokens is not None:
             special = request.add_special_tokens
         ids = [
-            self.tokenizer.encode(each, add_special_tokens=special) if isinstance(each, str) else each
+            self._encoded(each, special, "prompt") if isinstance(each, str) else each
             for each in request.prompt
         ]
         return [self._prompt(each, request.max_tokens, "prompt") for each in ids]
@@ -103,6 +103,18 @@ class Service:
         if not request.echo:
             return [""] * len(request.prompt)
         return [each if isinstance(each, str) else self.tokenizer.decode(each) for each in request.prompt]
+
+    def _encoded(self, text: str, special: bool, key: str) -> list[int]:
+        """Return a text as token ids, unless it is far too long: tokenizing it would take minutes."""
+        most = self.facts.max_seq_len
+        if most is not None and len(text) > most * self.tokenizer.longest_token:
+            raise ApiError(
+                f"The prompt has {len(text)} letters, more than the {most} tokens that the model was built for "
+                "can stand for.",
+                param=key,
+                code="context_length_exceeded",
+            )
+        return self.tokenizer.encode(text, add_special_tokens=special)
 
     def _prompt(self, ids: Sequence[int], max_tokens: int | None, key: str) -> Prompt:
         if not ids:

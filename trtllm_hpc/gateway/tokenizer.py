@@ -87,6 +87,11 @@ class ModelTokenizer:
         return tuple(each for each in listed if isinstance(each, int) and each != self.end_id)
 
     @cached_property
+    def longest_token(self) -> int:
+        """Most letters of a text that one token can stand for."""
+        return max(map(len, self._library.get_vocab(with_added_tokens=True)))
+
+    @cached_property
     def vocab_size(self) -> int:
         """Number of tokens, with special ones."""
         return int(self._library.get_vocab_size(with_added_tokens=True))
